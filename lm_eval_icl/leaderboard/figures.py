@@ -20,7 +20,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results import dev
-from lm_eval_icl.results.board import SIGNIFICANT, Board, Column, Entry, grouped
+from lm_eval_icl.results.board import SIGNIFICANT, Board, Column, Entry, grouped, rule_in_words
 from lm_eval_icl.results.cells import values_by_set
 from lm_eval_icl.results.statistics import Estimate
 
@@ -170,7 +170,7 @@ def _rows(
     rules = len({entry.rule for entry in board.entries}) > 1
 
     def panel(pair: tuple[Entry, _Mark]) -> str:
-        rule = ("as the model says" if pair[0].rule is None else f"under {pair[0].rule}") if rules else ""
+        rule = rule_in_words(pair[0].rule) if rules else ""
         return ", ".join(filter(None, [clipped(pair[0].on, 60) if several else "", rule]))
 
     panels = grouped(kept, panel)

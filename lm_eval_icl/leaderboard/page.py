@@ -24,7 +24,7 @@ from markupsafe import Markup, escape
 
 from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, value
-from lm_eval_icl.results.board import SIGNIFICANT, Board, BoardCell, Column, Entry
+from lm_eval_icl.results.board import SIGNIFICANT, Board, BoardCell, Column, Entry, rule_in_words
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import HOW, Difference, Estimate
 
@@ -68,8 +68,10 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
     )
     environment.filters.update(tail=tail)
     reads = {words.partition(":")[0] for entry in board.entries for words in entry.reads}
-    baselines = set(board.baseline.values())
+    baselines, columns = set(board.baseline.values()), {column.name for column in board.columns}
     checkpoints = {entry.on for entry in board.entries}
+    cells = [cell for entry in board.entries for name, cell in entry.cells.items() if name in columns]
+    everywhere = [mark for mark in MARKS if all(mark in cell.marks for cell in cells)]
     return environment.from_string(template).render(
         board=board,
         style=Markup(style),
@@ -81,6 +83,7 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
         baseline_methods=sorted({entry.method for entry in board.entries if entry.name in baselines}),
         common=[*(checkpoints if len(checkpoints) == 1 else ()), *board.common],
         several=len(checkpoints) > 1,
+        everywhere=everywhere,
         numbers=numbers,
         level=SIGNIFICANT,
         extras=extras(board),
@@ -93,6 +96,7 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
         tasks=sum(column.kind == "task" for column in board.columns),
         marks=MARKS,
         recorded=recorded,
+        rule_in_words=rule_in_words,
         summary=[escape(clean(sentence, RECORDED)) for sentence in board.summary],
         reads={name: meaning for name, meaning in READS.items() if name in reads},
     )

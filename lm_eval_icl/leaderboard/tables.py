@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lm_eval_icl.leaderboard import numbers
-from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, shown
+from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Difference
 
 _TEX = {
@@ -141,7 +141,7 @@ def overview(board: Board, most: int) -> Table:
     column = board.columns[0]
     checkpoints = {entry.on for entry in board.entries}
     common = [*(checkpoints if len(checkpoints) == 1 else ()), *board.common]
-    sections = {rule: [e for e in of if column.name in e.cells][:most] for rule, of in board.sections().items()}
+    sections = grouped((e for e in board.entries if column.name in e.cells), lambda entry: entry.rule)
     bases = {entry.method for entry in board.entries if entry.name in board.baseline.values()}
     base = bases.pop() if len(bases) == 1 else "baseline"
     points = ",\npoints" if column.percent else ""
@@ -151,11 +151,10 @@ def overview(board: Board, most: int) -> Table:
     table = _table(shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else ""), head,
                    ["mean", "interval", f"less {shown(base)}{points}", "p (Holm)", *to_raw, "rank"])  # fmt: skip
     for rule, entries in sections.items():
-        if has_rules and entries:
-            name = "as the models say" if rule is None else f"decide: {rule}"
-            name += " (transductive)" if entries[0].is_transductive else ""
+        if has_rules:
+            name = rule_in_words(rule) + " (transductive)" * entries[0].is_transductive
             table.add_row(f"[bold]{escape(name)}[/]", style="dim")
-        for entry in entries:
+        for entry in entries[:most]:
             cell = entry.cells[column.name]
             label = replace(entry, rule=None).label
             raw = [numbers.signed(cell.to_raw.mean, column) if cell.to_raw else ""] if has_rules else []

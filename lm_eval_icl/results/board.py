@@ -33,6 +33,11 @@ def shown(text: str) -> str:
     return plain if len(plain) <= _LENGTH else f"{plain[: _LENGTH - 3]}..."
 
 
+def rule_in_words(rule: str | None) -> str:
+    """Under which decision rule entries of a board are."""
+    return "without a decision rule" if rule is None else f"under {rule}"
+
+
 def reads_in_words(rules: Iterable[RuleFacts]) -> tuple[str, ...]:
     """What a rule reads beside the document and the demonstrations, in several runs and tasks: "transductive",
     "pool: 64", "labels: 500 to 2016"."""

@@ -103,7 +103,7 @@ def build(
     if len(limits) == 1 and (limit := limits.pop()) is not None:
         shared = (*shared, f"limit={limit:g}")
     files = len({run.path for run in runs} | {file.path for file in left_out})
-    summary = summarize(compared, columns, pairs, baselines)
+    summary = summarize(compared, columns, baselines)
     return Board(columns, compared, baselines, pairs, summary, tuple(left_out), files, shared)
 
 

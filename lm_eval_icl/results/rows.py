@@ -75,7 +75,7 @@ def _conditions(key: RowKey, units: Iterable[TaskRun]) -> tuple[list[str], tuple
     words += [in_words(name, value) for name, value in key.setting if name not in ("chat", "multiturn", "system")]
     if drawn := dict.fromkeys(d for unit in units if (d := unit.result.switches.get("demonstrations")) is not None):
         of_some = "" if all(unit.result.switches.get("demonstrations") for unit in units) else " in some tasks"
-        words.append(f"demonstrations={'/'.join(drawn)}{of_some}")
+        words.append(f"{in_words('demonstrations', '/'.join(drawn))}{of_some}")
     elif "demonstrations" in switches:
         words.append("demonstrations drawn by the task")
     words += [f"trained: {switches['training']}"] if switches.get("training") else []

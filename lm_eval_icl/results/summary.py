@@ -1,141 +1,125 @@
-"""The sentences at the top of a board: what is best, and what cannot be told apart."""
+"""The sentences at the top of a board: what is best, and what is better or worse than its baseline."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from lm_eval_icl.results.board import Column, Entry, Pairs, grouped, shown
+from lm_eval_icl.results.board import Column, Entry, grouped, rule_in_words, shown
+from lm_eval_icl.results.statistics import Difference
 
-_COLUMNS = 4  # of which the highest values are said
+_LISTED = 6  # entries in a sentence
 Words = Callable[[Entry], str]
 
 
-def summarize(
-    entries: Sequence[Entry], columns: Sequence[Column], pairs: Pairs, baselines: Mapping[str, str]
-) -> tuple[str, ...]:
-    """What is best in the first column, of what the models themselves say and under each decision rule; how that
-    compares with the baseline and with all others; and the highest values of the other columns.
-
-    Each sentence on differences says to what they are, and over how many comparisons p is adjusted (Holm).
+def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Mapping[str, str]) -> tuple[str, ...]:
+    """What is best in the first column under each decision rule, and which entries are better or worse than their
+    baseline; what each rule changes; the best of the other columns; and over how many tests p is adjusted.
 
     Args:
         entries: the best first.
         baselines: as of the `Board`.
     """
-    checkpoints = {entry.on for entry in entries}
-    several_rules = len({entry.rule for entry in entries}) > 1
+    several = len({entry.on for entry in entries}) > 1
 
     def full(entry: Entry) -> str:
         """The entry in words, without its rule: the sentence has that; with its checkpoint, if there are several."""
-        label = " ".join(filter(None, [entry.method, entry.arguments]))
-        label = ", ".join(filter(None, [label, entry.conditions]))
-        return f"{label} on {entry.on}" if len(checkpoints) > 1 else label
+        label = ", ".join(filter(None, [f"{entry.method} {entry.arguments}".strip(), entry.conditions]))
+        return f"{label} on {entry.on}" if several else label
 
-    first, *others = columns
-    sentences: list[str] = []
-    for rule, of_rule in grouped(entries, lambda entry: entry.rule).items():
-        in_first = [entry for entry in of_rule if first.name in entry.cells]
-        if not in_first:
-            continue
-        words = "" if not several_rules else "as the models say" if rule is None else f"under the rule {rule}"
-        of_baseline = _against_baseline(in_first, first, baselines, entries, full)
-        told = set(baselines.values()) if of_baseline else set()
-        parts = [_highest(in_first, first, full, words, constant=not sentences), of_baseline]
-        parts.append(_all_pairs(in_first, first, pairs, told, full))
-        parts.append(_against_raw(in_first, first, full))
-        sentences.append(" ".join(filter(None, parts)))
-    others = [column for column in others if not column.weights.keys() <= first.weights.keys()]
-    for column in others[: _COLUMNS - 1]:
-        of_column = [entry for entry in entries if column.name in entry.cells and entry.rule is None]
-        sentences += [_highest(of_column, column, full, "", constant=True)] if of_column else []
-    if (rest := len(others) - (_COLUMNS - 1)) > 0:
-        sentences.append(f"{rest} more {'columns are' if rest > 1 else 'column is'} not spoken of here.")
-    collapsed = []
-    for entry in entries:
-        cells = ((column, entry.cells.get(column.name)) for column in columns if column.kind == "task")
-        if tasks := [shown(column.name) for column, cell in cells if cell is not None and "collapsed" in cell.marks]:
-            rule = f" under {entry.rule}" if entry.rule is not None else ""
-            collapsed.append(f"{full(entry)}{rule} (on {_list(tasks)})")
+    first = columns[0]
+    in_first = [entry for entry in entries if first.name in entry.cells]
+    by_rule = grouped(in_first, lambda entry: entry.rule)
+    # Rules under which the same is to be said have one sentence.
+    said = {rule: _section(of_rule, first, baselines, full) for rule, of_rule in by_rule.items()}
+    sentences = []
+    for text, rules in grouped(said, lambda rule: said[rule]).items():
+        text = f"{_list(map(rule_in_words, rules))}, {text}" if len(by_rule) > 1 else text
+        sentences.append(text[0].upper() + text[1:])
+    for rule, of_rule in by_rule.items():
+        cells = {entry: entry.cells[first.name] for entry in of_rule}
+        if changes := {e: (cell.to_raw, cell.p_raw) for e, cell in cells.items() if cell.to_raw is not None}:
+            verdicts = _verdicts(changes, first, full)
+            differs = "; ".join(f"{how} for {who}" for how, who in verdicts.items()) or "not significantly different"
+            sentences.append(f"The rule {rule}, compared with the same runs without it, is {differs}.")
+    if len(majorities := {entry.cells[first.name].majority for entry in in_first}) == 1 and None not in majorities:
+        sentences.append(f"Always giving the most frequent right answer has {_number(majorities.pop() or 0.0, first)}.")
+    for column in [c for c in columns[1:] if not c.weights.keys() <= first.weights.keys()][:3]:
+        if of_column := [e for e in entries if column.name in e.cells and e.rule is None]:
+            best, _ = _best(of_column, column, full)
+            sentences.append(f"{best[0].upper()}{best[1:]}.")
+    of_tasks = [column.name for column in columns if column.kind == "task"]
+    collapsed = [
+        f"{full(entry)}{'' if entry.rule is None else f' under {entry.rule}'} (on {_list(map(shown, tasks))})"
+        for entry in entries
+        if (tasks := [name for name in of_tasks if name in entry.cells and "collapsed" in entry.cells[name].marks])
+    ]
     if collapsed:
-        have = "has" if len(collapsed) == 1 else "have"
-        sentences.append(f"{_list(collapsed)} {have} collapsed: one answer is given to 95% of the documents or more.")
+        sentences.append(f"One answer is given to 95% of the documents or more by {_list(collapsed)}.")
+    tests = {"baselines": sum(entry.cells[first.name].difference is not None for entry in in_first),
+             "runs without a rule": sum(entry.cells[first.name].to_raw is not None for entry in in_first)}  # fmt: skip
+    if families := [f"{number} comparisons with {what}" for what, number in tests.items() if number]:
+        adjusted = f", adjusted (Holm) over {_list(families)}" if sum(tests.values()) > 1 else ""
+        sentences.append(
+            f"Differences are on the same prompts; better or worse means a p of at most 5%{adjusted}. Entries that are "
+            "compared but not named do not differ significantly."
+        )
     return tuple(sentences)
 
 
-def _highest(entries: Sequence[Entry], column: Column, full: Words, words: str, constant: bool) -> str:
-    """The best value of a column and all that have it; with `constant`, the score of always giving one answer."""
+def _best(entries: Sequence[Entry], column: Column, full: Words) -> tuple[str, list[Entry]]:
+    """The best value of a column in words, and all that have it."""
     cells = {entry: entry.cells[column.name] for entry in entries}
-    best = max(cells, key=lambda entry: column.sign * cells[entry].estimate.mean)
-    estimate, majority = cells[best].estimate, cells[best].majority
+    estimate = max((cell.estimate for cell in cells.values()), key=lambda estimate: column.sign * estimate.mean)
     ties = [entry for entry in cells if math.isclose(cells[entry].estimate.mean, estimate.mean, abs_tol=1e-12)]
-    where = f"on average over {len(column.weights)} tasks" if column.kind == "average" else f"on {shown(column.name)}"
-    where = ", ".join(filter(None, [words, where]))
-    highest = "highest" if column.higher_is_better else "lowest"
-    sentence = f"{where[0].upper()}{where[1:]}, the {highest} value is {_number(estimate.mean, column)}"
-    if len(ties) > 1:
-        sentence += f", that of {len(ties)} entries: {_list(map(full, ties))}"
-    else:
-        sentence += f": {full(best)}"
-        if estimate.low < estimate.high and math.isfinite(estimate.error):
-            sentence += f" (95% interval {_number(estimate.low, column)} to {_number(estimate.high, column)})"
-    if majority is None or not constant:
-        return f"{sentence}."
-    return f"{sentence}. Always giving the most frequent right answer would have {_number(majority, column)}."
+    where = (
+        f"average over {len(column.weights)} tasks" if column.kind == "average" else f"value on {shown(column.name)}"
+    )
+    sentence = f"the {'highest' if column.higher_is_better else 'lowest'} {where} is {_number(estimate.mean, column)}"
+    if len(ties) == 1 and estimate.low < estimate.high and math.isfinite(estimate.error):
+        sentence += f" (95% interval {_number(estimate.low, column)} to {_number(estimate.high, column)})"
+    everybody = 3 < len(ties) == len(entries)
+    return f"{sentence}: {f'all {len(ties)} entries' if everybody else _list(map(full, ties))}", ties
 
 
-def _verdicts(entries: Sequence[Entry], column: Column, name: str, p_name: str, words: Words) -> str:
-    """Which entries are better or worse, by the difference and the p-value of these names; the others by name alone."""
-
-    def verdict(entry: Entry) -> str:
-        cell = entry.cells[column.name]
-        return column.judged(getattr(cell, name).mean, getattr(cell, p_name))
-
-    def with_difference(entry: Entry) -> str:
-        mean = getattr(entry.cells[column.name], name).mean
-        return f"{words(entry)} ({f'{100 * mean:+.1f} points' if column.percent else f'{mean:+.3g}'})"
-
-    by_verdict = grouped(entries, verdict)
-    if list(by_verdict) == ["same"] and len(entries) > 1:
-        return f"no difference was found for any of {len(entries)}"
-    parts = [f"{of} {_list(map(with_difference, by_verdict[of]))}" for of in ("better", "worse") if of in by_verdict]
-    parts += [f"no difference was found for {_list(map(words, by_verdict['same']))}"] if "same" in by_verdict else []
-    return "; ".join(parts)
-
-
-def _against_baseline(
-    entries: Sequence[Entry], column: Column, baselines: Mapping[str, str], every: Sequence[Entry], full: Words
-) -> str:
-    """How the entries of a column, under one rule, compare with their baseline; "" if none is."""
-    compared = [entry for entry in entries if entry.cells[column.name].difference is not None]
-    if not compared:
-        return ""
-    bases = {baselines[entry.name] for entry in compared}
-    base = next(entry for entry in every if entry.name in bases)
-    name = full(base) if len(bases) == 1 else f"{base.method} on the same checkpoint and prompts"
-    in_all = sum(e.cells[column.name].difference is not None for e in every if column.name in e.cells)
-    adjusted = f", p adjusted for {in_all} comparisons" if in_all > 1 else ""
-    return f"Compared with {name} (5%{adjusted}): {_verdicts(compared, column, 'difference', 'p_holm', full)}."
+def _section(entries: Sequence[Entry], column: Column, baselines: Mapping[str, str], full: Words) -> str:
+    """What is best among the entries under one rule, and which of them are better or worse than their baseline."""
+    text, ties = _best(entries, column, full)
+    tests = {
+        entry: (cell.difference, cell.p_holm)
+        for entry in entries
+        if (cell := entry.cells[column.name]).difference is not None
+    }
+    bases = {baselines[entry.name] for entry in tests}
+    of_bases = [entry for entry in entries if entry.name in bases]
+    methods = " or ".join(dict.fromkeys(entry.method for entry in of_bases)) or "the baseline"
+    base = full(of_bases[0]) if len(of_bases) == 1 else f"{methods} with the same prompts"
+    verdicts = _verdicts(tests, column, full)
+    if tests and not verdicts:
+        return f"{text}. Nothing is significantly better or worse than {base}."
+    if len(ties) == 1 and (alone := _verdicts({e: tests[e] for e in ties if e in tests}, column, lambda e: "")):
+        text += "".join(f", {how} than {base}{difference}" for how, difference in alone.items())
+        verdicts = _verdicts({entry: test for entry, test in tests.items() if entry not in ties}, column, full)
+    return ". ".join([text, *(f"{how.capitalize()} than {base}: {who}" for how, who in verdicts.items())]) + "."
 
 
-def _all_pairs(entries: Sequence[Entry], column: Column, pairs: Pairs, told: set[str], full: Words) -> str:
-    """Which others are significantly worse than another, of all pairs of a column's entries under one rule; but those
-    that were spoken of. "" if none is, or none was asked the same."""
-    worse = [entry for entry in entries if entry.cells[column.name].is_worse and entry.name not in told]
-    if len(entries) < 3 or not worse:
-        return ""
-    names = {entry.name for entry in entries}
-    number = sum(column.name in of_pair and names.issuperset(pair) for pair, of_pair in pairs.items())
-    return f"Of all {number} pairs (5%, p adjusted), significantly worse than another: {_list(map(full, worse))}."
+def _verdicts(tests: Mapping[Entry, tuple[Difference, float | None]], column: Column, full: Words) -> dict[str, str]:
+    """Under "better" and "worse", which entries are, with the differences; by the differences and p-values."""
 
+    def signed(mean: float) -> str:
+        text = f"{100 * mean:+.1f} points" if column.percent else f"{mean:+.3g}"
+        return text.replace("-", "\N{MINUS SIGN}")
 
-def _against_raw(entries: Sequence[Entry], column: Column, full: Words) -> str:
-    """How the entries under a rule compare with the same runs without it; "" for what the models say themselves."""
-    compared = [entry for entry in entries if entry.cells[column.name].to_raw is not None]
-    if not compared:
-        return ""
-    verdicts = _verdicts(compared, column, "to_raw", "p_raw", full)
-    return f"Compared with the same runs without the rule (5%, p adjusted over the column): {verdicts}."
+    texts = {}
+    judged = grouped(tests, lambda entry: column.judged(tests[entry][0].mean, tests[entry][1]))
+    for how in ("better", "worse"):
+        means = {entry: tests[entry][0].mean for entry in judged.get(how, ())}
+        if 3 < len(means) == len(tests):
+            least, most = min(means.values()), max(means.values())
+            texts[how] = f"all {len(means)} entries ({signed(least).removesuffix(' points')} to {signed(most)})"
+        elif means:
+            texts[how] = _list(f"{full(entry)} ({signed(mean)})" for entry, mean in means.items())
+    return texts
 
 
 def _number(value: float, column: Column) -> str:
@@ -143,11 +127,10 @@ def _number(value: float, column: Column) -> str:
 
 
 def _list(parts: Iterable[str]) -> str:
-    """Words joined by commas and an "and", or by semicolons if a word has a comma. Of more than six, the first five
-    stand, and how many more there are."""
+    """Words joined by commas and an "and", or by semicolons if a word has a comma; of many, how many more there are."""
     words = list(parts)
     comma = ";" if any("," in word for word in words) else ","
-    if len(words) > 6:
-        words = [*words[:5], f"{len(words) - 5} more"]
+    if len(words) > _LISTED:
+        words = [*words[: _LISTED - 1], f"{len(words) - _LISTED + 1} more"]
     *before, last = words
     return f"{f'{comma} '.join(before)}{';' if comma == ';' else ''} and {last}" if before else last

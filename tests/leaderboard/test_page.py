@@ -41,13 +41,16 @@ def board(tmp_path) -> Board:
 
 
 def test_what_a_newcomer_is_told(board):
-    """What is best as the models say and under the rule, each with the family of its tests."""
-    raw, under = board.summary[:2]
-    assert raw.startswith("As the models say, on t, the highest value is 95.0%: pcw (95% interval ")
-    assert "Always giving the most frequent right answer would have 50.0%." in raw
-    assert "Compared with icl (5%, p adjusted for 4 comparisons): better pcw (+45.0 points)" in raw
-    assert under.startswith("Under the rule batch, on t, the highest value is 100.0%, that of 2 entries: icl and pcw.")
-    assert "worse star (-25.0 points)" in under and "Compared with the same runs without the rule" in under
+    """What is best without a rule and under one, and by how much; over how many tests p is adjusted."""
+    raw, under, rule, constant, collapsed, tests = board.summary
+    assert raw == (
+        "Without a decision rule, the highest value on t is 95.0% (95% interval 87.9% to 100.0%): pcw, "
+        "better than icl (+45.0 points)."
+    )
+    assert under.startswith("Under batch, the highest value on t is 100.0%: icl and pcw. Worse than icl: star (")
+    assert rule.endswith("is better for icl (+50.0 points) and star (+25.0 points).")
+    assert constant == "Always giving the most frequent right answer has 50.0%." and "star (on t)" in collapsed
+    assert "over 4 comparisons with baselines and 3 comparisons with runs without a rule" in tests
     assert [entry.rule for entry in board.entries] == [None] * 3 + ["batch"] * 3
     assert board.common == ("4 shots",) and named(board.entries, "pcw").rule is None
     assert named(board.entries, "pcw, decide: batch").rule == "batch"
@@ -99,7 +102,7 @@ def test_the_terminal(tmp_path, capsys):
 def test_another_metric(tmp_path, capsys):
     folder = results(tmp_path / "r")
     commands.run("leaderboard", str(folder), "--metric", "brier")
-    assert "the lowest value is" in capsys.readouterr().out
+    assert "lowest value on t is" in capsys.readouterr().out
     with pytest.raises(InputError, match="no results that can be used"):
         commands.run("leaderboard", str(write(tmp_path / "x", samples=False)), "--metric", "ece")
 
@@ -171,7 +174,7 @@ def test_the_page_is_inert(tmp_path):
 def test_without_script_the_table_is_there(board):
     text = page(board, {})
     rows = re.findall(r'<tr data-row="\d+"', text)
-    assert len(rows) == 6 and "Under the decision rule batch" in text and "always the most frequent answer" in text
+    assert len(rows) == 6 and "Under batch" in text and "always the most frequent answer" in text
     assert "vs icl ▲" in text and "vs raw ▲" in text and "vs icl ▼" in text
     assert "model: &#34;pcw&#34;" in text and "lm_eval --model pcw" not in text
 
