@@ -68,7 +68,7 @@ class CalibrationMetric:
 
     Attributes:
         items: from log-likelihoods and right options, what is aggregated of each document.
-        aggregation: a name of `statistics.AGGREGATIONS`.
+        aggregation: a name of `aggregations.AGGREGATIONS`.
     """
 
     items: Callable[[Logprobs, Sequence[int]], np.ndarray]

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from lm_eval_icl.results import statistics
+from lm_eval_icl.results.aggregations import AGGREGATIONS, bootstrap, bootstrap_difference
 from lm_eval_icl.results.board import BoardCell, Column, PromptSet, TaskRun, grouped, shown
 from lm_eval_icl.results.records import Answers, TaskResult, at, count, number
 from lm_eval_icl.results.statistics import Difference, Estimate
@@ -63,7 +64,7 @@ def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) ->
     """The numbers of a row on a task from its samples, or None where they have none: some metrics are no function of
     sums over documents. Words on them are added to `marks`."""
     first = units[0].result
-    if first.aggregation not in statistics.AGGREGATIONS:
+    if first.aggregation not in AGGREGATIONS:
         return None
     sets = _prompt_sets(units, marks)
     drawn = sets[0].answered[0].answers.demonstrations is not None
@@ -71,9 +72,9 @@ def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) ->
         if first.aggregation == "mean":
             estimate = statistics.estimate(matrix(sets), drawn=drawn, bounds=(0.0, 1.0) if is_share else None)
         else:
-            metric = statistics.AGGREGATIONS[first.aggregation]
+            metric = AGGREGATIONS[first.aggregation]
             sums = matrix(sets, metric.features)
-            estimate = statistics.bootstrap(sums, metric.value, drawn=drawn, bounds=metric.bounds)
+            estimate = bootstrap(sums, metric.value, drawn=drawn, bounds=metric.bounds)
     except ValueError as error:
         marks.append(f"its samples are not used: {error}")
         return None
@@ -300,9 +301,9 @@ def _difference(
     try:
         if result.aggregation == "mean":
             return statistics.difference(matrix(mine), matrix(theirs), drawn=drawn, bounds=bounds)
-        metric = statistics.AGGREGATIONS[result.aggregation]
+        metric = AGGREGATIONS[result.aggregation]
         sums = matrix(mine, metric.features), matrix(theirs, metric.features)
-        difference = statistics.bootstrap_difference(*sums, metric.value, drawn=drawn, bounds=metric.bounds)
+        difference = bootstrap_difference(*sums, metric.value, drawn=drawn, bounds=metric.bounds)
         return None if math.isnan(difference.p) else difference
     except ValueError:
         return None

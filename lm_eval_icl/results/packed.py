@@ -16,7 +16,6 @@ from lm_eval_icl.results.records import Unusable
 from lm_eval_icl.results.samples import DocumentRow
 
 KEY = b"lm_eval_icl.results"
-_BYTES = 512 * 2**20
 Documents = dict[str, list[DocumentRow]]  # by task
 
 
@@ -41,9 +40,6 @@ def load(path: Path) -> tuple[dict[str, Any], Documents]:
             text = (file.schema_arrow.metadata or {}).get(KEY)
             if text is None:
                 raise Unusable("is no file of `lm-eval-icl collect`")
-            groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
-            if sum(group.total_byte_size for group in groups) > _BYTES:
-                raise Unusable(f"has more than {_BYTES:,} bytes of documents")
             table = file.read()
         results = json.loads(text)
         if not isinstance(results, dict) or not isinstance(results.get("results"), dict):

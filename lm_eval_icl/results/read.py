@@ -22,10 +22,9 @@ from lm_eval_icl.results.calibration import METRICS as CALIBRATION
 from lm_eval_icl.results.fields import declared, digest, model_arguments, row_fields
 from lm_eval_icl.results.packed import Documents, load
 from lm_eval_icl.results.records import LeftOutFile, Run, StudyFacts, TaskResult, Unusable, at, count, mapping, number
-from lm_eval_icl.results.samples import DEPTH, DocumentRow, parse
+from lm_eval_icl.results.samples import DocumentRow, parse
 from lm_eval_icl.results.tasks import ResultsFile, documents_of, is_inside, results_of, rows_from_samples, sentence
 
-RESULTS_BYTES = 32 * 2**20
 _FOREIGN = "is no results file of lm-eval, which has 'results', 'configs' and 'config'"
 _PARENTS = 5  # folders above a results file in which its study's may be
 
@@ -113,9 +112,6 @@ def _walk(root: Path, left_out: list[LeftOutFile]) -> Iterator[ResultsFile]:
         root, onerror=lambda error: leave_out(error.filename, f"cannot be read ({error.strerror}).")
     ):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if folders and len(Path(folder).relative_to(root).parts) == DEPTH:
-            leave_out(folder, f"its folders are more than {DEPTH} deep.")
-            folders.clear()
         times = {Path(name).stem.rpartition("_")[2] for name in names if name.endswith(".json")}
         for name in sorted(name for name in names if not name.startswith(".")):
             path = Path(folder, name)
@@ -141,23 +137,14 @@ def _load(file: ResultsFile) -> tuple[dict[str, Any], Documents | None] | None:
     if file.path.suffix == ".parquet":
         return load(file.path)
     try:
-        with file.path.open("rb") as opened:
-            data = opened.read(RESULTS_BYTES + 1)
+        data = file.path.read_bytes()
     except OSError as error:
         raise Unusable(f"cannot be read ({error.strerror})") from error
     if not file.named and not file.path.name.startswith("results") and b'"results"' not in data:
         return None
-    if len(data) > RESULTS_BYTES:
-        raise Unusable(f"has more than {RESULTS_BYTES:,} bytes")
     results = parse(data)
     if not file.named and isinstance(results, dict) and "study" in results and "cells" in results:
         return None  # a study's own file
-    level = [results]
-    for _ in range(DEPTH + 1):
-        containers = [value for value in level if isinstance(value, dict | list)]
-        level = [inner for value in containers for inner in (value.values() if isinstance(value, dict) else value)]
-    if level:
-        raise Unusable(f"is nested more than {DEPTH} deep")
     # An escape is the only way to half of a surrogate pair in JSON, and Python cannot print or write one.
     if re.search(rb"\\u[dD][89a-fA-F]", data):
         results = json.loads(json.dumps(results, ensure_ascii=False).encode("utf-8", "replace"))

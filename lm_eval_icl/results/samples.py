@@ -22,8 +22,6 @@ from lm_eval_icl.results.calibration import METRICS
 from lm_eval_icl.results.fields import digest
 from lm_eval_icl.results.records import Answers, Unusable
 
-# A line of a samples file repeats the whole prompt for every option, so it may have some MB.
-LINE_BYTES, DEPTH, DOCUMENTS = 64 * 2**20, 64, 1_000_000
 _HASH = 16  # hexadecimal digits that are kept of a hash
 
 
@@ -82,25 +80,11 @@ class Asked:
 
 
 def parse(data: bytes) -> Any:
-    """JSON in which no object has a key twice: Python would take the last value, other readers the first.
-
-    Raises:
-        Unusable: it is damaged.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) < len(pairs):
-            twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-            raise Unusable(f"has the key {twice!r} twice in one object")
-        return values
-
+    """JSON; `Unusable` is raised if it is damaged."""
     try:
-        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique)
-    except Unusable:  # a ValueError too
-        raise
+        return json.loads(data.decode("utf-8-sig"))
     except RecursionError:
-        raise Unusable(f"is nested more than {DEPTH} deep") from None
+        raise Unusable("is nested too deeply") from None
     except ValueError as error:
         raise Unusable(f"is damaged, half-written or no JSON ({' '.join(str(error).split())})") from error
 
@@ -113,14 +97,8 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     """
     try:
         with path.open("rb") as file:
-            for number in itertools.count(1):
-                if not (line := file.readline(LINE_BYTES + 1)):
-                    return
+            for number, line in enumerate(file, 1):
                 where = f"line {number} of {path.name}"
-                if len(line) > LINE_BYTES:
-                    raise Unusable(f"{where} has more than {LINE_BYTES:,} bytes")
-                if not line.strip():
-                    continue
                 try:
                     sample = parse(line)
                 except Unusable as error:
@@ -139,31 +117,28 @@ def rows_of(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterator[Docu
         Unusable: a sample has not what is needed.
     """
     for sample in samples:
-        try:
-            prompt = first_prompt(sample.get("arguments"))
-            prediction: int | str | None
-            prediction, options, gold, logprobs = _choice(sample, asked)
-            texts = sample.get("filtered_resps")
-            if prediction is None and isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str):
-                prediction = texts[0]
-            names = sample.get("metrics")
-            names = names if isinstance(names, list) else [name for name in asked.metrics if name in sample]
-            target = _hash(sample, "target_hash", lambda sample=sample: str(sample.get("target")))  # type: ignore[misc]
-            yield DocumentRow(
-                str(sample.get("filter", asked.filter)),
-                sample["doc_id"],
-                _document_hash(sample, asked)[:_HASH] + target[:8],
-                _hash(sample, "prompt_hash", lambda prompt=prompt: prompt)[:_HASH],  # type: ignore[misc]
-                _demonstrations(prompt, asked.front, asked.delimiter)[:_HASH] if asked.shots else "",
-                options,
-                prediction,
-                gold,
-                logprobs,
-                {name: sample[name] for name in names if isinstance(name, str) and name in sample},
-                str(sample.get("target")),
-            )
-        except RecursionError:
-            raise Unusable(f"the sample of document {sample['doc_id']} is nested too deeply") from None
+        prompt = first_prompt(sample.get("arguments"))
+        prediction: int | str | None
+        prediction, options, gold, logprobs = _choice(sample, asked)
+        texts = sample.get("filtered_resps")
+        if prediction is None and isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str):
+            prediction = texts[0]
+        names = sample.get("metrics")
+        names = names if isinstance(names, list) else [name for name in asked.metrics if name in sample]
+        target = _hash(sample, "target_hash", lambda sample=sample: str(sample.get("target")))  # type: ignore[misc]
+        yield DocumentRow(
+            str(sample.get("filter", asked.filter)),
+            sample["doc_id"],
+            _document_hash(sample, asked)[:_HASH] + target[:8],
+            _hash(sample, "prompt_hash", lambda prompt=prompt: prompt)[:_HASH],  # type: ignore[misc]
+            _demonstrations(prompt, asked.front, asked.delimiter)[:_HASH] if asked.shots else "",
+            options,
+            prediction,
+            gold,
+            logprobs,
+            {name: sample[name] for name in names if isinstance(name, str) and name in sample},
+            str(sample.get("target")),
+        )
 
 
 def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
@@ -175,8 +150,6 @@ def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
     rows = sorted(rows, key=lambda row: row.doc_id)
     if not rows:
         raise Unusable("the samples have none of this filter")
-    if len(rows) > DOCUMENTS:
-        raise Unusable(f"the samples are of more than {DOCUMENTS:,} documents")
     for one, other in itertools.pairwise(rows):
         if one.doc_id == other.doc_id:
             raise Unusable(f"document {one.doc_id} is in the samples twice")
@@ -281,13 +254,10 @@ def _item(value: Any, metric: str, number: int) -> tuple[float, ...] | tuple[str
     """What lm-eval aggregates of a document: a number, a pair of them, or the names of the right class and of the
     predicted one."""
     values = value if isinstance(value, list) and len(value) == 2 else [value]
-    try:
-        if all(isinstance(element, (int, float)) for element in values):  # a boolean is an integer, as for lm-eval
-            return tuple(float(element) for element in values)
-        if len(values) == 2 and all(isinstance(element, str) for element in values):
-            return tuple(values)
-    except OverflowError:
-        pass
+    if all(isinstance(element, (int, float)) for element in values):  # a boolean is an integer, as for lm-eval
+        return tuple(float(element) for element in values)
+    if len(values) == 2 and all(isinstance(element, str) for element in values):
+        return tuple(values)
     raise Unusable(f"the sample of document {number} has no {metric} that is a number or a pair of them")
 
 

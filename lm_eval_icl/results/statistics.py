@@ -13,15 +13,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy import special, stats
-
-from lm_eval_icl.results.calibration import binned, calibration_error
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -40,9 +37,7 @@ HOW: Mapping[str, str] = {
 
 _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _TINY = 1e-12  # what is less than this share of the scores is rounding
-_EXACT_SETS = 20  # up to this many sets, all their sign flips are gone through
-_FLIPS = 100_000  # with more, this many are drawn
-_CLASSES = 1000  # of a macro-F1, fewer
+
 
 Bounds = tuple[float, float]
 
@@ -88,14 +83,12 @@ class Difference(Estimate):
             0, that of as many documents as could differ unseen. Infinite if nothing can be said.
         better: in how many sets the first has the higher mean; of a group, in all tasks.
         worse: in how many sets the first has the lower mean; of a group, in all tasks.
-        p_signs: that of the sign flips of the sets' means, see `sign_flips`. None with one set, and of a group.
     """
 
     p: float
     detectable: float
     better: int
     worse: int
-    p_signs: float | None
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -118,19 +111,19 @@ def estimate(scores: np.ndarray, *, drawn: bool = True, bounds: Bounds | None = 
     Raises:
         ValueError: the scores are no matrix, or are not all finite.
     """
-    scores = _checked(scores, "The scores")
+    scores = checked(scores, "The scores")
     n, sets = scores.shape
     if not drawn:
         scores = scores.mean(axis=1, keepdims=True)
     mean = float(scores.mean())
     spread = _spread(scores, float(np.abs(scores).max()))
     one_set = scores.shape[1] == 1
-    if bounds in (None, (0, 1)) and _is_binary(scores) and (one_set or mean in (0, 1)):
+    if bounds in (None, (0, 1)) and is_binary(scores) and (one_set or mean in (0, 1)):
         low, high = wilson(round(n * mean), n)
         error = max(math.sqrt(spread.variance) if n > 1 else 0.0, (high - low) / (2 * _NORMAL))
         of_documents, of_sets = (None, None) if one_set else (error, 0.0)
         return Estimate(mean, low, high, error, math.inf, n, sets, of_documents, of_sets, "wilson")
-    return _estimate(mean, spread, n, sets, bounds, "documents" if one_set else "crossed")
+    return from_t(mean, spread, n, sets, bounds, "documents" if one_set else "crossed")
 
 
 def difference(
@@ -151,13 +144,13 @@ def difference(
     Raises:
         ValueError: the scores are not two matrices of the same shape, or are not all finite.
     """
-    first, second = _checked(first, "The first scores"), _checked(second, "The second scores", like=first)
+    first, second = checked(first, "The first scores"), checked(second, "The second scores", like=first)
     n, sets = first.shape
     if not drawn:
         first, second = first.mean(axis=1, keepdims=True), second.mean(axis=1, keepdims=True)
     scale = float(max(np.abs(first).max(), np.abs(second).max()))
     differences = first - second
-    binary = _is_binary(first) and _is_binary(second)
+    binary = is_binary(first) and is_binary(second)
     how, p = "crossed", None
     if np.abs(differences).max() <= _TINY * scale:
         how = "identical"
@@ -165,7 +158,7 @@ def difference(
         how = "paired t"
     elif first.shape[1] == 1:
         how, p = "mcnemar", mcnemar_mid_p(int((differences > 0).sum()), int((differences < 0).sum()))
-    result = _difference(differences.mean(axis=0), _spread(differences, scale), n, sets, scale, bounds, how, p)
+    result = paired(differences.mean(axis=0), _spread(differences, scale), n, sets, scale, bounds, how, p)
     possible = (0, 1) if binary else bounds
     if result.error != 0 or possible is None:
         return result
@@ -177,7 +170,7 @@ def difference(
 
 
 @dataclass(frozen=True)
-class _Spread:
+class Spread:
     """The variance of a mean, its degrees of freedom, and its parts as in `Estimate`, but squared."""
 
     variance: float
@@ -186,7 +179,7 @@ class _Spread:
     sets: float | None = None
 
 
-def _spread(values: np.ndarray, scale: float) -> _Spread:
+def _spread(values: np.ndarray, scale: float) -> Spread:
     """The variance of the mean of a matrix (documents, sets) of scores; what is far less than `scale` is rounding.
 
     With mean squares A of documents, B of sets and E of the rest, and N = documents * sets, the variance is estimated
@@ -197,36 +190,36 @@ def _spread(values: np.ndarray, scale: float) -> _Spread:
     """
     n, sets = values.shape
     if n == 1:
-        return _Spread(math.inf, 0, *((math.inf, float(values.var(ddof=1)) / sets) if sets > 1 else ()))
+        return Spread(math.inf, 0, *((math.inf, float(values.var(ddof=1)) / sets) if sets > 1 else ()))
     if np.ptp(values) <= _TINY * scale:
-        return _Spread(0, n - 1, *((0.0, 0.0) if sets > 1 else ()))
+        return Spread(0, n - 1, *((0.0, 0.0) if sets > 1 else ()))
     if sets == 1:
-        return _Spread(float(values.var(ddof=1)) / n, n - 1)
+        return Spread(float(values.var(ddof=1)) / n, n - 1)
     mean, of_documents, of_sets = values.mean(), values.mean(axis=1), values.mean(axis=0)
     rest = values - of_documents[:, None] - of_sets + mean
     a = float(((of_documents - mean) ** 2).sum()) / (n - 1) / n
     b = float(((of_sets - mean) ** 2).sum()) / (sets - 1) / sets
     e = float((rest**2).sum()) / ((n - 1) * (sets - 1)) / (n * sets)
-    return _crossed(a, b, e, n, sets)
+    return crossed(a, b, e, n, sets)
 
 
-def _crossed(a: float, b: float, e: float, n: int, sets: int) -> _Spread:
+def crossed(a: float, b: float, e: float, n: int, sets: int) -> Spread:
     """From A / N, B / N and E / N, as in `_spread`."""
     df_documents, df_sets = n - 1, sets - 1
     variance, fewest = a + b - e, min(df_documents, df_sets)
     below = a**2 / df_documents + b**2 / df_sets + e**2 / (df_documents * df_sets)
     if below == 0:
-        return _Spread(0, fewest, a, b)
+        return Spread(0, fewest, a, b)
     df = min(max(variance**2 / below, fewest), df_documents + df_sets)
     for of_one, df_of_one in ((b, df_sets), (a, df_documents)):
         if of_one > variance * (1 + _TINY):  # more than rounding
             variance, df = of_one, df_of_one
     if variance <= _TINY * e:
         variance, df = e, fewest
-    return _Spread(variance, df, a, b)
+    return Spread(variance, df, a, b)
 
 
-def _estimate(mean: float, spread: _Spread, documents: int, sets: int, bounds: Bounds | None, how: str) -> Estimate:
+def from_t(mean: float, spread: Spread, documents: int, sets: int, bounds: Bounds | None, how: str) -> Estimate:
     """An estimate with the interval from t, which is cut at the bounds and contains the mean."""
     error = half = math.sqrt(spread.variance)
     if 0 < error < math.inf:
@@ -238,9 +231,9 @@ def _estimate(mean: float, spread: _Spread, documents: int, sets: int, bounds: B
     return Estimate(mean, low, high, error, spread.df, documents, sets, of_documents, of_sets, how)
 
 
-def _difference(
+def paired(
     of_sets: np.ndarray,
-    spread: _Spread,
+    spread: Spread,
     documents: int,
     sets: int,
     scale: float,
@@ -252,19 +245,19 @@ def _difference(
     tolerance = _TINY * scale
     if how == "identical":
         of_sets = np.zeros_like(of_sets)
-        spread = _Spread(0, spread.df, *((0.0, 0.0) if len(of_sets) > 1 else ()))
+        spread = Spread(0, spread.df, *((0.0, 0.0) if len(of_sets) > 1 else ()))
     elif p is None and spread.variance == 0 and abs(of_sets.mean()) > tolerance:
         p = 2.0 ** (1 - documents)
-    estimated = _estimate(float(of_sets.mean()), spread, documents, sets, _of_differences(bounds), how)
+    estimated = from_t(float(of_sets.mean()), spread, documents, sets, _of_differences(bounds), how)
     better, worse = int((of_sets > tolerance).sum()), int((of_sets < -tolerance).sum())
-    return _tested(estimated, p, better, worse, sign_flips(of_sets) if len(of_sets) > 1 else None)
+    return _tested(estimated, p, better, worse)
 
 
 def _of_differences(bounds: Bounds | None) -> Bounds | None:
     return None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
 
 
-def _tested(estimated: Estimate, p: float | None, better: int, worse: int, p_signs: float | None = None) -> Difference:
+def _tested(estimated: Estimate, p: float | None, better: int, worse: int) -> Difference:
     """An estimate of a difference with its p, that of t if it is None, and what could be detected."""
     detectable, error, df = math.inf, estimated.error, estimated.df
     if error != 0 and not math.isinf(error):
@@ -272,8 +265,7 @@ def _tested(estimated: Estimate, p: float | None, better: int, worse: int, p_sig
         if p is None:
             t = -abs(estimated.mean) / error
             p = 2 * float(special.ndtr(t) if math.isinf(df) else special.stdtr(df, t))
-    return Difference(**vars(estimated), p=1.0 if p is None else p, detectable=detectable, better=better, worse=worse,
-                      p_signs=p_signs)  # fmt: skip
+    return Difference(**vars(estimated), p=1.0 if p is None else p, detectable=detectable, better=better, worse=worse)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -297,26 +289,6 @@ def mcnemar_mid_p(better: int, worse: int) -> float:
     few, all_ = min(better, worse), better + worse
     # Twice the exact one-sided p, less the probability of what was seen.
     return float(special.bdtr(few, all_, 0.5) + (special.bdtr(few - 1, all_, 0.5) if few else 0))
-
-
-def sign_flips(of_sets: np.ndarray) -> float:
-    """The two-sided p of the sets' mean differences being as likely to have the other sign (Fisher 1935).
-
-    It is exact for up to 20 sets, and a thousand times faster than scipy's `permutation_test`; for more, 100,000 flips
-    are drawn with a fixed seed and the one that was seen is counted among them.
-    """
-    of_sets = np.asarray(of_sets, dtype=float)
-    if len(of_sets) <= _EXACT_SETS:
-        sums = of_sets[:1]  # the first keeps its sign: the other half is the same with the opposite sign
-        for of_set in of_sets[1:]:
-            sums = np.concatenate((sums + of_set, sums - of_set))
-        seen = 0
-    else:
-        signs = np.random.default_rng(0).integers(2, size=(_FLIPS, len(of_sets)), dtype=np.int8)
-        sums = (2 * signs - 1) @ of_sets
-        seen = 1
-    extreme = int((np.abs(sums) >= abs(of_sets.sum()) - 1e-9 * np.abs(of_sets).sum()).sum())
-    return (extreme + seen) / (len(sums) + seen)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -386,7 +358,7 @@ def _weighted_mean(weighted: Sequence[tuple[Estimate, float]], bounds: Bounds | 
         of_documents = math.fsum((share * error) ** 2 for error, share in errors)
     mean = math.fsum(share * part.mean for part, share in weighted)
     documents, sets = sum(part.documents for part, _ in weighted), sum(part.sets for part, _ in weighted)
-    return _estimate(mean, _Spread(variance, df, of_documents, of_sets), documents, sets, bounds, how)
+    return from_t(mean, Spread(variance, df, of_documents, of_sets), documents, sets, bounds, how)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -427,202 +399,6 @@ def rank_ranges(means: Sequence[float], p: np.ndarray, alpha: float = 0.05) -> l
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Metrics that are no means over documents.
-
-Value = Callable[[np.ndarray], np.ndarray]
-
-
-@dataclass(frozen=True)
-class Aggregation:
-    """A metric that is a function of sums over documents.
-
-    Attributes:
-        features: what is summed: from lm-eval's items of n documents to (n, k).
-        value: the metric: from sums (..., k) to (...).
-        bounds: the least and the greatest value.
-    """
-
-    features: Callable[[ArrayLike], np.ndarray]
-    value: Value
-    bounds: Bounds | None
-
-
-def bootstrap(
-    sums: np.ndarray, value: Value, draws: int = 2000, *, drawn: bool = True, bounds: Bounds | None = None
-) -> Estimate:
-    """The mean over sets of a metric, with the pigeonhole bootstrap (Owen 2007, Ann Appl Stat 1:386).
-
-    The mean is that of the metrics of the sets, each over all documents: what runs report. In each draw, documents and
-    sets are drawn with replacement, independently of each other. The metric of the drawn documents alone deviates by a,
-    that of the drawn sets alone by b, that of both by a + b and a rest. Variances over draws, divided by the
-    (n - 1) / n that resamples of n lack, take the place of the mean squares in the formula of `estimate`. (The variance
-    of the draws of both would count the rest three times.) The interval is from t, since the draws' quantiles are too
-    narrow for few sets.
-
-    Args:
-        sums: (documents, sets, k), what an `Aggregation` sums.
-        value: the metric, from sums (..., k) to (...).
-        draws: how many; they are the same for the same numbers of documents and sets.
-        drawn, bounds: as in `estimate`, of the metric. If sets were not drawn, only documents are.
-
-    Raises:
-        ValueError: the sums have another shape or are not all finite, or the metric is not defined for them.
-    """
-    sums = _checked(sums, "The sums", _FEATURES)
-    n, sets, _ = sums.shape
-    mean = float(_metrics(sums, value).mean())
-    return _estimate(mean, _resampled([sums], value, draws, drawn), n, sets, bounds, "bootstrap")
-
-
-def bootstrap_difference(
-    first: np.ndarray,
-    second: np.ndarray,
-    value: Value,
-    draws: int = 2000,
-    *,
-    drawn: bool = True,
-    bounds: Bounds | None = None,
-) -> Difference:
-    """The difference of two entries' metrics: as `bootstrap`, with the same documents and sets drawn for both."""
-    first = _checked(first, "The first sums", _FEATURES)
-    second = _checked(second, "The second sums", _FEATURES, like=first)
-    n, sets, _ = first.shape
-    metrics = _metrics(first, value), _metrics(second, value)
-    of_sets = metrics[0] - metrics[1]
-    if not drawn:
-        of_sets = of_sets.mean(keepdims=True)
-    spread = _resampled([first, second], value, draws, drawn)
-    how = "identical" if np.array_equal(first, second) else "bootstrap"
-    return _difference(of_sets, spread, n, sets, float(np.abs(metrics).max()), bounds, how)
-
-
-def _metrics(sums: np.ndarray, value: Value) -> np.ndarray:
-    """The metric of each set, over all documents."""
-    metrics = np.asarray(value(sums.sum(axis=0)), dtype=float)
-    if not np.isfinite(metrics).all():
-        raise ValueError("The metric is not a finite number for these documents.")
-    return metrics
-
-
-def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int, drawn: bool) -> _Spread:
-    """The variance of the metric of one entry, or of the difference of two."""
-    n, sets, _ = entries[0].shape
-    if n == 1:
-        return _Spread(math.inf, 0)
-
-    def of_sets(weights: np.ndarray) -> np.ndarray:
-        """(draws, sets) from (draws, documents)."""
-        metrics = [value((weights @ sums.reshape(n, -1)).reshape(-1, sets, sums.shape[2])) for sums in entries]
-        return metrics[0] - metrics[1] if len(metrics) == 2 else metrics[0]
-
-    whole = of_sets(np.ones((1, n)))[0]
-    rng = np.random.default_rng(0)
-    chunks = []
-    at_a_time = max(1, 2**21 // n)  # 16 MB
-    for start in range(0, draws, at_a_time):
-        rows = min(at_a_time, draws - start)
-        # How often each document, and each set, is drawn.
-        places = rng.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
-        documents = np.bincount(places.ravel(), minlength=rows * n).reshape(rows, n).astype(float)
-        columns = rng.multinomial(sets, np.full(sets, 1 / sets), size=rows).astype(float)
-        metrics = of_sets(documents)
-        chunks.append([metrics.mean(axis=1), (whole * columns).mean(axis=1), (metrics * columns).mean(axis=1)])
-    a, b, both = np.concatenate(chunks, axis=1)
-    of_documents = float(a.var(ddof=1)) * n / (n - 1)
-    if sets == 1 or not drawn:
-        return _Spread(of_documents, n - 1)
-    of_columns = float(b.var(ddof=1)) * sets / (sets - 1)
-    of_rest = float((both - a - b).var(ddof=1)) * n * sets / ((n - 1) * (sets - 1))
-    return _crossed(of_documents, of_columns, of_rest, n, sets)
-
-
-def _items(items: ArrayLike, columns: int) -> np.ndarray:
-    """lm-eval's items of n documents: (n, columns), one number or two each."""
-    values = np.asarray(items, dtype=float)
-    if values.shape[1:] != (() if columns == 1 else (columns,)) or values.ndim == 0:
-        count = "one number" if columns == 1 else "two numbers"
-        raise ValueError(f"Each document must have {count}, but the items have the shape {values.shape}.")
-    return values.reshape(len(values), columns)
-
-
-def _confusions(items: ArrayLike) -> np.ndarray:
-    """From pairs of the right answer and the prediction, 0 or 1: true and false positives, false and true negatives."""
-    values = _items(items, 2)
-    if not _is_binary(values):
-        raise ValueError("The right answers and predictions must be 0 or 1.")
-    gold, predicted = values.T
-    return np.stack(
-        [gold * predicted, (1 - gold) * predicted, gold * (1 - predicted), (1 - gold) * (1 - predicted)], axis=1
-    )
-
-
-def _counted(items: ArrayLike) -> np.ndarray:
-    """Numbers and 1, but 0 and 0 for a NaN."""
-    values = _items(items, 1)
-    is_number = ~np.isnan(values)
-    return np.hstack([np.where(is_number, values, 0), is_number])
-
-
-def _ratio(above: np.ndarray, below: np.ndarray, otherwise: float) -> np.ndarray:
-    return np.divide(above, below, out=np.full(np.shape(above), otherwise), where=below != 0)
-
-
-def _quotient(sums: np.ndarray) -> np.ndarray:
-    return _ratio(sums[..., 0], sums[..., 1], math.nan)
-
-
-def _f1(sums: np.ndarray) -> np.ndarray:
-    hits, false_alarms, misses, _ = np.moveaxis(sums, -1, 0)
-    return _ratio(2 * hits, 2 * hits + false_alarms + misses, 0.0)
-
-
-def _matthews(sums: np.ndarray) -> np.ndarray:
-    hits, false_alarms, misses, rejections = np.moveaxis(sums, -1, 0)
-    margins = np.sqrt((hits + false_alarms) * (hits + misses) * (rejections + false_alarms) * (rejections + misses))
-    return _ratio(hits * rejections - false_alarms * misses, margins, 0.0)
-
-
-def _class_counts(items: ArrayLike) -> np.ndarray:
-    """From pairs of the right class and the predicted one: of each class that is right somewhere, whether it is right,
-    predicted, and both."""
-    right, predicted = _items(items, 2).T
-    if not (np.all(right == np.floor(right)) and 0 <= right.min() and right.max() < _CLASSES):
-        raise ValueError(f"The right classes must be whole numbers below {_CLASSES:,}.")
-    classes = np.arange(right.max() + 1)
-    is_right, is_predicted = right[:, None] == classes, predicted[:, None] == classes
-    return np.hstack([is_right, is_predicted, is_right & is_predicted]).astype(float)
-
-
-def _macro_f1(sums: np.ndarray) -> np.ndarray:
-    """The mean of the F1 of the classes that are right somewhere (MetaICL's metric of classification)."""
-    right, predicted, both = np.split(sums, 3, axis=-1)
-    counts = right > 0
-    f1: np.ndarray = (counts * _ratio(2 * both, right + predicted, 0.0)).sum(axis=-1) / counts.sum(axis=-1)
-    return f1
-
-
-def _perplexity(sums: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # infinite, which is refused
-        return np.exp(-_quotient(sums))
-
-
-_pairs = functools.partial(_items, columns=2)
-# lm-eval's aggregations (lm_eval/api/metrics.py) by their names there. F1 and Matthews' correlation are those of two
-# classes and are 0 where they are not defined, as scikit-learn's.
-AGGREGATIONS: Mapping[str, Aggregation] = {
-    "mean": Aggregation(_counted, _quotient, None),
-    "nanmean": Aggregation(_counted, _quotient, None),
-    "f1": Aggregation(_confusions, _f1, (0, 1)),
-    "macro_f1": Aggregation(_class_counts, _macro_f1, (0, 1)),
-    "matthews_corrcoef": Aggregation(_confusions, _matthews, (-1, 1)),
-    "perplexity": Aggregation(_counted, _perplexity, (0, math.inf)),
-    "weighted_perplexity": Aggregation(_pairs, _perplexity, (0, math.inf)),
-    "bits_per_byte": Aggregation(_pairs, lambda sums: -_quotient(sums) / math.log(2), (0, math.inf)),
-    "ece": Aggregation(binned, calibration_error, (0, 1)),
-}
-
-
-# ---------------------------------------------------------------------------------------------------------------
 # Order sensitivity.
 
 
@@ -653,10 +429,9 @@ def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
 # What is given.
 
 _MATRIX = ("documents", "sets")
-_FEATURES = (*_MATRIX, "features")
 
 
-def _checked(
+def checked(
     scores: np.ndarray, what: str, axes: tuple[str, ...] = _MATRIX, like: np.ndarray | None = None
 ) -> np.ndarray:
     """Floats, finite and with these axes, of the shape of another array that they are to be compared with."""
@@ -670,5 +445,5 @@ def _checked(
     return values
 
 
-def _is_binary(scores: np.ndarray) -> bool:
+def is_binary(scores: np.ndarray) -> bool:
     return bool(((scores == 0) | (scores == 1)).all())

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from lm_eval_icl.results.aggregations import AGGREGATIONS
 from lm_eval_icl.results.calibration import METRICS as CALIBRATION
 from lm_eval_icl.results.fields import column_fields, declared, switch_fields
 from lm_eval_icl.results.records import Answers, RuleFacts, StudyFacts, TaskResult, Unusable, at, count, mapping, number
 from lm_eval_icl.results.samples import Asked, DocumentRow, answers_of, lines, rows_of
-from lm_eval_icl.results.statistics import AGGREGATIONS
 
 # lm-eval's metrics whose aggregation is not the mean, or of which less is better (lm_eval/api/metrics.py).
 _METRICS: Mapping[str, tuple[str, bool]] = {
