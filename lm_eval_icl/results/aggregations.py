@@ -30,17 +30,11 @@ Value = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Aggregation:
-    """A metric that is a function of sums over documents.
+    """A metric that is a function of sums over documents."""
 
-    Attributes:
-        features: what is summed: from lm-eval's items of n documents to (n, k).
-        value: the metric: from sums (..., k) to (...).
-        bounds: the least and the greatest value.
-    """
-
-    features: Callable[[ArrayLike], np.ndarray]
-    value: Value
-    bounds: Bounds | None
+    features: Callable[[ArrayLike], np.ndarray]  # what is summed: from lm-eval's items of n documents to (n, k)
+    value: Value  # the metric: from sums (..., k) to (...)
+    bounds: Bounds | None  # the least and the greatest value
 
 
 def _items(items: ArrayLike, columns: int) -> np.ndarray:

@@ -56,15 +56,11 @@ def reads_in_words(rules: Iterable[RuleFacts]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class TaskRun:
-    """What one run gave on one task.
-
-    Attributes:
-        repeats: further runs with the same prompts; of those, `run` is the first by date.
-    """
+    """What one run gave on one task."""
 
     run: Run
     result: TaskResult
-    repeats: tuple[Run, ...] = ()
+    repeats: tuple[Run, ...] = ()  # further runs with the same prompts; of those, `run` is the first by date
 
     @property
     def answers(self) -> Answers:
@@ -80,60 +76,44 @@ class TaskRun:
 
 @dataclass(frozen=True, eq=False)
 class PromptSet:
-    """The same demonstrations in one order or format, or several.
+    """The same demonstrations in one order or format, or several."""
 
-    Attributes:
-        label: "seed 3", or the beginning of the digest where no seed is known.
-        answered: an element for each order.
-        value: the mean of the metric over the orders.
-    """
-
-    label: str
-    answered: tuple[TaskRun, ...]
-    value: float
+    label: str  # "seed 3", or the beginning of the digest where no seed is known
+    answered: tuple[TaskRun, ...]  # an element for each order
+    value: float  # the mean of the metric over the orders
 
 
 @dataclass(frozen=True, eq=False)
 class BoardCell:
-    """An entry's result on a column.
+    """An entry's result on a column."""
 
-    Attributes:
-        estimate: of the metric.
-        difference: this entry less its baseline, which has the same decision rule; None for the baseline itself, and
-            where the two are not paired.
-        p_holm: the p-value of `difference`, adjusted for all entries of the column that have one (Holm).
-        to_raw: an entry under a decision rule less the same runs without it; None without a rule.
-        p_raw: the p-value of `to_raw`, adjusted for all entries of the column that have one.
-        rank: the first and last rank among entries of the same decision rule that the column's paired differences leave
-            possible, adjusted for all their pairs; None without any.
-        is_best: it has the best mean of its column among entries of the same rule.
-        sets: the prompt sets of a task; empty for groups, and for results without samples.
-        sensitivity: order sensitivity: the pairwise flip rate between orders; None with one order.
-        corrected: `estimate.mean` corrected for chance: (mean - chance) / (1 - chance); None without options.
-        marks: words on this cell: "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or
-            a sentence on what is wrong with its files.
-        left_out: demonstrations left out because prompts were too long.
-        predicted: the share of the answers to a task that name an option, by option; over all prompts.
-        majority: the score of always giving the most frequent right answer; None where these are not known.
-        expected: the paper's value, where a study says which one that is.
-        chosen: the arguments that a study chose on its dev set for a task, each choice as text: "T=5, eta=0.01".
-    """
-
-    estimate: Estimate
+    estimate: Estimate  # of the metric
+    # This entry less its baseline, which has the same decision rule; None for the baseline itself, and where the two
+    # are not paired.
     difference: Difference | None = None
+    # The p-value of `difference`, adjusted for all entries of the column that have one (Holm).
     p_holm: float | None = None
+    # An entry under a decision rule less the same runs without it; None without a rule.
     to_raw: Difference | None = None
-    p_raw: float | None = None
+    p_raw: float | None = None  # the p-value of `to_raw`, adjusted for all entries of the column that have one
+    # The first and last rank among entries of the same decision rule that the column's paired differences leave
+    # possible, adjusted for all their pairs; None without any.
     rank: tuple[int, int] | None = None
-    is_best: bool = False
-    sets: tuple[PromptSet, ...] = ()
-    sensitivity: Estimate | None = None
+    is_best: bool = False  # it has the best mean of its column among entries of the same rule
+    sets: tuple[PromptSet, ...] = ()  # the prompt sets of a task; empty for groups, and for results without samples
+    sensitivity: Estimate | None = None  # order sensitivity: the pairwise flip rate between orders; None with one order
+    # `estimate.mean` corrected for chance: (mean - chance) / (1 - chance); None without options.
     corrected: float | None = None
+    # Words on this cell: "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or a sentence
+    # on what is wrong with its files.
     marks: tuple[str, ...] = ()
-    left_out: int = 0
+    left_out: int = 0  # demonstrations left out because prompts were too long
+    # The share of the answers to a task that name an option, by option; over all prompts.
     predicted: Mapping[str, float] = field(default_factory=dict)
+    # The score of always giving the most frequent right answer; None where these are not known.
     majority: float | None = None
-    expected: float | None = None
+    expected: float | None = None  # the paper's value, where a study says which one that is
+    # The arguments that a study chose on its dev set for a task, each choice as text: "T=5, eta=0.01".
     chosen: tuple[str, ...] = ()
 
     @property
@@ -144,25 +124,15 @@ class BoardCell:
 
 @dataclass(frozen=True)
 class Column:
-    """A task, a group, or the average over all tasks.
+    """A task, a group, or the average over all tasks."""
 
-    Attributes:
-        name: of the task, with what tells columns of this task apart, or of the group, or `AVERAGE`.
-        kind: "task", "group" or "average".
-        metric: "acc", ...
-        percent: the metric lies between 0 and 1, and is shown as percent.
-        higher_is_better: of the metric.
-        weights: of its tasks' columns; they add up to 1. One for a task.
-        task: the name of the task; "" for others.
-    """
-
-    name: str
-    kind: str
-    metric: str
-    percent: bool
-    higher_is_better: bool
-    weights: Mapping[str, float]
-    task: str = ""
+    name: str  # of the task, with what tells columns of this task apart, or of the group, or `AVERAGE`
+    kind: str  # "task", "group" or "average"
+    metric: str  # "acc", ..
+    percent: bool  # the metric lies between 0 and 1, and is shown as percent
+    higher_is_better: bool  # of the metric
+    weights: Mapping[str, float]  # of its tasks' columns; they add up to 1. One for a task
+    task: str = ""  # the name of the task; "" for others
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -183,44 +153,28 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A row: a checkpoint under a method with its arguments.
+    """A row: a checkpoint under a method with its arguments."""
 
-    Attributes:
-        name: short and unique on the board, fit for an address: a digest.
-        checkpoint: its name, the end of the path for a folder.
-        details: revision, dtype and what else tells checkpoints of one name apart; "" if nothing does.
-        method: "hf", "icl", ...
-        arguments: as text: "T=5, eta=0.01".
-        conditions: what else tells this board's rows apart: "8 shots", "chat"; "" if nothing does.
-        runs: all of its runs, by date.
-        cells: by the column's name; those without a result are missing. The tasks of a column that are no columns
-            themselves are there too, not compared with anything.
-        parameters: how many the model has; None if unknown.
-        tokens, seconds: run through the model, and of a run, a document; None if the files do not say.
-        recorded: what the files say of how the runs were made, as text.
-        shared: tokens and seconds are those of a study's cells, which share passes.
-        rule: the name of the decision rule of its results; None of those of the model itself, which are an entry of
-            their own.
-        reads: what the rule reads beside the document and the demonstrations: "transductive", "labels: 2016".
-        shots: the numbers of demonstrations, the least and the most of its tasks.
-    """
-
-    name: str
-    checkpoint: str
-    details: str
-    method: str
-    arguments: str
-    conditions: str
-    runs: tuple[Run, ...]
+    name: str  # short and unique on the board, fit for an address: a digest
+    checkpoint: str  # its name, the end of the path for a folder
+    details: str  # revision, dtype and what else tells checkpoints of one name apart; "" if nothing does
+    method: str  # "hf", "icl", ..
+    arguments: str  # as text: "T=5, eta=0.01"
+    conditions: str  # what else tells this board's rows apart: "8 shots", "chat"; "" if nothing does
+    runs: tuple[Run, ...]  # all of its runs, by date
+    # By the column's name; those without a result are missing. The tasks of a column that are no columns themselves are
+    # there too, not compared with anything.
     cells: Mapping[str, BoardCell]
-    parameters: int | None = None
-    tokens: float | None = None
+    parameters: int | None = None  # how many the model has; None if unknown
+    tokens: float | None = None  # run through the model, and of a run, a document; None if the files do not say
     seconds: float | None = None
-    recorded: str = ""
-    shared: bool = False
+    recorded: str = ""  # what the files say of how the runs were made, as text
+    shared: bool = False  # tokens and seconds are those of a study's cells, which share passes
+    # The name of the decision rule of its results; None of those of the model itself, which are an entry of their own.
     rule: str | None = None
+    # What the rule reads beside the document and the demonstrations: "transductive", "labels: 2016".
     reads: tuple[str, ...] = ()
-    shots: tuple[float, float] = (0, 0)
+    shots: tuple[float, float] = (0, 0)  # the numbers of demonstrations, the least and the most of its tasks
 
     @property
     def is_transductive(self) -> bool:
@@ -241,29 +195,21 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Board:
-    """All of it.
+    """All of it."""
 
-    Attributes:
-        columns: the average first if there are several tasks, groups, then tasks.
-        entries: by decision rule, the model itself first; under a rule the best first, by the first column.
-        baseline: by an entry's name, the name of the entry that its differences are to, if it has one: on the same
-            checkpoint and under the same rule.
-        pairs: by the names of two entries, the first of them further up: by column, the first less the second. Columns
-            on which the two are not paired are missing.
-        summary: sentences that say what is best and what cannot be told apart.
-        left_out: files that were not used.
-        files: how many files were read.
-        common: words for what all entries and columns have in common: "8 shots", "limit=60".
-    """
-
-    columns: tuple[Column, ...]
+    columns: tuple[Column, ...]  # the average first if there are several tasks, groups, then tasks
+    # By decision rule, the model itself first; under a rule the best first, by the first column.
     entries: tuple[Entry, ...]
+    # By an entry's name, the name of the entry that its differences are to, if it has one: on the same checkpoint and
+    # under the same rule.
     baseline: Mapping[str, str]
+    # By the names of two entries, the first of them further up: by column, the first less the second. Columns on which
+    # the two are not paired are missing.
     pairs: Pairs
-    summary: tuple[str, ...]
-    left_out: tuple[LeftOutFile, ...]
-    files: int
-    common: tuple[str, ...] = ()
+    summary: tuple[str, ...]  # sentences that say what is best and what cannot be told apart
+    left_out: tuple[LeftOutFile, ...]  # files that were not used
+    files: int  # how many files were read
+    common: tuple[str, ...] = ()  # words for what all entries and columns have in common: "8 shots", "limit=60"
 
     def majority(self, column: Column) -> float | None:
         """The score of always giving the most frequent answer, where all entries have the same documents."""

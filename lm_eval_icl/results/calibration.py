@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,10 +23,8 @@ Logprobs = Sequence[Sequence[float]]
 
 def probabilities(logprobs: Sequence[float]) -> np.ndarray:
     """(options,) probabilities that add up to 1."""
-    values = np.asarray(logprobs, dtype=float)
-    shares = np.exp(values - values.max())
-    normalised: np.ndarray = shares / shares.sum()
-    return normalised
+    shares: np.ndarray = special.softmax(np.asarray(logprobs, dtype=float))
+    return shares
 
 
 def confidences(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
@@ -42,8 +41,7 @@ def _squared(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
 
 def _of_the_right(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
     """(documents,) the logarithms of the right options' probabilities."""
-    values = [np.asarray(of_document, dtype=float) for of_document in logprobs]
-    return np.array([x[g] - x.max() - np.log(np.exp(x - x.max()).sum()) for x, g in zip(values, golds, strict=True)])
+    return np.array([special.log_softmax(x)[gold] for x, gold in zip(logprobs, golds, strict=True)])
 
 
 def binned(items: ArrayLike) -> np.ndarray:
@@ -64,15 +62,11 @@ def calibration_error(sums: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CalibrationMetric:
-    """A metric that is made of log-likelihoods.
+    """A metric that is made of log-likelihoods."""
 
-    Attributes:
-        items: from log-likelihoods and right options, what is aggregated of each document.
-        aggregation: a name of `aggregations.AGGREGATIONS`.
-    """
-
+    # From log-likelihoods and right options, what is aggregated of each document.
     items: Callable[[Logprobs, Sequence[int]], np.ndarray]
-    aggregation: str
+    aggregation: str  # a name of `aggregations.AGGREGATIONS`
     higher_is_better: bool
 
 

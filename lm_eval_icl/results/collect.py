@@ -35,20 +35,20 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
                 rows += [(task, row) for row in document_rows(run, task)]
             except Unusable:
                 continue  # which the results do without
-        columns = {
-            "task": pa.array([task for task, _ in rows], pa.string()),
-            **{
-                name: pa.array([getattr(row, name) for _, row in rows], kind)
-                for name, kind in (("filter", pa.string()), ("doc_id", pa.int64()), ("document", pa.string()),
-                                   ("prompt", pa.string()), ("demonstrations", pa.string()), ("options", pa.int32()),
-                                   ("gold", pa.int32()))
-            },
-            "prediction": pa.array([p if type(p := row.prediction) is int else None for _, row in rows], pa.int32()),
-            "logprobs": pa.array([list(row.logprobs) for _, row in rows], pa.list_(pa.float64())),
-            "metrics": pa.array([json.dumps(row.metrics, sort_keys=True) for _, row in rows], pa.string()),
-        }  # fmt: skip
+        columns = [
+            {
+                "task": task,
+                **row._asdict(),
+                "prediction": row.prediction if type(row.prediction) is int else None,  # a text is no part of the file
+                "metrics": json.dumps(row.metrics, sort_keys=True),
+            }
+            for task, row in rows
+        ]
         text = json.dumps(run.results, ensure_ascii=False)
-        table = pa.table(columns).replace_schema_metadata({KEY: text.encode()})
+        kinds = {**dict.fromkeys(("task", "filter", "document", "prompt", "demonstrations", "metrics"), pa.string()),
+                 "doc_id": pa.int64(), **dict.fromkeys(("options", "prediction", "gold"), pa.int32()),
+                 "logprobs": pa.list_(pa.float64())}  # fmt: skip
+        table = pa.Table.from_pylist(columns, pa.schema(list(kinds.items()), {KEY: text.encode()}))
         path = folder / "runs" / f"{name_of(run.results, rows)}.parquet"
         with writing(f"--output {folder}"):
             path.parent.mkdir(parents=True, exist_ok=True)

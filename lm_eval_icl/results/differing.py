@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 
@@ -51,18 +52,11 @@ def differing(first: Entry, second: Entry, task: str, most: int) -> list[str]:
 def _endings(answered: TaskRun, numbers: set[int]) -> Mapping[int, str]:
     """The ends of documents' prompts, from the samples beside the results; nothing of what cannot be read."""
     endings: dict[int, str] = {}
-    try:
-        samples = samples_file(answered.run.path, answered.result.task)
-        if samples.is_symlink() or not samples.is_file():
-            return {}
-        for sample in lines(samples):
-            number = sample.get("doc_id")
-            if type(number) is int and number in numbers:
+    samples = samples_file(answered.run.path, answered.result.task)
+    with suppress(Unusable):
+        for sample in lines(samples) if samples.is_file() else ():
+            if (number := sample["doc_id"]) in numbers:
                 prompt = first_prompt(sample.get("arguments"))
                 dots = "..." if len(prompt) > _CHARACTERS else ""
                 endings[number] = f"{dots}{shown(prompt[-_CHARACTERS:])}"
-                if len(endings) == len(numbers):
-                    break
-    except (OSError, ValueError, Unusable):
-        pass
     return endings

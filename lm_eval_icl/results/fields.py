@@ -30,21 +30,13 @@ CHOSEN = "chosen on dev"
 
 @dataclass(frozen=True)
 class Field:
-    """A field, or several alike.
+    """A field, or several alike."""
 
-    Attributes:
-        kind: see above.
-        paths: in lm-eval's file; with all that is inside. Of one name, the first that is there counts.
-        name: "" for the path's last part.
-        part: of a row: "model", "method" or "setting". A baseline differs in the method alone.
-        why: of neither: why it does not matter.
-    """
-
-    kind: str
-    paths: str
-    name: str = ""
-    part: str = ""
-    why: str = ""
+    kind: str  # see above
+    paths: str  # in lm-eval's file; with all that is inside. Of one name, the first that is there counts
+    name: str = ""  # "" for the path's last part
+    part: str = ""  # of a row: "model", "method" or "setting". A baseline differs in the method alone
+    why: str = ""  # of neither: why it does not matter
 
 
 FIELDS = (
@@ -229,7 +221,7 @@ def column_fields(results: Mapping[str, Any], task: str, metric: str, of_filter:
     }
 
 
-def switch_fields(results: Mapping[str, Any], task: str, study: StudyFacts, sampler: Any) -> dict[str, str | None]:
+def switch_fields(results: Mapping[str, Any], task: str, study: StudyFacts) -> dict[str, str | None]:
     """The switches of a task's result by name; None where the file does not say."""
     config = mapping(results.get("config"))
     sources = {"config": config, "icl": mapping(config.get("icl")), "file": results,

@@ -44,80 +44,50 @@ class Answers:
 
     Two runs with equal `prompts` were asked the same: the same documents, under the same demonstrations in the same
     order and the same template. Their answers are paired.
-
-    Attributes:
-        doc_ids: (documents,) integers, rising.
-        documents: digest of the documents and their targets.
-        prompts: digest of the documents, their prompts and their targets.
-        demonstrations: digest of the demonstrations of all prompts, whatever their order. None without any.
-        items: (documents,) or (documents, 2) floats: what lm-eval's metric aggregates, a score for most metrics, gold
-            and predicted answer for F1 and MCC.
-        predictions: (documents,) integers: the option with the highest log-likelihood; None if there are no options.
-        chance: the accuracy of a random choice: the mean of 1 / options; None if there are no options.
-        golds: (documents,) integers: the option that is right; None if that is not known of every document.
     """
 
-    doc_ids: np.ndarray
-    documents: str
-    prompts: str
-    demonstrations: str | None
+    doc_ids: np.ndarray  # (documents,) integers, rising
+    documents: str  # digest of the documents and their targets
+    prompts: str  # digest of the documents, their prompts and their targets
+    demonstrations: str | None  # digest of the demonstrations of all prompts, whatever their order. None without any
+    # (documents,) or (documents, 2) floats: what lm-eval's metric aggregates, a score for most metrics, gold and
+    # predicted answer for F1 and MCC.
     items: np.ndarray
+    # (documents,) integers: the option with the highest log-likelihood; None if there are no options.
     predictions: np.ndarray | None
-    chance: float | None
+    chance: float | None  # the accuracy of a random choice: the mean of 1 / options; None if there are no options
+    # (documents,) integers: the option that is right; None if that is not known of every document.
     golds: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class RuleFacts:
-    """What a run says of a decision rule of one of its tasks (`config.icl.decided`).
+    """What a run says of a decision rule of one of its tasks (`config.icl.decided`)."""
 
-    Attributes:
-        name: of the filter that has its values: "batch:m=64:of=pool".
-        arguments: all of the rule's, those with their default too.
-        transductive: a document's decision depends on the other documents that are evaluated.
-        labels: how many labels the rule uses beside those of the demonstrations.
-        corpus: of how many documents it takes words.
-    """
-
-    name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    transductive: bool = False
-    labels: int | None = None
-    corpus: int | None = None
+    name: str  # of the filter that has its values: "batch:m=64:of=pool"
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # all of the rule's, those with their default too
+    transductive: bool = False  # a document's decision depends on the other documents that are evaluated
+    labels: int | None = None  # how many labels the rule uses beside those of the demonstrations
+    corpus: int | None = None  # of how many documents it takes words
 
 
 @dataclass(frozen=True)
 class StudyFacts:
-    """What a study says of its cell: `config.icl.study` of the results, and the cell's part of `study.json`.
+    """What a study says of its cell: `config.icl.study` of the results, and the cell's part of `study.json`."""
 
-    Attributes:
-        split: "test", or "dev": the set on which arguments are chosen.
-        order: which order of the demonstrations of its seed.
-        demonstrations: how they were chosen, if the study says so.
-        model: the checkpoint that the study names.
-        training: the name of the training that made this model from it.
-        weights: digest of the files of the model.
-        arguments: of the method.
-        chosen: the names of what was chosen on the dev set: arguments, "seeds", "decide".
-        rule: the decision rule that was chosen; None for what the model itself says.
-        metric: what stands for the task; None for the usual one.
-        expected: the paper's numbers, by column.
-        curve: what was measured on the dev set: {"arguments": {...}, "score": x} each.
-        shared: "cells" that were scored together, of how many "orders", in how many "seconds".
-    """
-
-    split: str | None = None
-    order: int = 0
-    demonstrations: str | None = None
-    model: str | None = None
-    training: str | None = None
-    weights: str | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    chosen: tuple[str, ...] = ()
-    rule: str | None = None
-    metric: str | None = None
-    expected: Mapping[str, Any] = field(default_factory=dict)
-    curve: Sequence[Mapping[str, Any]] = ()
+    split: str | None = None  # "test", or "dev": the set on which arguments are chosen
+    order: int = 0  # which order of the demonstrations of its seed
+    demonstrations: str | None = None  # how they were chosen, if the study says so
+    model: str | None = None  # the checkpoint that the study names
+    training: str | None = None  # the name of the training that made this model from it
+    weights: str | None = None  # digest of the files of the model
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of the method
+    chosen: tuple[str, ...] = ()  # the names of what was chosen on the dev set: arguments, "seeds", "decide"
+    rule: str | None = None  # the decision rule that was chosen; None for what the model itself says
+    metric: str | None = None  # what stands for the task; None for the usual one
+    expected: Mapping[str, Any] = field(default_factory=dict)  # the paper's numbers, by column
+    curve: Sequence[Mapping[str, Any]] = ()  # what was measured on the dev set: {"arguments": {...}, "score": x} each
+    # "cells" that were scored together, of how many "orders", in how many "seconds".
     shared: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -139,38 +109,23 @@ class StudyFacts:
 
 @dataclass(frozen=True, eq=False)
 class TaskResult:
-    """What one run gave on one task, by itself or under a decision rule.
+    """What one run gave on one task, by itself or under a decision rule."""
 
-    Attributes:
-        task: its name.
-        metric: that stands for the task: "acc", "exact_match", "ece", ...
-        filter: lm-eval's name of the filter that stands for the task: "none", "strict-match", ...
-        value: of the metric.
-        stderr: as lm-eval's results have it; None if they have none.
-        higher_is_better: of the metric.
-        aggregation: lm-eval's name: "mean", "f1", ...
-        shots: demonstrations a prompt.
-        documents: how many were scored.
-        answers: None if there are no samples, or they are not used: `marks` say why.
-        marks: what is wrong with this result, each a sentence.
-        rule: the decision rule that these values are under; None for those of the model itself.
-        column: what was asked, the declared fields of this kind by name (`fields`).
-        switches: fields that separate rows where a cell would hold two values; None where the file does not say.
-    """
-
-    task: str
-    metric: str
-    filter: str
-    value: float
-    stderr: float | None
-    higher_is_better: bool
-    aggregation: str
-    shots: int
-    documents: int
-    answers: Answers | None
-    marks: tuple[str, ...] = ()
-    rule: RuleFacts | None = None
+    task: str  # its name
+    metric: str  # that stands for the task: "acc", "exact_match", "ece", ..
+    filter: str  # lm-eval's name of the filter that stands for the task: "none", "strict-match", ..
+    value: float  # of the metric
+    stderr: float | None  # as lm-eval's results have it; None if they have none
+    higher_is_better: bool  # of the metric
+    aggregation: str  # lm-eval's name: "mean", "f1", ..
+    shots: int  # demonstrations a prompt
+    documents: int  # how many were scored
+    answers: Answers | None  # None if there are no samples, or they are not used: `marks` say why
+    marks: tuple[str, ...] = ()  # what is wrong with this result, each a sentence
+    rule: RuleFacts | None = None  # the decision rule that these values are under; None for those of the model itself
+    # What was asked, the declared fields of this kind by name (`fields`).
     column: Mapping[str, str] = field(default_factory=dict)
+    # Fields that separate rows where a cell would hold two values; None where the file does not say.
     switches: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
@@ -181,54 +136,34 @@ class TaskResult:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run of lm-eval: a results file, with its samples.
+    """One run of lm-eval: a results file, with its samples."""
 
-    Attributes:
-        path: the file.
-        digest: of lm-eval's results: the same for copies of one run.
-        model: the method: `config.icl.method`, or lm-eval's name of the model: "hf", ...
-        pretrained, revision, dtype: of the checkpoint; "" if unknown.
-        arguments: all of `model_args`, but those above.
-        icl: `config.icl` of this package's models; {} of others.
-        seed: of the demonstrations (`fewshot_seed`).
-        order: which order of the demonstrations of this seed, in a study; 0 elsewhere.
-        format: of the prompts' format, 0 for the task's own.
-        date: seconds since 1970.
-        limit: lm-eval's `--limit`.
-        tasks: by name, what the model itself gave.
-        groups: of the run: name -> its tasks (no groups among them) with their weights in lm-eval's own value.
-        results: the whole of lm-eval's results file, as read.
-        study: what a study says of it.
-        rows: who answered, the declared fields of this kind (`fields`) in three parts: "model", "method", "setting".
-        cost: "alone", or "shared": of a study's cell, whose tokens and seconds are its part of those of all cells that
-            were scored together, and whose seconds are those of scoring, not of the whole run. The two do not compare.
-        tokens: run through the model; None if the file does not say.
-        seconds: that the run took; None if the file does not say.
-        decided: what the same answers give under decision rules, one for each task and rule.
-    """
-
-    path: Path
-    digest: str
-    model: str
-    pretrained: str
+    path: Path  # the file
+    digest: str  # of lm-eval's results: the same for copies of one run
+    model: str  # the method: `config.icl.method`, or lm-eval's name of the model: "hf", ..
+    pretrained: str  # of the checkpoint; "" if unknown
     revision: str
     dtype: str
-    arguments: Mapping[str, Any]
-    icl: Mapping[str, Any]
-    seed: int | None
-    order: int
-    format: int
-    date: float
-    limit: float | None
-    tasks: Mapping[str, TaskResult]
+    arguments: Mapping[str, Any]  # all of `model_args`, but those above
+    icl: Mapping[str, Any]  # `config.icl` of this package's models; {} of others
+    seed: int | None  # of the demonstrations (`fewshot_seed`)
+    order: int  # which order of the demonstrations of this seed, in a study; 0 elsewhere
+    format: int  # of the prompts' format, 0 for the task's own
+    date: float  # seconds since 1970
+    limit: float | None  # lm-eval's `--limit`
+    tasks: Mapping[str, TaskResult]  # by name, what the model itself gave
+    # Of the run: name -> its tasks (no groups among them) with their weights in lm-eval's own value.
     groups: Mapping[str, Mapping[str, float]]
-    results: Mapping[str, Any]
-    study: StudyFacts = StudyFacts()
+    results: Mapping[str, Any]  # the whole of lm-eval's results file, as read
+    study: StudyFacts = StudyFacts()  # what a study says of it
+    # Who answered, the declared fields of this kind (`fields`) in three parts: "model", "method", "setting".
     rows: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # "alone", or "shared": of a study's cell, whose tokens and seconds are its part of those of all cells that were
+    # scored together, and whose seconds are those of scoring, not of the whole run. The two do not compare.
     cost: str = "alone"
-    tokens: float | None = None
-    seconds: float | None = None
-    decided: tuple[TaskResult, ...] = ()
+    tokens: float | None = None  # run through the model; None if the file does not say
+    seconds: float | None = None  # that the run took; None if the file does not say
+    decided: tuple[TaskResult, ...] = ()  # what the same answers give under decision rules, one for each task and rule
 
     @property
     def all_results(self) -> tuple[TaskResult, ...]:

@@ -22,19 +22,13 @@ Cells = dict[str, BoardCell]  # of a row, by task or column
 
 @dataclass(frozen=True)
 class RowKey:
-    """Who answered: a row of the board has one of these.
+    """Who answered: a row of the board has one of these."""
 
-    Attributes:
-        model, method, setting: the declared fields of each part, by name.
-        rule: the decision rule and its arguments; empty for what the model itself says.
-        switches: those that are on.
-    """
-
-    model: Fields
+    model: Fields  # the declared fields of each part, by name
     method: Fields
     setting: Fields
-    rule: Fields
-    switches: Fields
+    rule: Fields  # the decision rule and its arguments; empty for what the model itself says
+    switches: Fields  # those that are on
 
     @property
     def rival(self) -> tuple[Fields, Fields, Fields]:
@@ -150,23 +144,21 @@ def entries_of(
 
 def _recorded(runs: Sequence[Run]) -> str:
     """What the files say of how the runs were made; of several runs that agree but for seeds, once."""
-    lines = []
-    for run in runs:
+
+    def line(run: Run) -> str:
         config = run.results.get("config", {})
-        shots = sorted({result.shots for result in run.all_results})
-        facts = {"model": run.model, "model_args": config.get("model_args"), "num_fewshot": shots,
-                 "limit": run.limit, "gen_kwargs": config.get("gen_kwargs") or None,
+        facts = {"model": run.model, "model_args": config.get("model_args"),
+                 "num_fewshot": sorted({result.shots for result in run.all_results}), "limit": run.limit,
+                 "gen_kwargs": config.get("gen_kwargs") or None,
                  "chat_template": bool(run.results.get("chat_template")) or None,
                  "system_instruction": run.results.get("system_instruction")}  # fmt: skip
-        lines.append(
-            "; ".join(f"{name}: {json.dumps(v, ensure_ascii=False)}" for name, v in facts.items() if v is not None)
-        )
-    by_line = grouped(zip(lines, runs, strict=True), lambda pair: pair[0])
+        return "; ".join(f"{name}: {json.dumps(v, ensure_ascii=False)}" for name, v in facts.items() if v is not None)
+
     texts = []
-    for line, pairs in by_line.items():
-        seeds = sorted({run.seed for _, run in pairs if run.seed is not None})
-        tasks = sorted({result.task for _, run in pairs for result in run.all_results})
-        texts.append(f"{line}; seeds: {', '.join(map(str, seeds)) or 'not recorded'}; tasks: {', '.join(tasks)}")
+    for text, alike in grouped(runs, line).items():
+        seeds = sorted({run.seed for run in alike if run.seed is not None})
+        tasks = sorted({result.task for run in alike for result in run.all_results})
+        texts.append(f"{text}; seeds: {', '.join(map(str, seeds)) or 'not recorded'}; tasks: {', '.join(tasks)}")
     return "\n".join(texts)
 
 

@@ -26,57 +26,35 @@ _HASH = 16  # hexadecimal digits that are kept of a hash
 
 
 class DocumentRow(NamedTuple):
-    """A document of a task under a filter.
-
-    Attributes:
-        doc_id: its number in the task.
-        document: digest of it and its right answer.
-        prompt: digest of the prompt.
-        demonstrations: digest of the prompt's demonstrations, whatever their order; "" without any.
-        options: the texts of the options are as many as this; 0 if there are none.
-        prediction: the number of the option that is predicted, or the text that the filter left.
-        gold: the option that is right; None where that is not known.
-        logprobs: the options' log-likelihoods, or what a decision rule makes of them.
-        metrics: by lm-eval's name, the value that it aggregates.
-        target: the right answer, as lm-eval writes it; `collect` keeps no such text.
-    """
+    """A document of a task under a filter."""
 
     filter: str
-    doc_id: int
-    document: str
-    prompt: str
-    demonstrations: str
-    options: int
-    prediction: int | str | None
-    gold: int | None
-    logprobs: tuple[float, ...]
-    metrics: Mapping[str, Any]
-    target: str = ""
+    doc_id: int  # its number in the task
+    document: str  # digest of it and its right answer
+    prompt: str  # digest of the prompt
+    demonstrations: str  # digest of the prompt's demonstrations, whatever their order; "" without any
+    options: int  # the texts of the options are as many as this; 0 if there are none
+    prediction: int | str | None  # the number of the option that is predicted, or the text that the filter left
+    gold: int | None  # the option that is right; None where that is not known
+    logprobs: tuple[float, ...]  # the options' log-likelihoods, or what a decision rule makes of them
+    metrics: Mapping[str, Any]  # by lm-eval's name, the value that it aggregates
+    target: str = ""  # the right answer, as lm-eval writes it; `collect` keeps no such text
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a task's results say about its samples.
+    """What a task's results say about its samples."""
 
-    Attributes:
-        filter: that of samples which name none.
-        options: the requests of a document are options, of which the one with the highest log-likelihood is predicted.
-        decided: the task decides otherwise, and its documents say which option it predicts (MetaICL's).
-        unconditional: there may be a second request for each option, without the prompt (`acc_mutual_info`).
-        shots: demonstrations a prompt.
-        front: texts before the demonstrations, in this order: the system instruction, a delimiter, the description.
-        delimiter: between demonstrations.
-        metrics: their names, for samples that do not list them.
-    """
-
-    filter: str
+    filter: str  # that of samples which name none
+    # The requests of a document are options, of which the one with the highest log-likelihood is predicted.
     options: bool
-    decided: bool
-    unconditional: bool
-    shots: int
+    decided: bool  # the task decides otherwise, and its documents say which option it predicts (MetaICL's)
+    unconditional: bool  # there may be a second request for each option, without the prompt (`acc_mutual_info`)
+    shots: int  # demonstrations a prompt
+    # Texts before the demonstrations, in this order: the system instruction, a delimiter, the description.
     front: tuple[str, ...]
-    delimiter: str
-    metrics: Collection[str]
+    delimiter: str  # between demonstrations
+    metrics: Collection[str]  # their names, for samples that do not list them
 
 
 def parse(data: bytes) -> Any:

@@ -44,51 +44,35 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of one entry on a task or a group, and how sure it is.
-
-    Attributes:
-        low: of the 95% interval.
-        high: of the 95% interval.
-        error: the standard error. Infinite if nothing can be said: one document that is not scored 0 or 1.
-        df: the degrees of freedom of the interval; infinite for Wilson's.
-        documents: how many; of a group, in all tasks.
-        sets: distinct sets of demonstrations; of a group, in all tasks.
-        error_documents: the standard error over documents for these demonstrations: what would be left of the error
-            with every possible set. None with one set.
-        error_sets: the standard error over sets for these documents: what would be left of the error with every
-            possible document. None with one set.
-        how: a key of `HOW`.
-    """
+    """The mean of one entry on a task or a group, and how sure it is."""
 
     mean: float
-    low: float
-    high: float
-    error: float
-    df: float
-    documents: int
-    sets: int
+    low: float  # of the 95% interval
+    high: float  # of the 95% interval
+    error: float  # the standard error. Infinite if nothing can be said: one document that is not scored 0 or 1
+    df: float  # the degrees of freedom of the interval; infinite for Wilson's
+    documents: int  # how many; of a group, in all tasks
+    sets: int  # distinct sets of demonstrations; of a group, in all tasks
+    # The standard error over documents for these demonstrations: what would be left of the error with every possible
+    # set. None with one set.
     error_documents: float | None
+    # The standard error over sets for these documents: what would be left of the error with every possible document.
+    # None with one set.
     error_sets: float | None
-    how: str
+    how: str  # a key of `HOW`
 
 
 @dataclass(frozen=True)
 class Difference(Estimate):
-    """How much better the first of two entries is than the second: the estimate of the paired difference, and more.
+    """How much better the first of two entries is than the second: the estimate of the paired difference, and more."""
 
-    Attributes:
-        p: two-sided, of there being no difference.
-        detectable: the smallest difference that this comparison would find four times in five: the quantiles of t for
-            95% confidence and 80% power, times the standard error (Miller 2024, arXiv 2411.00640). Where the error is
-            0, that of as many documents as could differ unseen. Infinite if nothing can be said.
-        better: in how many sets the first has the higher mean; of a group, in all tasks.
-        worse: in how many sets the first has the lower mean; of a group, in all tasks.
-    """
-
-    p: float
+    p: float  # two-sided, of there being no difference
+    # The smallest difference that this comparison would find four times in five: the quantiles of t for 95% confidence
+    # and 80% power, times the standard error (Miller 2024, arXiv 2411.00640). Where the error is 0, that of as many
+    # documents as could differ unseen. Infinite if nothing can be said.
     detectable: float
-    better: int
-    worse: int
+    better: int  # in how many sets the first has the higher mean; of a group, in all tasks
+    worse: int  # in how many sets the first has the lower mean; of a group, in all tasks
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -37,16 +37,11 @@ _OF_PAIRS = ("f1", "matthews_corrcoef", "weighted_perplexity", "bits_per_byte", 
 
 @dataclass(frozen=True)
 class ResultsFile:
-    """A file that may hold results.
-
-    Attributes:
-        named: it was named itself, not found in a folder.
-        root: links out of this folder are not followed.
-    """
+    """A file that may hold results."""
 
     path: Path
-    named: bool
-    root: Path
+    named: bool  # it was named itself, not found in a folder
+    root: Path  # links out of this folder are not followed
 
 
 def is_inside(path: Path, root: Path) -> bool:
@@ -86,8 +81,7 @@ def results_of(
         aggregation, higher = CALIBRATION[metric].aggregation, CALIBRATION[metric].higher_is_better
     if aggregation == "bypass":
         raise Unusable("it was run with --predict_only, without a metric")
-    sampler = at(config, "fewshot_config", "sampler")
-    switches = switch_fields(results, task, study, sampler)
+    switches = switch_fields(results, task, study)
     size = count(at(results, "n-samples", task, "effective")) or count(values.get("sample_len")) or 0
     shown = at(results, "higher_is_better", task, metric)
     known = {*AGGREGATIONS, *(name for name, _ in _METRICS.values())}
@@ -118,24 +112,19 @@ def results_of(
     complete = []
     for result in of_task:
         try:
-            stderr = number(values.get(f"{metric}_stderr,{result.reported_filter}"))
             if not is_of_probabilities:
-                result = replace(result, value=_value(values, metric, result.reported_filter), stderr=stderr)
+                key = f"{metric},{result.reported_filter}"
+                if (value := number(values.get(key))) is None:
+                    says = f"its {metric} is {str(values[key])[:40]!r}, which is not a number"
+                    raise Unusable(says if key in values else f"there is no {key}")
+                stderr = number(values.get(f"{metric}_stderr,{result.reported_filter}"))
+                result = replace(result, value=value, stderr=stderr)
             complete.append(_with_answers(result, documents))
         except Unusable as error:
             if result.rule is None:
                 raise
             notes.append(f"task {task!r} under the decision rule {result.rule.name!r} is left out: {error}")
     return complete
-
-
-def _value(values: Mapping[str, Any], metric: str, of_filter: str) -> float:
-    key = f"{metric},{of_filter}"
-    if key not in values:
-        raise Unusable(f"there is no {key}")
-    if (value := number(values[key])) is None:
-        raise Unusable(f"its {metric} is {str(values[key])[:40]!r}, which is not a number")
-    return value
 
 
 def _metric(
