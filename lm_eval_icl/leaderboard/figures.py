@@ -20,7 +20,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results import dev
-from lm_eval_icl.results.board import SIGNIFICANT, Board, Column, Entry, grouped, rule_in_words
+from lm_eval_icl.results.board import SIGNIFICANT, Board, BoardCell, Column, Entry, grouped, rule_in_words
 from lm_eval_icl.results.cells import values_by_set
 from lm_eval_icl.results.statistics import Estimate
 
@@ -197,10 +197,9 @@ def _rows(
         axes.grid(axis="x", color=INK, alpha=0.13)
         axes.set_title(name, loc="left", fontweight="bold")
     meanings = [f"{['dashed', 'dotted'][place % 2]}: {what}" for place, (_, what) in enumerate(lines_at)]
-    cut = (
-        [f"{len(marks) - len(kept)} of {len(marks)} entries are not drawn, for room"] if len(marks) > len(kept) else []
-    )
-    axes.set_xlabel("\n".join([label, *filter(None, ["; ".join(meanings + cut)])]))
+    if left := len(marks) - len(kept):
+        meanings.append(f"{left} of {len(marks)} entries are not drawn, for room")
+    axes.set_xlabel("\n".join([label, "; ".join(meanings)] if meanings else [label]))
     return _Drawn(title, figure, lines)
 
 
@@ -277,17 +276,13 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
     from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.figure import Figure
 
-    columns = [column for column in board.columns if column.percent]
-    found = {
-        (entry.name, column.name): cell
-        for entry in board.entries
-        for column in columns
-        if (cell := entry.cells.get(column.name)) is not None and cell.difference is not None
-    }
-    columns = [column for column in columns if any((entry.name, column.name) in found for entry in board.entries)][
-        :_TASKS
-    ]
-    entries = [entry for entry in board.entries if any((entry.name, column.name) in found for column in columns)][:most]
+    def cell_of(entry: Entry, column: Column) -> BoardCell | None:
+        """The cell if it has a difference."""
+        cell = entry.cells.get(column.name)
+        return cell if cell is not None and cell.difference is not None else None
+
+    columns = [c for c in board.columns if c.percent and any(cell_of(entry, c) for entry in board.entries)][:_TASKS]
+    entries = [entry for entry in board.entries if any(cell_of(entry, column) for column in columns)][:most]
     if len(entries) * len(columns) < 2:  # one difference is no map
         return None
     lines, goodness = [], [[math.nan] * len(columns) for _ in entries]
@@ -295,14 +290,13 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
     axes = figure.subplots()
     for y, entry in enumerate(entries):
         for x, column in enumerate(columns):
-            if (cell := found.get((entry.name, column.name))) is None or cell.difference is None:
+            if (cell := cell_of(entry, column)) is None or cell.difference is None:
                 continue
             goodness[y][x] = 100 * cell.difference.mean * column.sign
             is_significant = cell.p_holm is not None and cell.p_holm <= SIGNIFICANT
             text = numbers.signed(cell.difference.mean, column) if len(columns) <= _NUMBERS else "•" * is_significant
-            axes.text(
-                x, y, text, ha="center", va="center", fontsize=8, fontweight="bold" if is_significant else "normal"
-            )
+            weight = "bold" if is_significant else "normal"
+            axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
             values = {"difference": cell.difference.mean, "p_holm": cell.p_holm, "significant": is_significant}
             lines.append(_numbers(entry, column, **values))
     largest = max(0.1, *(abs(x) for row in goodness for x in row if not math.isnan(x)))

@@ -18,22 +18,14 @@ _PERCENT = Column("", "task", "", percent=True, higher_is_better=True, weights={
 
 
 def number(x: float | None, digits: int = 4) -> str:
-    """A number of any size with so many significant digits, such as 12,345 or 0.01235; whole numbers have all digits.
-
-    Counts, tokens and seconds are written like this.
-    """
+    """A number of any size with so many significant digits, such as 12,345 or 0.01235; whole ones have all."""
     if x is None or not math.isfinite(x):
         return DASH
     return _minus(f"{x:,.0f}" if abs(x) >= 10 ** (digits - 1) or x == int(x) else f"{x:.{digits}g}")
 
 
 def value(x: float | None, column: Column, *, unit: bool = False, decimals: int = 1) -> str:
-    """A value of the column's metric, such as 66.5.
-
-    Args:
-        unit: with a percent sign, where the metric is written in percent.
-        decimals: of percents.
-    """
+    """A value of the column's metric, such as 66.5; percents with so many decimals, with `unit` with their sign."""
     if x is None or not math.isfinite(x):
         return DASH
     return _minus(f"{100 * x:.{decimals}f}") + "%" * unit if column.percent else number(x)

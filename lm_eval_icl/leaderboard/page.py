@@ -102,10 +102,6 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Text.
-
-
 @functools.lru_cache(maxsize=10_000)
 def clean(text: str, longest: int = LONGEST) -> str:
     """The text with characters that are not seen or that change the direction of writing as escapes, cut to size."""
@@ -132,10 +128,6 @@ def tail(path: Path) -> str:
     return "/".join(path.parts[-2:])
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Columns.
-
-
 def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
     """By title, further columns: for each entry a text and a number to sort by. Those without any number are missing.
 
@@ -160,10 +152,6 @@ def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
             columns[title + " in a study" * shared] = [(number(cost), cost) for cost in costs]
     columns["parameters"] = [(number(entry.parameters), entry.parameters) for entry in board.entries]
     return {title: cells for title, cells in columns.items() if any(order is not None for _, order in cells)}
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Data for the script.
 
 
 def embed(board: Board) -> str:

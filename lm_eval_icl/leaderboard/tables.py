@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lm_eval_icl.leaderboard import numbers
-from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, grouped, rule_in_words, shown
+from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Difference
 
 _TEX = {
@@ -31,7 +31,6 @@ _TEX = {
     numbers.MINUS: "$-$",
     numbers.DASH: "--",
 }
-_NO_DIFFERENCE = {field.name: None for field in dataclasses.fields(Difference)}
 
 
 def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
@@ -48,17 +47,14 @@ def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
 
 def as_csv(board: Board) -> str:
     """A line for each entry and column, with all numbers as they are."""
-    return csv_text(
-        _all_numbers(board, entry, column, entry.cells[column.name])
-        for entry in board.entries
-        for column in board.columns
-        if column.name in entry.cells
-    )
+    pairs = ((entry, column) for entry in board.entries for column in board.columns if column.name in entry.cells)
+    return csv_text(_all_numbers(board, *pair) for pair in pairs)
 
 
-def _all_numbers(board: Board, entry: Entry, column: Column, cell: BoardCell) -> dict[str, object]:
+def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object]:
+    cell = entry.cells[column.name]
     estimate = cell.estimate
-    difference: dict[str, Any] = _NO_DIFFERENCE if cell.difference is None else vars(cell.difference)
+    difference: dict[str, Any] = defaultdict(lambda: None, {} if cell.difference is None else vars(cell.difference))
     rank_first, rank_last = cell.rank or (None, None)
     return {
         "entry": entry.name,
@@ -68,27 +64,18 @@ def _all_numbers(board: Board, entry: Entry, column: Column, cell: BoardCell) ->
         **{name: getattr(estimate, name) for name in ("df", "documents", "sets", "error_documents", "error_sets")},
         "interval": estimate.how,
         "baseline": board.baseline.get(entry.name),
-        "difference": difference["mean"],
-        "difference_low": difference["low"],
-        "difference_high": difference["high"],
-        "p": difference["p"],
-        "p_holm": cell.p_holm,
-        "to_raw": None if cell.to_raw is None else cell.to_raw.mean,
-        "p_raw": cell.p_raw,
-        "detectable": difference["detectable"],
-        "paired_by": difference["how"],
-        "rank_first": rank_first,
-        "rank_last": rank_last,
+        **{f"difference{end}": difference[of] for end, of in (("", "mean"), ("_low", "low"), ("_high", "high"))},
+        **{"p": difference["p"], "p_holm": cell.p_holm},
+        **{"to_raw": None if cell.to_raw is None else cell.to_raw.mean, "p_raw": cell.p_raw},
+        **{"detectable": difference["detectable"], "paired_by": difference["how"]},
+        **{"rank_first": rank_first, "rank_last": rank_last},
         "order_sensitivity": cell.sensitivity and cell.sensitivity.mean,
         "chance_corrected": cell.corrected,
         "left_out": cell.left_out,
         **{"tokens": entry.tokens, "seconds": entry.seconds, "in_study": entry.shared},
         "predicted": "; ".join(f"{name} {share:.4g}" for name, share in cell.predicted.items()),
-        "majority": cell.majority,
-        "expected": cell.expected,
-        "marks": "; ".join(cell.marks),
-        "decide": entry.rule,
-        "reads": "; ".join(entry.reads),
+        **{"majority": cell.majority, "expected": cell.expected, "marks": "; ".join(cell.marks)},
+        **{"decide": entry.rule, "reads": "; ".join(entry.reads)},
     }
 
 
@@ -152,7 +139,7 @@ def overview(board: Board, most: int) -> Table:
                    ["mean", "interval", f"less {shown(base)}{points}", "p (Holm)", *to_raw, "rank"])  # fmt: skip
     for rule, entries in sections.items():
         if has_rules:
-            name = rule_in_words(rule) + " (transductive)" * entries[0].is_transductive
+            name = rule_in_words(rule) + " (transductive)" * ("transductive" in entries[0].reads)
             table.add_row(f"[bold]{escape(name)}[/]", style="dim")
         for entry in entries[:most]:
             cell = entry.cells[column.name]
@@ -198,14 +185,8 @@ def comparison(first: Entry, second: Entry, columns: Sequence[Column], differenc
 
 
 def _table(title: str, names: Sequence[str], of_numbers: Sequence[str]) -> Table:
-    table = Table(
-        title=f"\n{escape(title)}",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    looks: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+    table = Table(title=f"\n{escape(title)}", **looks, show_edge=False, padding=(0, 1, 0, 0))
     for name in names:
         table.add_column(name, overflow="fold")
     for name in of_numbers:

@@ -177,11 +177,6 @@ class Entry:
     shots: tuple[float, float] = (0, 0)  # the numbers of demonstrations, the least and the most of its tasks
 
     @property
-    def is_transductive(self) -> bool:
-        """Whether its decisions depend on the other documents that were evaluated."""
-        return "transductive" in self.reads
-
-    @property
     def label(self) -> str:
         """The method with its arguments, the decision rule, and conditions."""
         rule = f"decide: {self.rule}" if self.rule is not None else ""

@@ -11,7 +11,7 @@ import numpy as np
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results.board import AVERAGE, Board, Column, Entry, TaskRun, grouped, shown
-from lm_eval_icl.results.cells import HUGE, combined, compare, measured
+from lm_eval_icl.results.cells import combined, compare, measured
 from lm_eval_icl.results.compared import compare_all, named
 from lm_eval_icl.results.fields import CHOSEN
 from lm_eval_icl.results.records import LeftOutFile, RuleFacts, Run, TaskResult
@@ -43,7 +43,7 @@ def build(
 
     Args:
         runs: in any order.
-        left_out: files that were not used; the board lists them, with the results that cannot be used.
+        left_out: files that were not used, which the board lists.
         baseline: the method that the others on the same checkpoint, under the same decision rule, are compared with; or
             the label or name of one entry, with which all are compared. None for `icl`, or `hf` if there is no `icl`.
         tasks: the tasks and groups that are columns; None for all.
@@ -54,9 +54,8 @@ def build(
     Raises:
         InputError: there is no run, no entry is the baseline, or no run has one of the tasks.
     """
-    left_out = list(left_out)
     runs = sorted(runs, key=lambda run: (run.date, run.digest))
-    units = _usable([TaskRun(run, result) for run in runs for result in _results(run)], left_out)
+    units = [TaskRun(run, result) for run in runs for result in _results(run)]
     if not units:
         raise InputError("no results of lm-eval that can be used were found.")
     keys = _keys(units, columns_by)
@@ -118,28 +117,6 @@ def _results(run: Run) -> tuple[TaskResult, ...]:
     return *kept, *(replace(result, rule=rule) for result in of_rule)
 
 
-def _usable(units: Sequence[TaskRun], left_out: list[LeftOutFile]) -> list[TaskRun]:
-    """The results whose numbers can be shown; the reasons for the others are added to `left_out`."""
-    usable = []
-    for unit in units:
-        result = unit.result
-        numbers = [result.value, result.stderr or 0.0]
-        if result.answers is not None:
-            numbers.append(float(np.nanmax(np.abs(result.answers.items), initial=0)))
-        if result.task == AVERAGE:
-            why = "it is called as the average over tasks is"
-        elif not all(abs(x) < HUGE for x in numbers):
-            why = f"a number that is not finite, or more than {HUGE:g}, is no result"
-        elif result.metric.startswith(("acc", "exact_match")) and not 0 <= result.value <= 1:
-            why = f"its {result.metric} of {result.value:g} is not between 0 and 1"
-        else:
-            usable.append(unit)
-            continue
-        under = "" if result.rule is None else f" under the decision rule {result.rule.name!r}"
-        left_out.append(LeftOutFile(unit.run.path, f"task {result.task!r}{under} is left out: {why}."))
-    return usable
-
-
 def _keys(units: Sequence[TaskRun], columns_by: Sequence[str]) -> dict[TaskRun, tuple[RowKey, Fields]]:
     """Of each result, whose row and which column it is in."""
     rows: dict[TaskRun, RowKey] = {}
@@ -189,7 +166,7 @@ def _column_names(keys: Mapping[TaskRun, tuple[RowKey, Fields]], units: Sequence
             words = [values["metric"]] * ("metric" in differing) + words[:4]
             training = f" [{values['training']}]" if "training" in differing else ""
             name = f"{task}{training}" + (f" ({', '.join(words)})" if words else "")
-            while name in names.values():
+            while name == AVERAGE or name in names.values():
                 name += "'"
             names[column] = name
     return names

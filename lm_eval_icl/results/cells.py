@@ -18,7 +18,6 @@ from lm_eval_icl.results.tasks import options
 
 _FEW_SETS = 5
 _COLLAPSED, _FEW_DOCUMENTS = 0.95, 10  # the share of one answer, and of how many documents it says something
-HUGE = 1e100  # what is larger is no result, and its square may be no number
 _NORMAL = 1.96  # half of a 95% interval, in standard errors
 
 
@@ -56,8 +55,7 @@ def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
 def _expected(units: Iterable[TaskRun], column: str) -> float | None:
     """The paper's value of a column, if all runs say the same one. It is of what a model says by itself."""
     values = [None if unit.result.rule else number(unit.run.study.expected.get(column)) for unit in units]
-    value = values[0] if values.count(values[0]) == len(values) else None
-    return value if value is not None and abs(value) < HUGE else None
+    return values[0] if values.count(values[0]) == len(values) else None
 
 
 def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) -> BoardCell | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+HUGE = 1e100  # what is larger is no result
 
 
 class Unusable(ValueError):
@@ -23,9 +24,9 @@ def at(value: Any, *keys: str) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """A finite number; None for anything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return float(value) if is_number and math.isfinite(value) else None
+    """A number whose square is one, too; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < HUGE
+    return float(value) if is_number else None
 
 
 def count(value: Any) -> int | None:

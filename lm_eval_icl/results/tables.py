@@ -41,18 +41,14 @@ def runs(paths: Paths) -> pd.DataFrame:
     Returns:
         A table with the columns
         run: a digest of the results, the same for copies of one run.
-        path: of the results file.
-        date: when the run began, UTC.
+        path: of the results file; date: when the run began, UTC.
         model: the method, or lm-eval's name of the model: "hf", "icl", "vllm", ...
         pretrained, revision, dtype: of the checkpoint; "" where the file does not say.
         arguments: the other model arguments as they were given, as JSON.
         chat: whether the prompts have the model's chat template.
-        seed: of the demonstrations (`fewshot_seed`); missing where the file does not say.
-        order: which order of these demonstrations, in a study; 0 elsewhere.
-        limit: lm-eval's `--limit`; missing without one.
-        tasks: the names of the tasks, a tuple.
-        tokens: run through the model; missing where the file does not say, as that of `hf`.
-        seconds: that the run took; missing where the file does not say.
+        seed: of the demonstrations (`fewshot_seed`); order: which order of them, in a study, 0 elsewhere.
+        limit: lm-eval's `--limit`; tasks: their names, a tuple.
+        tokens, seconds: run through the model, and that the run took. What a file does not say is missing.
         cost: "alone", or "shared" of a study's cell, whose tokens and seconds are its part of those of all cells that
             were scored together, without the loading of the model. The two kinds do not compare: group by `cost`.
 
@@ -81,15 +77,11 @@ def runs(paths: Paths) -> pd.DataFrame:
 def scores(paths: Paths) -> pd.DataFrame:
     """One row a run, task, metric and filter: the numbers of lm-eval's own table.
 
-    Args, Raises, Warns:
-        as of `runs`.
+    Args, raises and warns as `runs`.
 
     Returns:
-        A table with the columns run, model, pretrained, seed, order (see `runs`), task, metric, filter,
-        value: of the metric.
-        stderr: its standard error; missing where lm-eval gives none.
-        shots: demonstrations a prompt.
-        documents: how many were scored.
+        A table with the columns run, model, pretrained, seed, order (see `runs`), task, metric, filter, value, stderr
+        (missing where lm-eval gives none), shots (demonstrations a prompt), documents (how many were scored).
     """
     rows = []
     for run in _read(paths):
@@ -107,22 +99,17 @@ def scores(paths: Paths) -> pd.DataFrame:
 def documents(paths: Paths) -> pd.DataFrame:
     """One row a run, task, document and filter, of all runs that have samples (`--log_samples`).
 
-    A decision rule is a filter: group by `filter` where a run has some.
-
-    Args, Raises, Warns:
-        as of `runs`. Tasks without samples have no rows here, and those whose samples contradict their results neither.
+    A decision rule is a filter: group by `filter` where a run has some. Args, raises and warns as `runs`. Tasks without
+    samples have no rows here, and those whose samples contradict their results neither.
 
     Returns:
-        A table with the columns run, model, pretrained, seed, order (see `runs`), task, filter,
-        shots: demonstrations a prompt.
+        A table with the columns run, model, pretrained, seed, order (see `runs`), task, filter, shots,
         arguments: all of the method, defaults too, as JSON.
         options: the names of the options, a tuple; empty where they differ between documents.
         doc_id: the number of the document in its task.
-        document: a digest of the document and its right answer: the same in runs that asked the same.
-        prompt: a digest of the prompt.
-        demonstrations: a digest of the prompt's demonstrations, whatever their order; "" without any.
-        target: the right answer, as lm-eval writes it.
-        gold: the number of the option that is right; missing where that is not known.
+        document, prompt, demonstrations: digests, of the document with its right answer, and of the demonstrations
+            whatever their order; "" without any. They are the same in runs that asked the same.
+        target: the right answer, as lm-eval writes it; gold: the number of that option, missing if it is not known.
         prediction: the number of the option that is predicted, or the text that the filter left.
         loglikelihoods: of the options, a tuple, or what a decision rule makes of them; empty without options.
         probabilities: the same, normalised over the options.

@@ -14,7 +14,18 @@ import numpy as np
 from lm_eval_icl.results.aggregations import AGGREGATIONS
 from lm_eval_icl.results.calibration import METRICS as CALIBRATION
 from lm_eval_icl.results.fields import column_fields, declared, switch_fields
-from lm_eval_icl.results.records import Answers, RuleFacts, StudyFacts, TaskResult, Unusable, at, count, mapping, number
+from lm_eval_icl.results.records import (
+    HUGE,
+    Answers,
+    RuleFacts,
+    StudyFacts,
+    TaskResult,
+    Unusable,
+    at,
+    count,
+    mapping,
+    number,
+)
 from lm_eval_icl.results.samples import Asked, DocumentRow, answers_of, lines, rows_of
 
 # lm-eval's metrics whose aggregation is not the mean, or of which less is better (lm_eval/api/metrics.py).
@@ -242,7 +253,7 @@ def _with_answers(result: TaskResult, documents: Sequence[DocumentRow] | Unusabl
     marks, answers = [], None
     is_accuracy = result.metric.startswith("acc") or result.metric == "exact_match"
     if is_accuracy and not 0 <= result.value <= 1:
-        marks.append(f"its {result.metric} of {result.value:g} is not between 0 and 1")
+        raise Unusable(f"its {result.metric} of {result.value:g} is not between 0 and 1")
     if result.aggregation not in AGGREGATIONS:
         marks.append(f"its {result.metric} is not computed from numbers of single documents: it is shown as reported")
     elif isinstance(documents, Unusable):
@@ -276,7 +287,7 @@ def _contradiction(answers: Answers, result: TaskResult, is_accuracy: bool) -> s
     items = answers.items
     if result.documents and len(items) != result.documents:
         return f"they are of {len(items)} documents, the results of {result.documents}"
-    if np.isinf(items).any() or (np.isnan(items).any() and result.aggregation != "nanmean"):
+    if (np.abs(items) > HUGE).any() or (np.isnan(items).any() and result.aggregation != "nanmean"):
         return f"the {result.metric} of a document is not a finite number"
     if is_accuracy and (items.min() < 0 or items.max() > 1):
         return f"the {result.metric} of a document is not between 0 and 1"

@@ -339,7 +339,6 @@ def damaged(change: Callable[[str], str]) -> tuple[dict, str]:
 
 FILE = "samples_a_2026-01-01T00-00-00.jsonl"
 MARKED = {
-    "its acc of 1.5 is not between 0 and 1": of_two([1.0, 2.0], **{"acc,none": 1.5}),
     "their mean acc is 0.5, in the results it is 0.75": of_two([1.0, 0.0], **{"acc,none": 0.75}),
     "they are of 3 documents, the results of 2": of_two([1.0, 0.0, 0.5]),
     "the acc of a document is not a finite number": of_two([1.0, math.nan]),
@@ -375,6 +374,7 @@ LEFT_OUT = {
     "(task 'a' is left out: its a bcccc": json.dumps(results_of({"a": [1.0]}))
     .replace("acc,none", r"a\nb" + "c" * 5000 + ",none")
     .replace("1.0", '"x"'),
+    "its acc of 1.5 is not between 0 and 1": json.dumps(of_two([1.0, 2.0], **{"acc,none": 1.5})[0]),
     "dev set": json.dumps({**results_of({"a": [1.0]}), "config": {"icl": {"study": {"split": "dev"}}}}),
 }
 
