@@ -320,7 +320,7 @@ class OfPackedRow:
     token sees only its own query, and the row has many.)
 
     It is not divided where this gains nothing or is not known to be possible: few tokens, a device other than the CPU,
-    half precision, or a last block that runs for some of the tokens only.
+    or half precision.
 
     Attributes:
         sees: [n, n] bool: which tokens of the row each token attends to, itself included.

@@ -47,8 +47,6 @@ class Capabilities:
         scaled_from: how many tokens a row may have before attention depends on a token's index; None if it never does.
         position_switch: from which position on all rotary angles change (`inference.positions.position_switch`); None
             if they never do.
-        can_trim_last_block: the last block can be run for some tokens of a pass only
-            (`lm_eval_icl.inference.blocks.last_block_at`).
         can_batch: queries of different lengths can be the rows of one batch behind a memory
             (`lm_eval_icl.inference.scoring.score_rows`).
         can_generate: transformers' `generate` goes on from the model's cache, with the positions that the model has
@@ -67,7 +65,6 @@ class Capabilities:
     keeps_window: bool = False
     scaled_from: int | None = None
     position_switch: tuple[int, bool] | None = None
-    can_trim_last_block: bool = False
     can_batch: bool = False
     can_generate: bool = False
     can_pad: bool = False
@@ -133,7 +130,6 @@ def probe(model: PreTrainedModel) -> Capabilities:
         keeps_window=mask and positions and _succeeds(trial.keeps_window),
         scaled_from=_scaled_from(model),
         position_switch=position_switch(model),
-        can_trim_last_block=mask and positions and _succeeds(trial.trims_last_block),
         can_batch=_succeeds(trial.batches),
         can_generate=pads or _succeeds(trial.generates_one),
         can_pad=pads,
@@ -267,14 +263,13 @@ class _Trial:
         from_zero = self.in_one_pass([*self.context, *self.query], self.answers[0], counted=True)
         return abs(from_zero - self.expected[0]) <= self.rounding
 
-    def packed(self, beside: Sequence[int], trim: bool = False) -> float:
+    def packed(self, beside: Sequence[int]) -> float:
         pairs = [(beside, self.answers[0]), (self.query, self.answers[0])]
-        return score_packed(self.model, [(self.memory, pairs)], trim_last_block=trim)[1][0]
+        return score_packed(self.model, [(self.memory, pairs)])[1][0]
 
     def obeys_mask(self) -> bool:
         allowed = self.rounding if _has_experts(self.model) else 0.0
-        self.beside_other = self.packed(self.other)
-        return abs(self.beside_other - self.packed(self.another)) <= allowed
+        return abs(self.packed(self.other) - self.packed(self.another)) <= allowed
 
     def sees_ahead(self) -> bool:
         everything = additive(torch.ones(16, 16, dtype=torch.bool), self.model.dtype)[None, None].to(self.device)
@@ -300,14 +295,11 @@ class _Trial:
         masked = self.model(input_ids=ids, attention_mask=causal, position_ids=at).logits[0, window:]
         return not _differ(masked, self.model(input_ids=ids).logits[0, window:])
 
-    def trims_last_block(self) -> bool:
-        return abs(self.packed(self.other, trim=True) - self.beside_other) <= self.rounding
-
     def batches(self) -> bool:
         """Whether rows of different lengths, and answers of several rows, have the scores they have in one pass."""
         queries, answer = (self.query, [*self.query, *self.other]), self.answers[0][:1]
         wanted = [self.in_one_pass([*self.context, *query], answer) for query in queries] + [*self.expected] * 2
-        scores = score_rows(self.model, self.memory, [(tuple(query), [answer]) for query in queries], rows=2)
+        scores = [*score_rows(self.model, self.memory, [(tuple(query), [answer]) for query in queries], rows=2)]
         scores += score_rows(self.model, self.memory, [self.asked] * 2, rows=4)
         return all(map(self.same, (score for score, _ in scores), wanted))
 

@@ -15,7 +15,6 @@ from lm_eval_icl.prompts.tokens import Context
 if TYPE_CHECKING:  # a method's arguments and layout are known without what runs models, which takes seconds to import
     from transformers import PreTrainedModel
 
-    from lm_eval_icl.inference.capabilities import Capabilities
     from lm_eval_icl.inference.memory import Memory
     from lm_eval_icl.inference.packing import Queries
     from lm_eval_icl.inference.schedule import ContextWork
@@ -221,8 +220,17 @@ class Method(ABC):
         """
         yield from self.encode(model, [context])
 
+    @property
+    def of_window(self) -> Method:
+        """The method that encodes the memories of `contexts`."""
+        return self
+
+    def contexts(self, context: Context) -> list[Context]:
+        """The contexts whose memories a query attends to, each by itself: the context, unless it is divided."""
+        return [context]
+
     def encode_queries(
-        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, can: Capabilities | None = None
+        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, packed: bool = False
     ) -> list[tuple[Memory, tuple[int, ...]]]:
         """For each of several queries, the memory to which it attends, and the part of it that is still to be run.
 
@@ -231,7 +239,7 @@ class Method(ABC):
                 `position_ids`.
             memories: returns the memories of several contexts, as `encode` computes them, and may keep them for other
                 queries.
-            can: what the model can do, if queries may be packed into one row; None to run them one by one.
+            packed: whether queries may be packed into one row; otherwise they run one by one.
 
         Raises:
             InputError: what a query attends to depends on the query, and the method does not say how.
@@ -250,16 +258,22 @@ class Method(ABC):
         """
         from lm_eval_icl.inference.schedule import ContextWork
 
-        footprint, items = self.footprint(context), sorted(queries.items())
-        whole = ContextWork(context, items, tokens=footprint.tokens, entries=footprint.kept)
-        if not (self.memory_depends_on_query and queries):
-            beside = bool(once and context.demonstrations and context.tokens)
-            ordinary = beside and bool(queries) and self.is_ordinary(context)
-            yield replace(whole, alone=not beside, ordinary=ordinary)
+        takes, windows, items = self.footprint(context), self.contexts(context), sorted(queries.items())
+        if self.memory_depends_on_query and queries:
+            for query, answers in items:
+                tokens, behind = self.tokens_for(context, len(query))
+                yield ContextWork(context, [(query, answers)], tokens, takes.kept, behind, alone=False)
             return
-        for query, answers in items:
-            tokens, behind = self.tokens_for(context, len(query))
-            yield replace(whole, queries=[(query, answers)], tokens=tokens, behind=behind, alone=False)
+        beside = bool(once and len(windows) == 1 and context.demonstrations and context.tokens)
+        yield ContextWork(
+            context,
+            items,
+            takes.tokens,
+            entries=sum(self.footprint(window).kept for window in windows),
+            alone=not beside,
+            ordinary=beside and bool(queries) and self.is_ordinary(context),
+            memories=len(windows),
+        )
 
     def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
         """How many tokens run for a query of `query` tokens, if what it attends to depends on it, and behind how many

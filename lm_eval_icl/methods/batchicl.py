@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.blocks import residual_stream
-from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.memory import Memory, causal_pass
 from lm_eval_icl.inference.scoring import streams_packed
 from lm_eval_icl.methods.base import Asked, Memories, Method
@@ -104,7 +103,7 @@ class BatchICL(Method):
         return passes * query, passes * len(context.prefix) + sum(context.lengths)
 
     def encode_queries(
-        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, can: Capabilities | None = None
+        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, packed: bool = False
     ) -> list[tuple[Memory, tuple[int, ...]]]:
         """Run every query behind every demonstration, all in one pass if they may be packed. What is left to be run is
         the last pass, in which the average replaces the residual stream of the query's last token."""
@@ -123,7 +122,7 @@ class BatchICL(Method):
             for shot in shots:
                 queries[shot][query] = None
         work = [(memory(shot), [*behind]) for shot, behind in queries.items()]
-        streams = self._streams(model, work, can) if work else []
+        streams = self._streams(model, work, packed) if work else []
         last = {  # the residual stream of a query's last token, [width]
             (shot, query): stream
             for (shot, behind), of_memory in zip(queries.items(), streams, strict=True)
@@ -146,12 +145,12 @@ class BatchICL(Method):
         return Context(context.prefix, demonstrations), start if self.positions == "symmetric" else None
 
     def _streams(
-        self, model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[tuple[int, ...]]]], can: Capabilities | None
+        self, model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[tuple[int, ...]]]], packed: bool
     ) -> Iterable[Tensor]:
         """After block k, the residual stream of the last token of each memory's queries, [queries, width]."""
         assert self.layer is not None
-        if can is not None:
-            yield from streams_packed(model, work, self.layer, can.can_trim_last_block)
+        if packed:
+            yield from streams_packed(model, work, self.layer)
             return
         for memory, queries in work:
             of_queries = []

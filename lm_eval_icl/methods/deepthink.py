@@ -153,7 +153,7 @@ class DeepThink(Method):
         return memories
 
     def memories(self, model: PreTrainedModel, context: Context) -> Iterator[Memory]:
-        """The memory after each of the T passes. Without demonstrations, the first one is that of all."""
+        """The memory after each of the T passes. Without demonstrations, it is that of the first one."""
         for (memory,) in self._iterations(model, [context]):
             yield memory
 
@@ -165,7 +165,8 @@ class DeepThink(Method):
         memories = encode_all(model, whole, [context.tokens for context in contexts])
         yield list(map(kept_of, firsts, memories))
         # A memory is empty if the context's only token was moved to an empty query.
-        if self.T == 1 or not contexts[0].demonstrations or not memories[0].layers:
+        if not contexts[0].demonstrations or not memories[0].layers:
+            yield from ([*map(kept_of, firsts, memories)] for _ in range(2, self.T + 1))
             return
         layouts = [self.passes(len(context.prefix), context.lengths)[1][1] for context in contexts]
         # The steps are small: in half precision they would be rounded away.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -60,9 +59,11 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
             f"{method.name}{setting} needs a model that obeys given positions, and {name} has no positions to give: it "
             "counts tokens by itself."
         )
+    if method.reads_in_parts:
+        _check_parts(method, model)
 
 
-def check_parts(method: Method, model: PreTrainedModel) -> None:
+def _check_parts(method: Method, model: PreTrainedModel) -> None:
     """Check that all layers read a memory in parts: parts that are read as usual give the usual scores, and what a part
     of next to no weight holds changes nothing.
 
@@ -124,19 +125,6 @@ def check_residual_stream(method: Method, model: PreTrainedModel, layer: int) ->
         raise Unsupported(
             f"{method.name} needs a model whose blocks hand on one residual stream, and those of "
             f"{type(model).__name__} do not."
-        )
-
-
-def check_memories(method: Method, memories: Sequence[Memory]) -> None:
-    """Check what a method's `encode` has returned: only `encode_queries` may return memories with residuals.
-
-    Raises:
-        InputError: a memory has a residual.
-    """
-    if any(memory.residual for memory in memories):
-        raise InputError(
-            f"{method.name}: encode returns a memory with a residual: set memory_depends_on_query = True and return it "
-            "from encode_queries, as batchicl does."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.inference.packing import Queries
-from lm_eval_icl.inference.schedule import ContextWork
-from lm_eval_icl.methods.base import Footprint, Method
+from lm_eval_icl.methods.base import Footprint
 from lm_eval_icl.methods.windowed import Windowed
 from lm_eval_icl.prompts.layouts import Layout, Pattern, before, same
 from lm_eval_icl.prompts.tokens import Context
@@ -34,11 +32,6 @@ class Several(Windowed):
     treats_demonstrations_alike = True
     one_pass = False
     windows_repeat = True
-
-    @property
-    @abstractmethod
-    def of_window(self) -> Method:
-        """The method that encodes a window."""
 
     @abstractmethod
     def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -108,9 +101,3 @@ class Several(Windowed):
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of windows."""
         return self.of_window.encode(model, contexts)
-
-    def work(self, context: Context, queries: Queries, once: bool) -> Iterator[ContextWork]:
-        """All queries run behind all memories."""
-        kept = [self.of_window.footprint(window).kept for window in self.contexts(context)]
-        tokens = self.footprint(context).tokens
-        yield ContextWork(context, sorted(queries.items()), tokens, entries=sum(kept), memories=len(kept))
