@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from lm_eval_icl.errors import InputError, log, one_line
 from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.inference.caches import behind_cache, takes_positions, without_adapter
 from lm_eval_icl.inference.devices import device_of
-from lm_eval_icl.inference.generation import Stopped, continue_from
+from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.hybrids import check_states, empty_cache, has_other_states
 from lm_eval_icl.inference.memory import Memory, read_behind, read_causally, run_rows
 from lm_eval_icl.inference.positions import position_switch
@@ -118,23 +119,25 @@ def probe(model: PreTrainedModel) -> Capabilities:
         )
     if error := _failure(trial.go_on):
         return Capabilities(no_memory=error, has_other_states=other_states)
-    positions = not other_states and _succeeds(trial.obeys_positions)
-    mask = not other_states and _succeeds(trial.obeys_mask)
-    pads = positions and takes_positions(model) and _succeeds(trial.pads)
+    positions = not other_states and _succeeds("obeys_positions", trial.obeys_positions)
+    mask = not other_states and _succeeds("obeys_mask", trial.obeys_mask)
+    short, long, alike = trial.query, [*trial.query, *trial.other], trial.other[: len(trial.query)]
+    pads = positions and takes_positions(model) and _succeeds("pads", trial.generates, short, long)
+    one = pads or _succeeds("generates", lambda: trial.counts_from_zero() and trial.generates(short))
     return Capabilities(
         has_other_states=other_states,
         obeys_mask=mask,
-        sees_ahead=mask and _succeeds(trial.sees_ahead),
+        sees_ahead=mask and _succeeds("sees_ahead", trial.sees_ahead),
         obeys_positions=positions,
         window=_window(model),
-        keeps_window=mask and positions and _succeeds(trial.keeps_window),
+        keeps_window=mask and positions and _succeeds("keeps_window", trial.keeps_window),
         scaled_from=_scaled_from(model),
         position_switch=position_switch(model),
-        can_batch=_succeeds(trial.batches),
-        can_generate=pads or _succeeds(trial.generates_one),
+        can_batch=_succeeds("batches", trial.batches),
+        can_generate=one,
         can_pad=pads,
-        can_share=pads and _succeeds(trial.shares_memory),
-        can_leave=_succeeds(trial.leaves_padded if pads else trial.leaves),
+        can_share=pads and _succeeds("shares_memory", trial.shares_memory),
+        can_leave=_succeeds("leaves", partial(trial.generates, leaves=True), short, long if pads else alike),
     )
 
 
@@ -142,7 +145,7 @@ def tells_positions_apart(model: PreTrainedModel) -> bool:
     """Whether a score changes with the position from which on a query runs behind a memory."""
     trial = _Trial(model)
     trial.memory = read_causally(model, trial.context)
-    return _succeeds(trial.moves)
+    return _succeeds("moves", trial.moves)
 
 
 def _failure(test: Callable[[], None]) -> str:
@@ -156,15 +159,15 @@ def _failure(test: Callable[[], None]) -> str:
     return ""
 
 
-def _succeeds(test: Callable[[], bool]) -> bool:
+def _succeeds(name: str, test: Callable[..., bool], *args: Any) -> bool:
     """The result of a test; False, and a line in the log, if the model does not take its arguments. Running out of
     memory is still raised."""
     try:
-        return test()
+        return test(*args)
     except _REFUSALS as error:
         if should_reduce_batch_size(error):
             raise
-        log.info("what the model can do: the trial %r ends in %s", test.__name__, one_line(error)[:200])
+        log.info("what the model can do: the trial %r ends in %s", name, one_line(error)[:200])
         return False
 
 
@@ -320,32 +323,12 @@ class _Trial:
         rounding = min(torch.finfo(dtype).eps for dtype in (self.model.dtype, torch.float32))
         return _relative(logits(shared=True), logits(shared=False)) <= 1000 * rounding
 
-    def pads(self) -> bool:
-        """Whether `generates` is true of rows of different lengths."""
-        return self.generates(self.query, [*self.query, *self.other])
-
-    def generates_one(self) -> bool:
-        return self.counts_from_zero() and self.generates(self.query)
-
-    def leaves_padded(self) -> bool:
-        """`leaves`, of two rows of different lengths."""
-        return self.leaves([*self.query, *self.other])
-
-    def leaves(self, other: Sequence[int] = ()) -> bool:
-        """Whether `generates` is true of a batch of two rows that the first row leaves after its first token.
-
-        Args:
-            other: the second row; empty for one as long as the first.
-        """
-        other = other or self.other[: len(self.query)]
-        return self.generates(self.query, other, stopped=lambda criteria: [True, False])
-
-    def generates(self, *queries: Sequence[int], stopped: Stopped | None = None) -> bool:
+    def generates(self, *queries: Sequence[int], leaves: bool = False) -> bool:
         """Whether the tokens that `generate` finds behind the memory, all queries in one batch, are the likeliest ones
         in one pass as well, if nothing but the scores decides (none of the checkpoint's own settings).
 
         Args:
-            stopped: tells which rows leave the batch; None if none does.
+            leaves: the first of two rows leaves the batch after its first token.
         """
         model: Any = self.model
         inner: Any = without_adapter(model)
@@ -363,8 +346,8 @@ class _Trial:
         checkpoint, plain = inner.generation_config, GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0)
         inner.generation_config = plain
         try:
-            leaving = stopped is not None
-            generated = continue_from(model, generate, [self.memory], queries, leaving=leaving, stopped=stopped)
+            ways: Any = {"leaving": True, "stopped": lambda criteria: [True, False]} if leaves else {}
+            generated = continue_from(model, generate, [self.memory], queries, **ways)
         finally:
             inner.generation_config = checkpoint
         return all(short(query, row) <= self.noise for query, row in zip(queries, generated, strict=True))
