@@ -177,7 +177,7 @@ class Layout:
         if first == last:  # within one block, which sees itself causally: all see what is before the first of them
             all_see |= own & (place < place[rows.start])
             own &= place <= place[rows.stop - 1]
-        return _slices(all_see), _slices((some_see | own) & ~all_see)
+        return slices(all_see), slices((some_see | own) & ~all_see)
 
     @cached_property
     def itself(self) -> Tensor:
@@ -320,7 +320,7 @@ class Layout:
         return {}
 
 
-def _slices(marked: Tensor) -> list[slice]:
+def slices(marked: Tensor) -> list[slice]:
     """The slices at which a row of booleans is True."""
     edges = torch.diff(marked.int(), prepend=marked.new_zeros(1).int(), append=marked.new_zeros(1).int())
     bounds = edges.nonzero()[:, 0].tolist()
