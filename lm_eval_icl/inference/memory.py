@@ -203,7 +203,11 @@ def kept_of(layout: Layout, memory: Memory) -> Memory:
     kept = layout.kept_tokens
     if len(kept) == len(memory):
         return memory
-    layers = [(_take(keys, kept), _take(values, kept)) for keys, values in memory.layers]
+
+    def take(entries: Tensor) -> Tensor:  # a layer that the model leaves out has none
+        return entries.index_select(2, on_device(kept, entries.device)) if entries.numel() else entries
+
+    layers = [(take(keys), take(values)) for keys, values in memory.layers]
     return replace(memory, layers=layers, tokens=[memory.tokens[i] for i in kept])
 
 
@@ -266,11 +270,6 @@ def read_behind(
     counts = memory.in_sequence and not (has_other_states(model) and takes_positions(model))
     depths = depth + torch.arange(longest, device=ids.device).expand(len(rows), -1)
     return run_rows(model, ids, read, cache, None if counts else memory.query_start + depths)
-
-
-def _take(entries: Tensor, kept: Sequence[int]) -> Tensor:
-    """Select some of a layer's keys or values. A layer that the model leaves out has none."""
-    return entries.index_select(2, on_device(kept, entries.device)) if entries.numel() else entries
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
@@ -346,12 +345,8 @@ def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = Fals
 
 
 def cache_of_rows(memories: Sequence[Memory]) -> Cache:
-    """A transformers cache for a batch whose rows have a memory each. Memories end side by side: the shorter ones have
-    zeros in front, which a mask has to hide.
-
-    Args:
-        memories: of keys and values, one for each row.
-    """
+    """A transformers cache for a batch whose rows have a memory of keys and values each. Memories end side by side: the
+    shorter ones have zeros in front, which a mask has to hide."""
     like = next(memory.layers for memory in memories if memory.layers)
 
     def padded(parts: Sequence[Tensor]) -> Tensor:

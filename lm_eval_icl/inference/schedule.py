@@ -56,7 +56,6 @@ class ContextWork:
     query.
 
     Attributes:
-        context: the context.
         queries: the queries in ascending order, each with its answers.
         tokens: how many tokens run to encode it.
         behind: behind how many entries of memories that it shares with others.

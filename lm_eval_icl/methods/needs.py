@@ -20,7 +20,7 @@ from lm_eval_icl.prompts.tokens import Context
 
 
 def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
-    """Check that a model does what a method needs.
+    """Refuse a model that does not do what a method needs, as the other functions here refuse one.
 
     Raises:
         Unsupported: it does not.
@@ -65,11 +65,7 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
 
 def _check_parts(method: Method, model: PreTrainedModel) -> None:
     """Check that all layers read a memory in parts: parts that are read as usual give the usual scores, and what a part
-    of next to no weight holds changes nothing.
-
-    Raises:
-        Unsupported: they do not.
-    """
+    of next to no weight holds changes nothing."""
     query, answers = (3, 4, 5), [(6, 7), (8,)]
 
     def scores(memory: Memory) -> list[float]:
@@ -97,11 +93,7 @@ def _check_parts(method: Method, model: PreTrainedModel) -> None:
 
 
 def check_no_positions(method: Method, model: PreTrainedModel) -> None:
-    """Check a model whose positions were taken away.
-
-    Raises:
-        Unsupported: it still tells positions apart.
-    """
+    """Check that a model whose positions were taken away does not tell positions apart."""
     if tells_positions_apart(model):
         raise Unsupported(
             f"{method.name} needs a model whose positions can be taken away, and {type(model).__name__} still tells "
@@ -110,11 +102,7 @@ def check_no_positions(method: Method, model: PreTrainedModel) -> None:
 
 
 def check_residual_stream(method: Method, model: PreTrainedModel, layer: int) -> None:
-    """Check that the block `layer` (counted from 1) hands on one residual stream, [1, tokens, width].
-
-    Raises:
-        Unsupported: it does not.
-    """
+    """Check that the block `layer` (counted from 1) hands on one residual stream, [1, tokens, width]."""
     try:
         with residual_stream(model, layer) as streams:
             causal_pass(model, [1, 2])
@@ -129,11 +117,7 @@ def check_residual_stream(method: Method, model: PreTrainedModel, layer: int) ->
 
 
 def check_generates(method: Method, model: PreTrainedModel, can: Capabilities, context: Context) -> None:
-    """Check that text can be generated behind a context.
-
-    Raises:
-        Unsupported: transformers' `generate` does not go on from this model's cache, and the method needs that.
-    """
+    """Check that `generate` goes on from this model's cache, if the method needs that behind a context."""
     if not (can.can_generate or (model.can_generate() and method.is_ordinary(context))):
         raise Unsupported(
             f"{method.name} generates no text with {type(model).__name__}: transformers' generate does not go on from "

@@ -76,8 +76,6 @@ class MethodRunner:
         capabilities: what the model can do, if that has been tried, which takes some thirty short passes.
 
     Attributes:
-        store: the stored memories.
-        budget: how much runs at once.
         quiet: no bar is shown while a long context is encoded. The first of several processes shows it.
         packs_ahead: how many packs are begun before the scores of a pack are handed on: on an accelerator one, which
             runs while these are read.
@@ -254,15 +252,8 @@ class MethodRunner:
     def score_prompts(
         self, prompts: Sequence[tuple[TokenizedPrompt, Ids]], once: bool = False
     ) -> Iterator[list[tuple[int, Score]]]:
-        """Score the answer to each prompt. Equal ones are run once.
-
-        Args:
-            prompts: prompts, each with an answer.
-            once: as for `score`.
-
-        Yields:
-            For each forward pass, the indices of the prompts that it scored, each with its score.
-        """
+        """`score` for prompts, each with an answer. Equal ones are run once. Yields, for each forward pass, the indices
+        of the prompts that it scored, each with its score."""
         asked_by = grouped(prompts)
         for scored, scores in self.score(asked_by, once):
             yield [
@@ -307,11 +298,7 @@ class MethodRunner:
         states: States = None,
         memory: Memory | None = None,
     ) -> Iterator[Scored]:
-        """The batches of `score`. Their scores may still be computed when they are yielded.
-
-        Args:
-            memory: that of the only context, if it is there.
-        """
+        """The batches of `score`, whose scores may still be computed. A `memory` is that of the only context."""
         unscored = {context: dict(queries) for context, queries in work.items() if queries}
         # The memories in use, and what is left of the query behind which they are.
         in_use: tuple[list[Memory], Ids | None] | None = None if memory is None else ([memory], None)
@@ -383,9 +370,6 @@ class MethodRunner:
 
         Yields:
             For each forward pass, the number of the memory on which it ran, what it scored, and the scores.
-
-        Raises:
-            InputError: the device's memory does not suffice.
         """
         memories = self.method.memories(self.model, context)
 
@@ -434,7 +418,7 @@ class MethodRunner:
             The generated ids, one row for each prompt of the batch.
 
         Raises:
-            Unsupported: as `needs.check_generates`.
+            Unsupported: the method generates no text with this model.
             InputError: the scores of a next token are NaN or infinite, or the device's memory does not suffice.
         """
         method, can, by_query = self.method, self.capabilities, self.method.memory_depends_on_query
@@ -446,14 +430,10 @@ class MethodRunner:
         shared = isinstance(method, Several) or method.reads_in_parts
 
         def first() -> list[Text]:
-            texts = [
-                Text(
-                    prompt,
-                    method.footprint(prompt.context).kept,
-                    single=not shared and (prompt.context in single or not can.can_generate),
-                )
-                for prompt in prompts[: self.budget.sizes.texts]
-            ]
+            texts = []
+            for prompt in prompts[: self.budget.sizes.texts]:
+                alone = not shared and (prompt.context in single or not can.can_generate)
+                texts.append(Text(prompt, method.footprint(prompt.context).kept, alone))
             return texts[: first_texts(texts, max_new_tokens, self.budget.sizes, can, settings, by_query)]
 
         def run() -> list[list[int]]:
