@@ -266,24 +266,25 @@ class _Trial:
         from_zero = self.in_one_pass([*self.context, *self.query], self.answers[0], counted=True)
         return abs(from_zero - self.expected[0]) <= self.rounding
 
-    def packed(self, beside: Sequence[int]) -> float:
-        pairs = [(beside, self.answers[0]), (self.query, self.answers[0])]
-        return score_packed(self.model, [(self.memory, pairs)])[1][0]
-
     def obeys_mask(self) -> bool:
+        def beside(hidden: Sequence[int]) -> float:
+            pairs = [(hidden, self.answers[0]), (self.query, self.answers[0])]
+            return score_packed(self.model, [(self.memory, pairs)])[1][0]
+
         allowed = self.rounding if _has_experts(self.model) else 0.0
-        return abs(self.packed(self.other) - self.packed(self.another)) <= allowed
+        return abs(beside(self.other) - beside(self.another)) <= allowed
+
+    def masked(self, ids: Sequence[int], sees: Tensor) -> Tensor:
+        """The logits of a row under a 4-D mask, [n, vocabulary]."""
+        mask = additive(sees, self.model.dtype)[None, None].to(self.device)
+        row, at = torch.tensor([[*ids]], device=self.device), torch.arange(len(ids), device=self.device)[None]
+        logits: Tensor = self.model(input_ids=row, attention_mask=mask, position_ids=at).logits[0]
+        return logits
 
     def sees_ahead(self) -> bool:
-        everything = additive(torch.ones(16, 16, dtype=torch.bool), self.model.dtype)[None, None].to(self.device)
-
-        def first(last: int) -> Tensor:
-            ids = torch.tensor([[*self.context, *self.query[:3], last]], device=self.device)
-            at = torch.arange(ids.shape[1], device=self.device)[None]
-            logits: Tensor = self.model(input_ids=ids, attention_mask=everything, position_ids=at).logits[0, 0]
-            return logits
-
-        return _differ(first(self.other[0]), first(self.another[0]))
+        everything = torch.ones(16, 16, dtype=torch.bool)
+        rows = ([*self.context, *self.query[:3], last] for last in (self.other[0], self.another[0]))
+        return _differ(*(self.masked(row, everything)[0] for row in rows))
 
     def keeps_window(self) -> bool:
         """Whether a causal 4-D mask gives, behind the window, the logits that the model has without a mask. Windows of
@@ -292,11 +293,9 @@ class _Trial:
         if window is None or window > _LONGEST_TRIAL:
             return False
         n = window + len(self.context)
-        ids = torch.tensor([[*self.context, *self.query, *self.other] * n], device=self.device)[:, :n]
-        causal = additive(torch.ones(n, n, dtype=torch.bool).tril(), self.model.dtype)[None, None].to(self.device)
-        at = torch.arange(n, device=self.device)[None]
-        masked = self.model(input_ids=ids, attention_mask=causal, position_ids=at).logits[0, window:]
-        return not _differ(masked, self.model(input_ids=ids).logits[0, window:])
+        ids = ([*self.context, *self.query, *self.other] * n)[:n]
+        masked = self.masked(ids, torch.ones(n, n, dtype=torch.bool).tril())
+        return not _differ(masked[window:], self.model(torch.tensor([ids], device=self.device)).logits[0, window:])
 
     def batches(self) -> bool:
         """Whether rows of different lengths, and answers of several rows, have the scores they have in one pass."""
@@ -321,7 +320,8 @@ class _Trial:
 
         # In half precision, too, since attention is then not divided, and the two ways compute the same.
         rounding = min(torch.finfo(dtype).eps for dtype in (self.model.dtype, torch.float32))
-        return _relative(logits(shared=True), logits(shared=False)) <= 1000 * rounding
+        alone, shared = logits(shared=False).double(), logits(shared=True).double()
+        return float((shared - alone).norm()) <= 1000 * rounding * float(alone.norm())
 
     def generates(self, *queries: Sequence[int], leaves: bool = False) -> bool:
         """Whether the tokens that `generate` finds behind the memory, all queries in one batch, are the likeliest ones
@@ -356,11 +356,6 @@ class _Trial:
 def _differ(logits: Tensor, other_logits: Tensor) -> bool:
     """Whether logits differ by more than their last digits."""
     return float((logits - other_logits).abs().max()) > 2 * torch.finfo(logits.dtype).eps * float(logits.abs().max())
-
-
-def _relative(actual: Tensor, expected: Tensor) -> float:
-    """The relative difference of two tensors."""
-    return float((actual.double() - expected.double()).norm()) / max(float(expected.double().norm()), 1e-30)
 
 
 def _has_experts(model: PreTrainedModel) -> bool:

@@ -297,7 +297,7 @@ def masked_pass(
     Returns:
         Keys and values of the tokens of each row, both [1, key-value heads, n, head width] for each layer.
     """
-    device, lengths = device_of(model), [len(row) for row in rows]
+    device, lengths, layers = device_of(model), [len(row) for row in rows], KeyValues()
     by_rows = UnderLayouts(layouts)
     layout = by_rows.layout
 
@@ -316,12 +316,16 @@ def masked_pass(
     if len(layout) > CONTEXT_TOKENS and replaceable:
         with attention_by(by_rows):
             layers = run(by_rows.mask(model.dtype, device))
-        if by_rows.layers == sum(keys.numel() > 0 for keys, _ in layers):
-            return _apart(layers, lengths)
-        _with_other_attention.add(model)
-        del layers
-    mask = to_device(layout.mask[layout.entries :], device)
-    return _apart(run(additive(mask, model.dtype)[None, None]), lengths)
+        if by_rows.layers != sum(keys.numel() > 0 for keys, _ in layers):
+            _with_other_attention.add(model)
+            layers = []
+    if not layers:
+        layers = run(additive(to_device(layout.mask[layout.entries :], device), model.dtype)[None, None])
+    if len(lengths) == 1:
+        return [layers]
+    # They are copied, since each row would keep the keys and values of all the others from being freed.
+    spans = [slice(end - length, end) for end, length in zip(accumulate(lengths), lengths, strict=True)]
+    return [[(keys[:, :, span].clone(), values[:, :, span].clone()) for keys, values in layers] for span in spans]
 
 
 def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = False) -> Cache:
@@ -359,18 +363,6 @@ def cache_of_rows(memories: Sequence[Memory]) -> Cache:
         of_rows = [memory.layers[i] if memory.layers else none for memory in memories]
         layers.append(MemoryLayer.of_rows(*map(padded, zip(*of_rows, strict=True))))
     return Cache(layers=layers)
-
-
-def _apart(layers: KeyValues, lengths: Sequence[int]) -> list[KeyValues]:
-    """Divide the keys and values of several rows into those of each row. They are copied, since each row would keep the
-    keys and values of all the others from being freed."""
-    if len(lengths) == 1:
-        return [layers]
-    ends = list(accumulate(lengths))
-    return [
-        [(keys[:, :, end - length : end].clone(), values[:, :, end - length : end].clone()) for keys, values in layers]
-        for end, length in zip(ends, lengths, strict=True)
-    ]
 
 
 def causal_pass(

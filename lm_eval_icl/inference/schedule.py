@@ -114,14 +114,29 @@ def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> It
         n, tokens = side_by_side(work, sizes, can, at)
         if n:
             items = work[at : at + n]
-            queries = [(item.context, *query) for item in items for query in item.queries]
             ordinary = all(item.ordinary for item in items)
+            queries = [(item.context, *query) for item in items for query in item.queries]
             yield Batch(queries, "never" if ordinary else "now", tokens, rows)
-        else:
-            for pack, tokens in _packed_batches(work[at], sizes, can, rows):
-                queries = [(work[at].context, *query) for query in pack]
-                yield Batch(queries, "before", tokens, rows)
-        at += max(n, 1)
+            at += n
+            continue
+        item, at = work[at], at + 1
+        waiting = list(item.queries)  # in ascending order: the common beginning of queries in one pack is run once
+        if not can.can_pack:
+            waiting.sort(key=lambda asked: len(asked[0]))  # rows of one batch have similar lengths
+        while waiting:
+            if can.can_pack:
+                pack, tokens = first_packed_batch(waiting, max(sizes.pack_tokens // item.memories, 1), sizes.queries)
+                tokens *= item.memories
+                # A query longer than a pack gains nothing from packing, and its mask would be large.
+                together = len(pack) > 1 or tokens <= sizes.pack_tokens
+                if not (together and can.can_pack_to(item.entries + tokens)):
+                    pack, tokens = pack[:1], 0
+            else:
+                pack, tokens = waiting[:rows], 0
+                if any(len(answer) > 1 for _, answers in pack for answer in answers):
+                    pack = [asked for asked in pack if len(asked[0]) == len(pack[0][0])]
+            yield Batch([(item.context, *query) for query in pack], "before", tokens, rows)
+            waiting = waiting[len(pack) :]
 
 
 def side_by_side(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities, at: int = 0) -> tuple[int, int]:
@@ -141,30 +156,6 @@ def side_by_side(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities, a
             break
         count, used = count + 1, total
     return count, used
-
-
-def _packed_batches(
-    work: ContextWork, sizes: Sizes, can: Capabilities, rows: int
-) -> Iterator[tuple[list[QueryAnswers], int]]:
-    """The queries behind one memory, in packed batches of as many as run at once, each with its number of tokens; the
-    number is 0 if the queries are the rows of a batch."""
-    waiting = list(work.queries)  # in ascending order: the common beginning of queries in one pack is run once
-    if not can.can_pack:
-        waiting.sort(key=lambda item: len(item[0]))  # rows of one batch have similar lengths
-    while waiting:
-        if can.can_pack:
-            pack, tokens = first_packed_batch(waiting, max(sizes.pack_tokens // work.memories, 1), sizes.queries)
-            tokens *= work.memories
-            # A query longer than a pack gains nothing from packing, and its mask would be large.
-            together = len(pack) > 1 or tokens <= sizes.pack_tokens
-            if not (together and can.can_pack_to(work.entries + tokens)):
-                pack, tokens = pack[:1], 0
-        else:
-            pack, tokens = waiting[:rows], 0
-            if any(len(answer) > 1 for _, answers in pack for answer in answers):
-                pack = [item for item in pack if len(item[0]) == len(pack[0][0])]
-        yield pack, tokens
-        waiting = waiting[len(pack) :]
 
 
 @dataclass(frozen=True)

@@ -75,28 +75,25 @@ def check_pattern(pattern: object, n: int) -> None:
     Raises:
         InputError: it is no `Pattern`, or a part of it has another type or shape.
     """
+
+    def kind(value: object) -> str:
+        if isinstance(value, Tensor):
+            return f"a {value.dtype} tensor of shape {list(value.shape)}"
+        return "None" if value is None else f"a {type(value).__name__}"
+
     if not isinstance(pattern, Pattern):
-        raise InputError(f"pattern({n}): must return a Pattern, and returns {_kind(pattern)}.")
+        raise InputError(f"pattern({n}): must return a Pattern, and returns {kind(pattern)}.")
     if not isinstance(pattern.copies, int) or pattern.copies < 1:
         raise InputError(f"pattern({n}): copies={pattern.copies!r}: must be a whole number, 1 or more.")
-    blocks = n * pattern.copies
+    sees, windows, blocks = pattern.sees, pattern.windows, n * pattern.copies
     whose = f"{blocks} blocks: {n} demonstrations" + (f", {pattern.copies} copies of each" * (pattern.copies > 1))
-    sees, windows = pattern.sees, pattern.windows
-    refusals = []
     if not isinstance(sees, Tensor) or sees.dtype != torch.bool or sees.shape != (blocks, blocks):
-        refusals.append(f"sees must be booleans of shape [{blocks}, {blocks}] ({whose}), and is {_kind(sees)}.")
+        must = f"sees must be booleans of shape [{blocks}, {blocks}] ({whose})"
+        raise InputError(f"pattern({n}): {must}, and is {kind(sees)}.")
     whole = isinstance(windows, Tensor) and not (windows.is_floating_point() or windows.is_complex())
     if windows is not None and not (whole and windows.shape == (blocks,)):
-        refusals.append(f"windows must be whole numbers of shape [{blocks}] ({whose}), and is {_kind(windows)}.")
-    if refusals:
-        raise InputError(f"pattern({n}): {refusals[0]}")
-
-
-def _kind(value: object) -> str:
-    """The kind of a value, for an error."""
-    if isinstance(value, Tensor):
-        return f"a {value.dtype} tensor of shape {list(value.shape)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+        must = f"windows must be whole numbers of shape [{blocks}] ({whose})"
+        raise InputError(f"pattern({n}): {must}, and is {kind(windows)}.")
 
 
 @dataclass(frozen=True)
