@@ -29,9 +29,9 @@ Memories = Callable[[Sequence[Context]], "Sequence[Memory]"]
 class Method(ABC):
     """An in-context-learning method: its arguments, and how it encodes a context.
 
-    A method that differs from the others only in its mask needs nothing but `pattern`, which says which demonstration
-    sees which: the layout and the forward pass are made from it here. Other methods override `passes` and `encode`, or
-    `encode_queries` if what a query attends to depends on the query, and say so by the flags below.
+    A method that differs from the others only in its mask needs nothing but `pattern`, from which the layout and the
+    forward pass are made here. Others override `passes` and `encode`, or `encode_queries` if what a query attends to
+    depends on the query, and say so by the flags below.
 
     Args:
         positions: "sequential", in the order of the tokens; "symmetric", every demonstration starts at the end of the
@@ -51,7 +51,6 @@ class Method(ABC):
     # Some tokens must not see all tokens before them, so the model must obey a 4-D mask.
     needs_mask: ClassVar[bool] = True
     # Context, query and answer are one forward pass over `layout`, so that models can be trained under the method.
-    # Methods that are more run on models that were trained under another one, `trained_under`.
     one_pass: ClassVar[bool] = True
     # The memory to which a query attends depends on the query, so two queries never share one.
     memory_depends_on_query: ClassVar[bool] = False
@@ -130,12 +129,6 @@ class Method(ABC):
         """Whether a token's position can differ from its index, so that the model must obey `position_ids`."""
         return self.needs_mask or self.positions != "sequential"
 
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether some token sees one behind it."""
-        n = next((n for n in range(2, 1000) if not self.why_not(n)), 2)
-        return any(layout.looks_ahead for _, layout in self.passes(1, [2] * n, 2, 2))
-
     def why_not(self, n: int) -> str:
         """Why these arguments do not allow a prompt of n demonstrations; empty if they do."""
         return ""
@@ -153,10 +146,8 @@ class Method(ABC):
         """Which of n demonstrations sees which."""
 
     def layout(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
-        """The layout of the forward pass over a context, followed by query and answer if their lengths are given.
-
-        Args:
-            prefix, demonstrations, query, answer: numbers of tokens.
+        """The layout of the forward pass over a context, followed by query and answer if their lengths are given. The
+        arguments are numbers of tokens.
 
         Raises:
             InputError: `pattern` returns something else than a pattern of as many demonstrations.
@@ -182,13 +173,8 @@ class Method(ABC):
     def passes(
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
     ) -> list[tuple[str, Layout]]:
-        """The layouts of all forward passes until an answer is scored, each with a title for the reader.
-
-        Entries of a memory to which a pass attends are blocks M of its layout. The last layout contains the query.
-
-        Args:
-            prefix, demonstrations, query, answer: numbers of tokens.
-        """
+        """The layouts of all forward passes until an answer is scored, each with a title for the reader; the arguments
+        are those of `layout`. Entries of a memory to which a pass attends are blocks M. The last one has the query."""
         return [("", self.layout(prefix, demonstrations, query, answer))]
 
     def is_ordinary(self, context: Context) -> bool:
@@ -203,21 +189,15 @@ class Method(ABC):
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """The memories to which all queries of these contexts attend, from one forward pass over the contexts' layouts.
-
-        Args:
-            contexts: one, or several to be encoded side by side. If there are several, each has demonstrations, and the
-                model obeys a 4-D mask and `position_ids`.
-        """
+        If there are several contexts, each has demonstrations, and the model obeys a 4-D mask and `position_ids`."""
         from lm_eval_icl.inference.memory import encode_all
 
         layouts = [self.layout(len(context.prefix), context.lengths) for context in contexts]
         return encode_all(model, layouts, [context.tokens for context in contexts])
 
     def memories(self, model: PreTrainedModel, context: Context) -> Iterator[Memory]:
-        """The memories that this context's queries could be scored on one after another; the last is that of `encode`.
-
-        A method that refines its memory pass by pass gives that of each pass.
-        """
+        """The memories of this context after each pass, of a method that refines its memory pass by pass
+        (`counts_memories`); the last is that of `encode`."""
         yield from self.encode(model, [context])
 
     @property
@@ -240,9 +220,6 @@ class Method(ABC):
             memories: returns the memories of several contexts, as `encode` computes them, and may keep them for other
                 queries.
             packed: whether queries may be packed into one row; otherwise they run one by one.
-
-        Raises:
-            InputError: what a query attends to depends on the query, and the method does not say how.
         """
         if self.memory_depends_on_query:
             raise InputError(f"{self.name}: memory_depends_on_query = True needs an encode_queries, as saicl has it.")

@@ -146,11 +146,7 @@ class PromptLimits:
 
     def _takes(self, prompt: TokenizedPrompt, answer: int, tokens: bool = False) -> tuple[int, int, int]:
         """How many positions a prompt takes, by context, query and answer, in the longer of two passes: that which
-        encodes the context, or that of the query behind it.
-
-        Args:
-            tokens: how many tokens instead, entries of memories included.
-        """
+        encodes the context, or that of the query behind it. Or how many `tokens`, entries of memories included."""
         footprint, query = self.method.footprint(prompt.context), len(prompt.query)
         encoding, before_query = footprint.positions, footprint.query_start
         if tokens:
@@ -160,11 +156,8 @@ class PromptLimits:
 
     @property
     def longest_go_first(self) -> bool:
-        """Whether the longest demonstrations are left out first, instead of the first ones.
-
-        They are if positions are symmetric, where only the longest counts, and if the order of the demonstrations makes
-        no difference, where "first" would mean nothing. In both cases no other choice leaves out fewer.
-        """
+        """Whether the longest demonstrations are left out first, and not the first ones: if positions are symmetric,
+        where only the longest counts, or the order makes no difference. No other choice leaves out fewer then."""
         return self.method.positions == "symmetric" or self.method.invariant
 
     def leaves_out(self, prompts: Sequence[tuple[TokenizedPrompt, int]]) -> int:
@@ -173,10 +166,7 @@ class PromptLimits:
         It is the first one, or the longest one (`longest_go_first`). The tokens decide between equally long ones: which
         are left out may not depend on the order in which an order-invariant method gets them. Where windows of several
         demonstrations stand side by side, it is the longest one of the first window that is too long: the
-        demonstrations behind it move up, and no other choice leaves out fewer.
-
-        Args:
-            prompts: the prompts, each with the number of positions of its answer.
+        demonstrations behind it move up. `prompts` have the number of positions of their answers.
         """
         if not self.longest_go_first:
             return 0

@@ -47,7 +47,9 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
             "obey: a token that the mask hides changes the result. Use another attn_implementation (sdpa, eager) or "
             "another model."
         )
-    if method.needs_mask and not can.sees_ahead and method.looks_ahead:
+    shots = next((n for n in range(2, 1000) if not method.why_not(n)), 2)
+    ahead = not can.sees_ahead and any(layout.looks_ahead for _, layout in method.passes(1, [2] * shots, 2, 2))
+    if method.needs_mask and ahead:
         raise Unsupported(
             f"{method.name} lets tokens see tokens behind them, and those of {name} never do, whatever the mask shows "
             f"(attn_implementation={attention}). Use another model."

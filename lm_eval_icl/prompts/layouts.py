@@ -8,9 +8,10 @@ embeddings are arranged by `Layout.source` later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -240,9 +241,8 @@ class Layout:
         """How many positions the row takes: its largest position plus 1."""
         return max((block.start + self.step * (block.length - 1) + 1 for block in self.blocks), default=0)
 
-    def take(self, names: Iterable[str]) -> Layout:
-        """The layout of only those blocks that have these names."""
-        names = set(names)
+    def take(self, names: str) -> Layout:
+        """The layout of only those blocks that have these names, of one letter each."""
         indices = [i for i, block in enumerate(self.blocks) if block.name in names]
         blocks, kept = tuple(self.blocks[i] for i in indices), tuple(self.kept[i] for i in indices)
         return replace(self, blocks=blocks, sees=self.sees[indices][:, indices], kept=kept)
@@ -293,18 +293,16 @@ class Layout:
         return Layout(blocks, sees, self.kept * 2, self.end + by, self.step, behind_itself=reads is None)
 
     @cached_property
-    def _lengths(self) -> Tensor:
-        return torch.tensor([block.length for block in self.blocks], dtype=torch.long)
-
-    @cached_property
     def _block(self) -> Tensor:
         """[n] int64: the index of each token's block."""
-        return torch.arange(len(self.blocks)).repeat_interleave(self._lengths)
+        lengths = torch.tensor([block.length for block in self.blocks], dtype=torch.long)
+        return torch.arange(len(self.blocks)).repeat_interleave(lengths)
 
     @cached_property
     def _place(self) -> Tensor:
         """[n] int64: each token's place in its block, from 0 on."""
-        return torch.arange(len(self)) - (self._lengths.cumsum(0) - self._lengths)[self._block]
+        firsts = torch.tensor([*accumulate((block.length for block in self.blocks), initial=0)], dtype=torch.long)
+        return torch.arange(len(self)) - firsts[self._block]
 
     @cached_property
     def _runs(self) -> Tensor:
@@ -349,31 +347,6 @@ def side_by_side(layouts: Sequence[Layout]) -> Layout:
     )
 
 
-def starts(prefix: int, lengths: Sequence[int], pattern: Pattern, positions: str) -> tuple[list[int], int]:
-    """The position at which each block of demonstrations starts, and the position at which the query starts.
-
-    "sequential": each block after the one before it. "symmetric": every window at the end of the prefix, the query
-    after the longest window (InvICL, Appendix A.1). "none": everything at position 0.
-
-    Args:
-        prefix: the prefix's number of tokens.
-        lengths: each block's number of tokens.
-        pattern: gives the blocks' windows.
-        positions: "sequential", "symmetric" or "none".
-    """
-    if positions == "none":
-        return [0] * len(lengths), 0
-    windows = list(range(len(lengths))) if pattern.windows is None else pattern.windows.tolist()
-    if positions == "sequential":
-        windows = [0] * len(lengths)
-    ends = dict.fromkeys(windows, prefix)
-    block_starts = []
-    for window, length in zip(windows, lengths, strict=True):
-        block_starts.append(ends[window])
-        ends[window] += length
-    return block_starts, max(ends.values(), default=prefix)
-
-
 def lay_out(
     prefix: int,
     demonstrations: Sequence[int],
@@ -394,18 +367,24 @@ def lay_out(
     Args:
         prefix, demonstrations, query, answer: numbers of tokens.
         pattern: which block of demonstrations sees which, for the blocks of all repetitions and copies.
-        positions: "sequential", "symmetric" or "none" (see `starts`).
+        positions: "sequential": each block after the one before it. "symmetric": every window at the end of the prefix,
+            the query after the longest window (InvICL, Appendix A.1). "none": everything at position 0.
         repeat: how many times the sequence of demonstrations is repeated, before copies are made of it.
         query_start: the query's position, if it is not to be computed from the demonstrations of this row.
     """
     n, step = len(demonstrations) * repeat, 0 if positions == "none" else 1
     lengths = list(demonstrations) * repeat * pattern.copies
-    start, end = starts(prefix, lengths, pattern, positions)
-    end = end if query_start is None else query_start
-    source = [prefix]  # the index in the prompt of each demonstration's first token, and of the query's
-    for length in demonstrations:
-        source.append(source[-1] + length)
-
+    windows = list(range(len(lengths))) if pattern.windows is None else pattern.windows.tolist()
+    windows = [0] * len(lengths) if positions == "sequential" else windows
+    ends, start = dict.fromkeys(windows, prefix), []
+    for window, length in zip(windows, lengths, strict=True):
+        start.append(ends[window])
+        ends[window] += length
+    end = max(ends.values(), default=prefix) if query_start is None else query_start
+    if positions == "none":
+        start, end = [0] * len(lengths), 0
+    # The index in the prompt of each demonstration's first token, and of the query's.
+    source = [*accumulate(demonstrations, initial=prefix)]
     blocks = [Block("P", prefix, 0, 0)]
     for i, (length, at) in enumerate(zip(lengths, start, strict=True)):
         name = f"D{i % n + 1}" + "'" * (i // n)
