@@ -44,18 +44,18 @@ LIMITS = {
     "prompts": (1103, 694),
     "metaicl": (632, 595),
     "decisions": (500, 158),
-    "inference": (3296, 3055),
+    "inference": (3296, 3054),
     "methods": (2779, 1714),
     "drawing": (670, 409),
     "demonstrations": (1716, 565),
     "training": (1556, 769),
     "regression": (0, 387),
     "harness": (4006, 4699),
-    "results": (4023, 1832),
+    "results": (4022, 1832),
     "leaderboard": (1208, 288),
-    "studies": (3391, 2444),
-    "smoke": (616, 689),
-    "cli": (1126, 313),
+    "studies": (3391, 2443),
+    "smoke": (439, 673),
+    "cli": (1122, 313),
 }
 
 
