@@ -66,9 +66,10 @@ def test_states_are_what_the_vocabulary_projection_reads(arch, pack_tokens, chec
     options = [" positive", " very negative indeed"]
     pairs = [predictor.tokenizer.pairs(FewShotPrompt("", [], query), options) for query in queries]
     work = grouped((tokens, answer) for tokens, answers in pairs for answer in answers)
-    states = {}
-    for asked, scores in predictor.runner.score(work, states="hidden"):
-        states |= {query: state for (_, query, _), state in zip(asked, scores.states, strict=True)}
+    scored = predictor.runner.score(work, states="hidden")
+    states = {
+        query: state for asked, scores in scored for (_, query, _), state in zip(asked, scores.states, strict=True)
+    }
     logs = [scores.states for _, scores in predictor.runner.score(work, states="log_probs")]
     assert all(torch.allclose(row.exp().sum(), torch.ones((), dtype=row.dtype)) for rows in logs for row in rows)
     assert len(states) == len(queries)

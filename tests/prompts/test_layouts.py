@@ -28,8 +28,7 @@ def rows(method, prefix, demonstrations, query, answer):
     if method.why_not(len(demonstrations)):
         return []
     layouts = [layout for _, layout in method.passes(prefix, demonstrations, query, answer)]
-    one = [] if method.name == "deepthink" else [method.layout(prefix, demonstrations, query, answer)]
-    return [*layouts, *one]
+    return layouts if method.name == "deepthink" else [*layouts, method.layout(prefix, demonstrations, query, answer)]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
