@@ -31,36 +31,24 @@ _LABEL = 24  # the most characters of a token's label
 
 @dataclass(frozen=True)
 class Parts:
-    """A tokenized prompt with its answer.
-
-    Attributes:
-        reads: token id -> its text; empty for the example, whose tokens have no text.
-        note: a note to write under the drawing.
-    """
+    """A tokenized prompt with its answer."""
 
     context: Context
     query: tuple[int, ...]
     answer: tuple[int, ...]
-    reads: dict[int, str]
-    note: str = ""
+    reads: dict[int, str]  # token id -> its text; empty for the example, whose tokens have no text
+    note: str = ""  # to write under the drawing
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a method runs for a prompt.
-
-    Attributes:
-        name, arguments: the title.
-        passes: for every forward pass its title and its layout.
-        reads: the texts of the prompt's tokens, to be indexed by `Layout.source`; "" for a token without text.
-        notes: how to read the drawing.
-    """
+    """What a method runs for a prompt."""
 
     name: str
     arguments: str
-    passes: list[tuple[str, Layout]]
-    reads: list[str]
-    notes: list[str]
+    passes: list[tuple[str, Layout]]  # for every forward pass its title and its layout
+    reads: list[str]  # the texts of the prompt's tokens, to be indexed by `Layout.source`; "" for one without text
+    notes: list[str]  # how to read the drawing
 
 
 def example(shots: int) -> Parts:

@@ -45,16 +45,11 @@ class Reading:
     With the scores s of a token for the part's keys, its output over the part is softmax(s / temperature) times the
     values, and the part's share among all parts and the token's own keys is that of the log-sum-exp
     factor * LSE(s / temperature) + log_weight. The defaults are ordinary attention.
-
-    Attributes:
-        temperature: above 0.
-        factor: of the log-sum-exp, above 0.
-        log_weight: added to it (natural logarithm).
     """
 
-    temperature: float = 1.0
-    factor: float = 1.0
-    log_weight: float = 0.0
+    temperature: float = 1.0  # above 0
+    factor: float = 1.0  # above 0
+    log_weight: float = 0.0  # natural logarithm
 
 
 # Keys and values, [rows, heads, entries, width], and how they are read.
@@ -63,24 +58,15 @@ Part = tuple[Tensor, Tensor, Reading]
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """A layer's call of its attention function.
-
-    Attributes:
-        function: transformers' function, which takes the other attributes as its arguments.
-        module: the layer's attention module.
-        query: [rows, heads, n, width].
-        key, value: [rows, key-value heads, tokens, width].
-        mask: [rows or 1, 1, n, tokens], boolean or to be added to the scores; None for none.
-        options: the further arguments, by name.
-    """
+    """A layer's call of its attention function, which takes the other attributes as its arguments."""
 
     function: Callable[..., Attended]
-    module: nn.Module
-    query: Tensor
-    key: Tensor
+    module: nn.Module  # the layer's attention module
+    query: Tensor  # [rows, heads, n, width]
+    key: Tensor  # [rows, key-value heads, tokens, width], as the value
     value: Tensor
-    mask: Tensor | None
-    options: Mapping[str, Any]
+    mask: Tensor | None  # [rows or 1, 1, n, tokens], boolean or to be added to the scores
+    options: Mapping[str, Any]  # the further arguments, by name
 
     def whole(self) -> Attended:
         """Compute it by transformers' function."""
@@ -315,17 +301,12 @@ class OfPackedRow:
 
     It is not divided where this gains nothing or is not known to be possible: few tokens, a device other than the CPU,
     or half precision.
-
-    Attributes:
-        sees: [n, n] bool: which tokens of the row each token attends to, itself included.
-        groups: slices of the row, one behind the other, and for each the slice of the entries in front of the row to
-            which its tokens attend: their memory.
-        readings: for each group the parts of its memory, and how they are read; empty if all are read as usual.
-            Attention is then always divided.
     """
 
-    sees: Tensor
+    sees: Tensor  # [n, n] bool: which tokens of the row each token attends to, itself included
+    # Slices of the row, one behind the other, each with that of the entries in front of the row that its tokens see.
     groups: Sequence[tuple[slice, slice]]
+    # For each group the parts of its memory, and how they are read; attention is then always divided.
     readings: Sequence[Sequence[tuple[slice, Reading]]] = ()
 
     @cached_property

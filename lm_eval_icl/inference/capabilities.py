@@ -32,45 +32,26 @@ _REFUSALS = (TypeError, ValueError, LookupError, AttributeError, AssertionError,
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a model can do.
+    """What a model can do."""
 
-    Attributes:
-        no_memory: why the model does not continue from its cache as it reads in one pass; empty if it does. Then every
-            prompt is read as a whole.
-        has_other_states: the model is a hybrid (`inference.hybrids`). No mask and no given position has an effect on
-            its states.
-        obeys_mask: a token that is hidden by a 4-D mask does not influence the result.
-        sees_ahead: a token attends to tokens behind it if a 4-D mask shows them.
-        obeys_positions: a token's position is the one given in `position_ids`, whatever its index.
-        window: how many tokens back a token attends at most, counted by index; None if there is no limit.
-        keeps_window: under a 4-D mask, too, a token attends no further back than that (GPT-Neo). Other models attend to
-            whatever the mask shows.
-        scaled_from: how many tokens a row may have before attention depends on a token's index; None if it never does.
-        position_switch: from which position on all rotary angles change (`inference.positions.position_switch`); None
-            if they never do.
-        can_batch: queries of different lengths can be the rows of one batch behind a memory
-            (`lm_eval_icl.inference.scoring.score_rows`).
-        can_generate: transformers' `generate` goes on from the model's cache, with the positions that the model has
-            read the tokens in the cache at.
-        can_pad: it goes on so with queries of different lengths in one batch, the shorter ones behind padding.
-        can_share: it goes on so from a memory that attention reads once for all rows of a batch.
-        can_leave: it goes on so after some rows of a batch have left it.
-    """
-
+    # Why it does not continue from its cache as it reads in one pass: every prompt is read as a whole then. Or empty.
     no_memory: str = ""
+    # It is a hybrid (`inference.hybrids`). No mask and no given position has an effect on its states.
     has_other_states: bool = False
-    obeys_mask: bool = False
-    sees_ahead: bool = False
-    obeys_positions: bool = False
-    window: int | None = None
+    obeys_mask: bool = False  # a token that is hidden by a 4-D mask does not influence the result
+    sees_ahead: bool = False  # a token attends to tokens behind it if a 4-D mask shows them
+    obeys_positions: bool = False  # a token's position is the one given in `position_ids`, whatever its index
+    window: int | None = None  # how many tokens back a token attends at most, counted by index
+    # Under a 4-D mask, too, a token attends no further back than that (GPT-Neo). Others attend to what the mask shows.
     keeps_window: bool = False
-    scaled_from: int | None = None
-    position_switch: tuple[int, bool] | None = None
-    can_batch: bool = False
+    scaled_from: int | None = None  # how many tokens a row may have before attention depends on a token's index
+    position_switch: tuple[int, bool] | None = None  # from where rotary angles change (`positions.position_switch`)
+    can_batch: bool = False  # queries of different lengths can be the rows of a batch (`scoring.score_rows`)
+    # transformers' `generate` goes on from the model's cache, at the positions that the model has read its tokens at;
     can_generate: bool = False
-    can_pad: bool = False
-    can_share: bool = False
-    can_leave: bool = False
+    can_pad: bool = False  # and with queries of different lengths in one batch, the shorter ones behind padding;
+    can_share: bool = False  # and from a memory that attention reads once for all rows of a batch;
+    can_leave: bool = False  # and after some rows of a batch have left it
 
     @property
     def can_pack(self) -> bool:

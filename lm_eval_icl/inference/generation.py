@@ -54,17 +54,11 @@ _READ_ROWS = (
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """What a call of `generate` does under its settings, as far as it matters before the call.
+    """What a call of `generate` does under its settings, as far as it matters before the call."""
 
-    Attributes:
-        beams: how many rows `generate` makes of each row (beam search).
-        reads_rows: it reads the order of a row's tokens, or counts them, so that a row must have no padding.
-        samples: it draws tokens at random.
-    """
-
-    beams: int = 1
-    reads_rows: bool = False
-    samples: bool = False
+    beams: int = 1  # how many rows it makes of each row (beam search)
+    reads_rows: bool = False  # it reads the order of a row's tokens, or counts them: a row must have no padding
+    samples: bool = False  # it draws tokens at random
 
 
 def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> GenerationSettings:

@@ -43,41 +43,27 @@ KeyValues = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """Some entries of a memory, with tensors of their own, that attention reads in a way of their own.
-
-    Attributes:
-        layers: keys and values, as in `Memory`.
-        length: how many entries there are.
-        reading: how they are read.
-    """
+    """Some entries of a memory, with tensors of their own, that attention reads in a way of their own."""
 
     layers: KeyValues
-    length: int
+    length: int  # how many entries there are
     reading: Reading
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a method computed for a context, for queries to attend to.
+    """What a method computed for a context, for queries to attend to."""
 
-    Attributes:
-        layers: keys and values of the entries; empty for an empty context, and if there is a `state`. A layer that the
-            model leaves out has no entries (Mllama's cross-attention layers, which do not run without a picture).
-        tokens: the token id of each entry, in order, those of `parts` last.
-        query_start: the position of a query's first token.
-        residual: (k, i, [1, width]): the vector that replaces the residual stream of the token i behind the memory,
-            counted from 0, after block k, counted from 1 (see `reading`); None if nothing is replaced.
-        state: the cache of a hybrid after the context, as a batch of one row; None for an empty context and for other
-            models.
-        parts: further entries, which attention reads in parts. Those of `layers` are read as usual.
-    """
-
+    # Keys and values of the entries; empty for an empty context, and if there is a `state`. A layer that the model
+    # leaves out has no entries (Mllama's cross-attention layers, which do not run without a picture).
     layers: KeyValues
-    tokens: list[int]
-    query_start: int
+    tokens: list[int]  # the token id of each entry, in order, those of `parts` last
+    query_start: int  # the position of a query's first token
+    # (k, i, [1, width]): the vector that replaces the residual stream of the token i behind the memory, counted from 0,
+    # after block k, counted from 1 (`reading`).
     residual: tuple[int, int, Tensor] | None = None
-    state: Cache | None = None
-    parts: tuple[MemoryPart, ...] = ()
+    state: Cache | None = None  # the cache of a hybrid after the context, as a batch of one row
+    parts: tuple[MemoryPart, ...] = ()  # further entries, read in parts; those of `layers` are read as usual
 
     def __len__(self) -> int:
         return len(self.tokens)

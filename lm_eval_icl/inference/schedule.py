@@ -36,61 +36,39 @@ def in_order(prompts: Sequence[TokenizedPrompt]) -> list[int]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much runs at once.
+    """How much runs at once."""
 
-    Attributes:
-        pack_tokens: how many tokens of queries and options, and of contexts side by side, share one forward pass that
-            scores.
-        queries: how many queries share such a pass at least, even if they have more tokens.
-        texts: how many texts are generated, or queries scored that cannot be packed, in one batch.
-    """
-
+    # How many tokens of queries and options, and of contexts side by side, share one forward pass that scores.
     pack_tokens: int
-    queries: int
-    texts: int
+    queries: int  # how many queries share such a pass at least, even if they have more tokens
+    texts: int  # how many texts are generated, or queries scored that cannot be packed, in one batch
 
 
 @dataclass(frozen=True)
 class ContextWork:
     """A context, what is asked behind it, and what encoding it takes. If the memory depends on the query, there is one
-    query.
-
-    Attributes:
-        queries: the queries in ascending order, each with its answers.
-        tokens: how many tokens run to encode it.
-        behind: behind how many entries of memories that it shares with others.
-        entries: to how many entries the queries attend.
-        alone: it is encoded by itself, and not beside others.
-        ordinary: context and query are an ordinary causal pass, so that they may be read in one.
-        memories: behind how many memories the queries run. `entries` counts those of all.
-    """
+    query."""
 
     context: Context
-    queries: Sequence[QueryAnswers]
-    tokens: int
-    entries: int
-    behind: int = 0
-    alone: bool = True
-    ordinary: bool = False
-    memories: int = 1
+    queries: Sequence[QueryAnswers]  # in ascending order
+    tokens: int  # how many run to encode the context,
+    entries: int  # to how many entries, of all memories, the queries attend,
+    behind: int = 0  # and behind how many entries of memories that it shares with others the context is encoded
+    alone: bool = True  # it is encoded by itself, and not beside others
+    ordinary: bool = False  # context and query are an ordinary causal pass, so that they may be read in one
+    memories: int = 1  # behind how many memories the queries run
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The requests that are scored at once: a packed batch, or the rows of an ordinary one.
+    """The requests that are scored at once: a packed batch, or the rows of an ordinary one."""
 
-    Attributes:
-        queries: contexts, each with a query behind it and the query's answers.
-        encoding: when the contexts are encoded: "now", side by side; "before", so that the memory of the only context
-            (or query) is there; or "never", since they are read with their queries in one ordinary pass.
-        tokens: how many tokens a packed batch runs; 0 if the queries are the rows of a batch.
-        rows: how many rows a batch of rows may have.
-    """
-
-    queries: Sequence[tuple[Context, Ids, Collection[Ids]]]
+    queries: Sequence[tuple[Context, Ids, Collection[Ids]]]  # contexts, each with a query and the query's answers
+    # When the contexts are encoded: now, side by side; before, so that the memory of the only context (or query) is
+    # there; or never, since they are read with their queries in one ordinary pass.
     encoding: Literal["now", "before", "never"]
-    tokens: int
-    rows: int
+    tokens: int  # how many tokens a packed batch runs; 0 if the queries are the rows of a batch
+    rows: int  # how many rows a batch of rows may have
 
     @property
     def asked(self) -> list[Asked]:

@@ -264,20 +264,13 @@ class Footprint:
 
     Without positional information, positions are counted as if they were sequential: a model's number of positions
     also limits how many tokens it was trained to attend to, so `nope` refuses the prompts that `icl` refuses.
-
-    Attributes:
-        tokens: how many tokens the longest row has, entries of a memory included.
-        kept: how many entries a query attends to.
-        positions: how many positions encoding takes, without those of the query if the query takes part in it.
-        shortest_pass: how many positions the shortest pass takes.
-        query_start: the position of a query's first token.
     """
 
-    tokens: int
-    kept: int
-    positions: int
-    shortest_pass: int
-    query_start: int
+    tokens: int  # how many tokens the longest row has, entries of a memory included
+    kept: int  # how many entries a query attends to
+    positions: int  # how many positions encoding takes, without those of a query that takes part in it
+    shortest_pass: int  # how many positions the shortest pass takes
+    query_start: int  # the position of a query's first token
 
 
 @functools.lru_cache(maxsize=4096)

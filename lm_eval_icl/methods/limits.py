@@ -12,23 +12,14 @@ from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 @dataclass(frozen=True)
 class Request:
-    """One request as token ids.
-
-    Attributes:
-        prompt: the prompt by part.
-        answer: the continuation to score; empty if text is to be generated.
-        answer_positions: how many positions the answer or the generated text needs after the prompt.
-        left_out: the indices of the demonstrations that were left out (in canonical order, if that is used).
-        cut: how many tokens were cut off the beginning of the prompt, which then has no demonstrations.
-        arguments: what was asked, as it was given.
-    """
+    """One request as token ids."""
 
     prompt: TokenizedPrompt
-    answer: Ids
-    answer_positions: int
-    left_out: tuple[int, ...] = ()
-    cut: int = 0
-    arguments: tuple[Any, ...] = ()
+    answer: Ids  # the continuation to score; empty if text is to be generated
+    answer_positions: int  # how many positions the answer or the generated text needs after the prompt
+    left_out: tuple[int, ...] = ()  # the indices of demonstrations left out (in canonical order, if that is used)
+    cut: int = 0  # how many tokens were cut off the beginning of the prompt, which then has no demonstrations
+    arguments: tuple[Any, ...] = ()  # what was asked, as it was given
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -44,17 +35,11 @@ class Request:
 
 @dataclass(frozen=True)
 class TooLong:
-    """Why a prompt does not fit.
+    """Why a prompt does not fit."""
 
-    Attributes:
-        why: the end of a sentence about such prompts: "do not fit the model's 1024 positions".
-        parts: how many positions (or tokens of its longest row, if these are too many) the prompt takes, by part.
-        hint: advice of the method, if it is encoding the demonstrations that takes too many.
-    """
-
-    why: str
-    parts: Mapping[str, int]
-    hint: str
+    why: str  # the end of a sentence about such prompts: "do not fit the model's 1024 positions"
+    parts: Mapping[str, int]  # how many positions, or tokens of its longest row, the prompt takes, by part
+    hint: str  # advice of the method, if it is encoding the demonstrations that takes too many
 
     @property
     def needed(self) -> int:
@@ -74,26 +59,17 @@ class TooLong:
 
 @dataclass(frozen=True)
 class PromptLimits:
-    """A model's limits, and whether a prompt, encoded by a method, stays within them.
-
-    Attributes:
-        method: the method, whose `footprint` says how many tokens and positions a context takes.
-        model: the model's name, for messages.
-        positions: how many positions the model has.
-        window: how many tokens a row may have under the method's mask; None if only `positions` limits them.
-        switch: the position from which on rotary angles of all positions change, and whether they change again with
-            every longer sequence (`inference.positions.position_switch`); None if they do not change.
-        hint: advice for the error, in addition to fewer demonstrations, if encoding takes too many positions.
-        keeps_window: rows may be longer than the window, which the model keeps to by itself (`needs.keeps_window`).
-    """
+    """A model's limits, and whether a prompt, encoded by a method, stays within them."""
 
     method: Method
-    model: str
-    positions: int
-    window: int | None
+    model: str  # the model's name, for messages
+    positions: int  # how many positions the model has
+    window: int | None  # how many tokens a row may have under the method's mask; None for as many as positions
+    # The position from which on rotary angles of all positions change, and whether they change again with every longer
+    # sequence (`inference.positions.position_switch`).
     switch: tuple[int, bool] | None
-    hint: str
-    keeps_window: bool = False
+    hint: str  # advice for the error, in addition to fewer demonstrations, if encoding takes too many positions
+    keeps_window: bool = False  # rows may be longer than the window, which the model keeps to by itself
 
     def too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """Why a prompt with an answer of `answer` positions does not fit; None if it fits."""

@@ -41,8 +41,6 @@ T = TypeVar("T")
 Grouped = dict[Context, dict[Ids, dict[Ids, list[int]]]]
 # What a forward pass scored, and the scores in the same order.
 Scored = tuple[list[Asked], Scores]
-# After how many seconds the trials of what a model can do are mentioned.
-_LONG = 5.0
 # One lock for each model: see `MethodRunner.inference_mode`.
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 _making_locks = threading.Lock()
@@ -111,13 +109,12 @@ class MethodRunner:
         with self.inference_mode(), room_for_trials(model):
             begun = time.monotonic()
             self.capabilities = capabilities or probe(model)
-            if (seconds := time.monotonic() - begun) > _LONG:
+            if (seconds := time.monotonic() - begun) > 5:
                 log.info("%.0f s were spent on trials of what %s can do.", seconds, type(model).__name__)
             self._learned_positions = learned_positions(model)
             needs.check(method, model, self.capabilities)
             needs.warn(method, model, self.capabilities)
-            embeddings = list(position_embeddings(model)) if method.positions == "none" else None
-        self.without_positions = embeddings
+            self.without_positions = list(position_embeddings(model)) if method.positions == "none" else None
         with self.inference_mode(), room_for_trials(model):
             if method.positions == "none":
                 needs.check_no_positions(method, model)
@@ -163,8 +160,7 @@ class MethodRunner:
         faster GELU, and, if it is set up for it, in mixed precision and without positional information.
 
         Only one thread at a time can be inside, since positions and GELU are patched on the model itself, which other
-        runners may share. A run is inside from its beginning to its end: what is done to the model is done once, and
-        not for every pass.
+        runners may share. A run is inside from its beginning to its end.
         """
         with _making_locks:
             lock = _locks.setdefault(without_adapter(self.model), threading.RLock())
@@ -362,15 +358,8 @@ class MethodRunner:
     def score_memories(
         self, context: Context, queries: Queries, numbers: Collection[int]
     ) -> Iterator[tuple[int, Scored]]:
-        """Score all answers of all queries on some of a context's memories (`Method.memories`), which are not stored.
-
-        Args:
-            queries: as for `score`.
-            numbers: which memories, from 1 on.
-
-        Yields:
-            For each forward pass, the number of the memory on which it ran, what it scored, and the scores.
-        """
+        """`score` on some of a context's memories (`Method.memories`), whose `numbers` begin at 1, and which are not
+        stored. Yields, for each forward pass, the number of the memory, what was scored, and the scores."""
         memories = self.method.memories(self.model, context)
 
         def following() -> list[Memory]:

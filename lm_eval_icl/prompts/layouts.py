@@ -53,21 +53,16 @@ def same(groups: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which block of demonstrations sees which.
+    """Which block of demonstrations sees which."""
 
-    Attributes:
-        sees: [blocks, blocks] bool. The blocks are all demonstrations in order and, with two copies, all of them
-            in order again. On the diagonal: whether a block sees all of its own tokens, or itself causally.
-        copies: how many copies of every demonstration the row has. Query and continuation see the last copy only.
-        windows: [blocks], the number of each block's window: under symmetric positions the blocks of one window
-            follow one another. None puts every block into a separate window.
-        query: whether the demonstrations also see all of the query.
-    """
-
+    # [blocks, blocks] bool. The blocks are all demonstrations in order and, with two copies, all of them in order
+    # again. On the diagonal: whether a block sees all of its own tokens, or itself causally.
     sees: Tensor
-    copies: int = 1
+    copies: int = 1  # of every demonstration in the row. Query and continuation see the last copy only.
+    # [blocks], the number of each block's window: under symmetric positions the blocks of one window follow one
+    # another. None puts every block into a separate window.
     windows: Tensor | None = None
-    query: bool = False
+    query: bool = False  # whether the demonstrations also see all of the query
 
 
 def check_pattern(pattern: object, n: int) -> None:
@@ -99,41 +94,27 @@ def check_pattern(pattern: object, n: int) -> None:
 
 @dataclass(frozen=True)
 class Block:
-    """Adjacent tokens of a row that see the same other blocks and have consecutive positions.
+    """Adjacent tokens of a row that see the same other blocks and have consecutive positions."""
 
-    Attributes:
-        name: P for the prefix, D1, D2, ... for demonstrations, D1' for a second copy, Q for the query, A for
-            the answer, M for entries of a memory (keys and values, which are not run again).
-        length: its number of tokens, at least 1.
-        start: the position of its first token.
-        source: the index of its first token in the prompt, which has every part once.
-    """
-
+    # P for the prefix, D1, D2, ... for demonstrations, D1' for a second copy, Q for the query, A for the answer, M for
+    # entries of a memory (keys and values, which are not run again).
     name: str
-    length: int
-    start: int
-    source: int
+    length: int  # its number of tokens, at least 1
+    start: int  # the position of its first token
+    source: int  # the index of its first token in the prompt, which has every part once
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A row of n tokens: which token attends to which, and at which position each token is.
-
-    Attributes:
-        blocks: the row's blocks in order.
-        sees: [blocks, blocks] bool: whether the row's block attends to all tokens of the column's block.
-        kept: for each block, whether tokens that run after the row attend to it.
-        end: the position of the first token after the row.
-        step: the difference between the positions of adjacent tokens: 1, or 0 without positional information.
-        behind_itself: the row begins with an entry M for each block of an earlier pass over it (`again`), and a block
-            attends to its own entries causally too.
-    """
+    """A row of n tokens: which token attends to which, and at which position each token is."""
 
     blocks: tuple[Block, ...]
-    sees: Tensor
-    kept: tuple[bool, ...]
-    end: int
-    step: int = 1
+    sees: Tensor  # [blocks, blocks] bool: whether the row's block attends to all tokens of the column's block
+    kept: tuple[bool, ...]  # for each block, whether tokens that run after the row attend to it
+    end: int  # the position of the first token after the row
+    step: int = 1  # the difference between the positions of adjacent tokens; 0 without positional information
+    # The row begins with an entry M for each block of an earlier pass over it (`again`), and a block attends to its own
+    # entries causally too.
     behind_itself: bool = False
 
     def __len__(self) -> int:

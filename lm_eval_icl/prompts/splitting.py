@@ -119,18 +119,12 @@ def tokenizes_by_line(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 @dataclass(frozen=True)
 class Head:
-    """The beginning that prompts with the same context share, up to a line break in the context's last part.
+    """The beginning that prompts with the same context share, up to a line break in the context's last part."""
 
-    Attributes:
-        ids, starts: the ids before the line break's line, and the index of each one's first character.
-        added: how many of the ids are special tokens at the beginning.
-        end: the index of the line break in the prompt.
-    """
-
-    ids: list[int]
-    starts: list[int]
-    added: int
-    end: int
+    ids: list[int]  # those before the line break's line,
+    starts: list[int]  # and the index of each one's first character
+    added: int  # how many of the ids are special tokens at the beginning
+    end: int  # the index of the line break in the prompt
 
 
 class WholeSplitter:

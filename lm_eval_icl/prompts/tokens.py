@@ -18,15 +18,10 @@ if TYPE_CHECKING:  # layouts are known, and drawn, without transformers, which t
 
 @dataclass(frozen=True)
 class Context:
-    """The prefix and the demonstrations of a prompt, as token ids. Hashable, since memories are stored by context.
+    """The prefix and the demonstrations of a prompt, as token ids: the beginning of its token sequence. Hashable, since
+    memories are stored by context."""
 
-    Attributes:
-        prefix: the ids of BOS, if the tokenizer adds it, and of the description or system text.
-        demonstrations: the ids of each demonstration. The prefix, followed by the demonstrations in this order, is
-            the beginning of the prompt's token sequence.
-    """
-
-    prefix: tuple[int, ...]
+    prefix: tuple[int, ...]  # BOS, if the tokenizer adds it, and the description or system text
     demonstrations: tuple[tuple[int, ...], ...]
 
     @functools.cached_property
