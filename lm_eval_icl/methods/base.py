@@ -6,9 +6,9 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_type_hints
 
-from lm_eval_icl.errors import InputError, checked_whole, one_line_with_place
+from lm_eval_icl.errors import InputError, is_number, one_line_with_place, whole
 from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, check_pattern, lay_out
 from lm_eval_icl.prompts.tokens import Context
 
@@ -23,6 +23,39 @@ if TYPE_CHECKING:  # a method's arguments and layout are known without what runs
 Asked = tuple[Context, tuple[int, ...]]
 # Returns the memories of several contexts, as `Method.encode` computes them.
 Memories = Callable[[Sequence[Context]], "Sequence[Memory]"]
+
+
+def must(be: str, fine: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """A check that stands in an argument's annotation, as in `share: Annotated[float, must("be", ...)]`: it returns the
+    value as the method keeps it, or raises a `ValueError` that says what it must be."""
+
+    def check(value: Any) -> Any:
+        if not fine(value):
+            raise ValueError(f"must be {be}")
+        return value
+
+    return check
+
+
+def number(be: str, fine: Callable[[float], bool]) -> Callable[[Any], Any]:
+    """The check of a number, which `must be a number {be}`."""
+    return must(f"a number {be}", lambda value: is_number(value) and fine(value))
+
+
+def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The check of an argument that may also be None."""
+    return lambda value: None if value is None else check(value)
+
+
+Whole = Annotated[int, whole]
+Positions = Annotated[str, must(f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}", lambda value: value in POSITIONS)]
+
+
+@functools.cache
+def _checks(method: type[Method]) -> list[tuple[str, Callable[[Any], Any]]]:
+    """The checks of a method's arguments, by their annotations; `positions` and `repeat` are always checked."""
+    hints = {**get_type_hints(method, include_extras=True), "positions": Positions, "repeat": Whole}
+    return [(name, check) for name, hint in hints.items() for check in getattr(hint, "__metadata__", ())]
 
 
 @dataclass(frozen=True)
@@ -43,8 +76,8 @@ class Method(ABC):
         InputError: an argument is outside its range.
     """
 
-    positions: str = "sequential"
-    repeat: int = 1
+    positions: Positions = "sequential"
+    repeat: Whole = 1
 
     # The mask treats all demonstrations alike. Unless positions are sequential, their order then makes no difference.
     treats_demonstrations_alike: ClassVar[bool] = False
@@ -75,13 +108,12 @@ class Method(ABC):
     def __post_init__(self) -> None:
         if self.positions is None:  # lm-eval parses "none" as None if all model arguments are one string
             object.__setattr__(self, "positions", "none")
-        one_of = f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}"
-        self._check("positions", fine=self.positions in POSITIONS, must=one_of)
-        self._check_whole("repeat")
-
-    def _check_whole(self, argument: str) -> None:
-        """For `__post_init__`: refuse an argument that is not a whole number, 1 or more; 2.0 becomes 2."""
-        object.__setattr__(self, argument, checked_whole(f"{self.name}: {argument}", getattr(self, argument)))
+        for argument, check in _checks(type(self)):
+            value = getattr(self, argument)
+            try:
+                object.__setattr__(self, argument, check(value))
+            except ValueError as error:
+                raise InputError(f"{self.name}: {argument}={value!r}: {error}.") from None
 
     def _check(self, argument: str, *, fine: bool, must: str) -> None:
         """For `__post_init__`: refuse an argument unless it is `fine`, and say what it `must` be."""

@@ -6,15 +6,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lm_eval_icl.errors import whole
 from lm_eval_icl.inference.blocks import residual_stream
 from lm_eval_icl.inference.memory import Memory, causal_pass
 from lm_eval_icl.inference.scoring import streams_packed
-from lm_eval_icl.methods.base import Asked, Memories, Method
+from lm_eval_icl.methods.base import Asked, Memories, Method, optional
 from lm_eval_icl.methods.needs import check_residual_stream
 from lm_eval_icl.prompts.layouts import Layout, Pattern, before, lay_out
 from lm_eval_icl.prompts.tokens import Context
@@ -40,12 +42,7 @@ class BatchICL(Method):
     needs_mask = False
     one_pass = False
     memory_depends_on_query = True
-    layer: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layer is not None:
-            self._check_whole("layer")
+    layer: Annotated[int | None, optional(whole)] = None
 
     @property
     def invariant(self) -> bool:

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import is_number
 from lm_eval_icl.inference.memory import KeyValues, Memory, causal_pass, encode_all, kept_of, masked_pass
-from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.base import Method, Whole, must, number
 from lm_eval_icl.prompts.layouts import Layout, Pattern
 from lm_eval_icl.prompts.tokens import Context
 
@@ -43,9 +43,6 @@ class DeepThink(Method):
         momentum: beta of the authors' released code (0.9 there by default), in [0, 1). A step is eta times a velocity:
             keys and values of the pass minus the memory, plus beta times the last velocity. 0 is the paper's Eq. 4.
         restart_positions: run the passes 2..T at the positions 0..L-1, for models that have fewer than 2L positions.
-
-    Raises:
-        InputError: an argument is outside its range.
     """
 
     one_pass = False
@@ -54,12 +51,12 @@ class DeepThink(Method):
     overflow_hint = "The passes 2 to T of deepthink reach twice the demonstrations; restart_positions=True does not. "
 
     positions: str = "layout"  # those of the method of pass 1
-    T: int = 5
-    eta: float = 0.01
-    momentum: float = 0.0
-    restart_positions: bool = False
+    T: Whole = 5
+    eta: Annotated[float, number("above 0 and at most 1", lambda value: 0 < value <= 1)] = 0.01
+    momentum: Annotated[float, number("from 0 to below 1", lambda value: 0 <= value < 1)] = 0.0
+    restart_positions: Annotated[bool, must("True or False", lambda value: isinstance(value, bool))] = False
     layout: str = "icl"  # type: ignore[assignment]
-    reads: str | None = None
+    reads: Annotated[str | None, must("all or layout", lambda value: value in ("all", "layout"))] = None
 
     def __post_init__(self) -> None:
         fine = isinstance(self.layout, str) and self.layout in methods.NAMES
@@ -71,13 +68,6 @@ class DeepThink(Method):
         if self.reads is None:
             object.__setattr__(self, "reads", "all" if self.layout == "icl" else "layout")
         super().__post_init__()
-        self._check("reads", fine=self.reads in ("all", "layout"), must="all or layout")
-        self._check_whole("T")
-        small = is_number(self.eta) and 0 < self.eta <= 1
-        self._check("eta", fine=small, must="a number above 0 and at most 1")
-        decays = is_number(self.momentum) and 0 <= self.momentum < 1
-        self._check("momentum", fine=decays, must="a number from 0 to below 1")
-        self._check("restart_positions", fine=isinstance(self.restart_positions, bool), must="True or False")
 
     @cached_property
     def first(self) -> Method:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.base import Method, Whole
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,7 @@ class Windowed(Method):
     # With `repeat`, every window repeats its own demonstrations; if False, the repeated sequence is divided.
     windows_repeat: ClassVar[bool] = False
 
-    window_size: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_whole("window_size")
+    window_size: Whole = 1
 
     def why_not(self, n: int) -> str:
         """A window must not be larger than the number of demonstrations."""
