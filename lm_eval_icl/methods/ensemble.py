@@ -14,7 +14,7 @@ from lm_eval_icl.errors import is_number
 from lm_eval_icl.methods.base import Method, must, optional
 from lm_eval_icl.methods.several import Several
 
-COMBINE = ("poe", "moe", "max")
+Combine = Annotated[str, must("poe, moe or max", lambda value: value in ("poe", "moe", "max"))]
 
 
 def _weights(weights: Any) -> tuple[float, ...]:
@@ -45,7 +45,7 @@ class Ensemble(Several):
     """
 
     positions: str = "method"
-    combine: Annotated[str, must("poe, moe or max", lambda value: value in COMBINE)] = "poe"
+    combine: Combine = "poe"
     window_method: str = "icl"
     weights: Annotated[tuple[float, ...] | None, optional(_weights)] = None
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.methods.base import Footprint
-from lm_eval_icl.methods.windowed import Windowed
-from lm_eval_icl.prompts.layouts import Layout, Pattern, before, same
+from lm_eval_icl.methods.base import Footprint, Positions
+from lm_eval_icl.methods.pcw import PCW
+from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import Context
 
 
 @dataclass(frozen=True)
-class Several(Windowed):
+class Several(PCW):
     """Several memories: the demonstrations are divided into windows, and each window is a context of its own.
 
     A query runs behind every memory, and the log-probabilities of the next token behind all of them are combined. The
@@ -29,9 +29,9 @@ class Several(Windowed):
         window_size: how many demonstrations a window has, at most all of them; the last window may have fewer.
     """
 
-    treats_demonstrations_alike = True
     one_pass = False
     windows_repeat = True
+    positions: Positions = "sequential"
 
     @abstractmethod
     def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -73,11 +73,6 @@ class Several(Windowed):
         size, demonstrations = self.window_size, context.demonstrations
         starts = range(0, max(len(demonstrations), 1), size)
         return [Context(context.prefix, demonstrations[start : start + size]) for start in starts]
-
-    def pattern(self, n: int) -> Pattern:
-        """The windows side by side, as if they were one row."""
-        window = torch.arange(n) // self.window_size
-        return Pattern(before(n) & same(window), windows=window)
 
     def passes(
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0

@@ -66,13 +66,11 @@ def test_states_are_what_the_vocabulary_projection_reads(arch, pack_tokens, chec
     options = [" positive", " very negative indeed"]
     pairs = [predictor.tokenizer.pairs(FewShotPrompt("", [], query), options) for query in queries]
     work = grouped((tokens, answer) for tokens, answers in pairs for answer in answers)
-    scored = predictor.runner.score(work, states="hidden")
-    states = {
-        query: state for asked, scores in scored for (_, query, _), state in zip(asked, scores.states, strict=True)
-    }
-    logs = [scores.states for _, scores in predictor.runner.score(work, states="log_probs")]
-    assert all(torch.allclose(row.exp().sum(), torch.ones((), dtype=row.dtype)) for rows in logs for row in rows)
-    assert len(states) == len(queries)
+    found = list(predictor.runner.score(work, states="hidden"))
+    read_of = [(query, state) for asked, of in found for (_, query, _), state in zip(asked, of.states, strict=True)]
+    states = dict(read_of)
+    logs = [row for _, scores in predictor.runner.score(work, states="log_probs") for row in scores.states]
+    torch.testing.assert_close(torch.stack(logs).exp().sum(1), torch.ones(len(logs), dtype=torch.float64))
     read: list[torch.Tensor] = []
     handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: read.append(given[0]))
     for prompt, _ in pairs:
