@@ -78,7 +78,7 @@ class AttentionCall:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether `FLASH`, which gives the log-sum-exps that `join` needs, computes attention as the model does."""
+        """Whether `FLASH`, which gives the log-sum-exps that `joined` needs, computes attention as the model does."""
         fits = FLASH is not None and self.query.device.type == "cpu"
         fits = fits and self.query.dtype in (torch.float32, torch.float64)
         # In mixed precision, keys are rotated in float32 and values are not.
