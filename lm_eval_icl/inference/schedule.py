@@ -15,9 +15,8 @@ from typing import Literal
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree, first_packed_batch
-from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
-Ids = tuple[int, ...]
 # A context, a query behind it, and an answer.
 Asked = tuple[Context, Ids, Ids]
 

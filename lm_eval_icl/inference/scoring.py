@@ -20,6 +20,7 @@ from lm_eval_icl.inference.devices import device_of, device_of_states, on_device
 from lm_eval_icl.inference.hybrids import empty_cache, select_rows
 from lm_eval_icl.inference.memory import Memory, cache_of, read_behind
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree
+from lm_eval_icl.prompts.tokens import Ids
 
 # A query and one of its continuations, as token ids; both have at least one token.
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -82,8 +83,8 @@ class PackedRow:
         paths: for each memory of `work`, each sequence -> the index in the row of each of its tokens.
     """
 
-    def __init__(self, work: Sequence[tuple[Memory, Iterable[tuple[int, ...]]]]) -> None:
-        self.tree, self.paths = TokenTree(), list[dict[tuple[int, ...], list[int]]]()
+    def __init__(self, work: Sequence[tuple[Memory, Iterable[Ids]]]) -> None:
+        self.tree, self.paths = TokenTree(), list[dict[Ids, list[int]]]()
         self._positions: list[Tensor] = []  # of the tokens behind each memory
         self._memories: list[Memory] = []
         self._groups: list[tuple[slice, slice]] = []  # tokens of the row, and the entries to which they attend
@@ -244,20 +245,9 @@ def _at(states: States, logits: Tensor, projected: list[Tensor], read: Sequence[
     return found.log_softmax(-1) if states == "log_probs" else found
 
 
-def streams_packed(
-    model: PreTrainedModel,
-    work: Sequence[tuple[Memory, Sequence[tuple[int, ...]]]],
-    layer: int,
-) -> list[Tensor]:
+def streams_packed(model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[Ids]]], layer: int) -> list[Tensor]:
     """The residual stream of queries' last tokens after the block `layer` (counted from 1), from one forward pass over
-    all queries behind all memories (`PackedRow`).
-
-    Args:
-        work: memories, and for each the queries that attend to it.
-
-    Returns:
-        For each memory [queries, width].
-    """
+    all queries behind all memories (`PackedRow`): for each memory [queries, width]."""
     packed = PackedRow(work)
     nodes = [[paths[query][-1] for query in queries] for paths, (_, queries) in zip(packed.paths, work, strict=True)]
     with residual_stream(model, layer) as streams:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # a method's arguments and layout are known without what runs
 
 # A context, and the ids of a query behind it.
 Asked = tuple[Context, tuple[int, ...]]
+# Layouts, each with a title.
+Passes = list[tuple[str, Layout]]
 # Returns the memories of several contexts, as `Method.encode` computes them.
 Memories = Callable[[Sequence[Context]], "Sequence[Memory]"]
 
@@ -202,9 +204,7 @@ class Method(ABC):
             )
         return pattern
 
-    def passes(
-        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
-    ) -> list[tuple[str, Layout]]:
+    def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
         """The layouts of all forward passes until an answer is scored, each with a title for the reader; the arguments
         are those of `layout`. Entries of a memory to which a pass attends are blocks M. The last one has the query."""
         return [("", self.layout(prefix, demonstrations, query, answer))]

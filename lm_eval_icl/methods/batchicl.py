@@ -16,7 +16,7 @@ from lm_eval_icl.errors import whole
 from lm_eval_icl.inference.blocks import residual_stream
 from lm_eval_icl.inference.memory import Memory, causal_pass
 from lm_eval_icl.inference.scoring import streams_packed
-from lm_eval_icl.methods.base import Asked, Memories, Method, optional
+from lm_eval_icl.methods.base import Asked, Memories, Method, Passes, optional
 from lm_eval_icl.methods.needs import check_residual_stream
 from lm_eval_icl.prompts.layouts import Layout, Pattern, before, lay_out
 from lm_eval_icl.prompts.tokens import Context
@@ -70,9 +70,7 @@ class BatchICL(Method):
         """The layout of one pass. `repeat` has no effect, since repeating all passes does not change their average."""
         return lay_out(prefix, demonstrations, self.pattern(len(demonstrations)), self.positions, query, answer)
 
-    def passes(
-        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
-    ) -> list[tuple[str, Layout]]:
+    def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
         """One pass for each demonstration, and the last pass, in which the query continues from their average."""
         last = self._pass(None, prefix, demonstrations, query, answer)
         if not demonstrations:

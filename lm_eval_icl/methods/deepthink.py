@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl import methods
 from lm_eval_icl.inference.memory import KeyValues, Memory, causal_pass, encode_all, kept_of, masked_pass
-from lm_eval_icl.methods.base import Method, Whole, must, number
+from lm_eval_icl.methods.base import Method, Passes, Whole, must, number
 from lm_eval_icl.prompts.layouts import Layout, Pattern
 from lm_eval_icl.prompts.tokens import Context
 
@@ -99,9 +99,7 @@ class DeepThink(Method):
     def pattern(self, n: int) -> Pattern:
         return self.first.pattern(n)
 
-    def passes(
-        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
-    ) -> list[tuple[str, Layout]]:
+    def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
         """Pass 1, one layout for all passes behind the memory, and the query on the memory."""
         row = self.first.layout(prefix, demonstrations, query, answer)
         if self.T == 1 or not demonstrations:

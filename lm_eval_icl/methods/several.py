@@ -12,9 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.methods.base import Footprint, Positions
+from lm_eval_icl.methods.base import Footprint, Passes, Positions
 from lm_eval_icl.methods.pcw import PCW
-from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import Context
 
 
@@ -74,9 +73,7 @@ class Several(PCW):
         starts = range(0, max(len(demonstrations), 1), size)
         return [Context(context.prefix, demonstrations[start : start + size]) for start in starts]
 
-    def passes(
-        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
-    ) -> list[tuple[str, Layout]]:
+    def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
         """One pass for each of `contexts`, the last of its method's passes if that has several."""
         whole, layouts = Context((0,) * prefix, tuple((0,) * length for length in demonstrations)), []
         for i, context in enumerate(self.contexts(whole)):
