@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,11 +12,12 @@ from scipy.special import softmax
 from tqdm import tqdm
 
 from lm_eval_icl.errors import InputError, log
-from lm_eval_icl.inference.scoring import query_states
+from lm_eval_icl.inference.schedule import Asked, Ids
+from lm_eval_icl.inference.scoring import not_finite
 from lm_eval_icl.methods.predictor import Predictor
+from lm_eval_icl.methods.runner import grouped
 from lm_eval_icl.prompts.prompt import FewShotPrompt
-
-_AT_ONCE = 256  # queries between two steps of the progress bar
+from lm_eval_icl.prompts.tokens import Context
 
 
 class TaskPool(Protocol):
@@ -79,27 +81,20 @@ class PoolReader:
             )
         if not fitting:
             raise InputError("no document of the pool fits the model.")
-        probabilities: dict[int, np.ndarray] = {}
-        features: dict[int, np.ndarray] = {}
+        runner, tokenizer = self.predictor.runner, self.predictor.tokenizer
+        logs: dict[Asked, float] = {}
+        states: dict[tuple[Context, Ids], np.ndarray] = {}
+        pairs = [tokenizer.pairs(*self.pool.query(row)[:2]) for row in fitting]
+        work = grouped((tokens, answer) for tokens, answers in pairs for answer in answers)
         with tqdm(total=len(fitting), desc=f"{self.pool.name}: reading the pool", leave=False) as bar:
-            for group in self._by_prefix(fitting):
-                with query_states(self.predictor.runner.model) as states:
-                    for row, scores in zip(group, self.score((), group), strict=True):
-                        probabilities[row] = softmax(scores)
-                for row in group:
-                    prompt, options, _ = self.pool.query(row)
-                    tokens = self.predictor.tokenizer.pair(prompt, options[0])[0].query
-                    features[row] = states[tuple(tokens)].numpy()
-                bar.update(len(group))
-        return [probabilities[row] for row in fitting], np.stack([features[row] for row in fitting]), fitting
-
-    def _by_prefix(self, rows: Sequence[int]) -> Iterator[list[int]]:
-        """The rows in parts, each with one text before its prompts: a task's description may depend on the document."""
-        by_prefix: dict[str, list[int]] = defaultdict(list)
-        for row in rows:
-            by_prefix[self.pool.query(row)[0].prefix].append(row)
-        for group in by_prefix.values():
-            yield from (group[start : start + _AT_ONCE] for start in range(0, len(group), _AT_ONCE))
+            for scored, scores in runner.score(work, states="hidden"):
+                for asked, (log_prob, _), state in zip(scored, scores, scores.states, strict=True):
+                    if not math.isfinite(log_prob):
+                        raise not_finite(f"{self.pool.name}: a document of the pool", log_prob, runner.model)
+                    logs[asked], states[asked[:2]] = log_prob, state.numpy()
+                bar.update(len({asked[:2] for asked in scored}))
+        probabilities = [softmax([logs[tokens.context, tokens.query, a] for a in answers]) for tokens, answers in pairs]
+        return probabilities, np.stack([states[tokens.context, tokens.query] for tokens, _ in pairs]), fitting
 
     def fits(self, row: int) -> bool:
         prompt, options, _ = self.pool.query(row)
@@ -109,8 +104,11 @@ class PoolReader:
     def score(self, demonstrations: Sequence[int], rows: Sequence[int]) -> list[np.ndarray]:
         """The log-probabilities of each document's options behind some demonstrations."""
         texts = [self.pool.demonstration(row) for row in demonstrations]
+        by_prefix: dict[str, list[int]] = defaultdict(list)  # a task's description may depend on the document
+        for row in rows:
+            by_prefix[self.pool.query(row)[0].prefix].append(row)
         scored: dict[int, np.ndarray] = {}
-        for group in self._by_prefix(rows):
+        for group in by_prefix.values():
             queries = [self.pool.query(row) for row in group]
             scores = self.predictor.score(
                 texts,

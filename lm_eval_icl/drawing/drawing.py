@@ -13,9 +13,9 @@ import sys
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.prompt import FewShotPrompt
@@ -31,36 +31,24 @@ _LABEL = 24  # the most characters of a token's label
 
 @dataclass(frozen=True)
 class Parts:
-    """A tokenized prompt with its answer.
-
-    Attributes:
-        reads: token id -> its text; empty for the example, whose tokens have no text.
-        note: a note to write under the drawing.
-    """
+    """A tokenized prompt with its answer."""
 
     context: Context
     query: tuple[int, ...]
     answer: tuple[int, ...]
-    reads: dict[int, str]
-    note: str = ""
+    reads: dict[int, str]  # token id -> its text; empty for the example, whose tokens have no text
+    note: str = ""  # to write under the drawing
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a method runs for a prompt.
-
-    Attributes:
-        name, arguments: the title.
-        passes: for every forward pass its title and its layout.
-        reads: the texts of the prompt's tokens, to be indexed by `Layout.source`; "" for a token without text.
-        notes: how to read the drawing.
-    """
+    """What a method runs for a prompt."""
 
     name: str
     arguments: str
-    passes: list[tuple[str, Layout]]
-    reads: list[str]
-    notes: list[str]
+    passes: list[tuple[str, Layout]]  # for every forward pass its title and its layout
+    reads: list[str]  # the texts of the prompt's tokens, to be indexed by `Layout.source`; "" for one without text
+    notes: list[str]  # how to read the drawing
 
 
 def example(shots: int) -> Parts:
@@ -93,20 +81,32 @@ def read_prompt(source: str, tokenizer: PreTrainedTokenizerBase, method: Method)
     Raises:
         InputError: the file has another form, or the tokenizer or the method cannot use the prompt.
     """
-    where = f"--prompt {source}"
-    try:
-        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
-        contents = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{where}: cannot be read as JSON ({' '.join(str(error).split())}).") from error
-    prompt, answer = _parts(where, contents)
-    try:
-        alike = method.treats_demonstrations_alike
-        prompts = PromptTokenizer(tokenizer, by_part=alike, canonical=method.invariant)
-        prompt = prompts.arranged(prompt)
+    form = 'give {"prefix": "...", "demonstrations": ["...", ...], "query": "...", "answer": "..."}'
+    with naming(f"--prompt {source}"):
+        try:
+            text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+            contents = json.loads(text)
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot be read as JSON ({' '.join(str(error).split())}).") from error
+        if not isinstance(contents, dict):
+            raise InputError(f"not an object: {form}.")
+        parts = {"prefix": "", "answer": "", **contents}
+        for name in ("prefix", "demonstrations", "query", "answer"):
+            if name not in parts:
+                raise InputError(f"{name!r} is missing, and parts are not guessed: {form}.")
+            kind, texts = ("a list of texts", parts[name]) if name == "demonstrations" else ("a text", [parts[name]])
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+                raise InputError(f"{name!r} is not {kind}.")
+            if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+                raise InputError(f"{name!r} has half a surrogate pair in it, which is no character.")
+        if unknown := sorted(parts.keys() - {"prefix", "demonstrations", "query", "answer"}):
+            raise InputError(f"unknown part {unknown[0]!r}: {form}.")
+        prompt = FewShotPrompt(parts["prefix"], parts["demonstrations"], parts["query"])
+        if not prompt.strip():
+            raise InputError("the prompt is empty.")
+        prompts = PromptTokenizer(tokenizer, by_part=method.treats_demonstrations_alike, canonical=method.invariant)
+        prompt, answer = prompts.arranged(prompt), parts["answer"]
         tokens, ids = prompts.pair(prompt, answer) if answer else (prompts.to_continue(prompt), ())
-    except InputError as error:
-        raise InputError(f"{where}: {error.message}") from error
     context, query = tokens.context, tokens.query
     reads = {
         id: visible(str(tokenizer.decode([id], clean_up_tokenization_spaces=False)))
@@ -114,28 +114,6 @@ def read_prompt(source: str, tokenizer: PreTrainedTokenizerBase, method: Method)
     }
     note = "The demonstrations stand in canonical order (sorted), as they run." if method.invariant else ""
     return Parts(context, query, ids, reads, note)
-
-
-def _parts(where: str, contents: Any) -> tuple[FewShotPrompt, str]:
-    """The prompt and the answer in a --prompt file."""
-    form = 'give {"prefix": "...", "demonstrations": ["...", ...], "query": "...", "answer": "..."}'
-    if not isinstance(contents, dict):
-        raise InputError(f"{where}: not an object: {form}.")
-    parts = {"prefix": "", "answer": "", **contents}
-    for name in ("prefix", "demonstrations", "query", "answer"):
-        if name not in parts:
-            raise InputError(f"{where}: {name!r} is missing, and parts are not guessed: {form}.")
-        texts = parts[name] if name == "demonstrations" else [parts[name]]
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise InputError(f"{where}: {name!r} is not {'a list of texts' if name == 'demonstrations' else 'a text'}.")
-        if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
-            raise InputError(f"{where}: {name!r} has half a surrogate pair in it, which is no character.")
-    if unknown := sorted(parts.keys() - {"prefix", "demonstrations", "query", "answer"}):
-        raise InputError(f"{where}: unknown part {unknown[0]!r}: {form}.")
-    prompt = FewShotPrompt(parts["prefix"], parts["demonstrations"], parts["query"])
-    if not prompt.strip():
-        raise InputError(f"{where}: the prompt is empty.")
-    return prompt, parts["answer"]
 
 
 def visible(text: str) -> str:
@@ -202,12 +180,12 @@ def draw(method: Method, parts: Parts) -> Drawing:
 
 def columns(layout: Layout) -> list[tuple[str, range]]:
     """The names of the blocks, each with the indices of the block's tokens. Adjacent memory entries are one block."""
-    named: list[tuple[str, range]] = []
-    end = 0
-    for name, blocks in itertools.groupby(layout.blocks, key=lambda block: block.name):
-        start, end = end, end + sum(block.length for block in blocks)
-        named.append((name, range(start, end)))
-    return named
+    lengths = [
+        (name, sum(block.length for block in blocks))
+        for name, blocks in itertools.groupby(layout.blocks, key=lambda block: block.name)
+    ]
+    ends = itertools.accumulate(length for _, length in lengths)
+    return [(name, range(end - length, end)) for (name, length), end in zip(lengths, ends, strict=True)]
 
 
 def rows(layout: Layout) -> list[tuple[str, list[int]]]:

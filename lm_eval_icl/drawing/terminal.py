@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -13,21 +13,13 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompts.layouts import Layout
 
 
-@dataclass(frozen=True)
-class Glyphs:
-    """The characters of cells and lines.
+class Glyphs(NamedTuple):
+    """The characters of cells and lines."""
 
-    Attributes:
-        seen: a token sees another, which query and answer see too.
-        unread: a token sees another, which query and answer do not see.
-        unseen: a token does not see another.
-        down, across, cross: lines between blocks.
-    """
-
-    seen: str
-    unread: str
+    seen: str  # a token sees another, which query and answer see too
+    unread: str  # a token sees another, which query and answer do not see
     unseen: str
-    down: str
+    down: str  # the lines between blocks
     across: str
     cross: str
 

@@ -18,7 +18,7 @@ from lm_eval_icl.harness.distributed import of_all
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.rule_queries import Behind, RuleQueries, options_of
 from lm_eval_icl.harness.tasks import label_of
-from lm_eval_icl.inference.scoring import query_states
+from lm_eval_icl.inference.scoring import States
 from lm_eval_icl.methods.several import Several
 
 _AT_ONCE = 64  # documents that are compared with labeled rows at once: their log-probabilities are of all tokens
@@ -255,13 +255,12 @@ class Compared(RuleFilter[Comparison]):
         requests = [self.queries.fitting(self.queries.alone(place, query, option)) for query in queries]
         context, runner = requests[0].prompt.context, self.queries.model.runner
         asked = {request.prompt.query: [request.answer[:1]] for request in requests}
-        with runner.inference_mode(), query_states(runner.model, log_probs=self.rule.reads_log_probs) as states:
-            for _ in runner.score({context: asked}):
-                pass
-        # Where a query ran in one pass with its context, its tokens are behind the context's.
-        tokens = [request.prompt.query for request in requests]
-        tokens = [query if query in states else (*context.tokens, *query) for query in tokens]
-        return np.stack([states[query].double().numpy() for query in tokens])
+        kind: States = "log_probs" if self.rule.reads_log_probs else "hidden"
+        states: dict[tuple[int, ...], np.ndarray] = {}
+        with runner.inference_mode():
+            for pairs, scores in runner.score({context: asked}, states=kind):
+                states |= {query: s.double().numpy() for (_, query, _), s in zip(pairs, scores.states, strict=True)}
+        return np.stack([states[request.prompt.query] for request in requests])
 
     def costs(self) -> tuple[int, int, int]:
         """Each document is read once more."""

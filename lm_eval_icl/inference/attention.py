@@ -45,16 +45,11 @@ class Reading:
     With the scores s of a token for the part's keys, its output over the part is softmax(s / temperature) times the
     values, and the part's share among all parts and the token's own keys is that of the log-sum-exp
     factor * LSE(s / temperature) + log_weight. The defaults are ordinary attention.
-
-    Attributes:
-        temperature: above 0.
-        factor: of the log-sum-exp, above 0.
-        log_weight: added to it (natural logarithm).
     """
 
-    temperature: float = 1.0
-    factor: float = 1.0
-    log_weight: float = 0.0
+    temperature: float = 1.0  # above 0
+    factor: float = 1.0  # above 0
+    log_weight: float = 0.0  # natural logarithm
 
 
 # Keys and values, [rows, heads, entries, width], and how they are read.
@@ -63,24 +58,15 @@ Part = tuple[Tensor, Tensor, Reading]
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """A layer's call of its attention function.
-
-    Attributes:
-        function: transformers' function, which takes the other attributes as its arguments.
-        module: the layer's attention module.
-        query: [rows, heads, n, width].
-        key, value: [rows, key-value heads, tokens, width].
-        mask: [rows or 1, 1, n, tokens], boolean or to be added to the scores; None for none.
-        options: the further arguments, by name.
-    """
+    """A layer's call of its attention function, which takes the other attributes as its arguments."""
 
     function: Callable[..., Attended]
-    module: nn.Module
-    query: Tensor
-    key: Tensor
+    module: nn.Module  # the layer's attention module
+    query: Tensor  # [rows, heads, n, width]
+    key: Tensor  # [rows, key-value heads, tokens, width], as the value
     value: Tensor
-    mask: Tensor | None
-    options: Mapping[str, Any]
+    mask: Tensor | None  # [rows or 1, 1, n, tokens], boolean or to be added to the scores
+    options: Mapping[str, Any]  # the further arguments, by name
 
     def whole(self) -> Attended:
         """Compute it by transformers' function."""
@@ -92,7 +78,7 @@ class AttentionCall:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether `FLASH`, which gives the log-sum-exps that `join` needs, computes attention as the model does."""
+        """Whether `FLASH`, which gives the log-sum-exps that `joined` needs, computes attention as the model does."""
         fits = FLASH is not None and self.query.device.type == "cpu"
         fits = fits and self.query.dtype in (torch.float32, torch.float64)
         # In mixed precision, keys are rotated in float32 and values are not.
@@ -134,18 +120,12 @@ class AttentionCall:
     def read_parts(self, query: Tensor, parts: Iterable[Part]) -> tuple[Tensor, Tensor]:
         """Attention to the parts of a memory, at least one of which has entries, each read in its own way; the rest is
         as for `attend`."""
-        output = lse = torch.empty(0)
+        over_parts = []
         for key, value, reading in parts:
-            if not key.shape[2]:
-                continue
-            part, part_lse = self.attend(query, key, value, temperature=reading.temperature)
-            part_lse = reading.factor * part_lse + reading.log_weight
-            if lse.numel():
-                join(output, lse, part, part_lse)
-                lse = torch.logaddexp(lse, part_lse)
-            else:
-                output, lse = part, part_lse
-        return output, lse
+            if key.shape[2]:
+                output, lse = self.attend(query, key, value, temperature=reading.temperature)
+                over_parts.append((output, reading.factor * lse + reading.log_weight))
+        return joined(over_parts)
 
     def check_divisible(self, divides: bool) -> None:
         """Raise a `ValueError` if a memory cannot be read in parts: shapes and mask do not allow it (`divides`), or the
@@ -161,15 +141,18 @@ class AttentionCall:
         return replace(self, key=repeat_kv(self.key, groups), value=repeat_kv(self.value, groups))
 
 
-def join(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
-    """Join the attention to some keys with that to other keys in place: attention to both is the mean of the two,
-    weighted by their shares of the sum of exponentials.
+def joined(over_each: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Attention to several sets of keys, and its log-sum-exps, from those of attention to each set: the mean of the
+    outputs, weighted by their shares of the sum of exponentials.
 
     Args:
-        output, other: [rows, heads, n, width]; `output` is changed.
-        lse, other_lse: [rows, heads, n].
+        over_each: at least one, [..., n, width] and [..., n]; the first output is changed in place.
     """
-    output.lerp_(other, torch.sigmoid(other_lse - lse)[..., None])
+    (output, lse), *others = over_each
+    for other, other_lse in others:
+        output.lerp_(other, torch.sigmoid(other_lse - lse)[..., None])
+        lse = torch.logaddexp(lse, other_lse)
+    return output, lse
 
 
 def additive(sees: Tensor, dtype: torch.dtype, memory: int = 0) -> Tensor:
@@ -274,26 +257,23 @@ class UnderLayouts:
         if not ours or call.has("position_bias", "cache"):
             return call.whole()
         self.layers += 1
-        joined = call.has_kernel
-        call = call.repeated() if joined else call
+        divides = call.has_kernel
+        call = call.repeated() if divides else call
         outputs = []
         for tokens, by_all, by_some in self.parts:
             query = call.query[:, :, tokens.start - first : tokens.stop - first]
-            if not joined:
+            if not divides:
                 keys_of = [*by_all, *by_some]
                 mask, options = self._mask(tokens, keys_of, query) if by_some else None, {"is_causal": False}
                 part = replace(call, query=query, key=_take(call.key, keys_of), value=_take(call.value, keys_of))
                 outputs.append(replace(part, mask=mask, options={**call.options, **options}).whole()[0])
                 continue
-            output = lse = torch.empty(0)
-            for seen in filter(None, (by_all, by_some)):
-                mask = None if seen is by_all else self._mask(tokens, seen, query)
-                part_of = call.attend(query, _take(call.key, seen), _take(call.value, seen), mask)
-                if lse.numel():
-                    join(output, lse, *part_of)
-                else:
-                    output, lse = part_of
-            outputs.append(output.transpose(1, 2))
+            over_each = [
+                call.attend(query, _take(call.key, seen), _take(call.value, seen), mask)
+                for seen, mask in ((by_all, None), (by_some, self._mask(tokens, by_some, query) if by_some else None))
+                if seen
+            ]
+            outputs.append(joined(over_each)[0].transpose(1, 2))
         return torch.cat(outputs, dim=1), None
 
     def _mask(self, tokens: slice, keys: Sequence[slice], like: Tensor) -> Tensor:
@@ -320,18 +300,13 @@ class OfPackedRow:
     token sees only its own query, and the row has many.)
 
     It is not divided where this gains nothing or is not known to be possible: few tokens, a device other than the CPU,
-    half precision, or a last block that runs for some of the tokens only.
-
-    Attributes:
-        sees: [n, n] bool: which tokens of the row each token attends to, itself included.
-        groups: slices of the row, one behind the other, and for each the slice of the entries in front of the row to
-            which its tokens attend: their memory.
-        readings: for each group the parts of its memory, and how they are read; empty if all are read as usual.
-            Attention is then always divided.
+    or half precision.
     """
 
-    sees: Tensor
+    sees: Tensor  # [n, n] bool: which tokens of the row each token attends to, itself included
+    # Slices of the row, one behind the other, each with that of the entries in front of the row that its tokens see.
     groups: Sequence[tuple[slice, slice]]
+    # For each group the parts of its memory, and how they are read; attention is then always divided.
     readings: Sequence[Sequence[tuple[slice, Reading]]] = ()
 
     @cached_property
@@ -376,10 +351,8 @@ class OfPackedRow:
             seen = to_device(seen, key.device)
             own_mask = mask[:, :, tokens].index_select(3, seen)
             own = call.attend(query[:, :, tokens], key.index_select(2, seen), value.index_select(2, seen), own_mask)
-            if memory:
-                join(output[:, :, tokens], lse[:, :, tokens], *own)
-            else:
-                output[:, :, tokens] = own[0]
+            behind = [(output[:, :, tokens], lse[:, :, tokens])] if memory else []
+            output[:, :, tokens] = joined([*behind, own])[0]
         return output.transpose(1, 2).to(query.dtype).contiguous(), None
 
 
@@ -444,5 +417,5 @@ def on_shared_memory(memory: tuple[Tensor, Tensor], call: AttentionCall, parts: 
     own, own_lse = call.attend(query.flatten(2, 3), call.key, call.value, mask)
     output, lse = (part.view(key_heads, rows, groups, n, -1).transpose(0, 1) for part in over_memory)
     own, own_lse = (part.view(rows, key_heads, groups, n, -1) for part in (own, own_lse))
-    join(output, lse[..., 0], own, own_lse[..., 0])
+    output, _ = joined([(output, lse[..., 0]), (own, own_lse[..., 0])])
     return output.flatten(1, 2).transpose(1, 2).to(call.query.dtype).contiguous(), None

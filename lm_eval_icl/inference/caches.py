@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -93,7 +93,7 @@ class MemoryLayer(DynamicLayer):
 def cache_name(model: PreTrainedModel) -> str:
     """The name under which a model takes its cache and returns it: `cache` from transformers 5.24 on, and before that
     `past_key_values`, or `cache_params` if it has no attention. Nothing else in the package knows these names."""
-    taken = _arguments(model)
+    taken = inspect.signature(without_adapter(model).forward).parameters
     return next((name for name in ("cache", "past_key_values", "cache_params") if name in taken), "past_key_values")
 
 
@@ -105,11 +105,7 @@ def behind_cache(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
 @once_a_model
 def takes_positions(model: PreTrainedModel) -> bool:
     """Whether the model has the argument `position_ids`."""
-    return "position_ids" in _arguments(model)
-
-
-def _arguments(model: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(without_adapter(model).forward).parameters
+    return "position_ids" in inspect.signature(without_adapter(model).forward).parameters
 
 
 def without_adapter(model: Any) -> nn.Module:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from lm_eval_icl.errors import InputError, log, one_line
 from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.inference.caches import behind_cache, takes_positions, without_adapter
 from lm_eval_icl.inference.devices import device_of
-from lm_eval_icl.inference.generation import Stopped, continue_from
+from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.hybrids import check_states, empty_cache, has_other_states
 from lm_eval_icl.inference.memory import Memory, read_behind, read_causally, run_rows
 from lm_eval_icl.inference.positions import position_switch
@@ -31,48 +32,26 @@ _REFUSALS = (TypeError, ValueError, LookupError, AttributeError, AssertionError,
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a model can do.
+    """What a model can do."""
 
-    Attributes:
-        no_memory: why the model does not continue from its cache as it reads in one pass; empty if it does. Then every
-            prompt is read as a whole.
-        has_other_states: the model is a hybrid (`inference.hybrids`). No mask and no given position has an effect on
-            its states.
-        obeys_mask: a token that is hidden by a 4-D mask does not influence the result.
-        sees_ahead: a token attends to tokens behind it if a 4-D mask shows them.
-        obeys_positions: a token's position is the one given in `position_ids`, whatever its index.
-        window: how many tokens back a token attends at most, counted by index; None if there is no limit.
-        keeps_window: under a 4-D mask, too, a token attends no further back than that (GPT-Neo). Other models attend to
-            whatever the mask shows.
-        scaled_from: how many tokens a row may have before attention depends on a token's index; None if it never does.
-        position_switch: from which position on all rotary angles change (`inference.positions.position_switch`); None
-            if they never do.
-        can_trim_last_block: the last block can be run for some tokens of a pass only
-            (`lm_eval_icl.inference.blocks.last_block_at`).
-        can_batch: queries of different lengths can be the rows of one batch behind a memory
-            (`lm_eval_icl.inference.scoring.score_rows`).
-        can_generate: transformers' `generate` goes on from the model's cache, with the positions that the model has
-            read the tokens in the cache at.
-        can_pad: it goes on so with queries of different lengths in one batch, the shorter ones behind padding.
-        can_share: it goes on so from a memory that attention reads once for all rows of a batch.
-        can_leave: it goes on so after some rows of a batch have left it.
-    """
-
+    # Why it does not continue from its cache as it reads in one pass: every prompt is read as a whole then. Or empty.
     no_memory: str = ""
+    # It is a hybrid (`inference.hybrids`). No mask and no given position has an effect on its states.
     has_other_states: bool = False
-    obeys_mask: bool = False
-    sees_ahead: bool = False
-    obeys_positions: bool = False
-    window: int | None = None
+    obeys_mask: bool = False  # a token that is hidden by a 4-D mask does not influence the result
+    sees_ahead: bool = False  # a token attends to tokens behind it if a 4-D mask shows them
+    obeys_positions: bool = False  # a token's position is the one given in `position_ids`, whatever its index
+    window: int | None = None  # how many tokens back a token attends at most, counted by index
+    # Under a 4-D mask, too, a token attends no further back than that (GPT-Neo). Others attend to what the mask shows.
     keeps_window: bool = False
-    scaled_from: int | None = None
-    position_switch: tuple[int, bool] | None = None
-    can_trim_last_block: bool = False
-    can_batch: bool = False
+    scaled_from: int | None = None  # how many tokens a row may have before attention depends on a token's index
+    position_switch: tuple[int, bool] | None = None  # from where rotary angles change (`positions.position_switch`)
+    can_batch: bool = False  # queries of different lengths can be the rows of a batch (`scoring.score_rows`)
+    # transformers' `generate` goes on from the model's cache, at the positions that the model has read its tokens at;
     can_generate: bool = False
-    can_pad: bool = False
-    can_share: bool = False
-    can_leave: bool = False
+    can_pad: bool = False  # and with queries of different lengths in one batch, the shorter ones behind padding;
+    can_share: bool = False  # and from a memory that attention reads once for all rows of a batch;
+    can_leave: bool = False  # and after some rows of a batch have left it
 
     @property
     def can_pack(self) -> bool:
@@ -121,24 +100,25 @@ def probe(model: PreTrainedModel) -> Capabilities:
         )
     if error := _failure(trial.go_on):
         return Capabilities(no_memory=error, has_other_states=other_states)
-    positions = not other_states and _succeeds(trial.obeys_positions)
-    mask = not other_states and _succeeds(trial.obeys_mask)
-    pads = positions and takes_positions(model) and _succeeds(trial.pads)
+    positions = not other_states and _succeeds("obeys_positions", trial.obeys_positions)
+    mask = not other_states and _succeeds("obeys_mask", trial.obeys_mask)
+    short, long, alike = trial.query, [*trial.query, *trial.other], trial.other[: len(trial.query)]
+    pads = positions and takes_positions(model) and _succeeds("pads", trial.generates, short, long)
+    one = pads or _succeeds("generates", lambda: trial.counts_from_zero() and trial.generates(short))
     return Capabilities(
         has_other_states=other_states,
         obeys_mask=mask,
-        sees_ahead=mask and _succeeds(trial.sees_ahead),
+        sees_ahead=mask and _succeeds("sees_ahead", trial.sees_ahead),
         obeys_positions=positions,
         window=_window(model),
-        keeps_window=mask and positions and _succeeds(trial.keeps_window),
+        keeps_window=mask and positions and _succeeds("keeps_window", trial.keeps_window),
         scaled_from=_scaled_from(model),
         position_switch=position_switch(model),
-        can_trim_last_block=mask and positions and _succeeds(trial.trims_last_block),
-        can_batch=_succeeds(trial.batches),
-        can_generate=pads or _succeeds(trial.generates_one),
+        can_batch=_succeeds("batches", trial.batches),
+        can_generate=one,
         can_pad=pads,
-        can_share=pads and _succeeds(trial.shares_memory),
-        can_leave=_succeeds(trial.leaves_padded if pads else trial.leaves),
+        can_share=pads and _succeeds("shares_memory", trial.shares_memory),
+        can_leave=_succeeds("leaves", partial(trial.generates, leaves=True), short, long if pads else alike),
     )
 
 
@@ -146,7 +126,7 @@ def tells_positions_apart(model: PreTrainedModel) -> bool:
     """Whether a score changes with the position from which on a query runs behind a memory."""
     trial = _Trial(model)
     trial.memory = read_causally(model, trial.context)
-    return _succeeds(trial.moves)
+    return _succeeds("moves", trial.moves)
 
 
 def _failure(test: Callable[[], None]) -> str:
@@ -160,15 +140,15 @@ def _failure(test: Callable[[], None]) -> str:
     return ""
 
 
-def _succeeds(test: Callable[[], bool]) -> bool:
+def _succeeds(name: str, test: Callable[..., bool], *args: Any) -> bool:
     """The result of a test; False, and a line in the log, if the model does not take its arguments. Running out of
     memory is still raised."""
     try:
-        return test()
+        return test(*args)
     except _REFUSALS as error:
         if should_reduce_batch_size(error):
             raise
-        log.info("what the model can do: the trial %r ends in %s", test.__name__, one_line(error)[:200])
+        log.info("what the model can do: the trial %r ends in %s", name, one_line(error)[:200])
         return False
 
 
@@ -267,25 +247,25 @@ class _Trial:
         from_zero = self.in_one_pass([*self.context, *self.query], self.answers[0], counted=True)
         return abs(from_zero - self.expected[0]) <= self.rounding
 
-    def packed(self, beside: Sequence[int], trim: bool = False) -> float:
-        pairs = [(beside, self.answers[0]), (self.query, self.answers[0])]
-        return score_packed(self.model, [(self.memory, pairs)], trim_last_block=trim)[1][0]
-
     def obeys_mask(self) -> bool:
+        def beside(hidden: Sequence[int]) -> float:
+            pairs = [(hidden, self.answers[0]), (self.query, self.answers[0])]
+            return score_packed(self.model, [(self.memory, pairs)])[1][0]
+
         allowed = self.rounding if _has_experts(self.model) else 0.0
-        self.beside_other = self.packed(self.other)
-        return abs(self.beside_other - self.packed(self.another)) <= allowed
+        return abs(beside(self.other) - beside(self.another)) <= allowed
+
+    def masked(self, ids: Sequence[int], sees: Tensor) -> Tensor:
+        """The logits of a row under a 4-D mask, [n, vocabulary]."""
+        mask = additive(sees, self.model.dtype)[None, None].to(self.device)
+        row, at = torch.tensor([[*ids]], device=self.device), torch.arange(len(ids), device=self.device)[None]
+        logits: Tensor = self.model(input_ids=row, attention_mask=mask, position_ids=at).logits[0]
+        return logits
 
     def sees_ahead(self) -> bool:
-        everything = additive(torch.ones(16, 16, dtype=torch.bool), self.model.dtype)[None, None].to(self.device)
-
-        def first(last: int) -> Tensor:
-            ids = torch.tensor([[*self.context, *self.query[:3], last]], device=self.device)
-            at = torch.arange(ids.shape[1], device=self.device)[None]
-            logits: Tensor = self.model(input_ids=ids, attention_mask=everything, position_ids=at).logits[0, 0]
-            return logits
-
-        return _differ(first(self.other[0]), first(self.another[0]))
+        everything = torch.ones(16, 16, dtype=torch.bool)
+        rows = ([*self.context, *self.query[:3], last] for last in (self.other[0], self.another[0]))
+        return _differ(*(self.masked(row, everything)[0] for row in rows))
 
     def keeps_window(self) -> bool:
         """Whether a causal 4-D mask gives, behind the window, the logits that the model has without a mask. Windows of
@@ -294,20 +274,15 @@ class _Trial:
         if window is None or window > _LONGEST_TRIAL:
             return False
         n = window + len(self.context)
-        ids = torch.tensor([[*self.context, *self.query, *self.other] * n], device=self.device)[:, :n]
-        causal = additive(torch.ones(n, n, dtype=torch.bool).tril(), self.model.dtype)[None, None].to(self.device)
-        at = torch.arange(n, device=self.device)[None]
-        masked = self.model(input_ids=ids, attention_mask=causal, position_ids=at).logits[0, window:]
-        return not _differ(masked, self.model(input_ids=ids).logits[0, window:])
-
-    def trims_last_block(self) -> bool:
-        return abs(self.packed(self.other, trim=True) - self.beside_other) <= self.rounding
+        ids = ([*self.context, *self.query, *self.other] * n)[:n]
+        masked = self.masked(ids, torch.ones(n, n, dtype=torch.bool).tril())
+        return not _differ(masked[window:], self.model(torch.tensor([ids], device=self.device)).logits[0, window:])
 
     def batches(self) -> bool:
         """Whether rows of different lengths, and answers of several rows, have the scores they have in one pass."""
         queries, answer = (self.query, [*self.query, *self.other]), self.answers[0][:1]
         wanted = [self.in_one_pass([*self.context, *query], answer) for query in queries] + [*self.expected] * 2
-        scores = score_rows(self.model, self.memory, [(tuple(query), [answer]) for query in queries], rows=2)
+        scores = [*score_rows(self.model, self.memory, [(tuple(query), [answer]) for query in queries], rows=2)]
         scores += score_rows(self.model, self.memory, [self.asked] * 2, rows=4)
         return all(map(self.same, (score for score, _ in scores), wanted))
 
@@ -326,34 +301,15 @@ class _Trial:
 
         # In half precision, too, since attention is then not divided, and the two ways compute the same.
         rounding = min(torch.finfo(dtype).eps for dtype in (self.model.dtype, torch.float32))
-        return _relative(logits(shared=True), logits(shared=False)) <= 1000 * rounding
+        alone, shared = logits(shared=False).double(), logits(shared=True).double()
+        return float((shared - alone).norm()) <= 1000 * rounding * float(alone.norm())
 
-    def pads(self) -> bool:
-        """Whether `generates` is true of rows of different lengths."""
-        return self.generates(self.query, [*self.query, *self.other])
-
-    def generates_one(self) -> bool:
-        return self.counts_from_zero() and self.generates(self.query)
-
-    def leaves_padded(self) -> bool:
-        """`leaves`, of two rows of different lengths."""
-        return self.leaves([*self.query, *self.other])
-
-    def leaves(self, other: Sequence[int] = ()) -> bool:
-        """Whether `generates` is true of a batch of two rows that the first row leaves after its first token.
-
-        Args:
-            other: the second row; empty for one as long as the first.
-        """
-        other = other or self.other[: len(self.query)]
-        return self.generates(self.query, other, stopped=lambda criteria: [True, False])
-
-    def generates(self, *queries: Sequence[int], stopped: Stopped | None = None) -> bool:
+    def generates(self, *queries: Sequence[int], leaves: bool = False) -> bool:
         """Whether the tokens that `generate` finds behind the memory, all queries in one batch, are the likeliest ones
         in one pass as well, if nothing but the scores decides (none of the checkpoint's own settings).
 
         Args:
-            stopped: tells which rows leave the batch; None if none does.
+            leaves: the first of two rows leaves the batch after its first token.
         """
         model: Any = self.model
         inner: Any = without_adapter(model)
@@ -371,8 +327,8 @@ class _Trial:
         checkpoint, plain = inner.generation_config, GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0)
         inner.generation_config = plain
         try:
-            leaving = stopped is not None
-            generated = continue_from(model, generate, [self.memory], queries, leaving=leaving, stopped=stopped)
+            ways: Any = {"leaving": True, "stopped": lambda criteria: [True, False]} if leaves else {}
+            generated = continue_from(model, generate, [self.memory], queries, **ways)
         finally:
             inner.generation_config = checkpoint
         return all(short(query, row) <= self.noise for query, row in zip(queries, generated, strict=True))
@@ -381,11 +337,6 @@ class _Trial:
 def _differ(logits: Tensor, other_logits: Tensor) -> bool:
     """Whether logits differ by more than their last digits."""
     return float((logits - other_logits).abs().max()) > 2 * torch.finfo(logits.dtype).eps * float(logits.abs().max())
-
-
-def _relative(actual: Tensor, expected: Tensor) -> float:
-    """The relative difference of two tensors."""
-    return float((actual.double() - expected.double()).norm()) / max(float(expected.double().norm()), 1e-30)
 
 
 def _has_experts(model: PreTrainedModel) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerationMode
 
 from lm_eval_icl.errors import InputError, checked_whole
@@ -54,18 +54,11 @@ _READ_ROWS = (
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """What a call of `generate` does under its settings (`settings_in_force`), as far as it matters before the call.
-    (Whether rows may leave a batch is decided inside, by the settings that `generate` itself has put together.)
+    """What a call of `generate` does under its settings, as far as it matters before the call."""
 
-    Attributes:
-        beams: how many rows `generate` makes of each row (beam search).
-        reads_rows: it reads the order of a row's tokens, or counts them, so that a row must have no padding.
-        samples: it draws tokens at random.
-    """
-
-    beams: int = 1
-    reads_rows: bool = False
-    samples: bool = False
+    beams: int = 1  # how many rows it makes of each row (beam search)
+    reads_rows: bool = False  # it reads the order of a row's tokens, or counts them: a row must have no padding
+    samples: bool = False  # it draws tokens at random
 
 
 def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> GenerationSettings:
@@ -118,7 +111,13 @@ def continue_from(
     rows, width = inputs["context"].shape
     cut: AbstractContextManager[None] = nullcontext()
     if entries := max(map(len, memories)):  # for an empty memory `generate` makes its own cache
-        inputs[cache_name(model)] = _cache(memories, rows * beams, shared)
+        if len(memories) > 1 or (rows * beams == 1 and memories[0].state is None and not memories[0].parts):
+            cache = cache_of_rows([memory for memory in memories for _ in range(beams)])
+        else:
+            bytes_of_copies = rows * beams * memories[0].nbytes
+            shared = shared and bytes_of_copies >= SHARED_FROM * len(memories[0].layers)
+            cache = memories[0].cache(rows * beams, shared=shared)
+        inputs[cache_name(model)] = cache
         cut = _unread_only(model, entries, width)
     batch = _Leaving(model, rows, stopped)
     leave = batch.running() if leaving and rows > 1 else nullcontext()
@@ -157,20 +156,6 @@ def _inputs(memories: Sequence[Memory], queries: Sequence[Sequence[int]], device
     return inputs
 
 
-def _cache(memories: Sequence[Memory], rows: int, shared: bool) -> Cache:
-    """The cache of a batch behind these memories, at least one of which is not empty.
-
-    Args:
-        memories, shared: as for `continue_from`.
-        rows: how many rows the model runs: each row of the batch as many times as there are beams.
-    """
-    if memories[0].state is None and not memories[0].parts and (len(memories) > 1 or rows == 1):
-        beams = rows // len(memories)
-        return cache_of_rows([memory for memory in memories for _ in range(beams)])
-    (memory,) = memories
-    return memory.cache(rows, shared=shared and rows * memory.nbytes >= SHARED_FROM * len(memory.layers))
-
-
 @contextmanager
 def _own_cache(model: PreTrainedModel) -> Iterator[None]:
     """Inside this context, the type of cache that a checkpoint's `generation_config` asks for is ignored, since
@@ -191,10 +176,6 @@ class _Leaving:
     taken out of the model's inputs and its cache, and the logits of those that have left are zeros. In sampling, where
     a row's random numbers depend on how many rows there are, in beam search, and under classifier-free guidance, which
     runs the model on a cache of its own as well, no row leaves.
-
-    Args:
-        rows: how many rows there are.
-        stopped: as for `continue_from`.
 
     Attributes:
         staying: the rows that are run, in order.

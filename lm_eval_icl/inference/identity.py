@@ -21,8 +21,6 @@ from huggingface_hub import try_to_load_from_cache
 
 from lm_eval_icl.errors import log
 
-# How many bytes of a file are hashed at a time, and by one thread.
-_BYTES, _BYTES_OF_THREAD = 2**20, 2**26
 # The files of a checkpoint's folder that are its weights, its adapter, its configuration, its code and its tokenizer;
 # not what a trainer leaves beside them. Of GGUF files, a folder may have many: the one that is loaded counts.
 _MODEL_FILES = re.compile(
@@ -104,26 +102,15 @@ def files_digest(
                 if gguf_file and role == "pretrained":
                     files.append(folder / gguf_file)
                 files_by_role += [(role, path) for path in files]
-        parts = [
-            (f"{role} {path.name} {size}", path, start)
-            for role, path in files_by_role
-            for size in [path.stat().st_size]
-            for start in range(0, max(size, 1), _BYTES_OF_THREAD)
-        ]
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            digests = list(pool.map(lambda part: _digest_of_part(*part), parts))
+            digests = list(pool.map(_digest, files_by_role))
     except OSError as error:
         log.warning("%s: no digest of the model's files is recorded (%s).", pretrained, error)
         return None
     return hashlib.sha256(b"".join(digests)).hexdigest()[:16] if digests else None
 
 
-def _digest_of_part(name: str, path: Path, start: int) -> bytes:
-    digest = hashlib.sha256(f"{name} {start}".encode())
+def _digest(role_and_file: tuple[str, Path]) -> bytes:
+    role, path = role_and_file
     with path.open("rb") as file:
-        file.seek(start)
-        remaining = _BYTES_OF_THREAD
-        while remaining and (data := file.read(min(remaining, _BYTES))):
-            digest.update(data)
-            remaining -= len(data)
-    return digest.digest()
+        return f"{role} {path.name} ".encode() + hashlib.file_digest(file, "sha256").digest()

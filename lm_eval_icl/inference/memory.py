@@ -43,41 +43,27 @@ KeyValues = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """Some entries of a memory, with tensors of their own, that attention reads in a way of their own.
-
-    Attributes:
-        layers: keys and values, as in `Memory`.
-        length: how many entries there are.
-        reading: how they are read.
-    """
+    """Some entries of a memory, with tensors of their own, that attention reads in a way of their own."""
 
     layers: KeyValues
-    length: int
+    length: int  # how many entries there are
     reading: Reading
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a method computed for a context, for queries to attend to.
+    """What a method computed for a context, for queries to attend to."""
 
-    Attributes:
-        layers: keys and values of the entries; empty for an empty context, and if there is a `state`. A layer that the
-            model leaves out has no entries (Mllama's cross-attention layers, which do not run without a picture).
-        tokens: the token id of each entry, in order, those of `parts` last.
-        query_start: the position of a query's first token.
-        residual: (k, i, [1, width]): the vector that replaces the residual stream of the token i behind the memory,
-            counted from 0, after block k, counted from 1 (see `reading`); None if nothing is replaced.
-        state: the cache of a hybrid after the context, as a batch of one row; None for an empty context and for other
-            models.
-        parts: further entries, which attention reads in parts. Those of `layers` are read as usual.
-    """
-
+    # Keys and values of the entries; empty for an empty context, and if there is a `state`. A layer that the model
+    # leaves out has no entries (Mllama's cross-attention layers, which do not run without a picture).
     layers: KeyValues
-    tokens: list[int]
-    query_start: int
+    tokens: list[int]  # the token id of each entry, in order, those of `parts` last
+    query_start: int  # the position of a query's first token
+    # (k, i, [1, width]): the vector that replaces the residual stream of the token i behind the memory, counted from 0,
+    # after block k, counted from 1 (`reading`).
     residual: tuple[int, int, Tensor] | None = None
-    state: Cache | None = None
-    parts: tuple[MemoryPart, ...] = ()
+    state: Cache | None = None  # the cache of a hybrid after the context, as a batch of one row
+    parts: tuple[MemoryPart, ...] = ()  # further entries, read in parts; those of `layers` are read as usual
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -203,7 +189,11 @@ def kept_of(layout: Layout, memory: Memory) -> Memory:
     kept = layout.kept_tokens
     if len(kept) == len(memory):
         return memory
-    layers = [(_take(keys, kept), _take(values, kept)) for keys, values in memory.layers]
+
+    def take(entries: Tensor) -> Tensor:  # a layer that the model leaves out has none
+        return entries.index_select(2, on_device(kept, entries.device)) if entries.numel() else entries
+
+    layers = [(take(keys), take(values)) for keys, values in memory.layers]
     return replace(memory, layers=layers, tokens=[memory.tokens[i] for i in kept])
 
 
@@ -268,11 +258,6 @@ def read_behind(
     return run_rows(model, ids, read, cache, None if counts else memory.query_start + depths)
 
 
-def _take(entries: Tensor, kept: Sequence[int]) -> Tensor:
-    """Select some of a layer's keys or values. A layer that the model leaves out has none."""
-    return entries.index_select(2, on_device(kept, entries.device)) if entries.numel() else entries
-
-
 def vocabulary_of(model: PreTrainedModel) -> int:
     """The number of token ids that the model knows: larger ones would fail in the middle of a forward pass."""
     embedding: Any = model.get_input_embeddings()
@@ -298,7 +283,7 @@ def masked_pass(
     Returns:
         Keys and values of the tokens of each row, both [1, key-value heads, n, head width] for each layer.
     """
-    device, lengths = device_of(model), [len(row) for row in rows]
+    device, lengths, layers = device_of(model), [len(row) for row in rows], KeyValues()
     by_rows = UnderLayouts(layouts)
     layout = by_rows.layout
 
@@ -317,12 +302,16 @@ def masked_pass(
     if len(layout) > CONTEXT_TOKENS and replaceable:
         with attention_by(by_rows):
             layers = run(by_rows.mask(model.dtype, device))
-        if by_rows.layers == sum(keys.numel() > 0 for keys, _ in layers):
-            return _apart(layers, lengths)
-        _with_other_attention.add(model)
-        del layers
-    mask = to_device(layout.mask[layout.entries :], device)
-    return _apart(run(additive(mask, model.dtype)[None, None]), lengths)
+        if by_rows.layers != sum(keys.numel() > 0 for keys, _ in layers):
+            _with_other_attention.add(model)
+            layers = []
+    if not layers:
+        layers = run(additive(to_device(layout.mask[layout.entries :], device), model.dtype)[None, None])
+    if len(lengths) == 1:
+        return [layers]
+    # They are copied, since each row would keep the keys and values of all the others from being freed.
+    spans = [slice(end - length, end) for end, length in zip(accumulate(lengths), lengths, strict=True)]
+    return [[(keys[:, :, span].clone(), values[:, :, span].clone()) for keys, values in layers] for span in spans]
 
 
 def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = False) -> Cache:
@@ -346,12 +335,8 @@ def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = Fals
 
 
 def cache_of_rows(memories: Sequence[Memory]) -> Cache:
-    """A transformers cache for a batch whose rows have a memory each. Memories end side by side: the shorter ones have
-    zeros in front, which a mask has to hide.
-
-    Args:
-        memories: of keys and values, one for each row.
-    """
+    """A transformers cache for a batch whose rows have a memory of keys and values each. Memories end side by side: the
+    shorter ones have zeros in front, which a mask has to hide."""
     like = next(memory.layers for memory in memories if memory.layers)
 
     def padded(parts: Sequence[Tensor]) -> Tensor:
@@ -364,18 +349,6 @@ def cache_of_rows(memories: Sequence[Memory]) -> Cache:
         of_rows = [memory.layers[i] if memory.layers else none for memory in memories]
         layers.append(MemoryLayer.of_rows(*map(padded, zip(*of_rows, strict=True))))
     return Cache(layers=layers)
-
-
-def _apart(layers: KeyValues, lengths: Sequence[int]) -> list[KeyValues]:
-    """Divide the keys and values of several rows into those of each row. They are copied, since each row would keep the
-    keys and values of all the others from being freed."""
-    if len(lengths) == 1:
-        return [layers]
-    ends = list(accumulate(lengths))
-    return [
-        [(keys[:, :, end - length : end].clone(), values[:, :, end - length : end].clone()) for keys, values in layers]
-        for end, length in zip(ends, lengths, strict=True)
-    ]
 
 
 def causal_pass(

@@ -46,7 +46,7 @@ def position_embeddings(model: PreTrainedModel) -> dict[nn.Embedding, int]:
             at = torch.full((1, 1), position, device=device_of(model))
             model(input_ids=torch.ones_like(at), position_ids=at, use_cache=False)
     differ = {m: kept[0] for m, kept in outputs.items() if kept and not torch.equal(kept[0], kept[-1])}
-    return {m: m.num_embeddings - _first_row(m, at_zero) for m, at_zero in differ.items()}
+    return {table: table.num_embeddings - _first_row(table, at_zero) for table, at_zero in differ.items()}
 
 
 def _first_row(table: nn.Embedding, output: Tensor) -> int:

@@ -28,10 +28,6 @@ class PrefixCache:
         self._kept: OrderedDict[Context, Memory] = OrderedDict()
         self._bytes = 0
 
-    def __getitem__(self, context: Context) -> Memory:
-        [memory] = self.several([context])
-        return memory
-
     def several(
         self, contexts: Sequence[Context], together: Callable[[Sequence[Context]], int] = lambda missing: 1
     ) -> list[Memory]:
@@ -49,7 +45,11 @@ class PrefixCache:
             n = together(missing)
             for context, memory in zip(missing[:n], self.once(missing[:n]), strict=True):
                 found[context] = memory
-                self._keep(context, memory)
+                if memory.nbytes <= self.max_bytes:
+                    self._kept[context] = memory
+                    self._bytes += memory.nbytes
+                while self._bytes > self.max_bytes:
+                    self._bytes -= self._kept.popitem(last=False)[1].nbytes
             missing = missing[n:]
         return [found[context] for context in contexts]
 
@@ -58,13 +58,6 @@ class PrefixCache:
         memories = self.encode(contexts)
         self.encoded += len(contexts)
         return memories
-
-    def _keep(self, context: Context, memory: Memory) -> None:
-        if memory.nbytes <= self.max_bytes:
-            self._kept[context] = memory
-            self._bytes += memory.nbytes
-            while self._bytes > self.max_bytes:
-                self._bytes -= self._kept.popitem(last=False)[1].nbytes
 
     def forget(self, context: Context) -> None:
         """Drop the memory of a context, if it is stored."""

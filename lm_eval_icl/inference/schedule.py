@@ -15,9 +15,8 @@ from typing import Literal
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree, first_packed_batch
-from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
-Ids = tuple[int, ...]
 # A context, a query behind it, and an answer.
 Asked = tuple[Context, Ids, Ids]
 
@@ -36,62 +35,39 @@ def in_order(prompts: Sequence[TokenizedPrompt]) -> list[int]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much runs at once.
+    """How much runs at once."""
 
-    Attributes:
-        pack_tokens: how many tokens of queries and options, and of contexts side by side, share one forward pass that
-            scores.
-        queries: how many queries share such a pass at least, even if they have more tokens.
-        texts: how many texts are generated, or queries scored that cannot be packed, in one batch.
-    """
-
+    # How many tokens of queries and options, and of contexts side by side, share one forward pass that scores.
     pack_tokens: int
-    queries: int
-    texts: int
+    queries: int  # how many queries share such a pass at least, even if they have more tokens
+    texts: int  # how many texts are generated, or queries scored that cannot be packed, in one batch
 
 
 @dataclass(frozen=True)
 class ContextWork:
     """A context, what is asked behind it, and what encoding it takes. If the memory depends on the query, there is one
-    query.
-
-    Attributes:
-        context: the context.
-        queries: the queries in ascending order, each with its answers.
-        tokens: how many tokens run to encode it.
-        behind: behind how many entries of memories that it shares with others.
-        entries: to how many entries the queries attend.
-        alone: it is encoded by itself, and not beside others.
-        ordinary: context and query are an ordinary causal pass, so that they may be read in one.
-        memories: behind how many memories the queries run. `entries` counts those of all.
-    """
+    query."""
 
     context: Context
-    queries: Sequence[QueryAnswers]
-    tokens: int
-    entries: int
-    behind: int = 0
-    alone: bool = True
-    ordinary: bool = False
-    memories: int = 1
+    queries: Sequence[QueryAnswers]  # in ascending order
+    tokens: int  # how many run to encode the context,
+    entries: int  # to how many entries, of all memories, the queries attend,
+    behind: int = 0  # and behind how many entries of memories that it shares with others the context is encoded
+    alone: bool = True  # it is encoded by itself, and not beside others
+    ordinary: bool = False  # context and query are an ordinary causal pass, so that they may be read in one
+    memories: int = 1  # behind how many memories the queries run
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The requests that are scored at once: a packed batch, or the rows of an ordinary one.
+    """The requests that are scored at once: a packed batch, or the rows of an ordinary one."""
 
-    Attributes:
-        queries: contexts, each with a query behind it and the query's answers.
-        encoding: when the contexts are encoded: "now", side by side; "before", so that the memory of the only context
-            (or query) is there; or "never", since they are read with their queries in one ordinary pass.
-        tokens: how many tokens a packed batch runs; 0 if the queries are the rows of a batch.
-        rows: how many rows a batch of rows may have.
-    """
-
-    queries: Sequence[tuple[Context, Ids, Collection[Ids]]]
+    queries: Sequence[tuple[Context, Ids, Collection[Ids]]]  # contexts, each with a query and the query's answers
+    # When the contexts are encoded: now, side by side; before, so that the memory of the only context (or query) is
+    # there; or never, since they are read with their queries in one ordinary pass.
     encoding: Literal["now", "before", "never"]
-    tokens: int
-    rows: int
+    tokens: int  # how many tokens a packed batch runs; 0 if the queries are the rows of a batch
+    rows: int  # how many rows a batch of rows may have
 
     @property
     def asked(self) -> list[Asked]:
@@ -115,14 +91,29 @@ def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> It
         n, tokens = side_by_side(work, sizes, can, at)
         if n:
             items = work[at : at + n]
-            queries = [(item.context, *query) for item in items for query in item.queries]
             ordinary = all(item.ordinary for item in items)
+            queries = [(item.context, *query) for item in items for query in item.queries]
             yield Batch(queries, "never" if ordinary else "now", tokens, rows)
-        else:
-            for pack, tokens in _packed_batches(work[at], sizes, can, rows):
-                queries = [(work[at].context, *query) for query in pack]
-                yield Batch(queries, "before", tokens, rows)
-        at += max(n, 1)
+            at += n
+            continue
+        item, at = work[at], at + 1
+        waiting = list(item.queries)  # in ascending order: the common beginning of queries in one pack is run once
+        if not can.can_pack:
+            waiting.sort(key=lambda asked: len(asked[0]))  # rows of one batch have similar lengths
+        while waiting:
+            if can.can_pack:
+                pack, tokens = first_packed_batch(waiting, max(sizes.pack_tokens // item.memories, 1), sizes.queries)
+                tokens *= item.memories
+                # A query longer than a pack gains nothing from packing, and its mask would be large.
+                together = len(pack) > 1 or tokens <= sizes.pack_tokens
+                if not (together and can.can_pack_to(item.entries + tokens)):
+                    pack, tokens = pack[:1], 0
+            else:
+                pack, tokens = waiting[:rows], 0
+                if any(len(answer) > 1 for _, answers in pack for answer in answers):
+                    pack = [asked for asked in pack if len(asked[0]) == len(pack[0][0])]
+            yield Batch([(item.context, *query) for query in pack], "before", tokens, rows)
+            waiting = waiting[len(pack) :]
 
 
 def side_by_side(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities, at: int = 0) -> tuple[int, int]:
@@ -142,30 +133,6 @@ def side_by_side(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities, a
             break
         count, used = count + 1, total
     return count, used
-
-
-def _packed_batches(
-    work: ContextWork, sizes: Sizes, can: Capabilities, rows: int
-) -> Iterator[tuple[list[QueryAnswers], int]]:
-    """The queries behind one memory, in packed batches of as many as run at once, each with its number of tokens; the
-    number is 0 if the queries are the rows of a batch."""
-    waiting = list(work.queries)  # in ascending order: the common beginning of queries in one pack is run once
-    if not can.can_pack:
-        waiting.sort(key=lambda item: len(item[0]))  # rows of one batch have similar lengths
-    while waiting:
-        if can.can_pack:
-            pack, tokens = first_packed_batch(waiting, max(sizes.pack_tokens // work.memories, 1), sizes.queries)
-            tokens *= work.memories
-            # A query longer than a pack gains nothing from packing, and its mask would be large.
-            together = len(pack) > 1 or tokens <= sizes.pack_tokens
-            if not (together and can.can_pack_to(work.entries + tokens)):
-                pack, tokens = pack[:1], 0
-        else:
-            pack, tokens = waiting[:rows], 0
-            if any(len(answer) > 1 for _, answers in pack for answer in answers):
-                pack = [item for item in pack if len(item[0]) == len(pack[0][0])]
-        yield pack, tokens
-        waiting = waiting[len(pack) :]
 
 
 @dataclass(frozen=True)

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from functools import cached_property
-from itertools import count
-from math import isqrt
-from typing import Any
+from itertools import islice
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.attention import OfPackedRow, additive, attention_by
-from lm_eval_icl.inference.blocks import last_block_at, replaced_stream, residual_stream
+from lm_eval_icl.inference.blocks import replaced_stream, residual_stream
 from lm_eval_icl.inference.caches import behind_cache
 from lm_eval_icl.inference.devices import device_of, device_of_states, on_device, to_device
 from lm_eval_icl.inference.hybrids import empty_cache, select_rows
 from lm_eval_icl.inference.memory import Memory, cache_of, read_behind
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree
+from lm_eval_icl.prompts.tokens import Ids
 
 # A query and one of its continuations, as token ids; both have at least one token.
 Pair = tuple[Sequence[int], Sequence[int]]
 # The summed log-probability of a continuation (natural logarithm), and whether greedy decoding would produce it.
 Score = tuple[float, bool]
+# What scoring returns beside scores, read behind a query's last token: the hidden state that the vocabulary projection
+# reads, [width], or the log-probabilities of the next token, [vocabulary]; in float32 at least. None for neither.
+States = Literal["hidden", "log_probs"] | None
 
 
 class Scores(Sequence[Score]):
@@ -37,11 +39,13 @@ class Scores(Sequence[Score]):
     Args:
         numbers: [2, tokens]: the log-probability of each token of all continuations, one after another, and whether it
             is the likeliest token, as 1 or 0.
-        lengths: the length of each continuation.
+        lengths: how many of these each pair has.
+        states: for each pair, what was asked for (`States`), [pairs, size]; None for nothing.
     """
 
-    def __init__(self, numbers: Tensor, lengths: Sequence[int]) -> None:
+    def __init__(self, numbers: Tensor, lengths: Sequence[int], states: Tensor | None = None) -> None:
         self._numbers, self._lengths = numbers.to("cpu", non_blocking=numbers.is_cuda), lengths
+        self.states = [] if states is None else [*states.cpu()]
         self._arrived = torch.cuda.Event() if numbers.is_cuda else None
         if self._arrived is not None:
             self._arrived.record(torch.cuda.current_stream(numbers.device))
@@ -50,13 +54,8 @@ class Scores(Sequence[Score]):
     def _read(self) -> list[Score]:
         if self._arrived is not None:
             self._arrived.synchronize()
-        logprobs, greedy = self._numbers.tolist()
-        scores, start = [], 0
-        for length in self._lengths:
-            end = start + length
-            scores.append((sum(logprobs[start:end]), all(greedy[start:end])))
-            start = end
-        return scores
+        logprobs, greedy = map(iter, self._numbers.tolist())
+        return [(sum(islice(logprobs, length)), all([*islice(greedy, length)])) for length in self._lengths]
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -68,50 +67,6 @@ class Scores(Sequence[Score]):
         return isinstance(other, Sequence) and self._read == list(other)
 
     __hash__ = None  # type: ignore[assignment]
-
-
-class _States:
-    """The last hidden states of queries, read where the vocabulary projection reads them, or what it makes of them."""
-
-    def __init__(self, log_probs: bool) -> None:
-        self.log_probs = log_probs
-        self.by_query: dict[tuple[int, ...], Tensor] = {}
-        self.latest = torch.empty(0)  # [rows or 1, tokens, size]: what the projection read in the latest pass
-
-    def keep(self, queries: Sequence[Sequence[int]], states: Tensor) -> None:
-        """Keep the state of each query's last token: [queries, size]."""
-        wide = states.detach().to(torch.promote_types(states.dtype, torch.float32))
-        wide = wide.log_softmax(-1) if self.log_probs else wide
-        self.by_query |= zip(map(tuple, queries), wide.cpu(), strict=True)
-
-
-_collecting: ContextVar[_States | None] = ContextVar("collecting", default=None)
-
-
-@contextmanager
-def query_states(model: PreTrainedModel, log_probs: bool = False) -> Iterator[dict[tuple[int, ...], Tensor]]:
-    """Inside this context, scoring keeps the last hidden state of each query: that of its last token, after the final
-    norm, from which the vocabulary projection predicts the answer. (Not of queries behind several memories, or
-    behind one that depends on the query.)
-
-    Args:
-        log_probs: keep the log-probabilities of the token that follows, [vocabulary], in place of the state.
-
-    Yields:
-        The token ids of a query -> its state [size] in float32 at least, filled while queries are scored. Those of a
-        query that runs in one pass with its context begin with the context's.
-    """
-    states, head = _States(log_probs), model.get_output_embeddings()
-
-    def read(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        states.latest = inputs[0]
-
-    token = _collecting.set(states)
-    try:
-        with head.register_forward_pre_hook(read):
-            yield states.by_query
-    finally:
-        _collecting.reset(token)
 
 
 class PackedRow:
@@ -128,8 +83,8 @@ class PackedRow:
         paths: for each memory of `work`, each sequence -> the index in the row of each of its tokens.
     """
 
-    def __init__(self, work: Sequence[tuple[Memory, Iterable[tuple[int, ...]]]]) -> None:
-        self.tree, self.paths = TokenTree(), list[dict[tuple[int, ...], list[int]]]()
+    def __init__(self, work: Sequence[tuple[Memory, Iterable[Ids]]]) -> None:
+        self.tree, self.paths = TokenTree(), list[dict[Ids, list[int]]]()
         self._positions: list[Tensor] = []  # of the tokens behind each memory
         self._memories: list[Memory] = []
         self._groups: list[tuple[slice, slice]] = []  # tokens of the row, and the entries to which they attend
@@ -152,14 +107,9 @@ class PackedRow:
                 entries += len(memory)
             self._groups.append((slice(first, len(self.tree.tokens)), slice(entries - len(memory), entries)))
 
-    def run(self, model: PreTrainedModel, read: Sequence[int], trim_last_block: bool, logits: bool = True) -> Tensor:
-        """Run the row, without waiting for a GPU.
-
-        Args:
-            read: the indices of tokens whose output is read, in ascending order.
-            trim_last_block: run the last block only for these (`inference.blocks.last_block_at`).
-            logits: return their logits, [len(read), vocabulary]; if False, what is returned means nothing.
-        """
+    def run(self, model: PreTrainedModel, read: Sequence[int]) -> Tensor:
+        """Run the row, without waiting for a GPU. Returns the logits of the tokens `read`, which are indices in
+        ascending order: [len(read), vocabulary]."""
         device, entries = device_of(model), self._groups[-1][1].stop
         sees = self.tree.ancestors()
         # Only the row's own part of the mask comes from the CPU.
@@ -171,8 +121,6 @@ class PackedRow:
         read_at = on_device(read, device_of_states(model))
         cache = cache_of(self._memories, once=True)
         apart = any(memory.parts for memory in self._memories)  # read in parts: by all tokens alike, in every block
-        trim = trim_last_block and not apart
-        last = last_block_at(model, cache, read_at, len(self.tree.tokens)) if trim else nullcontext()
         replaced: AbstractContextManager[None] = nullcontext()
         if self._replaced:
             at, vectors = zip(*self._replaced, strict=True)
@@ -181,24 +129,22 @@ class PackedRow:
             memory.readings(behind.start) for memory, (_, behind) in zip(self._memories, self._groups, strict=True)
         ]
         attention = OfPackedRow(sees, self._groups, readings if apart else ())
-        with last, replaced, attention_by(attention):
+        with replaced, attention_by(attention):
             output: Tensor = model(
                 input_ids=on_device([self.tree.tokens], device),
                 position_ids=to_device(torch.cat(self._positions)[None], device),
                 attention_mask=mask[None, None],
-                logits_to_keep=read_at if logits else 1,
+                logits_to_keep=read_at if read else 1,
                 **behind_cache(model, cache),
             ).logits[0]
-        if logits and len(output) != len(read):  # the model ignores logits_to_keep
-            output = output[read_at.to(output.device)]
-        return output
+        return output if len(output) == len(read) else output[read_at.to(output.device)]  # some ignore logits_to_keep
 
 
 def score_packed(
     model: PreTrainedModel,
     work: Sequence[tuple[Memory, Sequence[Pair]]],
     softmax_dtype: torch.dtype | None = None,
-    trim_last_block: bool = False,
+    states: States = None,
 ) -> Scores:
     """Score pairs behind one memory or several in one forward pass over the distinct tokens among those of each memory
     (`PackedRow`), without waiting for a GPU.
@@ -206,57 +152,55 @@ def score_packed(
     Args:
         work: memories, and for each the queries with continuations that attend to it.
         softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
-        trim_last_block: run the last block only for tokens that predict an answer (`inference.blocks.last_block_at`).
+        states: what is returned beside the scores.
 
     Returns:
         The score of each pair, in order.
     """
-    all_pairs = [pair for _, pairs in work for pair in pairs]
-    logits, rows = _predicted(model, work, trim_last_block)
-    return _scores(logits, rows, all_pairs, softmax_dtype)
+    with _projected(model, states) as projected:
+        logits, rows, predicting = _predicted(model, work)
+    pairs = [pair for _, of_memory in work for pair in of_memory]
+    found = _at(states, logits, projected, predicting, [path[0] for path in rows])
+    return Scores(_numbers(logits, rows, pairs, softmax_dtype), list(map(len, rows)), found)
 
 
 def score_together(
     model: PreTrainedModel,
     memories: Sequence[Memory],
     pairs: Sequence[Pair],
-    combined: Callable[[Tensor], Tensor],
-    score: Callable[[Tensor, Tensor, Tensor], Tensor],
+    method: Any,
     softmax_dtype: torch.dtype | None = None,
-    trim_last_block: bool = False,
     at_once: bool = True,
-) -> list[Score]:
+) -> Scores:
     """Score pairs behind several memories, from what all of these predict.
 
     Args:
         pairs: queries with continuations, each of which attends to each memory.
-        combined: combines log-probabilities, [memories, tokens, vocabulary] -> [tokens, vocabulary].
-        score: computes a continuation's log-probability from these, from what they are combined from, and from its
-            token ids.
-        softmax_dtype, trim_last_block: as for `score_packed`.
+        method: combines what they predict, by `combined` and `score` (`lm_eval_icl.methods.several.Several`).
+        softmax_dtype: as for `score_packed`.
         at_once: run one forward pass; if False, one for each memory.
     """
     work = [(memory, pairs) for memory in memories]
-    passes = [_predicted(model, group, trim_last_block) for group in ([work] if at_once else [[item] for item in work])]
+    passes = [_predicted(model, group) for group in ([work] if at_once else [[item] for item in work])]
     numbers, logprobs, together = list[Tensor](), torch.empty(0), torch.empty(0)
     last: Pair | None = None
     for i, (query, answer) in enumerate(pairs):
         if (query, answer[:-1]) != last:  # options of one token are read off the same distribution
-            rows = [logits[path] for logits, paths in passes for path in paths[i :: len(pairs)]]
+            rows = [logits[path] for logits, paths, _ in passes for path in paths[i :: len(pairs)]]
             dtype = torch.promote_types(softmax_dtype or rows[0].dtype, torch.float32)
             logprobs = torch.stack(rows).log_softmax(-1, dtype=dtype)
-            together, last = combined(logprobs), (query, answer[:-1])
+            together, last = method.combined(logprobs), (query, answer[:-1])
         ids = on_device(answer, together.device)
-        value = score(together, logprobs, ids)
+        value = method.score(together, logprobs, ids)
         numbers.append(torch.stack((value, (together.argmax(-1) == ids).all().to(value))))
-    return [(value, bool(greedy)) for value, greedy in torch.stack(numbers).tolist()]  # the host waits once
+    return Scores(torch.stack(numbers, dim=1), [1] * len(pairs))
 
 
 def _predicted(
-    model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[Pair]]], trim_last_block: bool
-) -> tuple[Tensor, list[list[int]]]:
-    """The logits [predicting tokens, vocabulary] of one forward pass (`score_packed`), and for each pair the rows of
-    them that predict its continuation's tokens."""
+    model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[Pair]]]
+) -> tuple[Tensor, list[list[int]], list[int]]:
+    """The logits [predicting tokens, vocabulary] of one forward pass (`score_packed`); for each pair, the rows of them
+    that predict its continuation's tokens; and the index in the packed row of each predicting token."""
     packed = PackedRow([(memory, [(*query, *answer[:-1]) for query, answer in pairs]) for memory, pairs in work])
     # For each token of a pair's continuation, the node that predicts it.
     nodes = [
@@ -266,35 +210,48 @@ def _predicted(
     ]
     predicting = sorted({node for path in nodes for node in path})
     row = {node: i for i, node in enumerate(predicting)}
-    logits = packed.run(model, predicting, trim_last_block)
-    if (states := _collecting.get()) is not None:
-        read = states.latest.reshape(-1, states.latest.shape[-1])
-        read = read if len(read) == len(predicting) else read[predicting]
-        read = logits if states.log_probs else read
-        states.keep([query for _, pairs in work for query, _ in pairs], read[[row[path[0]] for path in nodes]])
-    return logits, [[row[node] for node in path] for path in nodes]
+    return packed.run(model, predicting), [[row[node] for node in path] for path in nodes], predicting
 
 
-def streams_packed(
-    model: PreTrainedModel,
-    work: Sequence[tuple[Memory, Sequence[tuple[int, ...]]]],
-    layer: int,
-    trim_last_block: bool = False,
-) -> list[Tensor]:
-    """The residual stream of queries' last tokens after the block `layer` (counted from 1), from one forward pass over
-    all queries behind all memories (`PackedRow`).
+@contextmanager
+def _projected(model: PreTrainedModel, states: States) -> Iterator[list[Tensor]]:
+    """Inside this context, if hidden states are asked for, collect what the vocabulary projection reads in each pass:
+    [rows, tokens, width]."""
+    read: list[Tensor] = []
+    if states != "hidden":
+        yield read
+        return
+    with model.get_output_embeddings().register_forward_pre_hook(lambda module, inputs: read.append(inputs[0])):
+        yield read
+
+
+def _at(states: States, logits: Tensor, projected: list[Tensor], read: Sequence[int], at: Any) -> Tensor | None:
+    """The `states` of a pass, [pairs, size].
 
     Args:
-        work: memories, and for each the queries that attend to it.
-        trim_last_block: run the last block only for the tokens that are read (`inference.blocks.last_block_at`).
-
-    Returns:
-        For each memory [queries, width].
+        logits: [(rows,) len(read), vocabulary].
+        projected: from `_projected`. A model that ignores `logits_to_keep` has projected all tokens.
+        read: the tokens of the pass whose logits these are.
+        at: for each pair, the index of its query's last token in `logits`.
     """
+    if states is None:
+        return None
+    found = logits
+    if states == "hidden":
+        [hidden] = projected
+        hidden = hidden if hidden.shape[1] == len(read) else hidden[:, list(read)]
+        found = hidden.reshape(*logits.shape[:-1], -1)
+    found = found[at].to(torch.promote_types(found.dtype, torch.float32))
+    return found.log_softmax(-1) if states == "log_probs" else found
+
+
+def streams_packed(model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[Ids]]], layer: int) -> list[Tensor]:
+    """The residual stream of queries' last tokens after the block `layer` (counted from 1), from one forward pass over
+    all queries behind all memories (`PackedRow`): for each memory [queries, width]."""
     packed = PackedRow(work)
     nodes = [[paths[query][-1] for query in queries] for paths, (_, queries) in zip(packed.paths, work, strict=True)]
     with residual_stream(model, layer) as streams:
-        packed.run(model, sorted({node for path in nodes for node in path}), trim_last_block, logits=False)
+        packed.run(model, [])
     (stream,) = streams
     return [stream[0].index_select(0, on_device(path, stream.device)) for path in nodes]
 
@@ -305,7 +262,8 @@ def score_rows(
     queries: Sequence[QueryAnswers],
     softmax_dtype: torch.dtype | None = None,
     rows: int = 1,
-) -> list[Score]:
+    states: States = None,
+) -> Scores:
     """Score the answers of some queries by ordinary causal passes: one in which every query is a row of the batch, and
     then passes in which every answer of several tokens is a row, behind its query.
 
@@ -316,54 +274,46 @@ def score_rows(
     Args:
         queries: queries with their answers. If any answer has several tokens, all queries have the same length, since
             answers go on from the end of the row.
-        softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
+        softmax_dtype, states: as for `score_packed`.
         rows: how many answers run in one batch.
 
     Returns:
         The score of each answer of each query, in order.
     """
-    first, after = _after_queries(model, memory, [query for query, _ in queries])
-    pairs = [(row, query, answer) for row, (query, answers) in enumerate(queries) for answer in answers]
-    short = [i for i, (_, _, answer) in enumerate(pairs) if len(answer) == 1]
-    long = [i for i, (_, _, answer) in enumerate(pairs) if len(answer) > 1]
-    scores: dict[int, Score] = {}
+    after = memory.cache(len(queries)) if len(memory) else empty_cache(model)
+    assert after is not None  # or the model has no memory
+    ends = sorted({len(query) - 1 for query, _ in queries})
+    with memory.reading(model), _projected(model, states) as projected:
+        at_ends = read_behind(model, memory, after, [query for query, _ in queries], 0, ends)
+    last = [ends.index(len(query) - 1) for query, _ in queries]
+    first = at_ends[range(len(queries)), last]  # the logits after each query
+    pairs = [(query, answer) for query, answers in queries for answer in answers]
+    row_of = [row for row, (_, answers) in enumerate(queries) for _ in answers]
+    short = [i for i, (_, answer) in enumerate(pairs) if len(answer) == 1]
+    long = [i for i, (_, answer) in enumerate(pairs) if len(answer) > 1]
+    numbers: dict[int, Tensor] = {}
     for batch in filter(None, [short, *(long[start : start + rows] for start in range(0, len(long), rows))]):
-        inputs, logits = [pairs[i][2][:-1] for i in batch], first
+        asked, logits = [pairs[i] for i in batch], first
+        inputs = [answer[:-1] for _, answer in asked]
         if longest := max(map(len, inputs)):
-            cache = select_rows(after, len(queries), [pairs[i][0] for i in batch])
-            depth = len(pairs[batch[0]][1])
-            following = read_behind(model, memory, cache, inputs, depth, range(longest))
+            cache = select_rows(after, len(queries), [row_of[i] for i in batch])
+            following = read_behind(model, memory, cache, inputs, len(asked[0][0]), range(longest))
             logits = torch.cat([first, following.flatten(0, 1)])
         # Behind the rows of the queries' logits come those of the answers, `longest` for each.
+        starts = range(len(first), len(first) + longest * len(batch), longest) if longest else [0] * len(batch)
         paths = [
-            [pairs[i][0], *range(start, start + len(tokens))]
-            for i, tokens, start in zip(batch, inputs, count(len(first), longest), strict=False)
+            [row_of[i], *range(start, start + len(tokens))]
+            for i, tokens, start in zip(batch, inputs, starts, strict=True)
         ]
-        scores |= zip(batch, _scores(logits, paths, [pairs[i][1:] for i in batch], softmax_dtype), strict=True)
-    return [scores[i] for i in range(len(pairs))]
+        of_batch = _numbers(logits, paths, asked, softmax_dtype)
+        numbers |= zip(batch, of_batch.split([len(answer) for _, answer in asked], dim=1), strict=True)
+    found = _at(states, at_ends, projected, ends, (row_of, [last[row] for row in row_of]))
+    in_order = [numbers[i] for i in range(len(pairs))]
+    return Scores(torch.cat(in_order, dim=1), [part.shape[1] for part in in_order], found)
 
 
-def _after_queries(model: PreTrainedModel, memory: Memory, queries: Sequence[tuple[int, ...]]) -> tuple[Tensor, Cache]:
-    """Run queries behind a memory, as the rows of a batch.
-
-    Returns:
-        The logits after each query, [queries, vocabulary], and the cache after the longest query.
-    """
-    cache = memory.cache(len(queries)) if len(memory) else empty_cache(model)
-    assert cache is not None  # or the model has no memory
-    ends = sorted({len(query) - 1 for query in queries})
-    with memory.reading(model):
-        logits = read_behind(model, memory, cache, queries, 0, ends)
-    last = range(len(queries)), [ends.index(len(query) - 1) for query in queries]
-    if (states := _collecting.get()) is not None:
-        read = logits if states.log_probs else states.latest
-        read = read if read.shape[1] == len(ends) else read[:, ends]
-        states.keep(queries, read[last])
-    return logits[last], cache
-
-
-def _scores(logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair], dtype: torch.dtype | None) -> Scores:
-    """The score of each pair.
+def _numbers(logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair], dtype: torch.dtype | None) -> Tensor:
+    """What `Scores` are made of, [2, tokens].
 
     Args:
         logits: [predicting tokens, vocabulary].
@@ -375,33 +325,15 @@ def _scores(logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair]
     tokens = on_device([token for _, answer in pairs for token in answer], logits.device)
     # A softmax of all rows at once would take as much memory as the logits, so its denominators are computed for some
     # rows at a time.
-    highest, likeliest = _highest(logits)
+    highest, own = logits.amax(-1), logits[at, tokens]
     parts = zip(logits.split(16), highest.split(16), strict=True)
     denominators = torch.cat([(part.to(exact) - top[:, None]).exp_().sum(-1).log() for part, top in parts])
-    logprobs = (logits[at, tokens].to(exact) - highest[at] - denominators[at]).to(dtype)
-    numbers = torch.stack([logprobs.to(exact), likeliest[at] == tokens])
-    return Scores(numbers, [len(path) for path in rows])
-
-
-def _highest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The highest number of each row, and the index of the first token that has it, as `argmax` says.
-
-    On a CPU, `argmax` takes ten times as long as `amax`. It is therefore asked for a stretch of the vocabulary, and
-    then for a token of that stretch alone.
-
-    Args:
-        logits: [rows, vocabulary].
-    """
-    if logits.device.type != "cpu":
-        return logits.amax(-1), logits.argmax(-1)
-    vocabulary = logits.shape[1]
-    width = isqrt(vocabulary)
-    stretches = logits[:, : vocabulary // width * width].unflatten(1, (-1, width))
-    # The remainder at the end belongs to a last stretch, which begins within the one before it.
-    of_stretches = torch.cat([stretches.amax(-1), logits[:, -width:].amax(-1, keepdim=True)], dim=1)
-    first = (of_stretches.argmax(-1) * width).clamp_(max=vocabulary - width)
-    stretch = logits.gather(1, first[:, None] + torch.arange(width))
-    return of_stretches.amax(-1), first + stretch.argmax(-1)
+    logprobs = (own.to(exact) - highest[at] - denominators[at]).to(dtype)
+    # Of equally likely tokens, greedy decoding takes the first. On a CPU, `argmax` takes ten times as long as `amax`.
+    ask = at[own == highest[at]] if logits.device.type == "cpu" else slice(None)
+    likeliest = torch.full_like(highest, -1, dtype=torch.long)
+    likeliest[ask] = logits[ask].argmax(-1)
+    return torch.stack([logprobs.to(exact), likeliest[at] == tokens])
 
 
 def not_finite(name: str, logprob: float, model: PreTrainedModel) -> InputError:

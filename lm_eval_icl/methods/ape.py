@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import is_number
 from lm_eval_icl.inference.attention import Reading
 from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.methods.base import number
 from lm_eval_icl.methods.pcw import PCW
 from lm_eval_icl.prompts.tokens import Context
+
+Factor = Annotated[float, number("from 0.001 to 1000", lambda value: 1e-3 <= value <= 1e3)]
 
 
 @dataclass(frozen=True)
@@ -31,24 +34,15 @@ class APE(PCW):
         temperature: T, from 0.001 to 1000, as are the others: beyond that, float32 would not hold what is computed.
         scale: S. The factor of the demonstrations' log-sum-exp is S * T.
         weight: of the demonstrations' sum of exponentials.
-
-    Raises:
-        InputError: an argument is outside its range.
     """
 
     one_pass = False
     trained_under = "pcw"
     reads_in_parts = True
 
-    temperature: float = 0.9
-    scale: float = 0.9
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("temperature", "scale", "weight"):
-            value = getattr(self, name)
-            self._check(name, fine=is_number(value) and 1e-3 <= value <= 1e3, must="a number from 0.001 to 1000")
+    temperature: Factor = 0.9
+    scale: Factor = 0.9
+    weight: Factor = 1.0
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of `pcw`, with the demonstrations as a part that is read at the temperature and the scale."""

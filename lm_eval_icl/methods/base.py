@@ -6,33 +6,67 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_type_hints
 
-from lm_eval_icl.errors import InputError, checked_whole, one_line_with_place
+from lm_eval_icl.errors import InputError, is_number, one_line_with_place, whole
 from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, check_pattern, lay_out
 from lm_eval_icl.prompts.tokens import Context
 
 if TYPE_CHECKING:  # a method's arguments and layout are known without what runs models, which takes seconds to import
     from transformers import PreTrainedModel
 
-    from lm_eval_icl.inference.capabilities import Capabilities
     from lm_eval_icl.inference.memory import Memory
     from lm_eval_icl.inference.packing import Queries
     from lm_eval_icl.inference.schedule import ContextWork
 
 # A context, and the ids of a query behind it.
 Asked = tuple[Context, tuple[int, ...]]
+# Layouts, each with a title.
+Passes = list[tuple[str, Layout]]
 # Returns the memories of several contexts, as `Method.encode` computes them.
 Memories = Callable[[Sequence[Context]], "Sequence[Memory]"]
+
+
+def must(be: str, fine: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """A check that stands in an argument's annotation, as in `share: Annotated[float, must("be", ...)]`: it returns the
+    value as the method keeps it, or raises a `ValueError` that says what it must be."""
+
+    def check(value: Any) -> Any:
+        if not fine(value):
+            raise ValueError(f"must be {be}")
+        return value
+
+    return check
+
+
+def number(be: str, fine: Callable[[float], bool]) -> Callable[[Any], Any]:
+    """The check of a number, which `must be a number {be}`."""
+    return must(f"a number {be}", lambda value: is_number(value) and fine(value))
+
+
+def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The check of an argument that may also be None."""
+    return lambda value: None if value is None else check(value)
+
+
+Whole = Annotated[int, whole]
+Positions = Annotated[str, must(f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}", lambda value: value in POSITIONS)]
+
+
+@functools.cache
+def _checks(method: type[Method]) -> list[tuple[str, Callable[[Any], Any]]]:
+    """The checks of a method's arguments, by their annotations; `positions` and `repeat` are always checked."""
+    hints = {**get_type_hints(method, include_extras=True), "positions": Positions, "repeat": Whole}
+    return [(name, check) for name, hint in hints.items() for check in getattr(hint, "__metadata__", ())]
 
 
 @dataclass(frozen=True)
 class Method(ABC):
     """An in-context-learning method: its arguments, and how it encodes a context.
 
-    A method that differs from the others only in its mask needs nothing but `pattern`, which says which demonstration
-    sees which: the layout and the forward pass are made from it here. Other methods override `passes` and `encode`, or
-    `encode_queries` if what a query attends to depends on the query, and say so by the flags below.
+    A method that differs from the others only in its mask needs nothing but `pattern`, from which the layout and the
+    forward pass are made here. Others override `passes` and `encode`, or `encode_queries` if what a query attends to
+    depends on the query, and say so by the flags below.
 
     Args:
         positions: "sequential", in the order of the tokens; "symmetric", every demonstration starts at the end of the
@@ -44,15 +78,14 @@ class Method(ABC):
         InputError: an argument is outside its range.
     """
 
-    positions: str = "sequential"
-    repeat: int = 1
+    positions: Positions = "sequential"
+    repeat: Whole = 1
 
     # The mask treats all demonstrations alike. Unless positions are sequential, their order then makes no difference.
     treats_demonstrations_alike: ClassVar[bool] = False
     # Some tokens must not see all tokens before them, so the model must obey a 4-D mask.
     needs_mask: ClassVar[bool] = True
     # Context, query and answer are one forward pass over `layout`, so that models can be trained under the method.
-    # Methods that are more run on models that were trained under another one, `trained_under`.
     one_pass: ClassVar[bool] = True
     # The memory to which a query attends depends on the query, so two queries never share one.
     memory_depends_on_query: ClassVar[bool] = False
@@ -77,13 +110,12 @@ class Method(ABC):
     def __post_init__(self) -> None:
         if self.positions is None:  # lm-eval parses "none" as None if all model arguments are one string
             object.__setattr__(self, "positions", "none")
-        one_of = f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}"
-        self._check("positions", fine=self.positions in POSITIONS, must=one_of)
-        self._check_whole("repeat")
-
-    def _check_whole(self, argument: str) -> None:
-        """For `__post_init__`: refuse an argument that is not a whole number, 1 or more; 2.0 becomes 2."""
-        object.__setattr__(self, argument, checked_whole(f"{self.name}: {argument}", getattr(self, argument)))
+        for argument, check in _checks(type(self)):
+            value = getattr(self, argument)
+            try:
+                object.__setattr__(self, argument, check(value))
+            except ValueError as error:
+                raise InputError(f"{self.name}: {argument}={value!r}: {error}.") from None
 
     def _check(self, argument: str, *, fine: bool, must: str) -> None:
         """For `__post_init__`: refuse an argument unless it is `fine`, and say what it `must` be."""
@@ -131,12 +163,6 @@ class Method(ABC):
         """Whether a token's position can differ from its index, so that the model must obey `position_ids`."""
         return self.needs_mask or self.positions != "sequential"
 
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether some token sees one behind it."""
-        n = next((n for n in range(2, 1000) if not self.why_not(n)), 2)
-        return any(layout.looks_ahead for _, layout in self.passes(1, [2] * n, 2, 2))
-
     def why_not(self, n: int) -> str:
         """Why these arguments do not allow a prompt of n demonstrations; empty if they do."""
         return ""
@@ -154,10 +180,8 @@ class Method(ABC):
         """Which of n demonstrations sees which."""
 
     def layout(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
-        """The layout of the forward pass over a context, followed by query and answer if their lengths are given.
-
-        Args:
-            prefix, demonstrations, query, answer: numbers of tokens.
+        """The layout of the forward pass over a context, followed by query and answer if their lengths are given. The
+        arguments are numbers of tokens.
 
         Raises:
             InputError: `pattern` returns something else than a pattern of as many demonstrations.
@@ -180,16 +204,9 @@ class Method(ABC):
             )
         return pattern
 
-    def passes(
-        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
-    ) -> list[tuple[str, Layout]]:
-        """The layouts of all forward passes until an answer is scored, each with a title for the reader.
-
-        Entries of a memory to which a pass attends are blocks M of its layout. The last layout contains the query.
-
-        Args:
-            prefix, demonstrations, query, answer: numbers of tokens.
-        """
+    def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
+        """The layouts of all forward passes until an answer is scored, each with a title for the reader; the arguments
+        are those of `layout`. Entries of a memory to which a pass attends are blocks M. The last one has the query."""
         return [("", self.layout(prefix, demonstrations, query, answer))]
 
     def is_ordinary(self, context: Context) -> bool:
@@ -204,25 +221,28 @@ class Method(ABC):
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """The memories to which all queries of these contexts attend, from one forward pass over the contexts' layouts.
-
-        Args:
-            contexts: one, or several to be encoded side by side. If there are several, each has demonstrations, and the
-                model obeys a 4-D mask and `position_ids`.
-        """
+        If there are several contexts, each has demonstrations, and the model obeys a 4-D mask and `position_ids`."""
         from lm_eval_icl.inference.memory import encode_all
 
         layouts = [self.layout(len(context.prefix), context.lengths) for context in contexts]
         return encode_all(model, layouts, [context.tokens for context in contexts])
 
     def memories(self, model: PreTrainedModel, context: Context) -> Iterator[Memory]:
-        """The memories that this context's queries could be scored on one after another; the last is that of `encode`.
-
-        A method that refines its memory pass by pass gives that of each pass.
-        """
+        """The memories of this context after each pass, of a method that refines its memory pass by pass
+        (`counts_memories`); the last is that of `encode`."""
         yield from self.encode(model, [context])
 
+    @property
+    def of_window(self) -> Method:
+        """The method that encodes the memories of `contexts`."""
+        return self
+
+    def contexts(self, context: Context) -> list[Context]:
+        """The contexts whose memories a query attends to, each by itself: the context, unless it is divided."""
+        return [context]
+
     def encode_queries(
-        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, can: Capabilities | None = None
+        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, packed: bool = False
     ) -> list[tuple[Memory, tuple[int, ...]]]:
         """For each of several queries, the memory to which it attends, and the part of it that is still to be run.
 
@@ -231,10 +251,7 @@ class Method(ABC):
                 `position_ids`.
             memories: returns the memories of several contexts, as `encode` computes them, and may keep them for other
                 queries.
-            can: what the model can do, if queries may be packed into one row; None to run them one by one.
-
-        Raises:
-            InputError: what a query attends to depends on the query, and the method does not say how.
+            packed: whether queries may be packed into one row; otherwise they run one by one.
         """
         if self.memory_depends_on_query:
             raise InputError(f"{self.name}: memory_depends_on_query = True needs an encode_queries, as saicl has it.")
@@ -250,16 +267,22 @@ class Method(ABC):
         """
         from lm_eval_icl.inference.schedule import ContextWork
 
-        footprint, items = self.footprint(context), sorted(queries.items())
-        whole = ContextWork(context, items, tokens=footprint.tokens, entries=footprint.kept)
-        if not (self.memory_depends_on_query and queries):
-            beside = bool(once and context.demonstrations and context.tokens)
-            ordinary = beside and bool(queries) and self.is_ordinary(context)
-            yield replace(whole, alone=not beside, ordinary=ordinary)
+        takes, windows, items = self.footprint(context), self.contexts(context), sorted(queries.items())
+        if self.memory_depends_on_query and queries:
+            for query, answers in items:
+                tokens, behind = self.tokens_for(context, len(query))
+                yield ContextWork(context, [(query, answers)], tokens, takes.kept, behind, alone=False)
             return
-        for query, answers in items:
-            tokens, behind = self.tokens_for(context, len(query))
-            yield replace(whole, queries=[(query, answers)], tokens=tokens, behind=behind, alone=False)
+        beside = bool(once and len(windows) == 1 and context.demonstrations and context.tokens)
+        yield ContextWork(
+            context,
+            items,
+            takes.tokens,
+            entries=sum(self.footprint(window).kept for window in windows),
+            alone=not beside,
+            ordinary=beside and bool(queries) and self.is_ordinary(context),
+            memories=len(windows),
+        )
 
     def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
         """How many tokens run for a query of `query` tokens, if what it attends to depends on it, and behind how many
@@ -273,20 +296,13 @@ class Footprint:
 
     Without positional information, positions are counted as if they were sequential: a model's number of positions
     also limits how many tokens it was trained to attend to, so `nope` refuses the prompts that `icl` refuses.
-
-    Attributes:
-        tokens: how many tokens the longest row has, entries of a memory included.
-        kept: how many entries a query attends to.
-        positions: how many positions encoding takes, without those of the query if the query takes part in it.
-        shortest_pass: how many positions the shortest pass takes.
-        query_start: the position of a query's first token.
     """
 
-    tokens: int
-    kept: int
-    positions: int
-    shortest_pass: int
-    query_start: int
+    tokens: int  # how many tokens the longest row has, entries of a memory included
+    kept: int  # how many entries a query attends to
+    positions: int  # how many positions encoding takes, without those of a query that takes part in it
+    shortest_pass: int  # how many positions the shortest pass takes
+    query_start: int  # the position of a query's first token
 
 
 @functools.lru_cache(maxsize=4096)

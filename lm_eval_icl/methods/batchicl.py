@@ -6,16 +6,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lm_eval_icl.errors import whole
 from lm_eval_icl.inference.blocks import residual_stream
-from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.memory import Memory, causal_pass
 from lm_eval_icl.inference.scoring import streams_packed
-from lm_eval_icl.methods.base import Asked, Memories, Method
+from lm_eval_icl.methods.base import Asked, Memories, Method, Passes, optional
 from lm_eval_icl.methods.needs import check_residual_stream
 from lm_eval_icl.prompts.layouts import Layout, Pattern, before, lay_out
 from lm_eval_icl.prompts.tokens import Context
@@ -41,12 +42,7 @@ class BatchICL(Method):
     needs_mask = False
     one_pass = False
     memory_depends_on_query = True
-    layer: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layer is not None:
-            self._check_whole("layer")
+    layer: Annotated[int | None, optional(whole)] = None
 
     @property
     def invariant(self) -> bool:
@@ -74,9 +70,7 @@ class BatchICL(Method):
         """The layout of one pass. `repeat` has no effect, since repeating all passes does not change their average."""
         return lay_out(prefix, demonstrations, self.pattern(len(demonstrations)), self.positions, query, answer)
 
-    def passes(
-        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
-    ) -> list[tuple[str, Layout]]:
+    def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
         """One pass for each demonstration, and the last pass, in which the query continues from their average."""
         last = self._pass(None, prefix, demonstrations, query, answer)
         if not demonstrations:
@@ -104,7 +98,7 @@ class BatchICL(Method):
         return passes * query, passes * len(context.prefix) + sum(context.lengths)
 
     def encode_queries(
-        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, can: Capabilities | None = None
+        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, packed: bool = False
     ) -> list[tuple[Memory, tuple[int, ...]]]:
         """Run every query behind every demonstration, all in one pass if they may be packed. What is left to be run is
         the last pass, in which the average replaces the residual stream of the query's last token."""
@@ -123,7 +117,7 @@ class BatchICL(Method):
             for shot in shots:
                 queries[shot][query] = None
         work = [(memory(shot), [*behind]) for shot, behind in queries.items()]
-        streams = self._streams(model, work, can) if work else []
+        streams = self._streams(model, work, packed) if work else []
         last = {  # the residual stream of a query's last token, [width]
             (shot, query): stream
             for (shot, behind), of_memory in zip(queries.items(), streams, strict=True)
@@ -146,12 +140,12 @@ class BatchICL(Method):
         return Context(context.prefix, demonstrations), start if self.positions == "symmetric" else None
 
     def _streams(
-        self, model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[tuple[int, ...]]]], can: Capabilities | None
+        self, model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[tuple[int, ...]]]], packed: bool
     ) -> Iterable[Tensor]:
         """After block k, the residual stream of the last token of each memory's queries, [queries, width]."""
         assert self.layer is not None
-        if can is not None:
-            yield from streams_packed(model, work, self.layer, can.can_trim_last_block)
+        if packed:
+            yield from streams_packed(model, work, self.layer)
             return
         for memory, queries in work:
             of_queries = []

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import is_number
 from lm_eval_icl.inference.memory import KeyValues, Memory, causal_pass, encode_all, kept_of, masked_pass
-from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.base import Method, Passes, Whole, must, number
 from lm_eval_icl.prompts.layouts import Layout, Pattern
 from lm_eval_icl.prompts.tokens import Context
-
-
-class _LayoutOf(str):
-    """The name of the method whose layout is run, which lays a context out when it is called: `layout` is an argument
-    here, and a function of every method."""
-
-    method: Method
-
-    def __call__(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
-        return self.method.layout(prefix, demonstrations, query, answer)
 
 
 @dataclass(frozen=True)
@@ -51,9 +43,6 @@ class DeepThink(Method):
         momentum: beta of the authors' released code (0.9 there by default), in [0, 1). A step is eta times a velocity:
             keys and values of the pass minus the memory, plus beta times the last velocity. 0 is the paper's Eq. 4.
         restart_positions: run the passes 2..T at the positions 0..L-1, for models that have fewer than 2L positions.
-
-    Raises:
-        InputError: an argument is outside its range.
     """
 
     one_pass = False
@@ -62,12 +51,12 @@ class DeepThink(Method):
     overflow_hint = "The passes 2 to T of deepthink reach twice the demonstrations; restart_positions=True does not. "
 
     positions: str = "layout"  # those of the method of pass 1
-    T: int = 5
-    eta: float = 0.01
-    momentum: float = 0.0
-    restart_positions: bool = False
+    T: Whole = 5
+    eta: Annotated[float, number("above 0 and at most 1", lambda value: 0 < value <= 1)] = 0.01
+    momentum: Annotated[float, number("from 0 to below 1", lambda value: 0 <= value < 1)] = 0.0
+    restart_positions: Annotated[bool, must("True or False", lambda value: isinstance(value, bool))] = False
     layout: str = "icl"  # type: ignore[assignment]
-    reads: str | None = None
+    reads: Annotated[str | None, must("all or layout", lambda value: value in ("all", "layout"))] = None
 
     def __post_init__(self) -> None:
         fine = isinstance(self.layout, str) and self.layout in methods.NAMES
@@ -79,36 +68,22 @@ class DeepThink(Method):
         if self.reads is None:
             object.__setattr__(self, "reads", "all" if self.layout == "icl" else "layout")
         super().__post_init__()
-        self._check("reads", fine=self.reads in ("all", "layout"), must="all or layout")
-        layout = _LayoutOf(self.layout)
-        layout.method = first(positions=self.positions, repeat=self.repeat)
-        object.__setattr__(self, "layout", layout)
-        self._check_whole("T")
-        small = is_number(self.eta) and 0 < self.eta <= 1
-        self._check("eta", fine=small, must="a number above 0 and at most 1")
-        decays = is_number(self.momentum) and 0 <= self.momentum < 1
-        self._check("momentum", fine=decays, must="a number from 0 to below 1")
-        self._check("restart_positions", fine=isinstance(self.restart_positions, bool), must="True or False")
 
-    @property
+    @cached_property
     def first(self) -> Method:
-        """The method of pass 1."""
-        assert isinstance(self.layout, _LayoutOf)
-        return self.layout.method
+        """The method of pass 1, whose properties this one has."""
+        return methods.find(self.layout)(positions=self.positions, repeat=self.repeat)
 
     @property
     def trained_under(self) -> str:
-        """The method of pass 1."""
         return self.first.name
 
     @property
     def treats_demonstrations_alike(self) -> bool:  # type: ignore[override]
-        """As the method of pass 1."""
         return self.first.treats_demonstrations_alike
 
     @property
     def invariant(self) -> bool:
-        """As the method of pass 1."""
         return self.first.invariant
 
     @property
@@ -124,9 +99,7 @@ class DeepThink(Method):
     def pattern(self, n: int) -> Pattern:
         return self.first.pattern(n)
 
-    def passes(
-        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
-    ) -> list[tuple[str, Layout]]:
+    def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
         """Pass 1, one layout for all passes behind the memory, and the query on the memory."""
         row = self.first.layout(prefix, demonstrations, query, answer)
         if self.T == 1 or not demonstrations:
@@ -143,22 +116,18 @@ class DeepThink(Method):
         ]
 
     def is_ordinary(self, context: Context) -> bool:
-        """As for `icl` where there is one pass."""
         one_pass = type(self) is DeepThink and (self.T == 1 or not context.demonstrations)
         return one_pass and self.first.is_ordinary(context)
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """Run T passes over the contexts side by side, or one if there are no demonstrations."""
         *_, memories = self._iterations(model, contexts)
         return memories
 
     def memories(self, model: PreTrainedModel, context: Context) -> Iterator[Memory]:
-        """The memory after each of the T passes. Without demonstrations, the first one is that of all."""
-        for (memory,) in self._iterations(model, [context]):
-            yield memory
+        return (memory for (memory,) in self._iterations(model, [context]))
 
     def _iterations(self, model: PreTrainedModel, contexts: Sequence[Context]) -> Iterator[list[Memory]]:
-        """The memories of all contexts after each pass."""
+        """The memories of all contexts after each of the T passes. Without demonstrations, only the first one runs."""
         firsts = [self.first.layout(len(context.prefix), context.lengths) for context in contexts]
         # Also entries to which no query attends are read in the next pass.
         whole = [replace(first, kept=(True,) * len(first.blocks)) for first in firsts]
@@ -166,15 +135,17 @@ class DeepThink(Method):
         yield list(map(kept_of, firsts, memories))
         # A memory is empty if the context's only token was moved to an empty query.
         if self.T == 1 or not contexts[0].demonstrations or not memories[0].layers:
+            yield from ([*map(kept_of, firsts, memories)] for _ in range(2, self.T + 1))
             return
         layouts = [self.passes(len(context.prefix), context.lengths)[1][1] for context in contexts]
         # The steps are small: in half precision they would be rounded away.
         dtype = memories[0].layers[0][0].dtype
         wide = torch.promote_types(dtype, torch.float32)
-        histories = [[entry.to(wide) for entry in _flat(memory.layers)] for memory in memories]
+        # [keys, values, keys, values, ...] of all layers, since the update is the same for both.
+        histories = [[entry.to(wide) for entry in chain(*memory.layers)] for memory in memories]
         velocities: list[list[Tensor | float]] = [[0.0] * len(history) for history in histories]
         for _ in range(2, self.T + 1):
-            passes = [_flat(layers) for layers in self._again(model, memories, layouts)]
+            passes = [[*chain(*layers)] for layers in self._again(model, memories, layouts)]
             for history, velocity, present in zip(histories, velocities, passes, strict=True):
                 for i, entry in enumerate(history):
                     # `pop` frees the pass's tensors one by one: the keys and values of a long context are large.
@@ -197,8 +168,3 @@ class DeepThink(Method):
         own = self.restart_positions or self.positions != "sequential"
         positions = layouts[0].positions[len(memories[0]) :] if own else None
         return [causal_pass(model, memories[0].tokens, memories[0], positions)]
-
-
-def _flat(layers: KeyValues) -> list[Tensor]:
-    """The list keys, values, keys, values, ... of all layers, since the update is the same for both."""
-    return [entry for layer in layers for entry in layer]

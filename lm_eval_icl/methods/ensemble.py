@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import is_number
-from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.base import Method, must, optional
 from lm_eval_icl.methods.several import Several
 
-COMBINE = ("poe", "moe", "max")
+Combine = Annotated[str, must("poe, moe or max", lambda value: value in ("poe", "moe", "max"))]
+
+
+def _weights(weights: Any) -> tuple[float, ...]:
+    if not (
+        isinstance(weights, (list, tuple)) and weights and all(is_number(weight) and weight > 0 for weight in weights)
+    ):
+        raise ValueError("must be a list of numbers above 0")
+    return tuple(weights)
 
 
 @dataclass(frozen=True)
@@ -33,15 +42,12 @@ class Ensemble(Several):
         window_method: the method that encodes a window, with its default arguments.
         weights: a number above 0 for each window, in order, divided by their sum; None for equal weights.
         positions: "method" for those of `window_method`.
-
-    Raises:
-        InputError: an argument is outside its range.
     """
 
     positions: str = "method"
-    combine: str = "poe"
+    combine: Combine = "poe"
     window_method: str = "icl"
-    weights: tuple[float, ...] | None = None
+    weights: Annotated[tuple[float, ...] | None, optional(_weights)] = None
 
     def __post_init__(self) -> None:
         fine = isinstance(self.window_method, str) and self.window_method in methods.NAMES
@@ -53,12 +59,6 @@ class Ensemble(Several):
         if self.positions == "method":
             object.__setattr__(self, "positions", encodes(repeat=self.repeat).positions)
         super().__post_init__()
-        self._check("combine", fine=self.combine in COMBINE, must="poe, moe or max")
-        if isinstance(self.weights, list):
-            object.__setattr__(self, "weights", tuple(self.weights))
-        if self.weights is not None:
-            fine = isinstance(self.weights, tuple) and all(is_number(weight) and weight > 0 for weight in self.weights)
-            self._check("weights", fine=fine and bool(self.weights), must="a list of numbers above 0")
 
     @property
     def of_window(self) -> Method:

@@ -12,23 +12,14 @@ from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 @dataclass(frozen=True)
 class Request:
-    """One request as token ids.
-
-    Attributes:
-        prompt: the prompt by part.
-        answer: the continuation to score; empty if text is to be generated.
-        answer_positions: how many positions the answer or the generated text needs after the prompt.
-        left_out: the indices of the demonstrations that were left out (in canonical order, if that is used).
-        cut: how many tokens were cut off the beginning of the prompt, which then has no demonstrations.
-        arguments: what was asked, as it was given.
-    """
+    """One request as token ids."""
 
     prompt: TokenizedPrompt
-    answer: Ids
-    answer_positions: int
-    left_out: tuple[int, ...] = ()
-    cut: int = 0
-    arguments: tuple[Any, ...] = ()
+    answer: Ids  # the continuation to score; empty if text is to be generated
+    answer_positions: int  # how many positions the answer or the generated text needs after the prompt
+    left_out: tuple[int, ...] = ()  # the indices of demonstrations left out (in canonical order, if that is used)
+    cut: int = 0  # how many tokens were cut off the beginning of the prompt, which then has no demonstrations
+    arguments: tuple[Any, ...] = ()  # what was asked, as it was given
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -44,17 +35,11 @@ class Request:
 
 @dataclass(frozen=True)
 class TooLong:
-    """Why a prompt does not fit.
+    """Why a prompt does not fit."""
 
-    Attributes:
-        why: the end of a sentence about such prompts: "do not fit the model's 1024 positions".
-        parts: how many positions (or tokens of its longest row, if these are too many) the prompt takes, by part.
-        hint: advice of the method, if it is encoding the demonstrations that takes too many.
-    """
-
-    why: str
-    parts: Mapping[str, int]
-    hint: str
+    why: str  # the end of a sentence about such prompts: "do not fit the model's 1024 positions"
+    parts: Mapping[str, int]  # how many positions, or tokens of its longest row, the prompt takes, by part
+    hint: str  # advice of the method, if it is encoding the demonstrations that takes too many
 
     @property
     def needed(self) -> int:
@@ -74,26 +59,17 @@ class TooLong:
 
 @dataclass(frozen=True)
 class PromptLimits:
-    """A model's limits, and whether a prompt, encoded by a method, stays within them.
-
-    Attributes:
-        method: the method, whose `footprint` says how many tokens and positions a context takes.
-        model: the model's name, for messages.
-        positions: how many positions the model has.
-        window: how many tokens a row may have under the method's mask; None if only `positions` limits them.
-        switch: the position from which on rotary angles of all positions change, and whether they change again with
-            every longer sequence (`inference.positions.position_switch`); None if they do not change.
-        hint: advice for the error, in addition to fewer demonstrations, if encoding takes too many positions.
-        keeps_window: rows may be longer than the window, which the model keeps to by itself (`needs.keeps_window`).
-    """
+    """A model's limits, and whether a prompt, encoded by a method, stays within them."""
 
     method: Method
-    model: str
-    positions: int
-    window: int | None
+    model: str  # the model's name, for messages
+    positions: int  # how many positions the model has
+    window: int | None  # how many tokens a row may have under the method's mask; None for as many as positions
+    # The position from which on rotary angles of all positions change, and whether they change again with every longer
+    # sequence (`inference.positions.position_switch`).
     switch: tuple[int, bool] | None
-    hint: str
-    keeps_window: bool = False
+    hint: str  # advice for the error, in addition to fewer demonstrations, if encoding takes too many positions
+    keeps_window: bool = False  # rows may be longer than the window, which the model keeps to by itself
 
     def too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """Why a prompt with an answer of `answer` positions does not fit; None if it fits."""
@@ -146,11 +122,7 @@ class PromptLimits:
 
     def _takes(self, prompt: TokenizedPrompt, answer: int, tokens: bool = False) -> tuple[int, int, int]:
         """How many positions a prompt takes, by context, query and answer, in the longer of two passes: that which
-        encodes the context, or that of the query behind it.
-
-        Args:
-            tokens: how many tokens instead, entries of memories included.
-        """
+        encodes the context, or that of the query behind it. Or how many `tokens`, entries of memories included."""
         footprint, query = self.method.footprint(prompt.context), len(prompt.query)
         encoding, before_query = footprint.positions, footprint.query_start
         if tokens:
@@ -160,11 +132,8 @@ class PromptLimits:
 
     @property
     def longest_go_first(self) -> bool:
-        """Whether the longest demonstrations are left out first, instead of the first ones.
-
-        They are if positions are symmetric, where only the longest counts, and if the order of the demonstrations makes
-        no difference, where "first" would mean nothing. In both cases no other choice leaves out fewer.
-        """
+        """Whether the longest demonstrations are left out first, and not the first ones: if positions are symmetric,
+        where only the longest counts, or the order makes no difference. No other choice leaves out fewer then."""
         return self.method.positions == "symmetric" or self.method.invariant
 
     def leaves_out(self, prompts: Sequence[tuple[TokenizedPrompt, int]]) -> int:
@@ -173,10 +142,7 @@ class PromptLimits:
         It is the first one, or the longest one (`longest_go_first`). The tokens decide between equally long ones: which
         are left out may not depend on the order in which an order-invariant method gets them. Where windows of several
         demonstrations stand side by side, it is the longest one of the first window that is too long: the
-        demonstrations behind it move up, and no other choice leaves out fewer.
-
-        Args:
-            prompts: the prompts, each with the number of positions of its answer.
+        demonstrations behind it move up. `prompts` have the number of positions of their answers.
         """
         if not self.longest_go_first:
             return 0

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from lm_eval_icl.errors import InputError, is_number
-from lm_eval_icl.methods.base import Method
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.methods.base import Method, must, number
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context
+
+NotNegative = Annotated[float, number("of 0 or more", lambda value: value >= 0)]
 
 
 @dataclass(frozen=True)
@@ -34,23 +37,12 @@ class NBCE(Several):
         truncate: "entropy": the nucleus counts for the entropies alone, so that every answer has a log-likelihood;
             "all": z is of truncated distributions too, as in the released demonstration, for generated texts alone: an
             answer outside the nucleus has no log-likelihood.
-
-    Raises:
-        InputError: an argument is outside its range.
     """
 
-    beta: float = 0.25
-    eta: float = 0.1
-    top_p: float = 0.95
-    truncate: str = "entropy"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("beta", "eta"):
-            value = getattr(self, name)
-            self._check(name, fine=is_number(value) and value >= 0, must="a number, 0 or more")
-        self._check("top_p", fine=is_number(self.top_p) and 0 < self.top_p <= 1, must="above 0 and at most 1")
-        self._check("truncate", fine=self.truncate in ("entropy", "all"), must="entropy or all")
+    beta: NotNegative = 0.25
+    eta: NotNegative = 0.1
+    top_p: Annotated[float, number("above 0 and at most 1", lambda value: 0 < value <= 1)] = 0.95
+    truncate: Annotated[str, must("entropy or all", lambda value: value in ("entropy", "all"))] = "entropy"
 
     @property
     def of_window(self) -> Method:

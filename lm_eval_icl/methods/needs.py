@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -21,7 +20,7 @@ from lm_eval_icl.prompts.tokens import Context
 
 
 def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
-    """Check that a model does what a method needs.
+    """Refuse a model that does not do what a method needs, as the other functions here refuse one.
 
     Raises:
         Unsupported: it does not.
@@ -48,7 +47,9 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
             "obey: a token that the mask hides changes the result. Use another attn_implementation (sdpa, eager) or "
             "another model."
         )
-    if method.needs_mask and not can.sees_ahead and method.looks_ahead:
+    shots = next((n for n in range(2, 1000) if not method.why_not(n)), 2)
+    ahead = not can.sees_ahead and any(layout.looks_ahead for _, layout in method.passes(1, [2] * shots, 2, 2))
+    if method.needs_mask and ahead:
         raise Unsupported(
             f"{method.name} lets tokens see tokens behind them, and those of {name} never do, whatever the mask shows "
             f"(attn_implementation={attention}). Use another model."
@@ -60,15 +61,13 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
             f"{method.name}{setting} needs a model that obeys given positions, and {name} has no positions to give: it "
             "counts tokens by itself."
         )
+    if method.reads_in_parts:
+        _check_parts(method, model)
 
 
-def check_parts(method: Method, model: PreTrainedModel) -> None:
+def _check_parts(method: Method, model: PreTrainedModel) -> None:
     """Check that all layers read a memory in parts: parts that are read as usual give the usual scores, and what a part
-    of next to no weight holds changes nothing.
-
-    Raises:
-        Unsupported: they do not.
-    """
+    of next to no weight holds changes nothing."""
     query, answers = (3, 4, 5), [(6, 7), (8,)]
 
     def scores(memory: Memory) -> list[float]:
@@ -96,11 +95,7 @@ def check_parts(method: Method, model: PreTrainedModel) -> None:
 
 
 def check_no_positions(method: Method, model: PreTrainedModel) -> None:
-    """Check a model whose positions were taken away.
-
-    Raises:
-        Unsupported: it still tells positions apart.
-    """
+    """Check that a model whose positions were taken away does not tell positions apart."""
     if tells_positions_apart(model):
         raise Unsupported(
             f"{method.name} needs a model whose positions can be taken away, and {type(model).__name__} still tells "
@@ -109,11 +104,7 @@ def check_no_positions(method: Method, model: PreTrainedModel) -> None:
 
 
 def check_residual_stream(method: Method, model: PreTrainedModel, layer: int) -> None:
-    """Check that the block `layer` (counted from 1) hands on one residual stream, [1, tokens, width].
-
-    Raises:
-        Unsupported: it does not.
-    """
+    """Check that the block `layer` (counted from 1) hands on one residual stream, [1, tokens, width]."""
     try:
         with residual_stream(model, layer) as streams:
             causal_pass(model, [1, 2])
@@ -127,25 +118,8 @@ def check_residual_stream(method: Method, model: PreTrainedModel, layer: int) ->
         )
 
 
-def check_memories(method: Method, memories: Sequence[Memory]) -> None:
-    """Check what a method's `encode` has returned: only `encode_queries` may return memories with residuals.
-
-    Raises:
-        InputError: a memory has a residual.
-    """
-    if any(memory.residual for memory in memories):
-        raise InputError(
-            f"{method.name}: encode returns a memory with a residual: set memory_depends_on_query = True and return it "
-            "from encode_queries, as batchicl does."
-        )
-
-
 def check_generates(method: Method, model: PreTrainedModel, can: Capabilities, context: Context) -> None:
-    """Check that text can be generated behind a context.
-
-    Raises:
-        Unsupported: transformers' `generate` does not go on from this model's cache, and the method needs that.
-    """
+    """Check that `generate` goes on from this model's cache, if the method needs that behind a context."""
     if not (can.can_generate or (model.can_generate() and method.is_ordinary(context))):
         raise Unsupported(
             f"{method.name} generates no text with {type(model).__name__}: transformers' generate does not go on from "

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from lm_eval_icl.methods.windowed import Windowed
+from lm_eval_icl.methods.base import Method, Positions, Whole
 from lm_eval_icl.prompts.layouts import Pattern, before, same
 
 
 @dataclass(frozen=True)
-class PCW(Windowed):
+class PCW(Method):
     """Parallel context windows: a demonstration sees those before it in its own window, and no others.
 
     With one demonstration in each window it is bag-of-examples ICL (InvICL, Eq. 6, Figure 2c and Appendix A.2):
@@ -19,16 +20,28 @@ class PCW(Windowed):
     of the prefix.
 
     Args:
-        window_size: how many demonstrations share a window. If it is more than 1, their order in a window matters.
+        window_size: how many demonstrations share a window, at most all of them; the last window may have fewer. If it
+            is more than 1, their order in a window matters.
     """
 
     treats_demonstrations_alike = True
-    positions: str = "symmetric"
+    # With `repeat`, the repeated sequence is divided; if True, every window repeats its own demonstrations.
+    windows_repeat: ClassVar[bool] = False
+
+    positions: Positions = "symmetric"
+    window_size: Whole = 1
 
     @property
     def invariant(self) -> bool:
         """Only if no two demonstrations share a window."""
         return self.window_size == 1 and super().invariant
+
+    def why_not(self, n: int) -> str:
+        """A window must not be larger than the number of demonstrations."""
+        n *= 1 if self.windows_repeat else self.repeat
+        if self.window_size <= max(n, 1):
+            return ""
+        return f"window_size={self.window_size}: more than the {n} demonstrations; lower it"
 
     def pattern(self, n: int) -> Pattern:
         window = torch.arange(n) // self.window_size

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_eval_icl.errors import InputError, checked_whole, log, refusing
+from lm_eval_icl.errors import InputError, checked_whole, log, naming, refusing
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.schedule import in_order
@@ -130,7 +129,7 @@ class Predictor:
         names, prompts = [], []
         for q, query in enumerate(queries):
             prompt = self._prompt(prefix, demonstrations, query)
-            with _naming(f"query {q}"):
+            with naming(f"query {q}"):
                 tokens, answers = self.tokenizer.pairs(prompt, per_query[q])
             for o, (option, answer) in enumerate(zip(per_query[q], answers, strict=True)):
                 if re.search(r"[\w:;,.?!]\Z", query) and re.match(r"\w", option):
@@ -140,10 +139,10 @@ class Predictor:
                         f"separates them from the query, as in {' ' + option!r}, unless the language has none.",
                     )
                 names.append(f"query {q}, option {o}")
-                with _naming(names[-1]):
-                    if not (answer and tokens.query):
-                        raise InputError(f"the {'query' if answer else 'option'} is empty: there is nothing to score.")
-                    self._check_fits(tokens, len(answer) - 1, "answer without its last token")
+                if not (answer and tokens.query):
+                    empty = "query" if answer else "option"
+                    raise InputError(f"{names[-1]}: the {empty} is empty: there is nothing to score.")
+                self._check_fits(names[-1], tokens, len(answer) - 1, "answer without its last token")
                 prompts.append((tokens, answer))
 
         scores: dict[int, Score] = {}
@@ -185,11 +184,12 @@ class Predictor:
         max_new_tokens = checked_whole("max_new_tokens", max_new_tokens)
         prompts = []
         for q, query in enumerate(queries):
-            with _naming(f"query {q}"):
-                tokens = self.tokenizer.to_continue(self._prompt(prefix, demonstrations, query))
+            prompt = self._prompt(prefix, demonstrations, query)
+            with naming(f"query {q}"):
+                tokens = self.tokenizer.to_continue(prompt)
                 if not tokens.query:
                     raise InputError("the query is empty, there is nothing to continue.")
-                self._check_fits(tokens, max_new_tokens, "max_new_tokens")
+            self._check_fits(f"query {q}", tokens, max_new_tokens, "max_new_tokens")
             prompts.append(tokens)
 
         def generate(context: Tensor, **inputs: Any) -> Tensor:
@@ -226,12 +226,12 @@ class Predictor:
             self._warned_of.add(what)
             log.warning("%s", warning)
 
-    def _check_fits(self, tokens: TokenizedPrompt, behind: int, answer: str) -> None:
-        reason = self.limits.too_long(tokens, behind)
-        if reason is not None:
+    def _check_fits(self, name: str, tokens: TokenizedPrompt, behind: int, answer: str) -> None:
+        if reason := self.limits.too_long(tokens, behind):
             advice = "Give fewer demonstrations." if tokens.context.demonstrations else "Shorten the query."
             advice = f"Shorten the {reason.longest}, or leave it out." if reason.longest else advice
-            raise DoesNotFit(f"prompts {reason.why}; this one needs {reason.sum(answer)}. {reason.hint}{advice}")
+            needs = f"this one needs {reason.sum(answer)}"
+            raise DoesNotFit(f"{name}: prompts {reason.why}; {needs}. {reason.hint}{advice}")
 
 
 def _check_texts(prefix: str = "", **lists: Sequence[str]) -> None:
@@ -243,12 +243,3 @@ def _check_texts(prefix: str = "", **lists: Sequence[str]) -> None:
             raise InputError(f"{name}={texts!r}: must be a list of texts, not a text.")
         if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
             raise InputError(f"{name}={texts!r}: must be a list of texts.")
-
-
-@contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Put the prompt's name before an error's message, and keep the error's type."""
-    try:
-        yield
-    except InputError as error:
-        raise type(error)(f"{what}: {error.message}") from error

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import count, islice
+from itertools import islice
+from typing import Any, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import Unsupported
+from lm_eval_icl.errors import InputError, Unsupported, checked_whole, log
+from lm_eval_icl.inference.budget import MemoryBudget, room_for_trials
+from lm_eval_icl.inference.caches import without_adapter
+from lm_eval_icl.inference.capabilities import Capabilities, probe
+from lm_eval_icl.inference.devices import device_of
+from lm_eval_icl.inference.gelu import fused_gelu, gelus
 from lm_eval_icl.inference.generation import GenerationSettings, Stopped, combining, continue_from, stop_on_nonfinite
 from lm_eval_icl.inference.memory import Memory, progress
 from lm_eval_icl.inference.packing import Queries
-from lm_eval_icl.inference.schedule import Asked, Batch, Ids, Text, first_texts, schedule
-from lm_eval_icl.inference.scoring import Score, score_packed, score_rows, score_together
+from lm_eval_icl.inference.positions import learned_positions, no_positions, position_embeddings
+from lm_eval_icl.inference.prefix_cache import PrefixCache
+from lm_eval_icl.inference.schedule import Asked, Batch, Ids, Sizes, Text, first_texts, schedule, side_by_side
+from lm_eval_icl.inference.scoring import Score, Scores, States, score_packed, score_rows, score_together
 from lm_eval_icl.methods import needs
-from lm_eval_icl.methods.encoder import Encoder
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
+T = TypeVar("T")
 # context -> query -> answer -> the indices of the prompts that ask for it.
 Grouped = dict[Context, dict[Ids, dict[Ids, list[int]]]]
+# What a forward pass scored, and the scores in the same order.
+Scored = tuple[list[Asked], Scores]
+# One lock for each model: see `MethodRunner.inference_mode`.
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+_making_locks = threading.Lock()
 
 
 def grouped(prompts: Iterable[tuple[TokenizedPrompt, Ids]]) -> Grouped:
@@ -36,28 +57,199 @@ def grouped(prompts: Iterable[tuple[TokenizedPrompt, Ids]]) -> Grouped:
     return dict(sorted(groups.items(), key=lambda item: -len(item[0].tokens)))
 
 
-class MethodRunner(Encoder):
-    """Scores and continues queries behind the memories of their contexts. Its arguments are those of `Encoder`."""
+class MethodRunner:
+    """A method on a model: encodes contexts as memories, stores these, and scores or continues queries on them.
+
+    Args:
+        model: a causal language model of transformers.
+        method: the method; arguments that depend on the model are filled in (`Method.bind`).
+        pack_tokens: how many tokens of queries and options, and of contexts that run side by side, share one forward
+            pass that scores.
+        batch_size: how many texts are generated in one batch; how many queries that cannot be packed are scored in one
+            batch; and, on an accelerator, how many queries at least share one packed pass.
+        store_bytes: how many bytes of keys and values are stored for contexts that occur again.
+        softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
+        mixed_precision_dtype: the dtype of autocast; None for no autocast.
+        tensor_parallel: each pass is divided among several processes (tensor parallelism).
+        capabilities: what the model can do, if that has been tried, which takes some thirty short passes.
+
+    Attributes:
+        quiet: no bar is shown while a long context is encoded. The first of several processes shows it.
+        packs_ahead: how many packs are begun before the scores of a pack are handed on: on an accelerator one, which
+            runs while these are read.
+        tokens_run, passes_run: how many tokens were run through the model inside `counting`, in how many passes.
+        without_positions: the learned position embeddings that are switched off while the model runs; None if positions
+            are left as they are.
+
+    Raises:
+        Unsupported: the model does not do what the method needs.
+        InputError: the model cannot be used with any method, or an argument does not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        method: Method,
+        *,
+        pack_tokens: int = 1024,
+        batch_size: int = 1,
+        store_bytes: int = 2**31,
+        softmax_dtype: torch.dtype | None = None,
+        mixed_precision_dtype: torch.dtype | None = None,
+        tensor_parallel: bool = False,
+        capabilities: Capabilities | None = None,
+    ) -> None:
+        self.pack_tokens = checked_whole("pack_tokens", pack_tokens)
+        batch_size = checked_whole("batch_size", batch_size)
+        self.store_bytes = checked_whole("store_bytes", store_bytes)
+        self.model, self.softmax_dtype, self.mixed_precision_dtype = model, softmax_dtype, mixed_precision_dtype
+        self.tensor_parallel, self.quiet = tensor_parallel, os.environ.get("RANK", "0") != "0"
+        self.without_positions: list[nn.Embedding] | None = None
+        self._gelus, self._inside = gelus(model), False
+        with self.inference_mode(), room_for_trials(model):
+            begun = time.monotonic()
+            self.capabilities = capabilities or probe(model)
+            if (seconds := time.monotonic() - begun) > 5:
+                log.info("%.0f s were spent on trials of what %s can do.", seconds, type(model).__name__)
+            self._learned_positions = learned_positions(model)
+            needs.check(method, model, self.capabilities)
+            needs.warn(method, model, self.capabilities)
+            self.without_positions = list(position_embeddings(model)) if method.positions == "none" else None
+        with self.inference_mode(), room_for_trials(model):
+            if method.positions == "none":
+                needs.check_no_positions(method, model)
+            self.method = method.bind(model)
+        self.begin(batch_size)
+
+    def begin(self, batch_size: int) -> None:
+        """Begin a run. The memories of an earlier run are dropped, since the model's weights may have changed."""
+        self.store = PrefixCache(self._encode, self.store_bytes)
+        device = device_of(self.model)
+        # On a CPU, larger packs are slower, since most of their attention is masked.
+        sizes = Sizes(self.pack_tokens, 1 if device.type == "cpu" else batch_size, batch_size)
+        self.packs_ahead = 0 if device.type == "cpu" else 1
+        self.budget = MemoryBudget(self.store, sizes, f"{type(self.model).__name__} on {device}", self.tensor_parallel)
+        self.tokens_run = self.passes_run = 0
+
+    def limits(self, max_length: int) -> PromptLimits:
+        """The limits that prompts have to stay within, of a model that has, or may use, `max_length` positions.
+
+        Raises:
+            InputError: the model has fewer learned position embeddings.
+        """
+        name, can, learned = type(self.model).__name__, self.capabilities, self._learned_positions
+        if learned is not None and max_length > learned:
+            raise InputError(
+                f"max_length={max_length}: {name} has learned embeddings of {learned} positions and no more: give "
+                f"max_length={learned} or less."
+            )
+        hint = self.method.overflow_hint if can.obeys_positions else ""
+        window, keeps_window = needs.longest_row(self.method, can), needs.keeps_window(self.method, can)
+        return PromptLimits(self.method, name, max_length, window, can.position_switch, hint, keeps_window)
+
+    @property
+    def invariant(self) -> bool:
+        """Whether the order of the demonstrations makes no difference with this model, but for rounding."""
+        return self.method.invariant and not needs.keeps_window(self.method, self.capabilities)
+
+    # The model while it runs.
+
+    @contextmanager
+    def inference_mode(self) -> Iterator[None]:
+        """Inside this context, the model runs in evaluation mode (in which it is left), without gradients and with a
+        faster GELU, and, if it is set up for it, in mixed precision and without positional information.
+
+        Only one thread at a time can be inside, since positions and GELU are patched on the model itself, which other
+        runners may share. A run is inside from its beginning to its end.
+        """
+        with _making_locks:
+            lock = _locks.setdefault(without_adapter(self.model), threading.RLock())
+        with lock, torch.no_grad(), self.mixed_precision():
+            if self._inside:
+                yield
+                return
+            self.model.eval()  # dropout would change every number
+            self._inside = True
+            try:
+                with self.own_positions(), fused_gelu(self._gelus):
+                    yield
+            finally:
+                self._inside = False
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """`inference_mode`, in which tokens and passes are counted."""
+
+        def count_tokens(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            self.tokens_run += (args[0] if args else kwargs["input_ids"]).numel()
+            self.passes_run += 1
+
+        with self.inference_mode(), self.model.register_forward_pre_hook(count_tokens, with_kwargs=True):
+            yield
+
+    def own_positions(self) -> AbstractContextManager[None]:
+        """Inside this context, the model has no positional information if that was taken from it."""
+        without = self.without_positions
+        return nullcontext() if without is None else no_positions(self.model, without)
+
+    def mixed_precision(self) -> torch.autocast:
+        """torch's autocast, if it was asked for. It keeps the weights that it has cast until its outermost context
+        ends, so many passes inside one context cast them once."""
+        dtype = self.mixed_precision_dtype
+        return torch.autocast(device_of(self.model).type, dtype=dtype, enabled=dtype is not None)
+
+    def fit(self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None) -> T:
+        """`MemoryBudget.fit` in `inference_mode`."""
+        with self.inference_mode():
+            return self.budget.fit(run, halve, context)
+
+    # Memories.
+
+    def _encode(self, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of contexts that are not stored."""
+        passes = getattr(self.method, self.method.counts_memories) if self.method.counts_memories else 1
+        with progress(self.model, passes * sum(map(self._pass_length, contexts)), self.quiet):
+            memories = self.method.encode(self.model, contexts)
+        if any(memory.residual for memory in memories):
+            raise InputError(
+                f"{self.method.name}: encode returns a memory with a residual: set memory_depends_on_query = True and "
+                "return it from encode_queries, as batchicl does."
+            )
+        return memories
+
+    def _pass_length(self, context: Context) -> int:
+        """How many tokens a pass over a context runs."""
+        footprint = self.method.footprint(context)
+        return footprint.kept if self.method.counts_memories else footprint.tokens
+
+    def _memories(self, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of contexts. Those that are not stored are encoded side by side, as far as they fit into a pass,
+        and stored."""
+
+        def together(missing: Sequence[Context]) -> int:
+            work = [part for context in missing for part in self.method.of_window.work(context, {}, once=True)]
+            return max(side_by_side(work, self.budget.sizes, self.capabilities)[0], 1)
+
+        return self.store.several(contexts, together)
+
+    def forget(self, context: Context) -> None:
+        """Drop what is stored for a context that is not asked again."""
+        for stored in self.method.contexts(context):
+            self.store.forget(stored)
+
+    def _of_query(self, asked: Sequence[tuple[Context, Ids]], packed: bool) -> list[tuple[Memory, Ids]]:
+        """The memory behind which each query runs, and what is left of the query (`Method.encode_queries`)."""
+        tokens = sum(self.method.tokens_for(context, len(query))[0] for context, query in asked)
+        with progress(self.model, tokens, self.quiet):
+            return self.method.encode_queries(self.model, asked, self._memories, packed)
 
     # Scoring.
 
     def score_prompts(
-        self,
-        prompts: Sequence[tuple[TokenizedPrompt, Ids]],
-        once: bool = False,
+        self, prompts: Sequence[tuple[TokenizedPrompt, Ids]], once: bool = False
     ) -> Iterator[list[tuple[int, Score]]]:
-        """Score the answer to each prompt. Equal ones are run once.
-
-        Args:
-            prompts: prompts, each with an answer.
-            once: as for `score`.
-
-        Yields:
-            For each forward pass, the indices of the prompts that it scored, each with its score.
-
-        Raises:
-            InputError: the device's memory does not suffice.
-        """
+        """`score` for prompts, each with an answer. Equal ones are run once. Yields, for each forward pass, the indices
+        of the prompts that it scored, each with its score."""
         asked_by = grouped(prompts)
         for scored, scores in self.score(asked_by, once):
             yield [
@@ -66,17 +258,15 @@ class MethodRunner(Encoder):
                 for i in asked_by[context][query][answer]
             ]
 
-    def score(
-        self,
-        work: Mapping[Context, Queries],
-        once: bool = False,
-    ) -> Iterator[tuple[list[Asked], Sequence[Score]]]:
+    def score(self, work: Mapping[Context, Queries], once: bool = False, states: States = None) -> Iterator[Scored]:
         """Score all answers of all queries behind all contexts.
 
         Args:
             work: contexts -> the ids of each query -> the ids of each of its answers.
             once: nothing else is asked behind these contexts later. Short ones are run side by side, and no memory is
                 stored for longer than its queries need it.
+            states: what is returned beside scores (`Scores.states`), by methods whose queries attend to one memory that
+                does not depend on them.
 
         Yields:
             For each forward pass, what it scored, and the scores in the same order.
@@ -90,8 +280,8 @@ class MethodRunner(Encoder):
                 f"{type(self.model).__name__} does not continue from its cache ({reason}): only lm-eval's --model icl, "
                 "which reads every prompt as a whole, scores with it."
             )
-        begun: list[tuple[list[Asked], Sequence[Score]]] = []
-        for batch in self._batches(work, once):
+        begun: list[Scored] = []
+        for batch in self._batches(work, once, states):
             begun.append(batch)
             if len(begun) > self.packs_ahead:
                 yield begun.pop(0)
@@ -99,23 +289,24 @@ class MethodRunner(Encoder):
 
     def _batches(
         self,
-        queries_by_context: Mapping[Context, Queries],
+        work: Mapping[Context, Queries],
         once: bool = False,
+        states: States = None,
         memory: Memory | None = None,
-    ) -> Iterator[tuple[list[Asked], Sequence[Score]]]:
-        """The batches of `score`. Their scores may still be computed when they are yielded. A memory that is given is
-        that of the only context."""
-        unscored = {context: dict(queries) for context, queries in queries_by_context.items() if queries}
+    ) -> Iterator[Scored]:
+        """The batches of `score`, whose scores may still be computed. A `memory` is that of the only context."""
+        unscored = {context: dict(queries) for context, queries in work.items() if queries}
+        # The memories in use, and what is left of the query behind which they are.
         in_use: tuple[list[Memory], Ids | None] | None = None if memory is None else ([memory], None)
         while unscored:
-            work = [part for context in unscored for part in self.method.work(context, unscored[context], once)]
-            for batch in schedule(work, self.budget.sizes, self.capabilities):
+            parts = [part for context in unscored for part in self.method.work(context, unscored[context], once)]
+            for batch in schedule(parts, self.budget.sizes, self.capabilities):
                 context, query, _ = batch.queries[0]
                 with self.counting():
                     if batch.encoding == "before" and in_use is None:
                         in_use = self.budget.fit(partial(self._behind, context, query))
                     halve, used = partial(self.budget.halve, batch.tokens, batch.rows_used), context if in_use else None
-                    scores = self.budget.attempt(partial(self._score, batch, in_use), halve, used)
+                    scores = self.budget.attempt(partial(self._score, batch, in_use, states), halve, used)
                 if scores is None:
                     break  # less runs at once from here on: what is left is scheduled again
                 yield batch.asked, scores
@@ -128,55 +319,48 @@ class MethodRunner(Encoder):
                         if once:
                             self.forget(context)
 
-    def _score(self, batch: Batch, in_use: tuple[list[Memory], Ids | None] | None) -> Sequence[Score]:
+    def _behind(self, context: Context, query: Ids) -> tuple[list[Memory], Ids | None]:
+        """The memories that all queries of a context attend to; or, if they depend on the query, that of this query,
+        and the part of it still to run."""
+        if not self.method.memory_depends_on_query:
+            return self._memories(self.method.contexts(context)), None
+        [(memory, rest)] = self._of_query([(context, query)], packed=False)
+        return [memory], rest
+
+    def _score(self, batch: Batch, in_use: tuple[list[Memory], Ids | None] | None, states: States) -> Scores:
         """Run a batch; if its memory is there already, behind that."""
         if in_use is not None:
-            memories, rest = in_use
-            if several := self._several(batch.queries[0][0]):
-                options = [(query, answer) for _, query, answer in batch.asked]
-                trim = self.capabilities.can_trim_last_block
-                how = (several.combined, several.score, self.softmax_dtype, trim, bool(batch.tokens))
-                return score_together(self.model, memories, options, *how)
-            [memory] = memories
+            (memory, *more), rest = in_use
+            if more:
+                assert isinstance(self.method, Several)
+                pairs, at_once = [(query, answer) for _, query, answer in batch.asked], bool(batch.tokens)
+                return score_together(self.model, in_use[0], pairs, self.method, self.softmax_dtype, at_once)
             queries = [(rest or query, answers) for _, query, answers in batch.queries]
             if not batch.tokens:
-                return score_rows(self.model, memory, queries, self.softmax_dtype, batch.rows)
+                return score_rows(self.model, memory, queries, self.softmax_dtype, batch.rows, states)
             work = [(memory, [(query, answer) for query, answers in queries for answer in answers])]
         elif batch.encoding == "never":
-            work = [
-                (Memory([], [], 0), [((*context.tokens, *query), answer) for context, query, answer in batch.asked])
-            ]
+            pairs = [((*context.tokens, *query), answer) for context, query, answer in batch.asked]
+            work = [(Memory([], [], 0), pairs)]
         elif self.method.memory_depends_on_query:
-            pairs = [(context, query) for context, query, _ in batch.queries]
-            encoded = self._encode_queries(pairs, self._memories, self.capabilities)
+            behind = self._of_query([(context, query) for context, query, _ in batch.queries], packed=True)
             work = [
                 (memory, [(rest, answer) for answer in answers])
-                for (memory, rest), (*_, answers) in zip(encoded, batch.queries, strict=True)
+                for (memory, rest), (*_, answers) in zip(behind, batch.queries, strict=True)
             ]
         else:
             behind_each: dict[Context, list[tuple[Ids, Ids]]] = {}
             for context, query, answer in batch.asked:
                 behind_each.setdefault(context, []).append((query, answer))
             work = list(zip(self.store.once(list(behind_each)), behind_each.values(), strict=True))
-        return score_packed(self.model, work, self.softmax_dtype, self.capabilities.can_trim_last_block)
+        return score_packed(self.model, work, self.softmax_dtype, states)
 
     def score_memories(
         self, context: Context, queries: Queries, numbers: Collection[int]
-    ) -> Iterator[tuple[int, list[tuple[Ids, Ids]], Sequence[Score]]]:
-        """Score all answers of all queries on some of a context's memories (`Method.memories`), which are not stored.
-
-        Args:
-            queries: as for `score`.
-            numbers: which memories, from 1 on. If there are fewer, the last one stands for those that are missing.
-
-        Yields:
-            For each forward pass, the number of the memory on which it ran, its pairs of query and answer, and their
-            scores in the same order.
-
-        Raises:
-            InputError: the device's memory does not suffice.
-        """
-        memories, last = self.method.memories(self.model, context), list[Memory]()
+    ) -> Iterator[tuple[int, Scored]]:
+        """`score` on some of a context's memories (`Method.memories`), whose `numbers` begin at 1, and which are not
+        stored. Yields, for each forward pass, the number of the memory, what was scored, and the scores."""
+        memories = self.method.memories(self.model, context)
 
         def following() -> list[Memory]:
             nonlocal memories
@@ -187,20 +371,12 @@ class MethodRunner(Encoder):
                 memories = islice(self.method.memories(self.model, context), number - 1, None)
                 raise
 
-        def on(memory: Memory, number: int) -> Iterator[tuple[int, list[tuple[Ids, Ids]], Sequence[Score]]]:
-            for scored, scores in self._batches({context: queries}, memory=memory):
-                yield number, [(query, answer) for _, query, answer in scored], scores
-
-        for number in count(1):
+        for number in range(1, max(numbers) + 1):
             with self.counting():
-                current = self.budget.fit(following)
-            if not current:
-                break
+                [memory] = self.budget.fit(following)
             if number in numbers:
-                yield from on(current[0], number)
-            last = current
-        if last and max(numbers) >= number and number - 1 not in numbers:
-            yield from on(last[0], number - 1)
+                for batch in self._batches({context: queries}, memory=memory):
+                    yield number, batch
 
     # Generation.
 
@@ -231,50 +407,43 @@ class MethodRunner(Encoder):
             The generated ids, one row for each prompt of the batch.
 
         Raises:
-            Unsupported: as `needs.check_generates`.
+            Unsupported: the method generates no text with this model.
             InputError: the scores of a next token are NaN or infinite, or the device's memory does not suffice.
         """
-        can, by_query = self.capabilities, self.method.memory_depends_on_query
-        needs.check_generates(self.method, self.model, can, prompts[0].context)
-        several = self._several(prompts[0].context)
-        if several:
-            needs.check_generates_together(several, self.model, can, settings)
-
+        method, can, by_query = self.method, self.capabilities, self.method.memory_depends_on_query
+        needs.check_generates(method, self.model, can, prompts[0].context)
+        windows = method.contexts(prompts[0].context)
+        if len(windows) > 1:
+            needs.check_generates_together(method, self.model, can, settings)
         # Rows read in parts only a memory that they share, and a text behind several memories has several rows.
-        shared = isinstance(self.method, Several) or self.method.reads_in_parts
+        shared = isinstance(method, Several) or method.reads_in_parts
 
         def first() -> list[Text]:
-            texts = [
-                Text(
-                    prompt,
-                    self.method.footprint(prompt.context).kept,
-                    single=not shared and (prompt.context in single or not can.can_generate),
-                )
-                for prompt in prompts[: self.budget.sizes.texts]
-            ]
+            texts = []
+            for prompt in prompts[: self.budget.sizes.texts]:
+                alone = not shared and (prompt.context in single or not can.can_generate)
+                texts.append(Text(prompt, method.footprint(prompt.context).kept, alone))
             return texts[: first_texts(texts, max_new_tokens, self.budget.sizes, can, settings, by_query)]
 
         def run() -> list[list[int]]:
             texts = first()
             contexts, queries = [text.prompt.context for text in texts], [text.prompt.query for text in texts]
-            if several:
-                memories = self._memories(several.contexts(contexts[0]))
-                queries = [query for query in queries for _ in memories]
-                memories = memories * len(texts)
-            elif texts[0].single and all(map(self.method.is_ordinary, contexts)):  # a context is read with its query
+            together: AbstractContextManager[None] = nullcontext()
+            if by_query:
+                [(memory, queries[0])] = self._of_query([(contexts[0], queries[0])], packed=False)
+                memories = [memory]
+            elif texts[0].single and all(map(method.is_ordinary, contexts)):  # a context is read with its query
                 memories = [Memory([], [], 0)]
                 queries = [(*context.tokens, *query) for context, query in zip(contexts, queries, strict=True)]
-            elif texts[0].single and not by_query:
-                memories = self._memories(contexts)
             else:
-                [(memory, queries[0])] = self._encode_queries([(contexts[0], queries[0])], self._memories)
-                memories = [memory]
+                memories = self._memories(contexts if texts[0].single else windows)
+            if isinstance(method, Several) and len(windows) > 1:
+                queries = [query for query in queries for _ in windows]
+                memories, together = memories * len(texts), combining(self.model, len(windows), method.next_token)
             longest = max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
-            rows_of_text = len(queries) // len(texts)
-            together = combining(self.model, rows_of_text, several.next_token) if several else nullcontext()
             ways = {"shared": can.can_share_to(longest), "leaving": can.can_leave}
             with stop_on_nonfinite(self.model, names[: len(texts)]), together:
                 rows = continue_from(self.model, generate, memories, queries, settings.beams, stopped=stopped, **ways)
-            return rows[::rows_of_text]
+            return rows[:: len(windows)]
 
         return self.fit(run, lambda: self.budget.halve(0, len(first())), prompts[0].context)

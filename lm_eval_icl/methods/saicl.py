@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.memory import Memory, encode_all
 from lm_eval_icl.methods.base import Asked, Memories, Method
 from lm_eval_icl.prompts.layouts import Pattern, nothing
@@ -30,7 +29,7 @@ class SAICL(Method):
         return Pattern(nothing(n), query=True)
 
     def encode_queries(
-        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, can: Capabilities | None = None
+        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, packed: bool = False
     ) -> list[tuple[Memory, tuple[int, ...]]]:
         """Run demonstrations and query in one pass. The query's last token runs again later, to predict the answer."""
         layouts = [self.layout(len(context.prefix), context.lengths, len(query)) for context, query in asked]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,16 +12,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.inference.packing import Queries
-from lm_eval_icl.inference.schedule import ContextWork
-from lm_eval_icl.methods.base import Footprint, Method
-from lm_eval_icl.methods.windowed import Windowed
-from lm_eval_icl.prompts.layouts import Layout, Pattern, before, same
+from lm_eval_icl.methods.base import Footprint, Passes, Positions
+from lm_eval_icl.methods.pcw import PCW
 from lm_eval_icl.prompts.tokens import Context
 
 
 @dataclass(frozen=True)
-class Several(Windowed):
+class Several(PCW):
     """Several memories: the demonstrations are divided into windows, and each window is a context of its own.
 
     A query runs behind every memory, and the log-probabilities of the next token behind all of them are combined. The
@@ -31,14 +28,9 @@ class Several(Windowed):
         window_size: how many demonstrations a window has, at most all of them; the last window may have fewer.
     """
 
-    treats_demonstrations_alike = True
     one_pass = False
     windows_repeat = True
-
-    @property
-    @abstractmethod
-    def of_window(self) -> Method:
-        """The method that encodes a window."""
+    positions: Positions = "sequential"
 
     @abstractmethod
     def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -81,14 +73,7 @@ class Several(Windowed):
         starts = range(0, max(len(demonstrations), 1), size)
         return [Context(context.prefix, demonstrations[start : start + size]) for start in starts]
 
-    def pattern(self, n: int) -> Pattern:
-        """The windows side by side, as if they were one row."""
-        window = torch.arange(n) // self.window_size
-        return Pattern(before(n) & same(window), windows=window)
-
-    def passes(
-        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
-    ) -> list[tuple[str, Layout]]:
+    def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
         """One pass for each of `contexts`, the last of its method's passes if that has several."""
         whole, layouts = Context((0,) * prefix, tuple((0,) * length for length in demonstrations)), []
         for i, context in enumerate(self.contexts(whole)):
@@ -108,9 +93,3 @@ class Several(Windowed):
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of windows."""
         return self.of_window.encode(model, contexts)
-
-    def work(self, context: Context, queries: Queries, once: bool) -> Iterator[ContextWork]:
-        """All queries run behind all memories."""
-        kept = [self.of_window.footprint(window).kept for window in self.contexts(context)]
-        tokens = self.footprint(context).tokens
-        yield ContextWork(context, sorted(queries.items()), tokens, entries=sum(kept), memories=len(kept))

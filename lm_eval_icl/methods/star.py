@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from lm_eval_icl.methods.windowed import Windowed
+from lm_eval_icl.methods.base import Positions
+from lm_eval_icl.methods.pcw import PCW
 from lm_eval_icl.prompts.layouts import Pattern, before, same
 
 
 @dataclass(frozen=True)
-class Star(Windowed):
+class Star(PCW):
     """Star attention: a demonstration sees those before it in its own window and in the first window (the anchor).
 
     The authors run every window behind a copy of the first one, at that one's own positions, and drop the copy's keys
@@ -21,6 +22,9 @@ class Star(Windowed):
     Args:
         window_size: how many demonstrations share a window. (The authors count tokens: a quarter of the context.)
     """
+
+    treats_demonstrations_alike = False
+    positions: Positions = "sequential"
 
     def pattern(self, n: int) -> Pattern:
         window = torch.arange(n) // self.window_size

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import is_number
 from lm_eval_icl.inference.attention import Reading
 from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.methods.base import must, number, optional
 from lm_eval_icl.methods.pcw import PCW
 from lm_eval_icl.prompts.layouts import Block, Layout
 from lm_eval_icl.prompts.tokens import Context
@@ -30,23 +31,14 @@ class Structured(PCW):
         factor: M, above 0; None for the number of windows.
         align: "right": all windows end where the longest one ends; "left": they begin together, as in `pcw`. It counts
             for symmetric positions alone.
-
-    Raises:
-        InputError: an argument is outside its range.
     """
 
     one_pass = False
     trained_under = "pcw"
     reads_in_parts = True
 
-    factor: float | None = None
-    align: str = "right"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fine = self.factor is None or (is_number(self.factor) and 0 < self.factor < math.inf)
-        self._check("factor", fine=fine, must="a number above 0")
-        self._check("align", fine=self.align in ("right", "left"), must="right or left")
+    factor: Annotated[float | None, optional(number("above 0", lambda value: value > 0))] = None
+    align: Annotated[str, must("right or left", lambda value: value in ("right", "left"))] = "right"
 
     def layout(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
         """The layout of `pcw`, with the windows moved to where the longest one ends."""

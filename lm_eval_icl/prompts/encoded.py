@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Self
 
 from lm_eval_icl.prompts.prompt import FewShotPrompt
-from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.tokens import TokenizedPrompt
 
 
 class EncodedText(str):
@@ -51,8 +51,5 @@ class EncodedPrompt(FewShotPrompt):
 
     def without(self, left_out: Collection[int]) -> TokenizedPrompt:
         """The ids without the demonstrations of these indices."""
-        if not left_out:
-            return self.tokens
-        context = self.tokens.context
-        kept = tuple(ids for i, ids in enumerate(context.demonstrations) if i not in left_out)
-        return TokenizedPrompt(Context(context.prefix, kept), self.tokens.query)
+        kept = [i for i in range(len(self.demonstrations)) if i not in left_out]
+        return self.tokens.keeping(kept) if left_out else self.tokens

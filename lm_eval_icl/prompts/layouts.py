@@ -8,9 +8,10 @@ embeddings are arranged by `Layout.source` later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -52,21 +53,16 @@ def same(groups: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which block of demonstrations sees which.
+    """Which block of demonstrations sees which."""
 
-    Attributes:
-        sees: [blocks, blocks] bool. The blocks are all demonstrations in order and, with two copies, all of them
-            in order again. On the diagonal: whether a block sees all of its own tokens, or itself causally.
-        copies: how many copies of every demonstration the row has. Query and continuation see the last copy only.
-        windows: [blocks], the number of each block's window: under symmetric positions the blocks of one window
-            follow one another. None puts every block into a separate window.
-        query: whether the demonstrations also see all of the query.
-    """
-
+    # [blocks, blocks] bool. The blocks are all demonstrations in order and, with two copies, all of them in order
+    # again. On the diagonal: whether a block sees all of its own tokens, or itself causally.
     sees: Tensor
-    copies: int = 1
+    copies: int = 1  # of every demonstration in the row. Query and continuation see the last copy only.
+    # [blocks], the number of each block's window: under symmetric positions the blocks of one window follow one
+    # another. None puts every block into a separate window.
     windows: Tensor | None = None
-    query: bool = False
+    query: bool = False  # whether the demonstrations also see all of the query
 
 
 def check_pattern(pattern: object, n: int) -> None:
@@ -75,67 +71,50 @@ def check_pattern(pattern: object, n: int) -> None:
     Raises:
         InputError: it is no `Pattern`, or a part of it has another type or shape.
     """
+
+    def kind(value: object) -> str:
+        if isinstance(value, Tensor):
+            return f"a {value.dtype} tensor of shape {list(value.shape)}"
+        return "None" if value is None else f"a {type(value).__name__}"
+
     if not isinstance(pattern, Pattern):
-        raise InputError(f"pattern({n}): must return a Pattern, and returns {_kind(pattern)}.")
+        raise InputError(f"pattern({n}): must return a Pattern, and returns {kind(pattern)}.")
     if not isinstance(pattern.copies, int) or pattern.copies < 1:
         raise InputError(f"pattern({n}): copies={pattern.copies!r}: must be a whole number, 1 or more.")
-    blocks = n * pattern.copies
+    sees, windows, blocks = pattern.sees, pattern.windows, n * pattern.copies
     whose = f"{blocks} blocks: {n} demonstrations" + (f", {pattern.copies} copies of each" * (pattern.copies > 1))
-    sees, windows = pattern.sees, pattern.windows
-    refusals = []
     if not isinstance(sees, Tensor) or sees.dtype != torch.bool or sees.shape != (blocks, blocks):
-        refusals.append(f"sees must be booleans of shape [{blocks}, {blocks}] ({whose}), and is {_kind(sees)}.")
+        must = f"sees must be booleans of shape [{blocks}, {blocks}] ({whose})"
+        raise InputError(f"pattern({n}): {must}, and is {kind(sees)}.")
     whole = isinstance(windows, Tensor) and not (windows.is_floating_point() or windows.is_complex())
     if windows is not None and not (whole and windows.shape == (blocks,)):
-        refusals.append(f"windows must be whole numbers of shape [{blocks}] ({whose}), and is {_kind(windows)}.")
-    if refusals:
-        raise InputError(f"pattern({n}): {refusals[0]}")
-
-
-def _kind(value: object) -> str:
-    """The kind of a value, for an error."""
-    if isinstance(value, Tensor):
-        return f"a {value.dtype} tensor of shape {list(value.shape)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+        must = f"windows must be whole numbers of shape [{blocks}] ({whose})"
+        raise InputError(f"pattern({n}): {must}, and is {kind(windows)}.")
 
 
 @dataclass(frozen=True)
 class Block:
-    """Adjacent tokens of a row that see the same other blocks and have consecutive positions.
+    """Adjacent tokens of a row that see the same other blocks and have consecutive positions."""
 
-    Attributes:
-        name: P for the prefix, D1, D2, ... for demonstrations, D1' for a second copy, Q for the query, A for
-            the answer, M for entries of a memory (keys and values, which are not run again).
-        length: its number of tokens, at least 1.
-        start: the position of its first token.
-        source: the index of its first token in the prompt, which has every part once.
-    """
-
+    # P for the prefix, D1, D2, ... for demonstrations, D1' for a second copy, Q for the query, A for the answer, M for
+    # entries of a memory (keys and values, which are not run again).
     name: str
-    length: int
-    start: int
-    source: int
+    length: int  # its number of tokens, at least 1
+    start: int  # the position of its first token
+    source: int  # the index of its first token in the prompt, which has every part once
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A row of n tokens: which token attends to which, and at which position each token is.
-
-    Attributes:
-        blocks: the row's blocks in order.
-        sees: [blocks, blocks] bool: whether the row's block attends to all tokens of the column's block.
-        kept: for each block, whether tokens that run after the row attend to it.
-        end: the position of the first token after the row.
-        step: the difference between the positions of adjacent tokens: 1, or 0 without positional information.
-        behind_itself: the row begins with an entry M for each block of an earlier pass over it (`again`), and a block
-            attends to its own entries causally too.
-    """
+    """A row of n tokens: which token attends to which, and at which position each token is."""
 
     blocks: tuple[Block, ...]
-    sees: Tensor
-    kept: tuple[bool, ...]
-    end: int
-    step: int = 1
+    sees: Tensor  # [blocks, blocks] bool: whether the row's block attends to all tokens of the column's block
+    kept: tuple[bool, ...]  # for each block, whether tokens that run after the row attend to it
+    end: int  # the position of the first token after the row
+    step: int = 1  # the difference between the positions of adjacent tokens; 0 without positional information
+    # The row begins with an entry M for each block of an earlier pass over it (`again`), and a block attends to its own
+    # entries causally too.
     behind_itself: bool = False
 
     def __len__(self) -> int:
@@ -177,7 +156,7 @@ class Layout:
         if first == last:  # within one block, which sees itself causally: all see what is before the first of them
             all_see |= own & (place < place[rows.start])
             own &= place <= place[rows.stop - 1]
-        return _slices(all_see), _slices((some_see | own) & ~all_see)
+        return slices(all_see), slices((some_see | own) & ~all_see)
 
     @cached_property
     def itself(self) -> Tensor:
@@ -243,9 +222,8 @@ class Layout:
         """How many positions the row takes: its largest position plus 1."""
         return max((block.start + self.step * (block.length - 1) + 1 for block in self.blocks), default=0)
 
-    def take(self, names: Iterable[str]) -> Layout:
-        """The layout of only those blocks that have these names."""
-        names = set(names)
+    def take(self, names: str) -> Layout:
+        """The layout of only those blocks that have these names, of one letter each."""
         indices = [i for i, block in enumerate(self.blocks) if block.name in names]
         blocks, kept = tuple(self.blocks[i] for i in indices), tuple(self.kept[i] for i in indices)
         return replace(self, blocks=blocks, sees=self.sees[indices][:, indices], kept=kept)
@@ -296,18 +274,16 @@ class Layout:
         return Layout(blocks, sees, self.kept * 2, self.end + by, self.step, behind_itself=reads is None)
 
     @cached_property
-    def _lengths(self) -> Tensor:
-        return torch.tensor([block.length for block in self.blocks], dtype=torch.long)
-
-    @cached_property
     def _block(self) -> Tensor:
         """[n] int64: the index of each token's block."""
-        return torch.arange(len(self.blocks)).repeat_interleave(self._lengths)
+        lengths = torch.tensor([block.length for block in self.blocks], dtype=torch.long)
+        return torch.arange(len(self.blocks)).repeat_interleave(lengths)
 
     @cached_property
     def _place(self) -> Tensor:
         """[n] int64: each token's place in its block, from 0 on."""
-        return torch.arange(len(self)) - (self._lengths.cumsum(0) - self._lengths)[self._block]
+        firsts = torch.tensor([*accumulate((block.length for block in self.blocks), initial=0)], dtype=torch.long)
+        return torch.arange(len(self)) - firsts[self._block]
 
     @cached_property
     def _runs(self) -> Tensor:
@@ -320,7 +296,7 @@ class Layout:
         return {}
 
 
-def _slices(marked: Tensor) -> list[slice]:
+def slices(marked: Tensor) -> list[slice]:
     """The slices at which a row of booleans is True."""
     edges = torch.diff(marked.int(), prepend=marked.new_zeros(1).int(), append=marked.new_zeros(1).int())
     bounds = edges.nonzero()[:, 0].tolist()
@@ -352,31 +328,6 @@ def side_by_side(layouts: Sequence[Layout]) -> Layout:
     )
 
 
-def starts(prefix: int, lengths: Sequence[int], pattern: Pattern, positions: str) -> tuple[list[int], int]:
-    """The position at which each block of demonstrations starts, and the position at which the query starts.
-
-    "sequential": each block after the one before it. "symmetric": every window at the end of the prefix, the query
-    after the longest window (InvICL, Appendix A.1). "none": everything at position 0.
-
-    Args:
-        prefix: the prefix's number of tokens.
-        lengths: each block's number of tokens.
-        pattern: gives the blocks' windows.
-        positions: "sequential", "symmetric" or "none".
-    """
-    if positions == "none":
-        return [0] * len(lengths), 0
-    windows = list(range(len(lengths))) if pattern.windows is None else pattern.windows.tolist()
-    if positions == "sequential":
-        windows = [0] * len(lengths)
-    ends = dict.fromkeys(windows, prefix)
-    block_starts = []
-    for window, length in zip(windows, lengths, strict=True):
-        block_starts.append(ends[window])
-        ends[window] += length
-    return block_starts, max(ends.values(), default=prefix)
-
-
 def lay_out(
     prefix: int,
     demonstrations: Sequence[int],
@@ -397,18 +348,24 @@ def lay_out(
     Args:
         prefix, demonstrations, query, answer: numbers of tokens.
         pattern: which block of demonstrations sees which, for the blocks of all repetitions and copies.
-        positions: "sequential", "symmetric" or "none" (see `starts`).
+        positions: "sequential": each block after the one before it. "symmetric": every window at the end of the prefix,
+            the query after the longest window (InvICL, Appendix A.1). "none": everything at position 0.
         repeat: how many times the sequence of demonstrations is repeated, before copies are made of it.
         query_start: the query's position, if it is not to be computed from the demonstrations of this row.
     """
     n, step = len(demonstrations) * repeat, 0 if positions == "none" else 1
     lengths = list(demonstrations) * repeat * pattern.copies
-    start, end = starts(prefix, lengths, pattern, positions)
-    end = end if query_start is None else query_start
-    source = [prefix]  # the index in the prompt of each demonstration's first token, and of the query's
-    for length in demonstrations:
-        source.append(source[-1] + length)
-
+    windows = list(range(len(lengths))) if pattern.windows is None else pattern.windows.tolist()
+    windows = [0] * len(lengths) if positions == "sequential" else windows
+    ends, start = dict.fromkeys(windows, prefix), []
+    for window, length in zip(windows, lengths, strict=True):
+        start.append(ends[window])
+        ends[window] += length
+    end = max(ends.values(), default=prefix) if query_start is None else query_start
+    if positions == "none":
+        start, end = [0] * len(lengths), 0
+    # The index in the prompt of each demonstration's first token, and of the query's.
+    source = [*accumulate(demonstrations, initial=prefix)]
     blocks = [Block("P", prefix, 0, 0)]
     for i, (length, at) in enumerate(zip(lengths, start, strict=True)):
         name = f"D{i % n + 1}" + "'" * (i // n)

@@ -12,7 +12,7 @@ import functools
 import itertools
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -119,18 +119,12 @@ def tokenizes_by_line(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 @dataclass(frozen=True)
 class Head:
-    """The beginning that prompts with the same context share, up to a line break in the context's last part.
+    """The beginning that prompts with the same context share, up to a line break in the context's last part."""
 
-    Attributes:
-        ids, starts: the ids before the line break's line, and the index of each one's first character.
-        added: how many of the ids are special tokens at the beginning.
-        end: the index of the line break in the prompt.
-    """
-
-    ids: list[int]
-    starts: list[int]
-    added: int
-    end: int
+    ids: list[int]  # those before the line break's line,
+    starts: list[int]  # and the index of each one's first character
+    added: int  # how many of the ids are special tokens at the beginning
+    end: int  # the index of the line break in the prompt
 
 
 class WholeSplitter:
@@ -154,21 +148,27 @@ class WholeSplitter:
             text: the prompt, or the prompt without the blanks at its end.
             head: what an earlier prompt with the same context has left; None if there was none, or it left nothing.
         """
-        if head is not None and (tail := self._tail(text, head.end)):
-            return _divide(prompt, head.ids + tail[0], head.starts + tail[1], head.added), head
-        ids, starts, added = self.encode(text)
-        return _divide(prompt, ids, starts, added), head or self._head(prompt, text, ids, starts, added)
+        tail = self._tail(text, head.end) if head else None
+        if head and tail:
+            ids, starts, added = head.ids + tail[0], head.starts + tail[1], head.added
+        else:
+            ids, starts, added = self.encode(text)
+            end = len(prompt) - len(prompt.query)
+            begin = max(0, end - len((prompt.prefix, *prompt.demonstrations)[-1]) - 1)
+            share = self.by_line and not head
+            line_breaks = [match.start() for match in _LINE_BREAK.finditer(text, begin, end)] if share else []
+            if line_breaks and (tail := self._tail(text, line_breaks[-1])):
+                before = len(ids) - len(tail[0])
+                if before >= 0 and (ids[before:], starts[before:]) == tail:
+                    head = Head(ids[:before], starts[:before], added, line_breaks[-1])
 
-    def _head(self, prompt: FewShotPrompt, text: str, ids: list[int], starts: list[int], added: int) -> Head | None:
-        """The head that further prompts with this prompt's context share with it; None if they share nothing."""
-        end = len(prompt) - len(prompt.query)
-        begin = max(0, end - len((prompt.prefix, *prompt.demonstrations)[-1]) - 1)
-        line_breaks = [match.start() for match in _LINE_BREAK.finditer(text, begin, end)] if self.by_line else []
-        if line_breaks and (tail := self._tail(text, line_breaks[-1])):
-            before = len(ids) - len(tail[0])
-            if before >= 0 and (ids[before:], starts[before:]) == tail:
-                return Head(ids[:before], starts[:before], added, line_breaks[-1])
-        return None
+        cuts, at = [0], len(prompt.prefix)
+        for part in (*prompt.demonstrations, prompt.query):
+            cuts.append(max(added, bisect_left(starts, at)))
+            at += len(part)
+        last = max(0, min(cuts[-1], len(ids) - 1))  # the query has a token, even if its text is empty
+        cuts = [min(cut, last) for cut in cuts]
+        return [tuple(ids[a:b]) for a, b in itertools.pairwise([*cuts, len(ids)])], head
 
     def _tail(self, text: str, line_break: int) -> tuple[list[int], list[int]] | None:
         """The ids of what is behind a line break, and the index in the text of each token's first character.
@@ -179,17 +179,6 @@ class WholeSplitter:
         ids, starts, _ = self.bare(text[line_break:])
         n = self._of_line_break
         return (ids[n:], [line_break + start for start in starts[n:]]) if starts[n : n + 1] == [1] else None
-
-
-def _divide(prompt: FewShotPrompt, ids: Sequence[int], starts: Sequence[int], added: int) -> list[Ids]:
-    """The ids of the prefix, of each demonstration and of the query, from those of the whole prompt."""
-    cuts, at = [0], len(prompt.prefix)
-    for part in (*prompt.demonstrations, prompt.query):
-        cuts.append(max(added, bisect_left(starts, at)))
-        at += len(part)
-    last = max(0, min(cuts[-1], len(ids) - 1))  # the query has a token, even if its text is empty
-    cuts = [min(cut, last) for cut in cuts]
-    return [tuple(ids[a:b]) for a, b in itertools.pairwise([*cuts, len(ids)])]
 
 
 # Characters to put before a part that is tokenized by itself. They are tried in this order, until one is found that the

@@ -18,15 +18,10 @@ if TYPE_CHECKING:  # layouts are known, and drawn, without transformers, which t
 
 @dataclass(frozen=True)
 class Context:
-    """The prefix and the demonstrations of a prompt, as token ids. Hashable, since memories are stored by context.
+    """The prefix and the demonstrations of a prompt, as token ids: the beginning of its token sequence. Hashable, since
+    memories are stored by context."""
 
-    Attributes:
-        prefix: the ids of BOS, if the tokenizer adds it, and of the description or system text.
-        demonstrations: the ids of each demonstration. The prefix, followed by the demonstrations in this order, is
-            the beginning of the prompt's token sequence.
-    """
-
-    prefix: tuple[int, ...]
+    prefix: tuple[int, ...]  # BOS, if the tokenizer adds it, and the description or system text
     demonstrations: tuple[tuple[int, ...], ...]
 
     @functools.cached_property
@@ -77,8 +72,7 @@ class TokenizedPrompt:
 
 
 class _SharedContext:
-    """What prompts with the same prefix and demonstrations have in common: their context, in one object that thousands
-    of documents share, and the head with which they begin."""
+    """What prompts with the same prefix and demonstrations share: their context, in one object, and how they begin."""
 
     context: Context | None = None
     head: Head | None = None
@@ -117,11 +111,7 @@ class PairEncoder:
         return TokenizedPrompt(shared.context, query)
 
     def inside(self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """For each demonstration of the prompt, (begin, end) of the tokens that begin among some characters of it.
-
-        Args:
-            spans: for each demonstration, (begin, end) of the characters.
-        """
+        """As `PromptTokenizer.inside`."""
         text = prompt.rstrip()
         if self._split_parts:
             query = text[len(prompt) - len(prompt.query) :]
@@ -265,21 +255,14 @@ class PromptTokenizer:
         return self._pair.inside(prompt, spans)
 
     def to_continue(self, prompt: FewShotPrompt) -> TokenizedPrompt:
-        """The ids of a prompt, by part, from which text is generated, as `HFLM.generate_until` makes them.
-
-        Raises:
-            InputError: as for `pair`.
-        """
+        """The ids of a prompt, by part, from which text is generated, as `HFLM.generate_until` makes them; the errors
+        are those of `pairs`."""
         tokens = self.nothing if prompt == "" else self._continued.split(prompt, prompt)
         self.check_known(tokens)
         return tokens
 
     def check_known(self, tokens: TokenizedPrompt, *answers: tuple[int, ...]) -> None:
-        """Refuse ids outside the model's vocabulary: some tokenizers have more tokens than the model they come with.
-
-        Raises:
-            InputError: an id is outside the vocabulary.
-        """
+        """Refuse ids outside the model's vocabulary: some tokenizers have more tokens than the model they come with."""
         token = max(tokens.context.largest, -1, *tokens.query, *itertools.chain(*answers))
         if self.vocabulary is None or token < self.vocabulary:
             return

@@ -237,16 +237,13 @@ def score(model: ICLModel, tasks: Sequence[Any], instances: Sequence[Instance], 
     ):
         for context, queries in grouped((request.prompt, request.answer) for request in requests).items():
             asked = {query: list(answers) for query, answers in queries.items()}
-            if model.method.counts_memories:
+            if model.method.counts_memories and context.demonstrations:
                 memories = runner.score_memories(context, asked, numbers)
             else:  # one memory, whatever the number
-                memories = (
-                    (1, [(query, answer) for _, query, answer in pairs], values)
-                    for pairs, values in runner.score({context: asked})
-                )
+                memories = ((1, scored) for scored in runner.score({context: asked}))
             last: dict[int, Score] = {}
-            for number, pairs, values in memories:
-                for (query, answer), value in zip(pairs, values, strict=True):
+            for number, scored in memories:
+                for (_, query, answer), value in zip(*scored, strict=True):
                     for i in queries[query][answer]:
                         check_finite(instances[i], value[0], runner.model)
                         last[id(instances[i])] = value

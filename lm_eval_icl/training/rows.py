@@ -76,14 +76,12 @@ class TrainingRow:
         layout: which of the n tokens sees which, and at which position each is.
         targets: (index of a token in the row, id of the token that it is to predict).
         number: the number of the episode.
-        left_out: how many episodes of this number were drawn before it and did not fit.
     """
 
     ids: list[int]
     layout: Layout
     targets: list[tuple[int, int]]
     number: int = 0
-    left_out: int = 0
 
 
 def make_row(method: Method, prompt: TokenizedPrompt, answer: Sequence[int]) -> TrainingRow:
@@ -177,7 +175,7 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
         position_ids: [b, n]; all are left out if every row is causal and sequential. For each target: target_row,
         target_id, and target_share: losses divided by it sum to a mean over the targets of each row, and then over the
         rows. read_at: the indices at which some row has a target, in ascending order; target_at: for each target, its
-        place among these. Lists, which stay on the CPU, with an entry for each row: number and left_out.
+        place among these. number: a list of the rows' episodes.
     """
     longest = max(len(row.ids) for row in rows)
     ids = torch.tensor([row.ids + [row.ids[-1]] * (longest - len(row.ids)) for row in rows])
@@ -197,7 +195,6 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
         "target_id": torch.tensor(token),
         "target_share": torch.tensor(share),
         "number": [row.number for row in rows],
-        "left_out": [row.left_out for row in rows],
     }
 
 

@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from lm_eval_icl.errors import InputError, Unsupported, log, one_line, refusing, writing
+from lm_eval_icl.errors import InputError, Unsupported, log, one_line, writing
 from lm_eval_icl.files import HALF, write_atomically
 from lm_eval_icl.methods import ICL, InvICL
 from lm_eval_icl.methods.base import Method
@@ -31,15 +32,16 @@ from lm_eval_icl.training.settings import Settings as Settings
 from lm_eval_icl.training.trainer import (
     EpisodeRows,
     LayoutTrainer,
-    Log,
     LossProgress,
     OptionRows,
     checkpoints,
+    entries,
     quiet,
-    read_log,
     why_not,
 )
 
+# Of so many episodes is said, before a training begins, how many fit and what else they are.
+SAMPLE = 200
 # The modules that get adapters, as peft names them: all linear ones but the output layer.
 _LORA_TARGETS = "all-linear"
 
@@ -156,8 +158,6 @@ def train(
     for one_method in (method, *fits):
         if why := one_method.why_not(settings.num_fewshot):
             raise InputError(f"{one_method.name}: {why}.")
-    held_out_rows = settings.eval_documents if settings.eval_steps else 0
-    pools = [EpisodePool(task, settings.num_fewshot, held_out_rows) for task in tasks]
     make_predictor = partial(Predictor, model, tokenizer, max_length=max_length, add_bos_token=add_bos_token)
     predictor = make_predictor(method)
     make = RowMaker(predictor, settings.loss)
@@ -166,24 +166,26 @@ def train(
     # MetaICL cuts rows that are too long. All other tasks' episodes are used whole or not at all.
     cut = all(isinstance(task, SettingTask) for task in tasks)
     rival = InvICL() if method.name == "icl" else ICL()
+    held_out_rows = settings.eval_documents if settings.eval_steps else 0
+    pools = [EpisodePool(task, settings.num_fewshot, held_out_rows) for task in tasks]
     draw: Callable[[int, int], Episode]
     if settings.draw == "row":
         draw = RowDraw(pools, settings.seed, (named or [method, rival]) if cut else (), all_remain=bool(fits))
     else:
         pools = _with_room(pools, make, others)
         draw = partial(draw_episode, pools, settings.seed)
+    rows = EpisodeRows(draw, make, others, settings.steps * settings.batch_size)
+    _check_forward(predictor, rows.episode(0)[0], make)
+    held_out = OptionRows([episode for pool in pools for episode in pool.evaluation()], make, others)
+    record = _record(method, tasks, settings, fits, source)
     other = None
     if not fits and not cut and not rival.why_not(settings.num_fewshot):
         with contextlib.suppress(Unsupported):  # the model is not for it
             other = RowMaker(make_predictor(rival))
-    rows = EpisodeRows(draw, make, others, settings.steps * settings.batch_size, other)
-    _check_forward(predictor, rows.episode(0)[0], make)
-    held_out = OptionRows([episode for pool in pools for episode in pool.evaluation()], make, others)
-
-    record = _record(method, tasks, settings, fits, source)
     if dry_run:
-        print(_summary(method, pools, held_out, settings, None), _remaining(draw), sep="\n")
+        print(_summary(method, pools, held_out, settings, None), _used(rows, other), sep="\n")
         return
+
     with quiet():
         arguments = _arguments(output, settings, cpu, getattr(model.config, "use_cache", True), len(held_out) > 0)
     known = {
@@ -201,8 +203,7 @@ def train(
         resume_from = claim(output, known, resume or not first)
     arguments.eval_on_start = arguments.do_eval and resume_from is None
     if first:
-        print(_summary(method, pools, held_out, settings, resume_from))
-        print(_remaining(draw))
+        print(_summary(method, pools, held_out, settings, resume_from), _used(rows, other), sep="\n")
     write(model.config, record)
     with quiet(), predictor.runner.own_positions():
         unused = [table.weight for table in predictor.runner.without_positions or () if table.weight.requires_grad]
@@ -215,7 +216,6 @@ def train(
             held_out if len(held_out) else None,
             train_dataset=rows,
             data_collator=partial(collate, dtype=model.dtype),
-            callbacks=[Log(output / "log.jsonl")],
         )
         for callback in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
@@ -225,11 +225,11 @@ def train(
         _save(trainer, trained, tokenizer, output)
         for weight in unused:
             weight.requires_grad_(True)
-    counts = trainer.accelerator.gather(rows.made.to(trainer.accelerator.device)).view(-1, 3).sum(0).tolist()
     if first:
-        _print_counts(counts, method, rows, not cut)
-        with refusing(f"--output {output}: the picture of the loss could not be written", kinds=(OSError,)):
-            draw_loss(read_log(output / "log.jsonl"), output / "loss.png", method.name)
+        log = entries(trainer.state.log_history)
+        with writing(f"--output {output}"):
+            write_atomically(output / "log.jsonl", "".join(json.dumps(entry) + "\n" for entry in log))
+            draw_loss(log, output / "loss.png", method.name)
 
 
 def _with_room(pools: Sequence[EpisodePool], make: RowMaker, others: Sequence[RowMaker]) -> list[EpisodePool]:
@@ -251,40 +251,38 @@ def _with_room(pools: Sequence[EpisodePool], make: RowMaker, others: Sequence[Ro
     return fitting
 
 
-def _remaining(draw: Callable[[int, int], Episode]) -> str:
-    """What is said of the rows that are drawn, and of those that are left out."""
-    if not isinstance(draw, RowDraw):
-        return "episodes that do not fit are drawn again, and log.jsonl counts them (left_out)"
-    remaining = dict.fromkeys((pool.task.name for pool in draw.pools), 0)
-    for pool, _ in draw.rows:
-        remaining[pool.task.name] += 1
-    total = sum(len(pool.rows) for pool in draw.pools)
-    lines = [f"{len(draw.rows):,} of {total:,} rows are used"]
-    if draw.shares:
-        fitting = ", ".join(f"{name} {share:.1%}" for name, share in draw.shares.items())
-        lines.append(f"rows of which nothing is cut, by the tokens that they have under a method: {fitting}")
-    if none := [name for name, rows in remaining.items() if not rows]:
-        lines.append(f"no row is used of {len(none)} tasks: {', '.join(none)}")
-    return "\n".join(lines)
+def _used(rows: EpisodeRows, other: RowMaker | None) -> str:
+    """What is said of the rows that are used: of all, if every row is drawn; else of the first episodes.
 
-
-def _print_counts(counts: Sequence[int], method: Method, rows: EpisodeRows, replaced: bool) -> None:
-    """Print what all processes have counted of the episodes that a training has used (`EpisodeRows.made`)."""
-    used, beyond, copies = counts
-    if rows.other is not None:
-        other = rows.other.method.name
-        line = f"{method.name}: of {used:,} episodes of this run, {other} would have left out {beyond or 'none'}"
-        if beyond:
-            line += (
-                f", whose rows then have more tokens than the model has positions ({rows.make.limits.positions:,}). "
-                f"--fits {other} leaves them out"
-            )
-        print(line)
-    if copies:
-        print(
-            f"{method.name}: in {used:,} episodes, {copies:,} demonstrations said what their query says and "
-            + ("were replaced by other rows" if replaced else "stayed, as in MetaICL")
+    Args:
+        rows: the episodes of the training.
+        other: for a method of which is said how many of the episodes it would leave out; None for none.
+    """
+    number = min(SAMPLE, len(rows))
+    episodes, attempts = zip(*map(rows.episode, range(number)), strict=True)
+    of_number = f"of the first {number:,} episodes"
+    lines = []
+    if isinstance(rows.draw, RowDraw):
+        pools = rows.draw.pools
+        used = Counter(pool.task.name for pool, _ in rows.draw.rows)
+        lines.append(f"{len(rows.draw.rows):,} of {sum(len(pool.rows) for pool in pools):,} rows are used")
+        if rows.draw.shares:
+            fitting = ", ".join(f"{name} {share:.1%}" for name, share in rows.draw.shares.items())
+            lines.append(f"rows of which nothing is cut, by the tokens that they have under a method: {fitting}")
+        if none := [pool.task.name for pool in pools if not used[pool.task.name]]:
+            lines.append(f"no row is used of {len(none)} tasks: {', '.join(none)}")
+    if any(attempts):
+        lines.append(f"{sum(attempts):,} episodes that do not fit were left out to have the first {number:,}")
+    if other is not None and (beyond := sum(not other.has_room(episode) for episode in episodes)):
+        name, positions = other.method.name, other.limits.positions
+        lines.append(
+            f"{of_number}, {name} would leave out {beyond:,}, whose rows then have more tokens than the model has "
+            f"positions ({positions:,}). --fits {name} leaves them out"
         )
+    if copies := sum(episode.copies for episode in episodes):
+        what = "are replaced by other rows" if episodes[0].task.replaces_copies else "stay, as in MetaICL"
+        lines.append(f"{of_number}, {copies:,} demonstrations say what their query says and {what}")
+    return "\n".join(lines)
 
 
 def _check_forward(predictor: Predictor, episode: Episode, make: RowMaker) -> None:

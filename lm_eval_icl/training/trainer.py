@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
-from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ExportableState
+from transformers import ProgressCallback, Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 from transformers.utils import logging
 
-from lm_eval_icl.errors import InputError, one_line, refusing
-from lm_eval_icl.files import write_atomically
+from lm_eval_icl.errors import InputError, one_line
 from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.training.episodes import ATTEMPTS_OF_A_TASK, Episode
 from lm_eval_icl.training.rows import RowMaker, TrainingRow, mean_loss, target_losses
 
 # So many episodes of one number are drawn until it is said that none fits.
 _ATTEMPTS = 10 * ATTEMPTS_OF_A_TASK
-# What helps where a log cannot be written.
-_GO_ON = "--resume goes on from the last checkpoint when there is room."
 
 
 def why_not(episode: Episode, make: RowMaker, fits: Sequence[RowMaker], option: int | None = None) -> str:
@@ -54,9 +48,6 @@ class EpisodeRows(Dataset[TrainingRow]):
         make: makes the rows.
         fits: for the methods under which the tokens of a row have to fit too (`why_not`).
         size: how many episodes there are.
-        other: for a method of which is counted how many episodes it would leave out; None for none.
-        made: how many rows were made, how many of these `other` has no room for, and how many of their demonstrations
-            were copies of the query (`Episode.copies`).
 
     Raises:
         InputError: (when a row is made) of a thousand draws none fits.
@@ -66,17 +57,12 @@ class EpisodeRows(Dataset[TrainingRow]):
     make: RowMaker
     fits: Sequence[RowMaker]
     size: int
-    other: RowMaker | None = None
-    made: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.long))
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, number: int) -> TrainingRow:
-        episode, left_out = self.episode(number)
-        beyond = self.other is not None and not self.other.has_room(episode)
-        self.made += torch.tensor([1, beyond, episode.copies])
-        return replace(self.make.row(episode), number=number, left_out=left_out)
+        return replace(self.make.row(self.episode(number)[0]), number=number)
 
     def episode(self, number: int) -> tuple[Episode, int]:
         """The episode of a number, and how many were drawn before it and did not fit."""
@@ -133,24 +119,12 @@ class LayoutTrainer(Trainer):
 
     def __init__(self, model: nn.Module, args: TrainingArguments, held_out: OptionRows | None, **kwargs: Any) -> None:
         self.held_out = held_out
-        callbacks = [LeftOut(), *kwargs.pop("callbacks", ())]
-        super().__init__(
-            model,
-            args,
-            eval_dataset=held_out,
-            compute_metrics=None if held_out is None else self._accuracy,
-            callbacks=callbacks,
-            **kwargs,
-        )
+        metrics = None if held_out is None else self._accuracy
+        super().__init__(model, args, eval_dataset=held_out, compute_metrics=metrics, **kwargs)
         self._episodes: list[int] = []  # of the current step
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]  # the draw is random already
-
-    @property
-    def left_out(self) -> LeftOut:
-        """The count. (A run that resumes gets another object, with the count of its checkpoint.)"""
-        return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, LeftOut))
 
     # The loss and the measurements.
 
@@ -158,7 +132,6 @@ class LayoutTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         self._episodes += inputs["number"]
-        self.left_out.here += sum(inputs["left_out"])
         return mean_loss(model, inputs)
 
     def _check_finite(self, what: str, value: float, where: str = "") -> None:
@@ -202,7 +175,7 @@ class LayoutTrainer(Trainer):
         return {"accuracy": right / len(rows), "held_out_loss": sum(losses) / len(losses)}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log as Trainer does, with the count of episodes that were left out.
+        """Log as Trainer does.
 
         Raises:
             InputError: a loss or the norm of a gradient is not finite. Nothing is saved of such a step.
@@ -213,16 +186,15 @@ class LayoutTrainer(Trainer):
             self._check_finite("loss", logs["loss"], episodes)
             self._check_finite("norm of the gradient", logs.get("grad_norm", 0.0))
             self._episodes = []
-        super().log(logs | {"left_out": self.left_out.everywhere(self)}, start_time)
+        super().log(logs, start_time)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save as Trainer does, with the count of all processes.
+        """Save as Trainer does.
 
         Raises:
             InputError: the checkpoint cannot be written; what there is of it is removed.
         """
         folder = Path(str(self.args.output_dir))
-        self.left_out.settle(self)
         try:
             super()._save_checkpoint(model, trial)
         except Exception as error:
@@ -241,74 +213,12 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
-class LeftOut(TrainerCallback, ExportableState):
-    """Counts the episodes that were drawn and did not fit; checkpoints have the count.
-
-    Attributes:
-        before: how many all processes had counted when the last checkpoint was written.
-        here: how many this process has counted since then.
-    """
-
-    def __init__(self, before: int = 0) -> None:
-        self.before, self.here = before, 0
-
-    def everywhere(self, trainer: Trainer) -> int:
-        """The count of all processes, each of which has to call this."""
-        here = torch.tensor([self.here], device=trainer.accelerator.device)
-        return self.before + int(trainer.accelerator.gather(here).sum())
-
-    def settle(self, trainer: Trainer) -> None:
-        """Let every process have the count of all, for the checkpoint that is written next."""
-        self.before, self.here = self.everywhere(trainer), 0
-
-    def state(self) -> dict[str, Any]:
-        return {"args": {"before": self.before}, "attributes": {}}
-
-
-class Log(TrainerCallback):
-    """Writes what is logged to a file of JSON lines. A run that resumes forgets the lines behind its checkpoint."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._start = path, time.perf_counter()
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if state.is_world_process_zero:
-            last = state.global_step
-            earlier = [entry for entry in read_log(self.path) if last and entry["step"] <= last]
-            with refusing(f"{self.path}: cannot be written", _GO_ON, (OSError,)):
-                write_atomically(self.path, "".join(json.dumps(entry) + "\n" for entry in earlier))
-            self._start = time.perf_counter() - (earlier[-1]["seconds"] if earlier else 0)
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if not state.is_world_process_zero or logs is None or "train_runtime" in logs:
-            return
-        values = {name.removeprefix("eval_"): value for name, value in logs.items()}
-        names = ("loss", "learning_rate", "grad_norm", "accuracy", "held_out_loss", "left_out")
-        entry = {"step": state.global_step, **{name: values[name] for name in names if name in values}}
-        entry["seconds"] = round(time.perf_counter() - self._start, 3)
-        refused = refusing(f"{self.path}: cannot be written", _GO_ON, (OSError,))
-        with refused, self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The entries of a log, up to a line that was cut short when the process was killed."""
-    entries = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            entries.append(json.loads(line))
-        except ValueError:
-            break
-    return entries
+def entries(history: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """What Trainer has logged of each step: loss, learning rate and norm of the gradient, or the measurements."""
+    names = ("step", "loss", "learning_rate", "grad_norm", "accuracy", "held_out_loss")
+    without_prefix = ({name.removeprefix("eval_"): value for name, value in logged.items()} for logged in history)
+    kept = ({name: logged[name] for name in names if name in logged} for logged in without_prefix)
+    return [entry for entry in kept if "loss" in entry or "accuracy" in entry]
 
 
 class LossProgress(ProgressCallback):

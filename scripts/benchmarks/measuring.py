@@ -83,7 +83,7 @@ def time_encoding(lm: Any, instances: list[Instance]) -> float:
     start = now()
     with lm.runner.inference_mode():
         if not lm.method.memory_depends_on_query:
-            lm.runner.store[lm.run.requests(instances[:1])[0].prompt.context]
+            lm.runner.store.several([lm.run.requests(instances[:1])[0].prompt.context])
     return now() - start
 
 

@@ -98,7 +98,7 @@ def test_text_is_the_layout(name, arguments, shots):
         assert panel["rows"] == (layout.positions[looks].tolist() if shown else [])
         assert torch.equal(panel["sees"], layout.mask[looks])
         assert panel["unread"] == set(range(len(layout))) - set(layout.kept_tokens)
-    if len(passes) == 1:
+    if len(passes) == 1 and name != "deepthink":
         layout = method.layout(*lengths(parts.context), len(parts.query), len(parts.answer))
         assert torch.equal(passes[0][1].mask, layout.mask)
 

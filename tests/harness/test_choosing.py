@@ -20,8 +20,8 @@ from lm_eval_icl.demonstrations.select import in_prompt_order, select
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.harness.pools import PoolOfTask
-from lm_eval_icl.inference.scoring import query_states
 from lm_eval_icl.methods import ICL, Predictor
+from lm_eval_icl.methods.runner import grouped
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.smoke.demo import model_path
 from tests import evaluation, processes, tiny
@@ -64,20 +64,20 @@ def test_states_are_what_the_vocabulary_projection_reads(arch, pack_tokens, chec
     predictor = Predictor(model, tokenizer, ICL(), pack_tokens=pack_tokens, batch_size=3)
     queries = ["a gripping film", "the plot is dull and the jokes fall flat", "warm", "Q: 12 + 30"]
     options = [" positive", " very negative indeed"]
-    with query_states(model) as states:
-        predictor.score([], queries, options)
-    assert len(states) == len(queries)
+    pairs = [predictor.tokenizer.pairs(FewShotPrompt("", [], query), options) for query in queries]
+    work = grouped((tokens, answer) for tokens, answers in pairs for answer in answers)
+    found = list(predictor.runner.score(work, states="hidden"))
+    read_of = [(query, state) for asked, of in found for (_, query, _), state in zip(asked, of.states, strict=True)]
+    states = dict(read_of)
+    logs = [row for _, scores in predictor.runner.score(work, states="log_probs") for row in scores.states]
+    torch.testing.assert_close(torch.stack(logs).exp().sum(1), torch.ones(len(logs), dtype=torch.float64))
     read: list[torch.Tensor] = []
     handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: read.append(given[0]))
-    for query in queries:
-        prompt, _ = predictor.tokenizer.pair(FewShotPrompt("", [], query), options[0])
+    for prompt, _ in pairs:
         with torch.no_grad():
             model(torch.tensor([[*prompt.context.tokens, *prompt.query]]))
         assert torch.allclose(read[-1][0, -1], states[tuple(prompt.query)], atol=1e-6)
     handle.remove()
-    before = len(states)
-    predictor.score([], ["dull"], options)  # outside of the context nothing is kept
-    assert len(states) == before
 
 
 def test_a_pass_reads_what_hf_gives(predictor, pool):

@@ -19,7 +19,7 @@ from lm_eval_icl.inference.caches import behind_cache
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.scoring import score_packed, score_rows
-from lm_eval_icl.methods import encoder
+from lm_eval_icl.methods import runner
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import tiny
@@ -44,7 +44,7 @@ def model_of(name):
 @pytest.fixture(autouse=True)
 def tried_once(monkeypatch):
     """What a model can do is found out once for all tests."""
-    monkeypatch.setattr(encoder, "probe", probe_of)
+    monkeypatch.setattr(runner, "probe", probe_of)
 
 
 @functools.cache

@@ -89,7 +89,7 @@ def test_the_memory_in_use_is_kept():
     store = PrefixCache(encode, max_bytes=10**6)
     contexts = [Context((i,), ()) for i in range(4)]
     for context in contexts:
-        store[context]
+        store.several([context])
     assert store.shrink(contexts[1])
     assert list(store._kept) == [contexts[1]]
     assert store.max_bytes == 2 * store._bytes

@@ -81,12 +81,12 @@ def test_store_forgets_the_least_recently_used():
     a, b, c = (Context((i,), ()) for i in range(3))
     store = PrefixCache(encode, max_bytes=2 * memory(10).nbytes)
     for context in (a, b, a, c, a, b):
-        store[context]
+        store.several([context])
     assert made == [a, b, c, b]
     assert (store.encoded, store.reused) == (4, 2)
     # What is too large is used, but not kept.
     store = PrefixCache(encode, max_bytes=1)
-    assert [len(store[a]), len(store[a])] == [10, 10] and store.encoded == 2
+    assert [len(*store.several([a])) for _ in range(2)] == [10, 10] and store.encoded == 2
 
 
 def test_a_run_forgets_what_never_comes_up_again(checkpoint, monkeypatch):

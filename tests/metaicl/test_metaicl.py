@@ -34,7 +34,6 @@ from lm_eval_icl.training.episodes import EpisodePool, RowDraw
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.rows import RowMaker
 from lm_eval_icl.training.train import Settings, train
-from lm_eval_icl.training.trainer import read_log
 from tests import commands, evaluation, tiny
 
 # Ten tasks that are there whole: both kinds, few and many options, long and short rows, one class among the
@@ -559,8 +558,7 @@ def test_a_task_of_which_no_row_remains_stops_no_training(made, model, tmp_path,
     used, total = map(int, re.search(r"(\d+) of (\d+) rows are used", said).groups())
     assert total == 60 and used == round(60 * kept["invicl"]) > 0 and kept["invicl"] < kept["icl"] < 1
     assert f"no row is used of 1 tasks: {long.name}" in said
-    losses = [entry["loss"] for entry in read_log(tmp_path / "out/log.jsonl")]
-    assert len(losses) == 2 and all(entry["left_out"] == 0 for entry in read_log(tmp_path / "out/log.jsonl"))
+    assert len((tmp_path / "out/log.jsonl").read_text().splitlines()) == 2 and "do not fit" not in said
     with pytest.raises(InputError, match="no row of any task is short enough under icl, invicl: lower --num_fewshot"):
         train(*model[1:], icl, [long], tmp_path / "none", settings, **how)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import lm_eval
 import pytest
@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import make
-from lm_eval_icl.smoke.comparison import answers
 from lm_eval_icl.smoke.demo import documents, model_path
 from tests import processes
 
@@ -144,26 +143,11 @@ def test_demonstrations_teach_the_labels() -> None:
     assert min(taught.values()) >= 0.8
 
 
-def test_answers_of_the_demo_are_the_likeliest_options() -> None:
-    """Document by document, of all tasks in the order of their names."""
-
-    def sample(document: int, scores: list[float], right: float) -> dict[str, Any]:
-        return {"doc_id": document, "resps": [[(score, False)] for score in scores], "acc": right}
-
-    samples = {"b": [sample(0, [-1, -2, -3], 0.0)], "a": [sample(1, [-3, -2, -1], 1.0), sample(0, [-2, -1, -3], 0.0)]}
-    assert answers({"samples": samples}) == ([1, 2, 0], [0.0, 1.0, 0.0])
-
-
-# The command with one method.
-ALONE = "from lm_eval_icl import cli, methods; methods.NAMES = ('icl',); cli.main()"
-
-
 @pytest.mark.slow
-def test_the_demo_prints_a_line_for_each_setting_and_a_table(tmp_path: Path) -> None:
-    done = processes.python(ALONE, "demo", "--limit", 2, "--output", tmp_path, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    settings = [line.split(": accuracy ")[0] for line in lines[:6] if ", order flips " in line]
-    names = ["2 shots", "32 shots, unseen words", "16 shots, wrong labels"]
-    assert settings == [f"{model}, {name}" for model in ("hf", "icl") for name in names]
-    assert [line.split("│")[1].strip() for line in lines if line.startswith("│")] == ["hf", "icl"]
+def test_the_demo_prints_a_table_and_says_how_to_go_on(tmp_path: Path) -> None:
+    done = processes.command("demo", "--limit", 4, "--output", "o", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split()[0] for line in done.stdout.splitlines() if re.match(r"\w+ +[0-9.]+±", line)]
+    assert rows == ["hf", "icl", "nope", "prefixicl", "pcw", "saicl", "batchicl", "invicl", "deepthink"]
+    assert "lm-eval-icl study which-method" in done.stdout
+    assert (tmp_path / "o/board.html").is_file()

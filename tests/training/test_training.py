@@ -28,7 +28,7 @@ from lm_eval_icl.training import record
 from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw_episode, read_file
 from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
 from lm_eval_icl.training.train import Settings, claim, train
-from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer, OptionRows, read_log
+from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer, OptionRows
 from tests import commands, evaluation, tiny
 from tests.methods import test_methods
 from tests.processes import Process, ranks, run_command
@@ -255,7 +255,7 @@ def test_tasks_that_cannot_be_trained_on():
 
 def test_only_what_fits_every_method_is_used(checkpoint):
     """As InvICL's appendix A.4, where its rows are twice as long: with it in `fits`, icl leaves out what it leaves out,
-    by the tokens of a row and not by their positions. Without, what it would have left out is counted."""
+    by the tokens of a row and not by their positions."""
     pools = [EpisodePool(task(size=60), 4, 0)]
 
     def tokens(predictor, episode, copies):
@@ -267,19 +267,17 @@ def test_only_what_fits_every_method_is_used(checkpoint):
     def rows(fits, most=330):
         icl, invicl = (loaded(checkpoint("gpt2"), name, max_length=most) for name in ("icl", "invicl"))
         makers = [RowMaker(icl), RowMaker(invicl)]
-        draw = partial(draw_episode, pools, 0)
-        made = EpisodeRows(draw, makers[0], makers if fits else [], 30, None if fits else makers[1])
-        return icl, makers[0], [made[number] for number in range(30)], made.made.tolist()
+        made = EpisodeRows(partial(draw_episode, pools, 0), makers[0], makers if fits else [], 30)
+        return icl, makers[0], [(*made.episode(number), made[number]) for number in range(30)]
 
-    icl, make, alone, (used, beyond, _) = rows(False)
-    drawn = [draw_episode(pools, 0, row.number, row.left_out) for row in alone]
-    assert (used, beyond) == (30, sum(tokens(icl, episode, 2) > 330 for episode in drawn)) and 0 < beyond < 30
-    _, _, together, _ = rows(True)
-    assert sum(row.left_out for row in together) > sum(row.left_out for row in alone) >= 0
-    for number, row in enumerate(together):
-        tried = [draw_episode(pools, 0, number, attempt) for attempt in range(row.left_out + 1)]
+    icl, make, alone = rows(False)
+    assert 0 < sum(tokens(icl, episode, 2) > 330 for episode, _, _ in alone) < 30
+    _, _, together = rows(True)
+    assert sum(left_out for _, left_out, _ in together) > sum(left_out for _, left_out, _ in alone) >= 0
+    for number, (_, left_out, row) in enumerate(together):
+        tried = [draw_episode(pools, 0, number, attempt) for attempt in range(left_out + 1)]
         fits = [make.fits(episode) and tokens(icl, episode, 2) <= 330 for episode in tried]
-        assert fits == [False] * row.left_out + [True] and row.ids == make.row(tried[-1]).ids
+        assert fits == [False] * left_out + [True] and row.ids == make.row(tried[-1]).ids
     says = r"'t': none of 1,000 episodes fits the model \(under icl, its rows do not fit the model's 20 positions\)"
     with pytest.raises(InputError, match=says):
         rows(True, 20)
@@ -343,7 +341,11 @@ def tiny_run(
     made = Settings(**{**given, "loss": loss, **settings})
     what = (*model_of(folder), methods.make(method), tasks or [task()], output, made)
     train(*what, source=str(folder), max_length=max_length, resume=resume, cpu=True)
-    return read_log(output / "log.jsonl")
+    return read_log(output)
+
+
+def read_log(output):
+    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
 
 
 def losses(log):
@@ -519,10 +521,6 @@ def finish(line):
     assert code == 0, lines
 
 
-def without_time(log):
-    return [{name: value for name, value in entry.items() if name != "seconds"} for entry in log]
-
-
 @pytest.mark.slow
 def test_killed_and_resumed(checkpoint, episodes_file, tmp_path):
     """The same weights bit for bit, and the same log, dropout included (GPT-2 has it)."""
@@ -533,15 +531,15 @@ def test_killed_and_resumed(checkpoint, episodes_file, tmp_path):
         # Killed some steps on, at any moment of a step or of a save.
         running = process(arguments(checkpoint, episodes_file, tmp_path / "killed", "--resume"))
         at = min(at + rnd.randint(2, max(3, 90 // kills)), 38)
-        log = tmp_path / "killed/log.jsonl"
-        while running.process.is_alive() and not (log.exists() and log.read_text().count('"loss"') >= at):
+        last = tmp_path / f"killed/checkpoints/checkpoint-{at - at % 3}"
+        while running.process.is_alive() and not last.exists():
             time.sleep(0.001)
         time.sleep(rnd.random() * 0.1)
         running.process.kill()
         running.finish()
     finish(arguments(checkpoint, episodes_file, tmp_path / "killed", "--resume"))
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-    logs = [without_time(read_log(tmp_path / name / "log.jsonl")) for name in ("killed", "whole")]
+    logs = [read_log(tmp_path / name) for name in ("killed", "whole")]
     assert logs[0] == logs[1] and len(logs[0]) == 45
 
 
@@ -554,10 +552,10 @@ def test_two_processes_do_what_one_does(checkpoint, episodes_file, tmp_path):
     line[line.index("--output") + 1] = str(tmp_path / "two")
     for done in ranks(run_command, "lm-eval-icl", *line):
         assert done.returncode == 0, done.stderr
-    logs = [read_log(tmp_path / name / "log.jsonl") for name in ("one", "two")]
+    logs = [read_log(tmp_path / name) for name in ("one", "two")]
     assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]] and len(logs[0]) == 45
     for one_entry, two_entry in zip(*logs, strict=True):
-        for name in ("loss", "accuracy", "held_out_loss", "left_out"):
+        for name in ("loss", "accuracy", "held_out_loss"):
             if name in one_entry:
                 assert one_entry[name] == pytest.approx(two_entry[name], abs=1e-5)
 
@@ -655,29 +653,22 @@ def test_a_bad_row_is_named_by_its_number(row, says, tmp_path):
     assert f"{path}, line 3: " in error.value.message and says in error.value.message
 
 
-@pytest.mark.slow
-def test_the_count_of_what_was_left_out_goes_on(checkpoint, tmp_path, monkeypatch, capsys):
-    """A run that resumes counts on, and logs what an undisturbed one does. What the other method would have left out
-    is said."""
-    log, settings = LayoutTrainer.log, {"num_fewshot": 4, "steps": 8, "loss": "query", "eval_steps": 0}
-
-    def run(output, resume=False):
-        of_run = {"method": "icl", "tasks": [task(size=60)], "max_length": 190, "resume": resume}
-        return without_time(tiny_run(checkpoint, output, **of_run, **settings))
-
-    def stopping(self, logs, start_time=None):
-        log(self, logs, start_time)
-        if self.state.global_step == 5:
-            raise KeyboardInterrupt
-
-    whole = run(tmp_path / "whole")
-    assert whole[-1]["left_out"] > whole[3]["left_out"] > 0
-    assert re.search(r"icl: of 32 episodes of this run, invicl would have left out \d+, whose", capsys.readouterr().out)
-    monkeypatch.setattr(LayoutTrainer, "log", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "stopped")
-    monkeypatch.undo()
-    assert run(tmp_path / "stopped", resume=True) == whole
+def test_what_is_used_is_said_before_a_training_begins(checkpoint, tmp_path, capsys):
+    """And what the other method would leave out: counted here by the literal rule."""
+    settings = {"num_fewshot": 4, "steps": 8, "loss": "query", "eval_steps": 0}
+    tiny_run(checkpoint, tmp_path / "o", method="icl", tasks=[task(size=60)], max_length=190, **settings)
+    said = capsys.readouterr().out
+    pools, make = [EpisodePool(task(size=60), 4, 0)], RowMaker(loaded(checkpoint("gpt2"), "icl", max_length=190))
+    doubled = RowMaker(loaded(checkpoint("gpt2"), "invicl", max_length=190))
+    left_out, beyond = 0, 0
+    for number in range(32):
+        attempt = 0
+        while not make.fits(episode := draw_episode(pools, 0, number, attempt)):
+            attempt += 1
+        left_out += attempt
+        beyond += not doubled.has_room(episode)
+    assert left_out and f"{left_out} episodes that do not fit were left out to have the first 32" in said
+    assert beyond and f"of the first 32 episodes, invicl would leave out {beyond}, whose rows" in said
 
 
 def test_a_gradient_that_is_not_finite(checkpoint, tmp_path, monkeypatch):
