@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl.drawing.style import GREY, INK, METADATA, clipped, of_method, one_line, shortened, styled
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, writing
 from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results import dev
@@ -69,13 +69,10 @@ class _CurvePoint:
 
 
 def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> list[Path]:
-    """Draw what the board has something to show of, each as SVG, as PNG and as CSV with the numbers drawn.
+    """Draw what the board has something to show of, each as SVG, as PNG and as CSV with the numbers drawn: these files.
 
     Args:
         only: names of figures, out of `FIGURES`; None for all.
-
-    Returns:
-        The files.
 
     Raises:
         InputError: there is no such figure, or a file cannot be written.
@@ -84,18 +81,14 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
         if name not in FIGURES:
             raise InputError(f"figures: there is no figure {name!r}: name some of {', '.join(FIGURES)}.")
     paths = []
-    try:
+    with writing(folder), styled():
         folder.mkdir(parents=True, exist_ok=True)
-        with styled():
-            for name, drawn in _all(board, _ROWS, only):
-                for kind, metadata in METADATA.items():
-                    paths.append(folder / f"{name}.{kind}")
-                    drawn.figure.savefig(paths[-1], dpi=150, metadata=metadata)
-                paths.append(folder / f"{name}.csv")
-                paths[-1].write_text(csv_text(drawn.lines), encoding="utf-8")
-    except OSError as error:
-        where = error.filename or folder
-        raise InputError(f"{where}: cannot be written ({error.strerror or error}). Name another folder.") from error
+        for name, drawn in _all(board, _ROWS, only):
+            for kind, metadata in METADATA.items():
+                paths.append(folder / f"{name}.{kind}")
+                drawn.figure.savefig(paths[-1], dpi=150, metadata=metadata)
+            paths.append(folder / f"{name}.csv")
+            paths[-1].write_text(csv_text(drawn.lines), encoding="utf-8")
     return paths
 
 
@@ -413,9 +406,8 @@ def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint])
                             "fillstyle": ["full", "none"][at // 4 % 2]}  # fmt: skip
     across = min(len(panels), 3)
     down = -(-len(panels) // across)
-    figure = Figure(
-        figsize=(_WIDTH, (3 if across == 1 else 2.4) * down + 0.3 + 0.17 * len(curves)), layout="constrained"
-    )
+    height = (3 if across == 1 else 2.4) * down + 0.3 + 0.17 * len(curves)
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharey=True)
     for axes in grid.flat[len(panels) :]:
         axes.remove()

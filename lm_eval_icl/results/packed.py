@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm_eval_icl.errors import one_line
 from lm_eval_icl.results.fields import digest
 from lm_eval_icl.results.records import Unusable
 from lm_eval_icl.results.samples import DocumentRow
@@ -50,10 +51,8 @@ def load(path: Path) -> tuple[dict[str, Any], Documents]:
         values["logprobs"] = [tuple(logprobs) for logprobs in values["logprobs"]]
         for task, *row in zip(*values.values(), strict=True):
             documents.setdefault(task, []).append(DocumentRow(*row))
+    except Unusable:
+        raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, Unusable):
-            raise
-        raise Unusable(
-            f"is damaged, or no file of `lm-eval-icl collect` ({' '.join(str(error).split())[:200]})"
-        ) from None
+        raise Unusable(f"is damaged, or no file of `lm-eval-icl collect` ({one_line(error)[:200]})") from None
     return results, documents
