@@ -35,7 +35,7 @@ def shown(text: str) -> str:
 
 def rule_in_words(rule: str | None) -> str:
     """Under which decision rule entries of a board are."""
-    return "without a decision rule" if rule is None else f"under {rule}"
+    return "without a decision rule" if rule is None else f"under the rule {rule}"
 
 
 def reads_in_words(rules: Iterable[RuleFacts]) -> tuple[str, ...]:

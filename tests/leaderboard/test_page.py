@@ -47,7 +47,7 @@ def test_what_a_newcomer_is_told(board):
         "Without a decision rule, the highest value on t is 95.0% (95% interval 87.9% to 100.0%): pcw, "
         "better than icl (+45.0 points)."
     )
-    assert under.startswith("Under batch, the highest value on t is 100.0%: icl and pcw. Worse than icl: star (")
+    assert under.startswith("Under the rule batch, the highest value on t is 100.0%: icl and pcw. Worse than icl: star")
     assert rule.endswith("is better for icl (+50.0 points) and star (+25.0 points).")
     assert constant == "Always giving the most frequent right answer has 50.0%." and "star (on t)" in collapsed
     assert "over 4 comparisons with baselines and 3 comparisons with runs without a rule" in tests
@@ -174,7 +174,7 @@ def test_the_page_is_inert(tmp_path):
 def test_without_script_the_table_is_there(board):
     text = page(board, {})
     rows = re.findall(r'<tr data-row="\d+"', text)
-    assert len(rows) == 6 and "Under batch" in text and "always the most frequent answer" in text
+    assert len(rows) == 6 and "Under the rule batch" in text and "always the most frequent answer" in text
     assert "vs icl ▲" in text and "vs raw ▲" in text and "vs icl ▼" in text
     assert "model: &#34;pcw&#34;" in text and "lm_eval --model pcw" not in text
 
