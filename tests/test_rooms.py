@@ -50,7 +50,7 @@ LIMITS = {
     "demonstrations": (1714, 565),
     "training": (1461, 760),
     "regression": (0, 387),
-    "harness": (4005, 4699),
+    "harness": (4005, 4700),
     "results": (3752, 1808),
     "leaderboard": (1158, 291),
     "studies": (3388, 2443),
