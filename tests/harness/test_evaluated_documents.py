@@ -230,7 +230,7 @@ def test_no_demonstration_of_an_episode_says_what_the_query_says(tmp_path, capsy
         line = ["icl", "--model_args", f"pretrained={model_path()}", "--episodes", file, "--output", tmp_path / of]
         line += ["--num_fewshot", 8, "--steps", 15, "--batch_size", 4, "--device", "cpu"]
         cli.run(["train", *map(str, line), "--eval_documents", "6", "--draw", of])
-        says = r"in 60 episodes, (\d+) demonstrations said what their query says and were replaced"
+        says = r"of the first 60 episodes, (\d+) demonstrations say what their query says and are replaced"
         (count,) = re.findall(says, capsys.readouterr().out)
         assert 1 <= int(count) <= 20
     (task,) = read_file(file)
