@@ -125,7 +125,8 @@ def test_drivers_workers_and_a_node_are_lost(nodes, one, tmp_path):
         driver = Process(run_command, ["lm-eval-icl", "study", str(file), *options])
         until = time.monotonic() + 900
         while len(there()) < 3 * kill + 1:
-            assert time.monotonic() < until and driver.process.is_alive()
+            assert time.monotonic() < until
+            assert driver.process.is_alive(), driver.finish()
             time.sleep(0.05)
         driver.kill()
         assert before.items() <= there().items()
