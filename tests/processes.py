@@ -126,7 +126,7 @@ def _completed_all(
             running.append((start(as_started, function, line, said, cwd or Path.cwd(), {**os.environ, **env}), said))
         done = []
         for process, said in running:
-            process.join(300)
+            process.join(900)
             if process.exitcode is None:  # in place of a hang
                 process.kill()
                 process.join()
