@@ -18,8 +18,14 @@ PAPERS = runpy.run_path(str(ROOT / "scripts/papers.py"))
 # A named study of each kind, made smaller still.
 KINDS = {
     "a dev set chooses arguments": ("deep-thinking-figure6", ["--tasks", "icl_sst2"]),
-    "a dev set chooses arguments and demonstrations": ("deep-thinking-table1", ["--tasks", "icl_trec"]),
-    "models select demonstrations": ("deep-thinking-table1-no-dev", ["--tasks", "icl_mr"]),
+    "a dev set chooses arguments and demonstrations": (
+        "deep-thinking-table1",
+        ["--tasks", "icl_trec", "--demonstrations", "stratified,lens:pool=100"],
+    ),
+    "models select demonstrations": (
+        "deep-thinking-table1-no-dev",
+        ["--tasks", "icl_mr", "--demonstrations", "stratified,herding:pool=200,cal:pool=200,graph_cut:pool=200"],
+    ),
     "models are trained, on MetaICL": ("invicl-table8", ["--tasks", "metaicl_hr_to_lr"]),
     "GPT-Neo is trained and evaluated behind its window": (
         "invicl-table5",
