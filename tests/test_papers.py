@@ -94,10 +94,13 @@ def runnable(page: Path) -> list[list[str]]:
     for command in commands_of(page):
         if re.search(NOT_HERE, command) or re.search(WHOLE_TABLES, command) or "..." in command:
             continue
+        command = re.sub(r"demonstrations=k_center(?!\.)", "demonstrations=k_center:pool=200", command)
         command = command.replace("$seed", "0").replace("; done", "").replace("$MODEL", "gpt2")
         words = shlex.split(command.partition(" | ")[0], comments=True)
         if "train" in words[:2]:
             words += ["--steps", "2", "--device", "cpu", "--eval_steps", "0"]
+        elif "select" in words[:2]:
+            words += ["--pool", "200", "--seeds", "3"]
         elif words[0] == "lm_eval":
             words += ["--limit", "2", "--device", "cpu", "--batch_size", "2"]
             if any(name in " ".join(words) for name in (",bbh", "leaderboard")):
