@@ -20,7 +20,7 @@ KINDS = {
     "a dev set chooses arguments": ("deep-thinking-figure6", ["--tasks", "icl_sst2"]),
     "a dev set chooses arguments and demonstrations": (
         "deep-thinking-table1",
-        ["--tasks", "icl_trec", "--demonstrations", "stratified,lens:pool=200:m=40:dev=20"],
+        ["--tasks", "icl_trec", "--demonstrations", "stratified,herding:pool=200"],
     ),
     "models select demonstrations": (
         "deep-thinking-table1-no-dev",
