@@ -108,11 +108,6 @@ def of_all(mine: T) -> list[T]:
     return shares
 
 
-def in_any(mine: bool) -> bool:
-    """Whether something is true in any process; every process calls this."""
-    return any(of_all(mine))
-
-
 def of_first(value: Callable[[], T]) -> T:
     """The first process's value, for all processes, each of which calls this.
 

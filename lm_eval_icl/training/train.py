@@ -16,8 +16,7 @@ from random import Random
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError, Unsupported, log, one_line, writing
 from lm_eval_icl.files import HALF, write_atomically
@@ -32,11 +31,11 @@ from lm_eval_icl.training.settings import Settings as Settings
 from lm_eval_icl.training.trainer import (
     EpisodeRows,
     LayoutTrainer,
-    LossProgress,
     OptionRows,
     checkpoints,
     entries,
     quiet,
+    training_arguments,
     why_not,
 )
 
@@ -56,21 +55,6 @@ def check_lora(settings: Settings) -> None:
         raise InputError("--lora: needs the library peft: pip install peft.")
     if settings.lora and any(os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED")):
         raise InputError("--lora: adapters are not merged under FSDP or DeepSpeed: leave one of them out.")
-
-
-def per_pass(settings: Settings, processes: int) -> int:
-    """How many episodes a process runs in one pass.
-
-    Raises:
-        InputError: the batch cannot be divided so.
-    """
-    parts = processes * settings.gradient_accumulation_steps
-    if settings.batch_size % parts:
-        raise InputError(
-            f"--batch_size {settings.batch_size}: must be a multiple of {parts}: {processes} processes, "
-            f"--gradient_accumulation_steps {settings.gradient_accumulation_steps}."
-        )
-    return settings.batch_size // parts
 
 
 def claim(output: Path, identity: dict[str, Any], resume: bool) -> Path | None:
@@ -159,6 +143,64 @@ def train(
         if why := one_method.why_not(settings.num_fewshot):
             raise InputError(f"{one_method.name}: {why}.")
     make_predictor = partial(Predictor, model, tokenizer, max_length=max_length, add_bos_token=add_bos_token)
+    predictor, pools, rows, held_out, other = _rows(make_predictor, method, tasks, settings, fits)
+    _check_forward(predictor, rows.episode(0)[0], rows.make)
+    record = _record(method, tasks, settings, fits, source)
+    if dry_run:
+        print(_summary(method, pools, held_out, settings, None), _used(rows, other), sep="\n")
+        return
+
+    with quiet():
+        arguments = training_arguments(
+            output, settings, cpu, getattr(model.config, "use_cache", True), len(held_out) > 0
+        )
+    known = {
+        "model": source,
+        **record,
+        **settings.identity,
+        **(identity or {}),
+        "rows": {task.name: _digest(task) for task in tasks},
+        "weights": _fingerprint(model),
+        "processes": arguments.world_size,
+        **({"kept": rows.draw.shares} if isinstance(rows.draw, RowDraw) and rows.draw.shares else {}),
+    }
+    with arguments.main_process_first(local=False):
+        first = arguments.process_index == 0
+        resume_from = claim(output, known, resume or not first)
+    arguments.eval_on_start = arguments.do_eval and resume_from is None
+    if first:
+        print(_summary(method, pools, held_out, settings, resume_from), _used(rows, other), sep="\n")
+    write(model.config, record)
+    with quiet(), predictor.runner.own_positions():
+        unused = [table.weight for table in predictor.runner.without_positions or () if table.weight.requires_grad]
+        for weight in unused:  # several processes would wait for its gradient
+            weight.requires_grad_(False)
+        trained: Any = _with_lora(model, settings) if settings.lora else model
+        collated = {"train_dataset": rows, "data_collator": partial(collate, dtype=model.dtype)}
+        trainer = LayoutTrainer(trained, arguments, held_out if len(held_out) else None, **collated)
+        try:
+            trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the error is what has to be said
+                _write_log(trainer, output)
+            raise
+        _save(trainer, trained, tokenizer, output)
+        for weight in unused:
+            weight.requires_grad_(True)
+    with writing(f"--output {output}"):
+        if log := _write_log(trainer, output):
+            draw_loss(log, output / "loss.png", method.name)
+
+
+def _rows(
+    make_predictor: Callable[[Method], Predictor],
+    method: Method,
+    tasks: Sequence[Task],
+    settings: Settings,
+    fits: Sequence[Method],
+) -> tuple[Predictor, list[EpisodePool], EpisodeRows, OptionRows, RowMaker | None]:
+    """The model under the method, the tasks that are trained on, their rows, the rows that are held out, and what makes
+    the rows of the method of which is said how many episodes it would leave out (`_used`)."""
     predictor = make_predictor(method)
     make = RowMaker(predictor, settings.loss)
     named = list(dict.fromkeys((method, *fits))) if fits else []
@@ -175,61 +217,12 @@ def train(
         pools = _with_room(pools, make, others)
         draw = partial(draw_episode, pools, settings.seed)
     rows = EpisodeRows(draw, make, others, settings.steps * settings.batch_size)
-    _check_forward(predictor, rows.episode(0)[0], make)
     held_out = OptionRows([episode for pool in pools for episode in pool.evaluation()], make, others)
-    record = _record(method, tasks, settings, fits, source)
     other = None
     if not fits and not cut and not rival.why_not(settings.num_fewshot):
         with contextlib.suppress(Unsupported):  # the model is not for it
             other = RowMaker(make_predictor(rival))
-    if dry_run:
-        print(_summary(method, pools, held_out, settings, None), _used(rows, other), sep="\n")
-        return
-
-    with quiet():
-        arguments = _arguments(output, settings, cpu, getattr(model.config, "use_cache", True), len(held_out) > 0)
-    known = {
-        "model": source,
-        **record,
-        **settings.identity,
-        **(identity or {}),
-        "rows": {task.name: _digest(task) for task in tasks},
-        "weights": _fingerprint(model),
-        "processes": arguments.world_size,
-        **({"kept": draw.shares} if isinstance(draw, RowDraw) and draw.shares else {}),
-    }
-    with arguments.main_process_first(local=False):
-        first = arguments.process_index == 0
-        resume_from = claim(output, known, resume or not first)
-    arguments.eval_on_start = arguments.do_eval and resume_from is None
-    if first:
-        print(_summary(method, pools, held_out, settings, resume_from), _used(rows, other), sep="\n")
-    write(model.config, record)
-    with quiet(), predictor.runner.own_positions():
-        unused = [table.weight for table in predictor.runner.without_positions or () if table.weight.requires_grad]
-        for weight in unused:  # several processes would wait for its gradient
-            weight.requires_grad_(False)
-        trained: Any = _with_lora(model, settings) if settings.lora else model
-        trainer = LayoutTrainer(
-            trained,
-            arguments,
-            held_out if len(held_out) else None,
-            train_dataset=rows,
-            data_collator=partial(collate, dtype=model.dtype),
-        )
-        for callback in (PrinterCallback, ProgressCallback):
-            trainer.remove_callback(callback)
-        if first:
-            trainer.add_callback(LossProgress)
-        trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
-        _save(trainer, trained, tokenizer, output)
-        for weight in unused:
-            weight.requires_grad_(True)
-    if first:
-        log = entries(trainer.state.log_history)
-        with writing(f"--output {output}"):
-            write_atomically(output / "log.jsonl", "".join(json.dumps(entry) + "\n" for entry in log))
-            draw_loss(log, output / "loss.png", method.name)
+    return predictor, pools, rows, held_out, other
 
 
 def _with_room(pools: Sequence[EpisodePool], make: RowMaker, others: Sequence[RowMaker]) -> list[EpisodePool]:
@@ -360,47 +353,6 @@ def _record(
     }
 
 
-def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool, evaluates: bool) -> TrainingArguments:
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    passed = per_pass(settings, processes)
-    evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": settings.eval_steps}
-    try:
-        arguments = TrainingArguments(
-            output_dir=str(output / "checkpoints"),
-            max_steps=settings.steps,
-            per_device_train_batch_size=passed,
-            per_device_eval_batch_size=passed,
-            gradient_accumulation_steps=settings.gradient_accumulation_steps,
-            gradient_checkpointing=settings.gradient_checkpointing,
-            learning_rate=settings.learning_rate,
-            lr_scheduler_type="linear",
-            warmup_steps=settings.warmup_steps,
-            weight_decay=settings.weight_decay,
-            max_grad_norm=settings.max_grad_norm,
-            seed=settings.seed,
-            bf16=settings.bf16,
-            use_cpu=cpu or not torch.accelerator.is_available(),
-            logging_steps=1,
-            logging_nan_inf_filter=False,
-            save_steps=settings.save_steps,
-            save_total_limit=2,
-            restore_callback_states_from_checkpoint=True,
-            remove_unused_columns=False,
-            use_cache=use_cache,  # Trainer writes it to the model's configuration
-            label_names=["number"],
-            report_to="none",
-            dataloader_pin_memory=torch.cuda.is_available(),
-            accelerator_config={"non_blocking": torch.cuda.is_available()},
-            **(evaluated if evaluates and settings.eval_steps else {}),
-        )
-    except (ValueError, ImportError, RuntimeError) as error:
-        raise InputError(f"transformers' Trainer refuses these settings ({one_line(error)}).") from error
-    # One process trains on one device. Trainer would take all GPUs that it sees (DataParallel), with larger batches.
-    _ = arguments.device
-    arguments._n_gpu = min(arguments._n_gpu, 1)
-    return arguments
-
-
 def _with_lora(model: PreTrainedModel, settings: Settings) -> Any:
     import peft
 
@@ -428,6 +380,14 @@ def _save(trainer: LayoutTrainer, model: Any, tokenizer: PreTrainedTokenizerBase
             f"--output {output}: the trained model could not be written ({one_line(error)}): --resume goes on from the "
             "last checkpoint when there is room."
         ) from error
+
+
+def _write_log(trainer: LayoutTrainer, output: Path) -> list[dict[str, float]]:
+    """Write what has been logged to `log.jsonl`, and return it; nothing in other processes than the first."""
+    log = entries(trainer.state.log_history) if trainer.args.process_index == 0 else []
+    if log:
+        write_atomically(output / "log.jsonl", "".join(json.dumps(entry) + "\n" for entry in log))
+    return log
 
 
 def draw_loss(entries: Sequence[dict[str, Any]], path: Path, title: str) -> None:

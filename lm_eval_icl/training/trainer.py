@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import ProgressCallback, Trainer, TrainerState, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import EvalPrediction
 from transformers.utils import logging
 
@@ -22,6 +24,7 @@ from lm_eval_icl.errors import InputError, one_line
 from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.training.episodes import ATTEMPTS_OF_A_TASK, Episode
 from lm_eval_icl.training.rows import RowMaker, TrainingRow, mean_loss, target_losses
+from lm_eval_icl.training.settings import Settings
 
 # So many episodes of one number are drawn until it is said that none fits.
 _ATTEMPTS = 10 * ATTEMPTS_OF_A_TASK
@@ -101,6 +104,74 @@ class OptionRows(Dataset[TrainingRow]):
         return replace(self.make.row(self.episodes[number], option), number=number)
 
 
+def per_pass(settings: Settings, processes: int) -> int:
+    """How many episodes a process runs in one pass.
+
+    Raises:
+        InputError: the batch cannot be divided so.
+    """
+    parts = processes * settings.gradient_accumulation_steps
+    if settings.batch_size % parts:
+        raise InputError(
+            f"--batch_size {settings.batch_size}: must be a multiple of {parts}: {processes} processes, "
+            f"--gradient_accumulation_steps {settings.gradient_accumulation_steps}."
+        )
+    return settings.batch_size // parts
+
+
+def training_arguments(
+    output: Path, settings: Settings, cpu: bool, use_cache: bool, evaluates: bool
+) -> TrainingArguments:
+    """Trainer's arguments for a training with its checkpoints below `output`.
+
+    Args:
+        cpu: train on the CPU even if there is an accelerator.
+        use_cache: what the trained model's configuration says of its cache.
+        evaluates: there are rows that are held out.
+
+    Raises:
+        InputError: Trainer refuses them, or the batch cannot be divided among the processes.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    passed = per_pass(settings, processes)
+    evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": settings.eval_steps}
+    try:
+        arguments = TrainingArguments(
+            output_dir=str(output / "checkpoints"),
+            max_steps=settings.steps,
+            per_device_train_batch_size=passed,
+            per_device_eval_batch_size=passed,
+            gradient_accumulation_steps=settings.gradient_accumulation_steps,
+            gradient_checkpointing=settings.gradient_checkpointing,
+            learning_rate=settings.learning_rate,
+            lr_scheduler_type="linear",
+            warmup_steps=settings.warmup_steps,
+            weight_decay=settings.weight_decay,
+            max_grad_norm=settings.max_grad_norm,
+            seed=settings.seed,
+            bf16=settings.bf16,
+            use_cpu=cpu or not torch.accelerator.is_available(),
+            logging_steps=1,
+            logging_nan_inf_filter=False,
+            save_steps=settings.save_steps,
+            save_total_limit=2,
+            restore_callback_states_from_checkpoint=True,
+            remove_unused_columns=False,
+            use_cache=use_cache,  # Trainer writes it to the model's configuration
+            label_names=["number"],
+            report_to="none",
+            dataloader_pin_memory=torch.cuda.is_available(),
+            accelerator_config={"non_blocking": torch.cuda.is_available()},
+            **(evaluated if evaluates and settings.eval_steps else {}),
+        )
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise InputError(f"transformers' Trainer refuses these settings ({one_line(error)}).") from error
+    # One process trains on one device. Trainer would take all GPUs that it sees (DataParallel), with larger batches.
+    _ = arguments.device
+    arguments._n_gpu = min(arguments._n_gpu, 1)
+    return arguments
+
+
 class LayoutTrainer(Trainer):
     """Trains a model on rows of episodes.
 
@@ -121,6 +192,10 @@ class LayoutTrainer(Trainer):
         self.held_out = held_out
         metrics = None if held_out is None else self._accuracy
         super().__init__(model, args, eval_dataset=held_out, compute_metrics=metrics, **kwargs)
+        for callback in (PrinterCallback, ProgressCallback):
+            self.remove_callback(callback)
+        if args.process_index == 0:
+            self.add_callback(LossProgress)
         self._episodes: list[int] = []  # of the current step
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:

@@ -687,6 +687,7 @@ def test_a_gradient_that_is_not_finite(checkpoint, tmp_path, monkeypatch):
         tiny_run(checkpoint, tmp_path / "out")
     assert not (tmp_path / "out/model.safetensors").exists()
     assert [path.name for path in (tmp_path / "out/checkpoints").iterdir()] == ["checkpoint-2"]
+    assert [entry["step"] for entry in read_log(tmp_path / "out") if "loss" in entry] == [1, 2, 3]
 
 
 def test_weights_that_are_not_finite_have_no_accuracy(checkpoint, tmp_path):
