@@ -61,8 +61,8 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
     if families := [f"{number} comparisons with {what}" for what, number in tests.items() if number]:
         adjusted = f", adjusted (Holm) over {_list(families)}" if sum(tests.values()) > 1 else ""
         sentences.append(
-            f"Differences are on the same prompts; better or worse means a p of at most 5%{adjusted}. Entries that are "
-            "compared but not named do not differ significantly."
+            f"Differences are on the same prompts; better or worse means a p of at most 5%{adjusted}. All "
+            "other entries that are compared do not differ significantly."
         )
     return tuple(sentences)
 
