@@ -20,9 +20,10 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--output", default="results/demo", metavar="DIR", help="its folder (default: %(default)s)")
     args = parser.parse_args(arguments)
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
-    the_study = Path(__file__).parents[1] / "smoke" / "demo.yaml"
-    options = ["--model_args", f"pretrained={model_path()}", "--limit", args.limit, "--output", args.output]
-    study.command(argparse.ArgumentParser(prog=parser.prog), [str(the_study), *options])
+    file = Path(__file__).parents[1] / "smoke" / "demo.yaml"
+    options = ["--model_args", f"pretrained={model_path()}", "--device", "cpu"]
+    options += ["--limit", args.limit, "--output", args.output]
+    study.command(argparse.ArgumentParser(prog=parser.prog), [str(file), *options])
     print(
         "The model was trained with 4 to 12 demonstrations, under every method but batchicl and deepthink. It knows a\n"
         "few hundred words: which method is better here says nothing about real models. To ask one of yours:\n"
