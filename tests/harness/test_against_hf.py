@@ -103,7 +103,7 @@ def test_how_it_is_computed_does_not_matter(checkpoint, args):
     path, whole = checkpoint("llama3"), {"dtype": "float64"}
     ours = evaluation.answers("icl", path, SCORED, 3, args=whole | args)
     expected = evaluation.answers("icl", path, SCORED, 3, args=whole)
-    evaluation.assert_same(ours, expected, 1e-5)  # eager attention has float32 inside
+    evaluation.assert_same(ours, expected, 1e-5 if "attn_implementation" in args else 1e-9)  # eager has float32 inside
 
 
 @pytest.mark.parametrize("name", tiny.slow_but(["gpt2", "bloom"], ["gpt2", "bloom", "qwen3_next", "jamba"]))
