@@ -16,6 +16,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["OMP_NUM_THREADS"] = "1"
 # Ray's workers would wait for all other tests.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (that is its name)
+# The first cluster that a process starts makes a token and asks for it from then on: processes that were made before
+# would not know it.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a token of the tests"}
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
