@@ -97,7 +97,7 @@ def write(
     }  # fmt: skip
     if rules:
         of_rules = {rule: {key: facts[key] for key in facts if key != "says"} for rule, facts in rules.items()}
-        results["config"]["icl"] = {"decided": dict.fromkeys(tasks, of_rules)}
+        config["metadata"] = {**config.get("metadata", {}), "decided": of_rules}
     results = json.loads(json.dumps(results))  # tasks share nothing
     for path, value in (put or {}).items():
         *outer, last = path.split(".")

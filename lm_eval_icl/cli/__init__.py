@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from lm_eval_icl import version
 from lm_eval_icl.errors import InputError, one_line_with_place
-from lm_eval_icl.harness.shim import give_way  # which also registers our models and tasks, without the `.pth` file
+from lm_eval_icl.harness import shim  # noqa: F401 (registers our models and tasks, without the `.pth` file)
 
 COMMANDS = {
     "demo": "eight methods on the model that comes with the package, offline",
@@ -39,7 +39,6 @@ class Terminated(KeyboardInterrupt):
 def main() -> None:
     """Run a command, ours or lm-eval's. An error in ours is one line on standard error and exit status 1, or 130 after
     Ctrl-C and 143 after SIGTERM; with --debug, an error that is no `InputError` has its traceback."""
-    give_way()
     name = "".join(sys.argv[1:2])
     if name not in COMMANDS:
         lm_eval(sys.argv[1:])

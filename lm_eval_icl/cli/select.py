@@ -57,7 +57,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
     from lm_eval_icl.demonstrations.choosing import Choice, Chooser
     from lm_eval_icl.demonstrations.kept import about, as_json
-    from lm_eval_icl.harness.pools import PoolOfTask
+    from lm_eval_icl.harness.choosing import PoolOfTask
     from lm_eval_icl.harness.training import tasks_of
 
     names = [name for name in args.tasks.split(",") if name]

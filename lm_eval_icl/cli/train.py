@@ -80,7 +80,7 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
     """
     from lm_eval_icl.harness.training import HarnessTask, check_tasks, tasks_of
     from lm_eval_icl.inference.checkpoints import load_model
-    from lm_eval_icl.metaicl.metadata import skips
+    from lm_eval_icl.metaicl.files import skips
     from lm_eval_icl.metaicl.reading import reader
     from lm_eval_icl.methods.predictor import Predictor
     from lm_eval_icl.training.episodes import read_file
@@ -216,7 +216,6 @@ def _names(listed: Any) -> list[str]:
 
 
 def _method(name: str, model_args: Mapping[str, Any]) -> Method:
-    from lm_eval_icl.harness.hf_arguments import check_values
     from lm_eval_icl.inference.checkpoints import ARGUMENTS
 
     own = methods.arguments_of(methods.find(name))
@@ -224,7 +223,6 @@ def _method(name: str, model_args: Mapping[str, Any]) -> Method:
         near = did_you_mean(argument, sorted(own | ARGUMENTS))
         what = near or f"training takes {', '.join(sorted(ARGUMENTS))}."
         raise InputError(f"unknown model argument {argument!r}: {what}")
-    check_values({key: value for key, value in model_args.items() if key not in own})
     return methods.make(name, {key: value for key, value in model_args.items() if key in own})
 
 

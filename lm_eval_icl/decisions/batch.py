@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from lm_eval_icl.decisions.rule import Doc, Shift, log_mean_exp, log_normalized
+from lm_eval_icl.decisions.rule import Doc, Number, Shift, log_mean_exp, log_normalized
 from lm_eval_icl.errors import InputError
 
 
@@ -26,19 +25,12 @@ class BatchCalibration(Shift):
     """
 
     name = "batch"
-    choices = {"by": ("division", "difference"), "of": ("task", "pool")}  # noqa: RUF012
     fixed_options = "a mean over documents"
     by_document = False
 
-    by: str = "division"
-    of: str = "task"
-    m: int = 128
-
-    @classmethod
-    def check_given(cls, given: Mapping[str, Any]) -> str:
-        if "m" in given and given.get("of") != "pool":
-            return f"m={given['m']}: has an effect only with of=pool: give that, or leave m out."
-        return ""
+    by: Literal["division", "difference"] = "division"
+    of: Literal["task", "pool"] = "task"
+    m: Number = 128
 
     @property
     def asks(self) -> bool:  # type: ignore[override]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from lm_eval_icl.decisions.rule import Doc, Shift, log_mean_exp
+from lm_eval_icl.decisions.rule import Doc, Number, Shift, Texts
 from lm_eval_icl.errors import InputError
 
 
@@ -25,13 +25,10 @@ class Contextual(Shift):
 
     name = "contextual"
 
-    texts: tuple[str, ...] = ("N/A", "", "[MASK]")
+    texts: Texts = ("N/A", "", "[MASK]")
 
     def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
-        return rendered(task, doc, self.texts, facts)
-
-    def constants(self, asked: np.ndarray) -> np.ndarray:
-        return log_mean_exp(asked)
+        return rendered(task, doc, self.texts)
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,9 @@ class Domain(Shift):
     " ." ends each text, as in the authors' code."""
 
     name = "domain"
-    choices = {"of": ("pool", "test")}  # noqa: RUF012
 
-    n: int = 20
-    of: str = "pool"
+    n: Number = 20
+    of: Literal["pool", "test"] = "pool"
 
     @property
     def is_transductive(self) -> bool:  # type: ignore[override]
@@ -59,18 +55,12 @@ class Domain(Shift):
             for text in texts:
                 text[name] = " ".join(words[i] for i in generator.randint(0, len(words), size=size)) + " ."
             facts |= {"seed": task.seed, "corpus": corpus}
-        return rendered(task, doc, texts, facts)
-
-    def constants(self, asked: np.ndarray) -> np.ndarray:
-        return log_mean_exp(asked)
+        return rendered(task, doc, texts)
 
 
-def rendered(task: Any, doc: Doc, texts: Sequence[Any], facts: dict[str, Any]) -> list[str]:
+def rendered(task: Any, doc: Doc, texts: Sequence[Any]) -> list[str]:
     """The queries with these texts in place of the document's. Behind an empty one nothing can be scored."""
-    queries = [task.content_free(doc, text) for text in texts]
-    kept = [query for query in queries if query.strip()]
-    if len(kept) < len(texts):
-        facts["texts_left_out"] = [text for text, query in zip(texts, queries, strict=True) if not query.strip()]
+    kept = [query for text in texts if (query := task.content_free(doc, text)).strip()]
     if not kept:
         raise InputError("all of its texts make an empty query: give others (texts=...).")
     return kept

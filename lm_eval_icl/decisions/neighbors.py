@@ -1,4 +1,4 @@
-"""Rules that compare a document with labeled rows beyond the demonstrations. All values are computed in float64."""
+"""Rules that compare a document with labeled rows beyond the demonstrations, in float64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lm_eval_icl.decisions.rule import Comparison
+from lm_eval_icl.decisions.rule import Comparison, Number
 from lm_eval_icl.errors import InputError
 
 
@@ -17,7 +17,7 @@ class Hidden(Comparison):
 
     name = "hidden"
 
-    m: int = 16
+    m: Number = 16
 
     def values(self, states: np.ndarray, anchors: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
         from scipy.spatial.distance import cdist
@@ -39,11 +39,8 @@ class KNN(Comparison):
     name = "knn"
     reads_log_probs = True
 
-    k: int = 3
-    m: int = 128
-
-    def why_not(self, rows: int) -> str:
-        return f"k={self.k}: there are {rows} labeled documents: lower k." if self.k > rows else ""
+    k: Number = 3
+    m: Number = 128
 
     def values(self, states: np.ndarray, anchors: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
         log_probs, anchors = _numbers(states), _numbers(anchors)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from lm_eval_icl.decisions.rule import Doc, Shift
 
 
@@ -21,17 +19,12 @@ class PMI(Shift):
     """
 
     name = "pmi"
-    verbatim = "premise"
     bare = True
 
     premise: str | None = ":"
 
     def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
         return [self.premise or task.premise(doc)]
-
-    def constants(self, asked: np.ndarray) -> np.ndarray:
-        (premise,) = np.asarray(asked, dtype=np.float64)
-        return np.asarray(premise)
 
 
 @dataclass(frozen=True)

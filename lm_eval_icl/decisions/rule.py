@@ -13,11 +13,18 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import BeforeValidator, Field
+
+from lm_eval_icl.errors import whole
 
 Doc = Mapping[str, Any]
+# A whole number from 1, and one text or more, which may be joined by "|".
+Number = Annotated[int, BeforeValidator(whole)]
+_divided = BeforeValidator(lambda texts: tuple(texts.split("|")) if isinstance(texts, str) else texts)
+Texts = Annotated[tuple[str, ...], _divided, Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -26,24 +33,15 @@ class Rule(ABC):
 
     Attributes:
         name: how users write it.
-        choices: the values that an argument may have, where these are few.
-        verbatim: the argument, if any, that is the rest of what is written, colons included.
         fixed_options: why all documents must have the same options; empty if they need not.
         is_transductive: whether a document's decision depends on other documents that are evaluated.
         is_logarithmic: whether its values are log-probabilities up to a constant, which metrics may divide by a length.
     """
 
     name: ClassVar[str]
-    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    verbatim: ClassVar[str] = ""
     fixed_options: ClassVar[str] = ""
     is_transductive = False
     is_logarithmic = True
-
-    @classmethod
-    def check_given(cls, given: Mapping[str, Any]) -> str:
-        """Why these arguments cannot be given together; empty if they can."""
-        return ""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -86,9 +84,9 @@ class Shift(Rule):
         """The queries for a document that stands behind `place`, made by `task` (`harness.rule_queries.RuleQueries`).
         What the results say of them is added to `facts`."""
 
-    @abstractmethod
     def constants(self, asked: np.ndarray) -> np.ndarray:
-        """(n, C) s(y|query) -> (C,) what is subtracted."""
+        """(n, C) s(y|query) -> (C,) what is subtracted: the logarithm of the mean probability."""
+        return log_mean_exp(asked)
 
     def values(self, scores: np.ndarray, asked: np.ndarray) -> np.ndarray:
         """(D, C) s(y|x), (n, C) s(y|query) -> (D, C) the values by which is decided."""
@@ -105,11 +103,7 @@ class Comparison(Rule):
     is_logarithmic = False
     reads_log_probs: ClassVar[bool] = False
 
-    m: int
-
-    def why_not(self, rows: int) -> str:
-        """Why so many labeled rows are not enough; empty if they are."""
-        return ""
+    m: Number
 
     @abstractmethod
     def values(self, states: np.ndarray, anchors: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:

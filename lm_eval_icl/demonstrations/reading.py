@@ -21,7 +21,7 @@ from lm_eval_icl.prompts.tokens import Context
 
 
 class TaskPool(Protocol):
-    """The documents that a task takes demonstrations from, as prompts (`harness.pools` has them of lm-eval's tasks).
+    """The documents that a task takes demonstrations from, as prompts (`harness.choosing` has them of lm-eval's tasks).
 
     Attributes:
         name: the task's.

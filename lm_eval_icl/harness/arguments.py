@@ -1,27 +1,27 @@
-"""The arguments of a model: its method's, those that all models have in common, and those of lm-eval's `hf`."""
+"""The arguments of a model: its method's, and those that all models have in common. The others are lm-eval's `hf`'s."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import inspect
 import json
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm_eval.api.registry import model_registry
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods
 from lm_eval_icl.decisions import how as deciding_how
 from lm_eval_icl.demonstrations import how
-from lm_eval_icl.errors import InputError, checked_whole
+from lm_eval_icl.errors import InputError, checked_whole, did_you_mean
 
-if TYPE_CHECKING:  # transformers and torch take seconds to import, and a refusal should not
-    import transformers
-
+if TYPE_CHECKING:  # methods import torch, which takes seconds, and a refusal should not
     from lm_eval_icl.methods.base import Method
 
 OVERFLOW = ("drop", "error")
@@ -73,51 +73,51 @@ class CommonArguments:
 
 
 def read_arguments(cls: type[Method], arguments: Mapping[str, Any]) -> tuple[Method, CommonArguments, dict[str, Any]]:
-    """The method, the common arguments, and the arguments that are passed to `hf`, checked as far as can be done
-    without a checkpoint.
+    """The method, the common arguments, and the arguments that are passed to `hf`.
 
     Raises:
-        InputError: an argument is outside its range, has no effect, or names a folder that is not there.
+        InputError: an argument of the method or of all models is outside its range, or misspelt.
     """
-    from lm_eval_icl.harness.hf_arguments import check_effects, check_values
-
     own, ours = methods.arguments_of(cls), {field.name for field in dataclasses.fields(CommonArguments)}
-    if "method" in own:
-        raise InputError(
-            f"{cls.__name__}: results files have its name under 'method': rename its argument of that name."
-        )
     common = CommonArguments(**{name: value for name, value in arguments.items() if name in ours - own})
     method = cls.from_arguments({name: value for name, value in arguments.items() if name in own})
     common.is_canonical(method)
     forwarded = {name: value for name, value in arguments.items() if name not in own | ours}
-    check_values(forwarded)
-    check_effects(forwarded)
+    for name in forwarded:
+        if owners := [other for other in methods.NAMES if name in methods.arguments_of(methods.find(other))]:
+            raise InputError(f"model argument {name!r} belongs to {' and '.join(owners)}, not to this method.")
+        # Of names that are not near to ours, transformers refuses those that no model has.
+        near = difflib.get_close_matches(name, own | ours, n=1, cutoff=0.75) or own & {name.upper()}  # T, written t
+        if near and not _is_of_hf(name):
+            raise InputError(f"unknown model argument {name!r}: did you mean {next(iter(near))!r}?")
     return method, common, forwarded
 
 
-def checked_first(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wrapper of `EvaluatorConfig.process_tasks`, which reads thousands of files: check the model arguments first.
+def _is_of_hf(name: str) -> bool:
+    from lm_eval.models.huggingface import HFLM
+
+    return name in inspect.signature(HFLM.__init__).parameters
+
+
+def checked_first(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Wrapper of `EvaluatorConfig.from_cli`, after which thousands of files are read: check a model of ours first.
 
     Raises:
-        InputError: as for `read_arguments`; or an argument is given that `lm_eval` has an option for; or a folder is
-            not there, or cannot be written.
+        InputError: it has no such name, or as for `read_arguments`; or a folder is not there, or cannot be written.
     """
+    config = original(*args, **kwargs)
+    name = str(config.model)
+    if near := did_you_mean(name.lower(), methods.NAMES):  # other names are lm-eval's to refuse
+        importlib.import_module("lm_eval.models")  # which registers lm-eval's models and ours
+        if name not in model_registry and ":" not in name:
+            raise InputError(f"--model: unknown model {name!r}: {near}")
     if methods.is_ours(config.model):
         check_folders(config.include_path, config.output_path)
-        options = {name: getattr(config, name) for name in ("batch_size", "max_batch_size", "device")}
-        options = {name: value for name, value in options.items() if value is not None}
-        if twice := sorted(options.keys() & config.model_args.keys()):
-            raise InputError(f"model argument {twice[0]!r}: lm-eval has an option for it: give --{twice[0]} instead.")
-        read_arguments(methods.find(config.model), {**config.model_args, **options})
-        if (drawn_by := (config.metadata or {}).get("demonstrations")) is not None:
-            how.read(drawn_by)
-        if (rules := (config.metadata or {}).get("decide")) is not None:
-            deciding_how.read(rules)
-        if config.device == "cuda:0":  # the default, which stands for the CPU where there is no GPU; it is recorded
-            import torch
-
-            config.device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    return original(config, *args, **kwargs)
+        read_arguments(methods.find(config.model), config.model_args)
+        for key, read in (("demonstrations", how.read), ("decide", deciding_how.read)):
+            if (given := (config.metadata or {}).get(key)) is not None:
+                read(given)
+    return config
 
 
 def check_folders(include: object, output: str | None) -> None:
@@ -133,52 +133,6 @@ def check_folders(include: object, output: str | None) -> None:
         except OSError as error:
             why = f"{existing}: {error.strerror}"
             raise InputError(f"--output_path {output}: the results could not be saved there ({why}).") from error
-
-
-# Arguments that transformers' `from_pretrained` takes, but that are not in its signature.
-_FROM_PRETRAINED = set(
-    "adapter_kwargs adapter_name attn_implementation commit_hash device_map device_mesh disable_mmap "
-    "distributed_config dtype experts_implementation generation_config gguf_file key_mapping kernel_config "
-    "load_in_4bit load_in_8bit low_cpu_mem_usage max_memory offload_buffers offload_folder offload_state_dict "
-    "output_loading_info proxies quantization_config state_dict torch_dtype tp_size use_kernels variant".split()
-)
-
-
-def check_names(
-    names: Collection[str], method: type[Method], config: transformers.PreTrainedConfig, any_name: bool
-) -> None:
-    """Refuse an argument that neither this package, nor `hf`, nor `from_pretrained` knows.
-
-    Args:
-        names: the names of the arguments that would be passed to `hf`.
-        method: the method, whose arguments are known.
-        config: the checkpoint's configuration, whose attributes `from_pretrained` takes as arguments.
-        any_name: the checkpoint comes with code that may take any argument, so an unknown one is refused only if it is
-            similar to an argument of this package.
-    """
-    import transformers
-    from lm_eval.models.huggingface import HFLM
-
-    ours = {field.name for field in dataclasses.fields(CommonArguments)} | methods.arguments_of(method) | {"pretrained"}
-    arguments_of = {name: methods.arguments_of(methods.find(name)) for name in methods.NAMES}
-    known = {*ours, *_FROM_PRETRAINED, *config.to_dict(), *config.attribute_map}
-    for function in (
-        HFLM.__init__,
-        transformers.PreTrainedModel.from_pretrained,
-        transformers.BitsAndBytesConfig.__init__,
-    ):
-        known |= set(inspect.signature(function).parameters) - {"self", "cls", "kwargs", "model_args"}
-    for name in sorted(set(names) - known):
-        if owners := [owner for owner, arguments in arguments_of.items() if name in arguments]:
-            raise InputError(f"model argument {name!r} belongs to {' and '.join(owners)}, not to this method.")
-        near = [other for other in sorted(known) if other.lower() == name.lower()]  # T, written t
-        near = near or difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-        if any_name and not difflib.get_close_matches(name, ours, cutoff=0.8):
-            continue
-        raise InputError(
-            f"unknown model argument {name!r}"
-            + (f": did you mean {near[0]!r}?" if near else f": there are {', '.join(sorted(ours))}, and those of hf.")
-        )
 
 
 def pairs(option: str, written: Any) -> dict[str, Any]:

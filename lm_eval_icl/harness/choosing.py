@@ -1,34 +1,85 @@
-"""Demonstrations that the model of a run chooses: before requests are built, once, by the first process."""
+"""Demonstrations that a model chooses from the few-shot documents of a task. In a run, the first process does so before
+requests are built."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from lm_eval.api.task import Task
+from lm_eval.api.task import ConfigurableTask, Task
 
+from lm_eval_icl.demonstrations import choices
+from lm_eval_icl.demonstrations.draw import too_few
 from lm_eval_icl.demonstrations.kept import Wanted, about_model, chosen
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.distributed import of_first
-from lm_eval_icl.harness.pools import PoolOfTask
-from lm_eval_icl.harness.tasks import FixedSampler
+from lm_eval_icl.harness.tasks import FixedSampler, among, as_row, evaluated, pool_of, template_of, with_texts
+from lm_eval_icl.harness.training import Examples
 from lm_eval_icl.methods import ICL, Predictor
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 if TYPE_CHECKING:
     from lm_eval_icl.harness.models import ICLModel
 
+# The text that stands where there is none (Zhao et al. 2021).
+_NO_TEXT = "N/A"
 
-def predictor(model: ICLModel) -> Predictor:
-    """The model under plain ICL, whatever its own method, with the limits of its runs.
+
+class PoolOfTask:
+    """The documents that a task takes demonstrations from (`demonstrations.reading.TaskPool`).
+
+    Args:
+        task: a task with options to choose from.
+        without: documents that are not chosen, besides those that the task evaluates.
 
     Raises:
-        InputError: its passes are divided among processes, of which one cannot choose by itself.
+        InputError: it has no options, no few-shot documents, or none that it does not evaluate.
     """
-    if model._is_tensor_parallel:
-        raise InputError(
-            "tp_plan: one process chooses demonstrations, and with tp_plan it cannot run the model by itself: make a "
-            "file with `lm-eval-icl select`, and give that as demonstrations=FILE.json."
-        )
+
+    def __init__(self, task: ConfigurableTask, without: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.name = str(getattr(task, "task_name", None) or type(task).__name__)
+        if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input:
+            raise InputError(f"task {self.name!r}: demonstrations are chosen for tasks with options alone.")
+        self.task, self.docs = task, pool_of(task)
+        if not self.docs:
+            raise InputError(f"task {self.name!r}: has no few-shot documents to choose from.")
+        closed = {as_row(doc) for doc in without}
+        self.rows = [row for row, doc in enumerate(self.docs) if not (closed and as_row(doc) in closed)]
+        self.label, self.is_evaluated, is_without = task.doc_to_target, evaluated(task), among(task, lambda: without)
+        self.is_closed = cache(lambda row: self.is_evaluated(self.docs[row]) or is_without(self.docs[row]))
+        if all(self.is_closed(row) for row in self.rows):
+            raise InputError(f"task {self.name!r}: {too_few(1, 0).message}")
+        self.demonstration = cache(self._demonstration)
+        self.query = cache(self._query)
+
+    @cached_property
+    def _examples(self) -> Examples:
+        return Examples(self.task, self.docs)
+
+    @cached_property
+    def sha256(self) -> str:
+        return choices.pool_digest(self.docs)
+
+    @cached_property
+    def prompts(self) -> str:
+        """What a choice depends on besides these documents: the templates, and which documents are evaluated."""
+        return template_of(self.task) + choices.pool_digest(list(self.task.eval_docs))
+
+    def without_text(self) -> tuple[FewShotPrompt, tuple[str, ...]]:
+        document = with_texts(self.docs[0], lambda _: _NO_TEXT, keep_letters=False)
+        return self._examples.prompt((), document), self.query(0)[1]
+
+    def _query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
+        example = self._examples.example((), row)
+        return example.prompt, example.options, example.right
+
+    def _demonstration(self, row: int) -> str:
+        return self._examples.example((row,), row).prompt.demonstrations[0]
+
+
+def predictor(model: ICLModel) -> Predictor:
+    """The model under plain ICL, whatever its own method, with the limits of its runs."""
     return Predictor(
         model.model,
         model.tokenizer,

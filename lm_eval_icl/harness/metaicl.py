@@ -21,14 +21,11 @@ from lm_eval.tasks._index import Kind
 from lm_eval.tasks.manager import TaskManager
 from transformers import PreTrainedTokenizerBase
 
-from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import InputError, naming
-from lm_eval_icl.harness.tasks import These, note
-from lm_eval_icl.metaicl.files import SHOTS, Row, check_missing, checked_seed, classifies
-from lm_eval_icl.metaicl.metadata import OPTION, check_group, flag, folder, refuse_misspelt, skips
-from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
+from lm_eval_icl.harness.tasks import These
+from lm_eval_icl.metaicl.files import SHOTS, Row, check_group, checked_seed, classifies, folder, skips
 from lm_eval_icl.metaicl.reading import Reader, reader
-from lm_eval_icl.metaicl.strings import EncodedExample, Sequences, encoded
+from lm_eval_icl.metaicl.strings import EncodedExample, Sequences, decision, encoded, macro_f1, mean_losses
 from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.prompts.tokens import Context
 
@@ -50,32 +47,30 @@ class MetaICLTask(ConfigurableTask):
         InputError: there are no files of this task, or they cannot be used.
     """
 
+    own_decision = "MetaICL's tasks have a decision of their own (pmi=True): leave decide out."
+
     def __init__(self, config: dict[str, Any]) -> None:
         config = {key: value for key, value in config.items() if key != "class"}
         self.channel = bool(config.pop("channel", False))
         setting, split = config.pop("setting", None), config.pop("split", "test")
         self.source = str(config["dataset_name"])
         metadata = config.get("metadata") or {}
-        self.files = folder(metadata, str(config["task"]))
+        self.files = folder(metadata)
         if "demonstrations" in metadata:
             raise InputError(
                 f"--metadata demonstrations={metadata['demonstrations']}: those of MetaICL's tasks are the rows of the "
                 "seed's training file: leave it out."
             )
-        refuse_misspelt(metadata)
-        self.pmi = flag(metadata, "pmi")
+        self.pmi = bool(metadata.get("pmi"))
         if setting is not None:
             check_group(self.files, setting, split, skips(metadata))
-        elif self.files.without_test([self.source]):
-            check_missing(OPTION, "tasks", [self.source], 1, "")
         self._seed: int | None = None
         self._rows: tuple[Row, ...] = ()
         self._sequences: Sequences | None = None
-        self._prefix: tuple[int, ...] = ()
         self._shown: dict[int, list[EncodedExample]] = {}
         self._contexts: dict[Context, Context] = {}
-        # By document: for every request, how many tokens are scored; what was cut and left out.
-        self._made: dict[int, tuple[list[int], int, int]] = {}
+        # By document: for every request, how many tokens are scored.
+        self._made: dict[int, list[int]] = {}
         self._is_fixed = False
         super().__init__(config=config)
         self.sampler = These([])
@@ -119,7 +114,6 @@ class MetaICLTask(ConfigurableTask):
 
     def read_by(self, reader: Reader) -> None:
         """Take the tokenizer and the limits of a model."""
-        self._prefix = reader.prefix
         self._sequences = Sequences(reader, self.channel)
         self._shown = {}
 
@@ -129,6 +123,8 @@ class MetaICLTask(ConfigurableTask):
         Raises:
             InputError: there is no seed or no model, or an option of lm-eval is given that would change the sequences.
         """
+        if getattr(self, "requests_are_made", False):  # as of a study
+            return
         name, shots = self.config.task, int(self.config.num_fewshot or 0)
         if self._sequences is None:
             raise InputError(
@@ -144,10 +140,6 @@ class MetaICLTask(ConfigurableTask):
             checked_seed(None)
         if shots not in self._shown:
             self._shown[shots] = self._sequences.encoded_demonstrations(self._rows[:shots])
-        # Demonstrations that are test documents too stay: the files are part of what is measured.
-        tested = {as_text(doc["input"], doc["options"]) for doc in self.eval_docs}
-        count = sum(as_text(row.input, row.options) in tested for row in self._rows[:shots])
-        note(self, "demonstrations_evaluated", count, shots, "stay, as MetaICL's files have them")
         self._made, self._contexts = {}, {}
         super().build_all_requests(**kwargs)
         self._contexts = {}
@@ -165,17 +157,15 @@ class MetaICLTask(ConfigurableTask):
             options = [self._sequences.encoded_options(query, not shots) for query in rows]
             of_rows = [self._sequences.join(self._shown[shots], of_query) for of_query in options]
         joined = [sequence for sequences in of_rows for sequence in sequences]
-        cut, left_out = (max(getattr(sequence, name) for sequence in of_rows[0]) for name in ("cut", "left_out"))
-        self._made[doc["row"]] = [len(sequence.target.ids) for sequence in joined], cut, left_out
-        arguments = [encoded(sequence, self._prefix, self._contexts) for sequence in joined]
+        self._made[doc["row"]] = [len(sequence.target) for sequence in joined]
+        arguments = [encoded(sequence, self._sequences.reader, self._contexts) for sequence in joined]
         kwargs = {name: value for name, value in kwargs.items() if name == "metadata"}
         return [Instance("loglikelihood", doc, pair, i, **kwargs) for i, pair in enumerate(arguments)]
 
     # The metric.
 
     def process_results(self, doc: Doc, results: Sequence[tuple[float, bool]]) -> dict[str, Any]:
-        tokens, cut, left_out = self._made[doc["row"]]
-        losses = mean_losses([logprob for logprob, _ in results], tokens)
+        losses = mean_losses([logprob for logprob, _ in results], self._made[doc["row"]])
         if self.pmi:
             losses = losses[: len(doc["options"])] - losses[len(doc["options"]) :]
         # Documents go into the samples, and nobody else could say which option has the smallest mean loss.
@@ -185,18 +175,13 @@ class MetaICLTask(ConfigurableTask):
         return {
             "metaicl": (right, answer) if classifies(self.source) else correct,
             "acc": correct,
-            "tokens_cut": float(cut),
-            "left_out": float(left_out),
         }
 
     def aggregation(self) -> dict[str, Callable[..., float]]:
-        return {
-            "metaicl": macro_f1 if classifies(self.source) else mean,
-            **dict.fromkeys(("acc", "tokens_cut", "left_out"), mean),
-        }
+        return {"metaicl": macro_f1 if classifies(self.source) else mean, "acc": mean}
 
     def higher_is_better(self) -> dict[str, bool]:
-        return {"metaicl": True, "acc": True, "tokens_cut": False, "left_out": False}
+        return {"metaicl": True, "acc": True}
 
 
 # The files.
@@ -205,9 +190,9 @@ class MetaICLTask(ConfigurableTask):
 def leave_out_missing(manager: TaskManager) -> None:
     """Take the tasks without files out of MetaICL's groups, if `--metadata` says missing=skip."""
     metadata = manager.metadata or {}
-    if not metadata.get("metaicl") or not skips(metadata):
+    if not skips(metadata):
         return
-    files, index = folder(metadata, "metaicl"), manager.task_index
+    files, index = folder(metadata), manager.task_index
     for name, entry in list(index.items()):
         config = entry.cfg or {}
         if entry.kind != Kind.GROUP or not name.startswith("metaicl_") or "setting" not in config:

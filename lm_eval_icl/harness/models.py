@@ -20,10 +20,9 @@ from lm_eval.api.task import Task
 
 from lm_eval_icl import methods, version
 from lm_eval_icl.errors import InputError, log
-from lm_eval_icl.harness import generate, loglikelihood, patches
-from lm_eval_icl.harness.arguments import CommonArguments, check_names, read_arguments
+from lm_eval_icl.harness import patches, responses
+from lm_eval_icl.harness.arguments import CommonArguments, read_arguments
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
-from lm_eval_icl.harness.overflow import Documents
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.identity import source_digest
@@ -77,8 +76,6 @@ class ICLModel(CheckedHFLM):
         self.trained = record.read(self.config)
         # Which demonstrations the model has chosen for the tasks of a run (`harness.choosing`).
         self.chosen: dict[str, Any] = {}
-        # The requests and results of decision rules, by task (`harness.deciding`).
-        self.decided: dict[str, Any] = {}
         if warning := record.mismatch(self.trained, method):
             log.warning("%s: %s.", method.name, warning)
         self.canonical_order = self.common.is_canonical(method)
@@ -106,10 +103,6 @@ class ICLModel(CheckedHFLM):
         self.tokenize = RequestTokenizer(prompts, self.max_gen_toks, self.runner)
         self.begin([])
 
-    def _check_config(self, config: transformers.PreTrainedConfig) -> None:
-        any_name = bool(self._forwarded.get("trust_remote_code"))
-        check_names(self._forwarded, self.method_class, config, any_name)
-
     @property
     def method(self) -> Method:
         """The method, with the arguments filled in that depend on the model."""
@@ -127,15 +120,11 @@ class ICLModel(CheckedHFLM):
 
     # The beginning and the end of a run.
 
-    def begin(self, tasks: Sequence[Task], documents: Documents | None = None) -> None:
-        """Begin a run over these tasks. Memories and requests of an earlier run are dropped.
-
-        Args:
-            documents: which documents of a task the run is over; None if this is not known.
-        """
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Begin a run over these tasks. Memories and requests of an earlier run are dropped."""
         self.runner.begin(self.texts)
         limits = self.runner.limits(self.max_length)
-        self.run = PreparedRun(tasks, self.tokenize, limits, self.common.overflow, self.rank == 0, documents)
+        self.run = PreparedRun(tasks, self.tokenize, limits, self.common.overflow, self.rank == 0)
         # The counts of all processes; empty until the run ends.
         self.counts: dict[str, Any] = {}
 
@@ -165,17 +154,17 @@ class ICLModel(CheckedHFLM):
         if self.enable_thinking:
             return super().loglikelihood(requests, disable_tqdm)  # raises an error about thinking
         quiet = self.runner.quiet = disable_tqdm or self.rank != 0
-        return loglikelihood.score(self, self.run, self.runner, requests, quiet)
+        return responses.score(self, self.run, self.runner, requests, quiet)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of whole texts, in rolling windows, as `HFLM` has it. There are no demonstrations."""
         score = super().loglikelihood_rolling
-        return loglikelihood.score_texts(self, self.run, self.runner, score, requests, disable_tqdm)
+        return responses.score_texts(self.run, self.model, score, requests, disable_tqdm)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
         quiet = self.runner.quiet = disable_tqdm or self.rank != 0
-        return generate.generate_until(self, self.run, self.runner, requests, quiet)
+        return responses.generate_until(self, self.run, self.runner, requests, quiet)
 
     # What lm-eval writes into results files, and the identity of a run.
 
@@ -190,33 +179,18 @@ class ICLModel(CheckedHFLM):
                 "canonical_order": self.canonical_order,
                 **({"trained": self.trained} if self.trained else {}),
                 **({"chosen": self.chosen} if self.chosen else {}),
-                **({"decided": self.decided} if self.decided else {}),
                 **self.counts,
             }
         }
 
     def identity(self) -> dict[str, Any]:
-        """What responses depend on besides the requests, by name. A cache (`--use_cache`) of a run with another
-        identity is refused.
-
-        Raises:
-            InputError: the run is tensor-parallel, or nothing tells the model or the method from others.
-        """
-        if self._is_tensor_parallel:
-            raise InputError(
-                "tp_plan and --use_cache do not go together: the processes share every pass, and each has a cache of "
-                "its own, which may hold other responses after an interruption. Leave one of them out."
-            )
+        """What responses depend on besides the requests: a cache (`--use_cache`) of another identity is refused."""
         model, ours = self.model_identity(), self.method_class.__module__.partition(".")[0] == "lm_eval_icl"
-        if not (ours or "source" in self._origin):
+        nameless = "code of this method" if not (ours or "source" in self._origin) else ""
+        if nameless or not (model["model_files_digest"] or model["model_sha"]):
             raise InputError(
-                f"{self.method.name} and --use_cache do not go together: the code of this method is in no file, so "
-                "that the cache could not tell it from an edited one. Put it into a file, or leave --use_cache out."
-            )
-        if not (model["model_files_digest"] or model["model_sha"]):
-            raise InputError(
-                "--use_cache: this model was loaded neither from files nor from the Hub, so that the cache could not "
-                "tell its weights from others: leave --use_cache out."
+                f"--use_cache: the {nameless or 'weights of this model'} came from no file, so that a cache could not "
+                "tell them from others: leave --use_cache out."
             )
         return {
             "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),

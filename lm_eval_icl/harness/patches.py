@@ -1,9 +1,8 @@
 """Every change that this package makes to lm-eval, in one table.
 
-Importing this module imports neither lm-eval nor torch: patched functions and wrappers are given by name, and are
-looked up when they are needed. `lm_eval --model hf` behaves as if this package were not installed, except that it finds
-this package's tasks, and reads `--metadata demonstrations=...`, `shuffle=SEED` and `decide=...`. (For MetaICL's tasks,
-which bring token ids, it runs these.)
+Importing this module imports neither lm-eval nor torch: functions are given by name. `lm_eval --model hf` behaves as if
+this package were not installed, except that it finds this package's tasks, runs the token ids of MetaICL's, and reads
+`--metadata demonstrations=...`, `shuffle=SEED` and `decide=...`.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ class Patch:
     """A function of lm-eval, and the wrapper that replaces it.
 
     Attributes:
-        place: the function of lm-eval, as MODULE:CLASS.FUNCTION, MODULE:OBJECT.FUNCTION or MODULE:FUNCTION.
+        place: the function of lm-eval, as MODULE:CLASS.FUNCTION or MODULE:FUNCTION.
         wrapper: MODULE:FUNCTION below `lm_eval_icl.harness`, called as `wrapper(original, *args, **kwargs)`.
         concerns: the runs that the patch affects: `OURS` or `EVERYBODY`.
         what: what the patch does.
         until: what would make the patch unnecessary.
-        early: the patch is put in as soon as lm-eval imports the module (`lm_eval_icl.harness.shim`), for what happens
-            before a model is made. The others are put in when one of this package's models is imported.
     """
 
     place: str
@@ -39,7 +36,6 @@ class Patch:
     concerns: str
     what: str
     until: str
-    early: bool = False
 
 
 PATCHES = (
@@ -49,7 +45,6 @@ PATCHES = (
         EVERYBODY,
         "The folder of our tasks is scanned too, so that --tasks finds icl_sst2.",
         "lm-eval reads tasks from entry points (pull request 4015).",
-        early=True,
     ),
     Patch(
         "lm_eval.api.task:ConfigurableTask.__init__",
@@ -58,23 +53,13 @@ PATCHES = (
         "--metadata demonstrations=... gives lm-eval's own tasks, too, the demonstrations that it names, and "
         "shuffle=SEED documents in random order.",
         "lm-eval takes indices of demonstrations for every task, and a seed for a sample of its documents.",
-        early=True,
     ),
     Patch(
         "lm_eval.config.evaluate_config:EvaluatorConfig.from_cli",
-        "plugin:with_known_model",
-        EVERYBODY,
-        "A misspelt name of a method is refused before anything is imported or read that takes seconds.",
-        "lm-eval makes the model first.",
-        early=True,
-    ),
-    Patch(
-        "lm_eval.config.evaluate_config:EvaluatorConfig.process_tasks",
         "arguments:checked_first",
         OURS,
-        "The arguments of a model are checked before lm-eval reads the files of all its tasks.",
+        "A misspelt name of a method, and its arguments, are refused before lm-eval reads the files of all its tasks.",
         "lm-eval makes the model first.",
-        early=True,
     ),
     Patch(
         "lm_eval.api.registry:get_model",
@@ -82,24 +67,16 @@ PATCHES = (
         OURS,
         "A name MODULE:CLASS is the method of that class, in a file of the user's.",
         "lm-eval finds a model by its class.",
-        early=True,
     ),
     Patch(
         "lm_eval.evaluator:evaluate",
         "evaluate:announced",
-        OURS,
-        "The model is told that a run over some tasks begins, so that every prompt is checked before the first pass, "
-        "and that it ends, so that what all processes did can be counted.",
-        "lm-eval calls a model at the start and at the end of a run.",
-    ),
-    Patch(
-        "lm_eval.evaluator:evaluate",
-        "deciding:decided",
         EVERYBODY,
-        "--metadata decide=... gives tasks a decision rule as a further filter, and the requests that it needs; "
-        "MetaICL's tasks are told the model, whose tokenizer cuts their sequences and counts tokens.",
-        "lm-eval has scorers that may ask a model (version 0.5), and tells a task which model is evaluated.",
-        early=True,
+        "Tasks are told the model (MetaICL's cut their sequences by its tokenizer), and those with --metadata "
+        "decide=... have decision rules as further filters. A model of ours is told that a run over some tasks begins, "
+        "so that every prompt is checked before the first pass, and that it ends.",
+        "lm-eval calls a model and its tasks at the start and at the end of a run, and has scorers that may ask a "
+        "model (version 0.5).",
     ),
     Patch(
         "lm_eval.api.model:TemplateLM._encode_pair",
@@ -107,7 +84,6 @@ PATCHES = (
         EVERYBODY,
         "A request that comes with its token ids, as MetaICL's do, is not tokenized again.",
         "lm-eval takes requests of token ids.",
-        early=True,
     ),
     Patch(
         "lm_eval.api.task:ConfigurableTask.build_qa_turn",
@@ -124,7 +100,14 @@ PATCHES = (
         "lm-eval hands a model the turns of a prompt.",
     ),
     Patch(
-        "lm_eval.utils:env.from_string",
+        "lm_eval.api.task:ConfigurableTask.build_all_requests",
+        "deciding:with_queries",
+        EVERYBODY,
+        "The queries of decision rules (--metadata decide=...) are requests of their task.",
+        "A filter of lm-eval's may make requests.",
+    ),
+    Patch(
+        "lm_eval.utils:apply_template",
         "prompts:compiled_once",
         OURS,
         "A Jinja template is compiled once, not for every document and field.",
@@ -137,49 +120,18 @@ PATCHES = (
         "--use_cache keeps JSON, by run and by the parts of a prompt, in place of pickles by its text alone.",
         "lm-eval lets a model bring its own cache.",
     ),
-    Patch(
-        "lm_eval.api.task:ConfigurableTask.build_all_requests",
-        "deciding:with_queries",
-        EVERYBODY,
-        "The queries of decision rules (--metadata decide=...) are requests of their task.",
-        "A filter of lm-eval's may make requests.",
-        early=True,
-    ),
-    Patch(
-        "lm_eval.api.task:ConfigurableTask.process_results",
-        "deciding:without_meaningless",
-        EVERYBODY,
-        "Metrics that mean nothing with a decision rule's values are not reported under its filter.",
-        "A filter of lm-eval's may name the metrics that it has.",
-        early=True,
-    ),
 )
 
 
-def install() -> None:
-    """Install the patches that this package's models need, and print an uncaught `InputError` as one line.
-
-    Installing again changes nothing.
-    """
+def install(module: str = "") -> None:
+    """Install the patches of a module of lm-eval, or all, and print an uncaught `InputError` as one line. Installing
+    again changes nothing."""
     for patch in PATCHES:
-        if patch.concerns == OURS:
-            _put_in(patch)
-    _show_refusals_as_lines()
-
-
-def install_early(module: str) -> None:
-    """Install the early patches of a module of lm-eval. Installing again changes nothing."""
-    for patch in PATCHES:
-        if patch.early and patch.place.startswith(f"{module}:"):
-            _put_in(patch)
+        if patch.place.startswith(f"{module}:" if module else ""):
+            where, _, path = patch.place.partition(":")
+            *owners, name = path.split(".")
+            patch_once(functools.reduce(getattr, owners, importlib.import_module(where)), name, _wrapper(patch))
     _show_refusals_as_lines()  # our tasks refuse too, in a run of `hf` for example
-
-
-def _put_in(patch: Patch) -> Callable[[], None]:
-    module, _, path = patch.place.partition(":")
-    *owners, name = path.split(".")
-    place = functools.reduce(getattr, owners, importlib.import_module(module))
-    return patch_once(place, name, _wrapper(patch))
 
 
 @functools.cache
@@ -194,18 +146,12 @@ def _wrapper(patch: Patch) -> Callable[..., Any]:
     return call
 
 
-def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
-    """Replace `place.name` by a function that calls `wrapper(original, *args, **kwargs)`.
-
-    Patching again with the same wrapper changes nothing.
-
-    Returns:
-        A function that removes the patch.
-    """
+def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace `place.name` by a function that calls `wrapper(original, *args, **kwargs)`, unless that was done."""
     original, attribute = getattr(place, name), inspect.getattr_static(place, name)
     wrappers = getattr(original, "wrappers", ())
     if wrapper in wrappers:
-        return lambda: None
+        return
 
     @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
@@ -213,7 +159,6 @@ def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[
 
     patched.wrappers = (*wrappers, wrapper)  # type: ignore[attr-defined]
     setattr(place, name, staticmethod(patched) if isinstance(attribute, staticmethod) else patched)
-    return lambda: setattr(place, name, attribute)
 
 
 def _show_refusals_as_lines() -> None:

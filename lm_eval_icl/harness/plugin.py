@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError, did_you_mean
 from lm_eval_icl.harness import patches
 
 
@@ -39,7 +37,7 @@ def imported(module: str) -> None:
     """Patch one of lm-eval's modules, which has just been imported (`lm_eval_icl.harness.shim`)."""
     if module == "lm_eval.models":
         register_models()
-    patches.install_early(module)
+    patches.install(module)
 
 
 def with_our_models(original: Callable[[str], Any], model_name: str) -> Any:
@@ -51,36 +49,9 @@ def with_our_models(original: Callable[[str], Any], model_name: str) -> Any:
     return model_class(model_name)
 
 
-def with_known_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Wrapper of `EvaluatorConfig.from_cli`: a misspelt name of a method is refused before tasks are read."""
-    config = original(*args, **kwargs)
-    if did_you_mean(str(config.model).lower(), methods.NAMES):  # other names are lm-eval's to refuse
-        check_model(str(config.model))
-    return config
-
-
-def check_model(name: str) -> None:
-    """Refuse a name that no model has.
-
-    Raises:
-        InputError: it is such a name.
-    """
-    importlib.import_module("lm_eval.models")  # which registers lm-eval's models and ours
-    from lm_eval.api.registry import model_registry
-
-    # Later versions of lm-eval find models of other packages by their entry points.
-    known = {*model_registry, *(entry.name for entry in importlib.metadata.entry_points(group="lm_eval.models"))}
-    if name not in known and ":" not in name:
-        near = did_you_mean(name.lower(), sorted(known)) or f"the methods are {', '.join(methods.NAMES)}."
-        raise InputError(f"--model: unknown model {name!r}: {near}")
-
-
 def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Wrapper of `TaskManager.__init__`: if lm-eval's own tasks are included, this package's folder is scanned too.
-
-    It comes before the folders of `--include_path`, so a user's task replaces one of this package with the same name,
-    as it replaces one of lm-eval.
-    """
+    """Wrapper of `TaskManager.__init__`: if lm-eval's own tasks are included, this package's folder is scanned too,
+    before those of `--include_path`, so that a user's task replaces one of the same name."""
     call = inspect.signature(original).bind(*args, **kwargs)
     call.apply_defaults()
     if call.arguments.get("include_defaults"):

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from jinja2 import Template
+from lm_eval import utils
 from lm_eval.api.utils import Message
 
 from lm_eval_icl.errors import InputError
@@ -31,11 +32,9 @@ _MARK = "\U000f1c1e"
 def structure_error(task_name: str | None) -> InputError:
     """The error for a prompt whose parts are not known."""
     return InputError(
-        f"task {task_name!r}: a prompt arrived without its structure (which part is a demonstration, which the "
-        "query), and it is never guessed. If `evaluate` was imported from lm_eval.evaluator before this model was "
-        "created, call lm_eval.evaluate; if you built the requests yourself, build them inside "
-        "lm_eval_icl.harness.prompts.recording(); if the task's own class builds its prompts, only `--model hf` can "
-        "run it."
+        f"task {task_name!r}: a prompt arrived without its structure (which part is a demonstration, which the query), "
+        "and it is never guessed. Call lm_eval.evaluate; build requests of your own inside "
+        "lm_eval_icl.harness.prompts.recording(); a task whose own class builds prompts runs under --model hf alone."
     )
 
 
@@ -71,11 +70,7 @@ def marked_turn(original: Callable[..., list[Message]], task: Any, *args: Any, *
 
 
 def with_parts(original: Callable[..., str | list[str]], task: Any, *args: Any, **kwargs: Any) -> str | list[str]:
-    """Wrapper of `ConfigurableTask.fewshot_context`: inside `recording`, return the prompt as a `FewShotPrompt`.
-
-    Raises:
-        InputError: more demonstrations are asked for than the task's few-shot split has.
-    """
+    """Wrapper of `ConfigurableTask.fewshot_context`: inside `recording`, return the prompt as a `FewShotPrompt`."""
     if not _recording.get():
         return original(task, *args, **kwargs)
     call = _signature(original).bind(task, *args, **kwargs)
@@ -85,15 +80,6 @@ def with_parts(original: Callable[..., str | list[str]], task: Any, *args: Any, 
     try:
         joined = original(*call.args, **call.kwargs)
         turns = _turns.get() or 0
-    except (AssertionError, ValueError) as error:
-        shots = call.arguments["num_fewshot"]
-        # A sampler's own error has neither number.
-        if shots and not isinstance(error, InputError) and shots >= (available := len(list(task.fewshot_docs()))):
-            raise InputError(
-                f"task {task.config.task!r}: num_fewshot={shots}: its few-shot split has {available} documents (and "
-                "none may be its own demonstration): lower --num_fewshot."
-            ) from error
-        raise
     finally:
         _turns.reset(token)
     if isinstance(joined, list):  # one prompt for each option, all with the same demonstrations
@@ -101,14 +87,14 @@ def with_parts(original: Callable[..., str | list[str]], task: Any, *args: Any, 
     return _with_parts(joined, turns)
 
 
-def compiled_once(original: Callable[..., Template], *args: Any, **kwargs: Any) -> Template:
-    """Wrapper of `from_string` of lm-eval's Jinja environment: inside `recording`, compiled templates are kept."""
-    return _compiled(original, *args, **kwargs) if _recording.get() else original(*args, **kwargs)
+def compiled_once(original: Callable[..., str], template: str, doc: dict[str, Any]) -> str:
+    """Wrapper of `apply_template`: inside `recording`, compiled Jinja templates are kept."""
+    return _compiled(template).render(**doc) if _recording.get() else original(template, doc)
 
 
-@functools.lru_cache  # of the last 128: those of a task are used together
-def _compiled(compile_template: Callable[..., Template], *args: Any, **kwargs: Any) -> Template:
-    return compile_template(*args, **kwargs)
+@functools.lru_cache  # the last 128: those of a task are used together
+def _compiled(template: str) -> Template:
+    return utils.env.from_string(template)
 
 
 def _with_parts(marked: str, turns: int) -> str:

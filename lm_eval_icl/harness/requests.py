@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -13,7 +13,6 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
 from lm_eval_icl.errors import InputError, naming
-from lm_eval_icl.harness.overflow import Document, Documents, refusal
 from lm_eval_icl.harness.prompts import structure_error
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.methods.limits import PromptLimits, Request, fits, shortened
@@ -22,6 +21,9 @@ from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.encoded import EncodedPrompt
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import PromptTokenizer
+
+# A document: its task and its number in the run.
+Document = tuple[str | None, int]
 
 
 class RequestTokenizer:
@@ -117,15 +119,9 @@ def fit_requests(
     tokenize: RequestTokenizer,
     limits: PromptLimits,
     overflow: str,
-    run_over: Documents | None = None,
     quiet: bool = False,
 ) -> list[Request]:
     """Tokenize requests of one kind so that all fit the model.
-
-    Args:
-        overflow: what is done with a document that does not fit (`CommonArguments.overflow`).
-        run_over: which documents of a task the run is over; None if this is not known.
-        quiet: show no progress bar.
 
     Raises:
         InputError: documents do not fit even without all that `overflow` allows to leave out, or the method's arguments
@@ -150,8 +146,33 @@ def fit_requests(
             requests |= zip(indices, of_document, strict=True)
             bar.update(len(indices))
     if too_long:
-        raise refusal(too_long, len(documents), limits, overflow, run_over)
+        raise _refusal(too_long, len(documents), limits, overflow)
     return [requests[i] for i in range(len(instances))]
+
+
+def _refusal(
+    too_long: Mapping[Document, Sequence[Request]], documents: int, limits: PromptLimits, overflow: str
+) -> InputError:
+    """The error about documents that do not fit after all that `overflow` allows to leave out, with the numbers of the
+    longest."""
+    requests = [request for of_document in too_long.values() for request in of_document]
+    reasons = [(limits.too_long(request.prompt, request.answer_positions), request) for request in requests]
+    reason, worst = max(((reason, request) for reason, request in reasons if reason), key=lambda pair: pair[0].needed)
+    tasks = some(sorted({str(task) for task, _ in too_long}))
+    advice = "Lower --num_fewshot, or leave overflow=error out." if overflow == "error" else ""
+    if not worst.answer:
+        advice = f"Lower max_gen_toks (--gen_kwargs max_gen_toks=N). {advice}"
+    even = " even if their prompts are cut" if overflow == "drop" else ""
+    needs = reason.sum("answer without its last token" if worst.answer else "max_gen_toks")
+    what = f"{len(too_long)} of {documents} documents (tasks: {tasks}) {reason.why}{even}; the longest needs {needs}."
+    return InputError(f"{what} {reason.hint}{advice}".strip())
+
+
+def some(names: Iterable[object], most: int = 3) -> str:
+    """The first few names, and how many more there are."""
+    listed = list(map(str, names))
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
 
 
 def by_document(instances: Sequence[Instance]) -> dict[Document, list[int]]:

@@ -17,7 +17,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, CachingLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from lm_eval_icl.errors import CannotWrite, InputError, log
+from lm_eval_icl.errors import CannotWrite, InputError, log, writing
 from lm_eval_icl.prompts.encoded import EncodedPrompt
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
@@ -38,16 +38,14 @@ class Responses(dict[str, Any]):
             self._file = Path(path).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open as long as the run)
         except OSError as error:
             raise InputError(f"the cache {path} cannot be opened: {error}. Mend that, or {another}.") from error
-        entries = [entry for line in lines if (entry := _entry(line)) is not None]
-        super().__init__(entries)
+        super().__init__(entry for line in lines if (entry := _entry(line)) is not None)
         is_new = not any(lines)
         writer = run if is_new else self.pop("run", None)
         if not isinstance(writer, dict):
             raise InputError(f"the cache {path} was not written by this version of lm-eval-icl: {another}.")
         if names := [name for name in run | writer if writer.get(name) != run.get(name)]:
             differs = "; ".join(f"{name}={writer.get(name)} there, {run.get(name)} here" for name in names[:4])
-            more = f"; and {len(names) - 4} more" if len(names) > 4 else ""
-            raise InputError(f"the cache {path} was written by another run ({differs}{more}): {another}.")
+            raise InputError(f"the cache {path} was written by another run ({differs}): {another}.")
         if is_new or lines[-1]:
             self._write(json.dumps(["run", run]) if is_new else "")  # an unfinished line is ended
 
@@ -57,10 +55,8 @@ class Responses(dict[str, Any]):
             self._write(json.dumps([key, response]))
 
     def _write(self, line: str) -> None:
-        try:
+        with writing(f"the cache {self.path}", CannotWrite):
             self._file.write(f"{line}\n")
-        except OSError as error:
-            raise CannotWrite(f"the cache {self.path} cannot be written: {error}. What is there stays.") from error
 
 
 def _entry(line: bytes) -> tuple[str, Any] | None:

@@ -1,29 +1,38 @@
-"""The requests of a task in a run with decision rules: its documents', and what rules ask besides."""
+"""The requests of a task in a run with decision rules: its documents', and what rules ask besides.
+
+Of a content-free query, the query alone is rendered from a changed document, in place of whose texts stands one that
+says nothing. The description, the demonstrations and the options are those of the real one.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from random import Random
 from typing import Any
 
+from jinja2 import meta
+from lm_eval import utils
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 
-from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.content_free import Queries
+from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.models import ICLModel
-from lm_eval_icl.harness.prompts import structure_error
+from lm_eval_icl.harness.prompts import recording, structure_error
 from lm_eval_icl.harness.requests import fit_requests
-from lm_eval_icl.harness.tasks import as_row, evaluated, pool_of, texts_in
+from lm_eval_icl.harness.tasks import These, as_row, evaluated, pool_of, texts_in, with_texts
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
+Doc = Mapping[str, Any]
 # A prompt's parts before its query: what one memory holds.
 Behind = tuple[str, tuple[str, ...]]
+# Stands for a text of a document, where what the template adds is looked for.
+_SENTINEL = "\U000f1c1f"
 
 
 class RuleQueries:
@@ -32,7 +41,7 @@ class RuleQueries:
     Args:
         task: the task, whose requests are made.
         model: what is evaluated.
-        arguments: as of `Queries`.
+        arguments: those of `ConfigurableTask.fewshot_context` (a chat template, a system instruction).
 
     Attributes:
         documents: the requests of each document's options.
@@ -63,6 +72,86 @@ class RuleQueries:
             for instance in self._instances:
                 instance.arguments = (str(instance.args[0]), *instance.args[1:])
 
+    # Queries with other texts than the document's, rendered as lm-eval renders queries for evaluation.
+
+    @cached_property
+    def _of_template(self) -> tuple[str, ...] | None:
+        """The fields that the template reads; None for all."""
+        template = self.task.config.doc_to_text
+        if self.task.prompt is not None or not (isinstance(template, str) or callable(template)):
+            raise InputError("its query comes from a prompt that is no template of fields.")
+        if template in self.task.features:
+            return (template,)
+        if isinstance(template, str):
+            with refusing("doc_to_text"):
+                return tuple(sorted(meta.find_undeclared_variables(utils.env.parse(template))))
+        return None
+
+    def fields(self, doc: Doc) -> dict[str, Any]:
+        """The fields of a document that its query is made from, which hold texts."""
+        read = doc if self._of_template is None else [name for name in self._of_template if name in doc]
+        return {name: doc[name] for name in read if texts_in(doc[name])}
+
+    def content_free(self, doc: Doc, texts: Mapping[str, str] | str) -> str:
+        """A document's query, each text in the fields that it is made from replaced by another.
+
+        Args:
+            texts: what stands for the texts of each field, or of all fields.
+
+        Raises:
+            InputError: the query cannot be rendered, or does not say the other text.
+        """
+        fields = self.fields(doc)
+        if not fields:
+            raise InputError("its query is made from no text of a document, so that none can be left out.")
+        by_field = dict.fromkeys(fields, texts) if isinstance(texts, str) else {name: texts[name] for name in fields}
+        query = self._filled_in(doc, by_field)
+        if not any(" ".join(text.lower().split()) in " ".join(query.lower().split()) for text in by_field.values()):
+            raise InputError(f"doc_to_text: its query does not show the text {next(iter(by_field.values()))[:40]!r}.")
+        return query
+
+    def signature(self, doc: Doc) -> str:
+        """What the content-free query of a document depends on: equal ones have equal queries."""
+        read = {name: value for name, value in doc.items() if self._of_template is None or name in self._of_template}
+        free = {name: with_texts(value, lambda _: _SENTINEL) for name, value in self.fields(doc).items()}
+        return json.dumps([{**read, **free}, self.task.doc_to_prefix(doc)], sort_keys=True, default=str)
+
+    def premise(self, doc: Doc) -> str:
+        """What the template puts behind the last text of a document, such as "\\nSentiment:"."""
+        query = self._filled_in(doc, dict.fromkeys(self.fields(doc), _SENTINEL))
+        _, sentinel, tail = query.rpartition(_SENTINEL)
+        if not sentinel or not tail.strip():
+            raise InputError("its template puts nothing behind the document's text: give premise=TEXT.")
+        return tail
+
+    @cached_property
+    def _shots(self) -> list[Any]:
+        """As many demonstrations as documents have, since a chat template may join them with the query."""
+        return pool_of(self.task)[: int(self.task.config.num_fewshot or 0)]
+
+    def _filled_in(self, doc: Doc, by_field: Mapping[str, str]) -> str:
+        """The query of a document with these texts in place of those in its fields."""
+
+        def replaced(name: str) -> Any:
+            return with_texts(doc[name], lambda _: by_field[name])
+
+        with refusing(f"doc_to_text: cannot be filled in with {by_field!r} in place of the document's texts"):
+            return self._render(doc, self.task.doc_to_text({**doc, **{name: replaced(name) for name in by_field}}))
+
+    def _render(self, doc: Doc, text: Any) -> str:
+        """The last part of the prompt of a document, whose `doc_to_text` is this text."""
+        task = copy.copy(self.task)
+        task._config = copy.copy(task.config)
+        task.set_config("doc_to_text", lambda _: text)
+        task.sampler = These(self._shots)
+        with recording():
+            prompt = task.fewshot_context(doc, len(self._shots), gen_prefix=task.doc_to_prefix(doc), **self.arguments)
+        if not isinstance(prompt, FewShotPrompt):
+            raise structure_error(self.name)
+        return prompt.query
+
+    # Requests.
+
     @property
     def instances(self) -> list[Instance]:
         """All requests: the task's, and those of the rules."""
@@ -77,7 +166,7 @@ class RuleQueries:
             if model.common.overflow != "error":
                 instances = [instance for requests in self.documents.values() for instance in requests]
                 run = model.run
-                fitted = fit_requests(instances, model.tokenize, run.limits, run.overflow, run.documents, quiet=True)
+                fitted = fit_requests(instances, model.tokenize, run.limits, run.overflow, quiet=True)
                 # All options of a document lose the same demonstrations.
                 left_out = {i.doc_id: request.left_out for i, request in zip(instances, fitted, strict=True)}
                 prompts = {i: model.tokenize.prompts.arranged(prompts[i], left_out[i]) for i in prompts}
@@ -87,18 +176,15 @@ class RuleQueries:
 
     def _refuse_what_is_cut(self, model: HFLM) -> None:
         """Refuse prompts that `hf` would cut at the beginning: the rules' queries would have other demonstrations."""
-        for document, instances in self.documents.items():
-            for instance in instances:
-                context, continuation = instance.args
-                if len(f"{context}{continuation}".encode()) < model.max_length:  # a token has a byte at least
-                    continue
-                tokens = sum(map(len, model._encode_pair(str(context), continuation)))
-                if tokens > model.max_length + 1:
-                    raise InputError(
-                        f"task {self.name!r}: decide: the prompt of document {document} has {tokens} tokens, and hf "
-                        f"would cut it to {model.max_length}: lower --num_fewshot, or take a model of this package "
-                        "with overflow=drop."
-                    )
+        for instance in self._instances:
+            context, continuation = map(str, instance.args)
+            if len(f"{context}{continuation}".encode()) < model.max_length:  # a token has a byte at least
+                continue
+            if (tokens := sum(map(len, model._encode_pair(context, continuation)))) > model.max_length + 1:
+                raise InputError(
+                    f"task {self.name!r}: decide: the prompt of document {instance.doc_id} has {tokens} tokens, and hf "
+                    f"would cut it to {model.max_length}: lower --num_fewshot, or take a model of this package."
+                )
 
     def ask(self, place: Behind, query: str, options: Sequence[str]) -> None:
         """Ask for options behind a query, those that were not asked for before."""
@@ -138,23 +224,6 @@ class RuleQueries:
             )
         return request
 
-    @cached_property
-    def queries(self) -> Queries:
-        """Renders queries of the task."""
-        return Queries(self.task, self.arguments)
-
-    def content_free(self, doc: Any, texts: Any) -> str:
-        """The query of a document with other texts, all alike or by field, in place of its own."""
-        return self.queries.content_free(doc, texts)
-
-    def premise(self, doc: Any) -> str:
-        """What the template puts behind a document's text."""
-        return self.queries.premise(doc)
-
-    def fields(self, doc: Any) -> tuple[str, ...]:
-        """The fields that the query of a document is made from."""
-        return tuple(self.queries.read_by_template(doc))
-
     def words(self, field: str, evaluated: bool) -> tuple[list[str], int]:
         """The words, in lower case, of a field of all few-shot (or evaluated) documents, and how many these are."""
         if (field, evaluated) not in self._words:
@@ -188,7 +257,7 @@ class RuleQueries:
         queries, options, is_evaluated = set[str](), self._choices(self.task.eval_docs[0]), self._is_evaluated
         for row in self._shuffled[name]:
             doc = self.pool[row]
-            query = self.queries.of(doc)
+            query = self._render(doc, self.task.doc_to_text(doc))
             if query in queries or any(query in demonstration for demonstration in place[1]) or is_evaluated(doc):
                 continue
             if self._choices(doc) != options:

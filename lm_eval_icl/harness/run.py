@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
 from lm_eval_icl.errors import log
 from lm_eval_icl.harness.distributed import total
-from lm_eval_icl.harness.overflow import Documents, some, warn
-from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests
-from lm_eval_icl.methods.base import Method
+from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests, some
 from lm_eval_icl.methods.limits import PromptLimits, Request
-from lm_eval_icl.prompts.encoded import EncodedPrompt
-from lm_eval_icl.prompts.tokens import line_break_at_end
 
 # Task -> name of a number -> number.
 Counts = dict[str, dict[str, int]]
@@ -26,11 +22,8 @@ class PreparedRun:
 
     Args:
         tasks: the tasks of the run; empty if the requests are not known in advance.
-        tokenize: turns instances into requests.
-        limits: the limits that prompts have to stay within.
         overflow: what is done with prompts that do not fit (`CommonArguments.overflow`).
         logs: whether this process shows progress, and logs what concerns all processes. Only one process does.
-        documents: which documents of a task the run is over; None if this is not known.
 
     Attributes:
         once: all requests are known, and nothing is asked in a later call behind the contexts of one kind of them.
@@ -48,10 +41,9 @@ class PreparedRun:
         limits: PromptLimits,
         overflow: str,
         logs: bool,
-        documents: Documents | None = None,
     ) -> None:
         self.tokenize, self.limits, self.overflow, self.logs = tokenize, limits, overflow, logs
-        self.method, self.documents = limits.method, documents
+        self.method = limits.method
         self.once = bool(tasks)
         self.left_out: Counts = {}
         self.truncated: Counts = {}
@@ -95,9 +87,7 @@ class PreparedRun:
     def _prepare(self, instances: Sequence[Instance]) -> list[tuple[Instance, Request]]:
         """Tokenize, check and count those of these instances, all of one kind, that are new."""
         new = list({id(i): i for i in instances if id(i) not in self._prepared}.values())
-        requests = fit_requests(
-            new, self.tokenize, self.limits, self.overflow, self.documents, quiet=not self.logs or not new
-        )
+        requests = fit_requests(new, self.tokenize, self.limits, self.overflow, quiet=not self.logs or not new)
         self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
         left_out, truncated = _count(new, requests)
         self.left_out = total([self.left_out, left_out])  # a task may have requests of two kinds
@@ -105,12 +95,42 @@ class PreparedRun:
         return list(zip(new, requests, strict=True))
 
     def _warn(self, prepared: Sequence[tuple[Instance, Request]]) -> None:
-        """Warn about requests that are new, in one line for all tasks."""
-        if prepared:
-            instances, requests = zip(*prepared, strict=True)
-            warn(self.limits, len(by_document(instances)), *_count(instances, requests))  # each process its own
-            if self.logs:
-                _warn(self.method, instances, requests)
+        """Warn about requests that are new, in a line each for all tasks: prompts that do not fit, tasks without
+        demonstrations, and tasks that draw demonstrations for each document."""
+        if not prepared:
+            return
+        instances, requests = zip(*prepared, strict=True)
+        left_out, truncated = _count(instances, requests)
+        if left_out or truncated:  # each process its own
+            without, cut = (sum(c["documents"] for c in counts.values()) for counts in (left_out, truncated))
+            log.warning(
+                "Prompts that do not fit the model's %d positions: of %d documents, %d lose demonstrations (%d in all) "
+                "and %d do not fit without any either and lose their first tokens, as under hf (%d in all); tasks: %s. "
+                "%s--model_args overflow=error refuses such a run.",
+                *(self.limits.positions, len(by_document(instances)), without),
+                *(sum(c["demonstrations"] for c in left_out.values()), cut),
+                *(sum(c["tokens"] for c in truncated.values()), some(sorted({*left_out, *truncated}))),
+                self.limits.hint if left_out else "",
+            )
+        if not self.logs:
+            return
+        shots, contexts = Counter[str](), defaultdict[str, set[object]](set)
+        for instance, request in prepared:
+            name, context = str(instance.task_name), request.prompt.context
+            shots[name] += len(context.demonstrations) + len(request.left_out)
+            if context.demonstrations and not request.left_out:
+                contexts[name].add(context)
+        bare = [name for name, number in shots.items() if not number]
+        if bare and (why := self.method.without_demonstrations):
+            tasks = f"{len(bare)} of {len(shots)} tasks have" if len(shots) > 1 else "The task has"
+            log.warning("%s no demonstrations (%s): %s. Give some with --num_fewshot.", tasks, some(bare), why)
+        if drawn := [name for name in contexts if len(contexts[name]) > 1]:
+            log.warning(
+                "%s: lm-eval draws other demonstrations for each document (%d contexts), so that nearly nothing is "
+                "shared, and orders cannot be compared. Add --metadata demonstrations=random (or stratified, first) to "
+                "draw them once for all documents.",
+                *(some(drawn), sum(len(contexts[name]) for name in drawn)),
+            )
 
     def take(self, instances: Sequence[Instance]) -> list[Request]:
         """`requests`, for whoever runs them: they are counted, and not stored any more."""
@@ -150,42 +170,3 @@ def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[
         if number := max(requests[i].cut for i in indices):
             truncated.append({str(task_name): {"documents": 1, "tokens": number}})
     return total(left_out), total(truncated)
-
-
-def _warn(method: Method, instances: Sequence[Instance], requests: Sequence[Request]) -> None:
-    """Warn, in one line for all tasks, about prompts that end in a line break, about tasks without demonstrations, and
-    about those that draw demonstrations for each document."""
-    scored = [i for i in instances if i.request_type == "loglikelihood"]
-    prompts = ((i.task_name, i.args[0]) for i in scored if not isinstance(i.args[0], EncodedPrompt))
-    if breaks := {task: why for task, prompt in prompts if (why := line_break_at_end(prompt))}:
-        log.warning("%s: %s", some(breaks), next(iter(breaks.values())))
-    if without := method.without_demonstrations:
-        shots: Counter[str | None] = Counter()
-        for instance, request in zip(instances, requests, strict=True):
-            shots[instance.task_name] += len(request.prompt.context.demonstrations) + len(request.left_out)
-        if bare := [str(name) for name, number in shots.items() if not number]:
-            n = f"{len(bare)} of {len(shots)} tasks have" if len(shots) > 1 else "The task has"
-            log.warning("%s no demonstrations (%s): %s. %s", n, some(bare), without, _give_some(bare, shots))
-    contexts, documents = defaultdict[str, set[object]](set), defaultdict[str, set[object]](set)
-    for instance, request in zip(instances, requests, strict=True):
-        if request.prompt.context.demonstrations and not request.left_out:
-            contexts[str(instance.task_name)].add(request.prompt.context)
-            documents[str(instance.task_name)].add(instance.doc_id)
-    if drawn := [name for name in contexts if len(contexts[name]) > 1]:
-        drawn_for = [sum(len(numbers[name]) for name in drawn) for numbers in (contexts, documents)]
-        log.warning(
-            "%s: lm-eval draws other demonstrations for each document (%d contexts for %d documents), so that nearly "
-            "nothing is shared, and orders cannot be compared. Add --metadata demonstrations=random (or stratified, "
-            "first) to draw them once for all documents.",
-            *(some(drawn), *drawn_for),
-        )
-
-
-def _give_some(bare: Sequence[str], tasks: Iterable[str | None]) -> str:
-    """How tasks without demonstrations get some: what to type for the papers' settings, if they have the task."""
-    papers = [f"icl_{name}" for name in ("mmlu", "bbh") if any(str(task).startswith(name) for task in tasks)]
-    if not papers:
-        return "Give some with --num_fewshot."
-    chains = any(str(task).startswith("bbh_cot") for task in tasks)
-    bbh = " (lm-eval's bbh generates chains of thought, and has three demonstrations at most)" if chains else ""
-    return f"Give some with --num_fewshot 5, or take --tasks {','.join(papers)}, the setting of the papers{bbh}."

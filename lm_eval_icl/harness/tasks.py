@@ -26,16 +26,9 @@ class ICLTask(ConfigurableTask):
     """A task whose demonstrations are drawn once for each seed: they are the same for every document and every method.
 
     lm-eval's own sampler draws new demonstrations for each document. `metadata.demonstrations` (in the YAML file, or
-    `--metadata demonstrations=...`) says how the demonstrations are chosen from the few-shot pool:
-
-    - `stratified`: the same number for each label as far as possible, in random order;
-    - `random`: at random;
-    - `first`: the first ones, for datasets that come with their own demonstrations;
-    - `herding`, `lens:m=500` or another method (`demonstrations.how`): what the model chooses at the start of its run;
-    - a JSON file: their indices in the pool, in order, as a list or as {task name: list}; or what `lm-eval-icl select`
-      has written.
-
-    The seed is the few-shot seed of lm-eval's `--seed`.
+    `--metadata demonstrations=...`) says how they are chosen from the few-shot pool: `stratified` (the same number for
+    each label as far as possible), `random`, `first`, a method by which the model chooses (`demonstrations.how`), or a
+    JSON file of indices, or of `lm-eval-icl select`. The seed is the few-shot seed of lm-eval's `--seed`.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -166,19 +159,14 @@ def template_of(task: ConfigurableTask) -> str:
 
 
 class FixedSampler(ContextSampler):
-    """Draws n demonstrations once, and returns the same ones for every document. None of them is evaluated.
+    """Draws n demonstrations of a pool (`df`) once, and returns the same ones for every document. None is evaluated.
 
     Args:
-        df: the pool of demonstrations.
-        how: see `ICLTask`.
-        task: the task whose demonstrations they are.
+        how: see `ICLTask`. What cannot be used is refused.
 
     Attributes:
         method: the method by which a model chooses; None for what is drawn, and for a file.
         seed: of the draw, or of the choice.
-
-    Raises:
-        InputError: `how` is unknown, its file cannot be used, or the pool has too few documents.
     """
 
     def __init__(self, df: list[Doc], how: Any, task: ConfigurableTask) -> None:
@@ -203,38 +191,30 @@ class FixedSampler(ContextSampler):
         """The rows of the pool that are the demonstrations.
 
         Args:
-            task: the task whose results are to say how many of them replace others.
+            task: the task that is to be named where some of them replace others.
         """
         if n not in self._drawn:
             if self.method is not None:
                 raise InputError(
-                    f"task {self.name!r}: demonstrations={self.how}: a model chooses these, and here is none that "
-                    f"could (--model hf cannot): make a file with `lm-eval-icl select {self.method.name} --model_args "
-                    f"pretrained=... --tasks {self.name} --num_fewshot {n} --output FILE.json`, and give that: "
-                    "demonstrations=FILE.json."
+                    f"task {self.name!r}: demonstrations={self.how} needs a model of this package to choose them. Make "
+                    f"a file first (`lm-eval-icl select {self.method.name} ...`), and give demonstrations=FILE.json."
                 )
             label, is_evaluated = self._task.doc_to_target, evaluated(self._task)
             with naming(f"task {self.name!r}: demonstrations={self.how}"):
                 self._drawn[n] = draw(self.df, n, self.how, label, is_evaluated, self.rnd, self.name, self.seed)
-            if task is not None:
-                note(task, "demonstrations_replaced", self._drawn[n][1], n, "were replaced by others")
+            if task is not None and (count := self._drawn[n][1]):
+                text = "%s: %d of %d demonstrations are also evaluated, as rows or by their texts, and were replaced."
+                log.warning(text, task.config.task, count, n)
         return self._drawn[n][0]
 
     def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
         return [self.df[row] for row in self.rows(n, self._task)]
 
 
-def note(task: ConfigurableTask, name: str, count: int, total: int, what: str) -> None:
-    """Say, in one line and in the results file under the task's metadata, that some demonstrations are evaluated."""
-    metadata = dict(task.config.metadata or {})
-    if metadata.pop(name, 0) or count:
-        task.set_config("metadata", {**metadata, name: count} if count else metadata)
-    if count:
-        log.warning(
-            "%s: %d of %d demonstrations are also among the documents that are evaluated, as rows or by their texts, "
-            "and %s.",
-            *(task.config.task, count, total, what),
-        )
+def bind(task: Any, model: Any) -> None:
+    """Tell a task which model is evaluated, if that makes a difference to its requests."""
+    if hasattr(task, "bind"):
+        task.bind(model)
 
 
 class These(ContextSampler):

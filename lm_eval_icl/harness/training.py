@@ -11,7 +11,6 @@ from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
-from tqdm import tqdm
 
 from lm_eval_icl.errors import InputError, did_you_mean, refusing
 from lm_eval_icl.harness.prompts import recording, structure_error
@@ -35,9 +34,8 @@ class Examples:
 
     def __init__(self, task: ConfigurableTask, docs: Any) -> None:
         self.name, self._task, self._docs = str(task.config.task), copy.copy(task), docs
-        if task.OUTPUT_TYPE == "multiple_choice":  # before hours of work, rather than when a row is drawn
-            for row in tqdm(range(len(self._docs)), f"Reading {self.name}", leave=False, delay=2):
-                self.right(row)
+        for row in range(len(docs) if task.OUTPUT_TYPE == "multiple_choice" else 0):
+            self.right(row)  # before hours of work, rather than when a row is drawn
 
     def __len__(self) -> int:
         return len(self._docs)
@@ -115,19 +113,11 @@ def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[s
 
 
 def unknown_task(name: str, known: Iterable[str], include_path: str | None) -> str:
-    """The line about the name of a task or group that does not exist.
-
-    Args:
-        known: the names of all tasks and groups.
-        include_path: the folder of further tasks, if one was given.
-    """
+    """The line about the name of a task or group that does not exist, among those that are `known`."""
     near = did_you_mean(name, known)
     own = f" --include_path {include_path}" if include_path else ""
     advice = "" if include_path else " For tasks in a folder of your own, give --include_path DIR."
-    return (
-        f"there is no task {name!r}{f': {near}' if near else '.'} `lm-eval-icl ls tasks{own}` lists "
-        f"those there are.{advice}"
-    )
+    return f"there is no task {name!r}{f': {near}' if near else '.'} `lm-eval-icl ls tasks{own}` lists them.{advice}"
 
 
 def check_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> None:
@@ -139,7 +129,7 @@ def check_tasks(names: Sequence[str], include_path: str | None, metadata: Mappin
 
 
 def task_manager(include_path: str | None, metadata: Mapping[str, Any]) -> TaskManager:
-    """lm-eval's index of tasks. lm-eval reads thousands of files to make it."""
+    """lm-eval's index of tasks. lm-eval reads thousands of files to make it, once."""
     return _manager(include_path, json.dumps(dict(metadata), sort_keys=True, default=str))
 
 

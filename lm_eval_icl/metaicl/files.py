@@ -1,19 +1,18 @@
-"""MetaICL's settings, and the rows of its files: DATA/{task}/{task}_{k}_{seed}_{split}.jsonl."""
+"""MetaICL's settings, its files (DATA/{task}/{task}_{k}_{seed}_{split}.jsonl), and what `--metadata` says of them."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.errors import InputError, did_you_mean, log, refusing
 
 # The seeds of MetaICL's few-shot files, and how many rows a training file of a target task has.
-SEEDS = (100, 13, 21, 42, 87)
-SHOTS = 16
+SEEDS, SHOTS = (100, 13, 21, 42, 87), 16
 _FACTS: dict[str, Any] = json.loads(Path(__file__).with_name("settings.json").read_text(encoding="utf-8"))
 # Setting -> "train", "test" or "unseen_domain" -> names of tasks.
 SETTINGS: dict[str, dict[str, list[str]]] = _FACTS["settings"]
@@ -46,39 +45,30 @@ def targets() -> list[str]:
 
 
 def setting_of(name: str) -> dict[str, list[str]]:
-    """The lists of a setting.
-
-    Raises:
-        InputError: there is none of that name.
-    """
+    """The lists of a setting; a name that there is not is refused."""
     if name not in SETTINGS:
-        raise InputError(
-            f"MetaICL has no setting {name!r}: give {', '.join(list(SETTINGS)[:-1])} or {list(SETTINGS)[-1]}."
-        )
+        raise InputError(f"MetaICL has no setting {name!r}: give one of {', '.join(SETTINGS)}.")
     return SETTINGS[name]
 
 
+OPTION = "--metadata metaicl=..."
+# What may be said, and its values.
+_VALUES: Mapping[str, tuple[object, ...]] = {"missing": (None, "skip"), "pmi": (False, True)}
+
+
 class MetaICLFolder:
-    """A folder of MetaICL's data.
+    """A folder of MetaICL's data. What is none, and files that cannot be used, are refused.
 
     Args:
-        path: the folder, which MetaICL calls `data`.
         option: how the user gave it, for messages.
-
-    Raises:
-        InputError: there is no such folder, or it holds none of MetaICL's files.
     """
 
     def __init__(self, path: Path | str, option: str) -> None:
         self.path, self.option = Path(path), option
-        if not self.path.is_dir():
-            raise InputError(f"{option}: {self.path}: no such folder.")
         if not any(next((self.path / task).glob(f"{task}_*_*_*.jsonl"), None) for task in TASKS):
-            nested = self.path / "data"
-            advice = f"did you mean {nested}?" if nested.is_dir() else "give the one that its preprocessing calls data."
             raise InputError(
-                f"{option}: {self.path}: not a folder of MetaICL's data, since it has no "
-                f"TASK/TASK_16_100_test.jsonl or the like: {advice}"
+                f"{option}: {self.path}: not a folder of MetaICL's data, which has files TASK/TASK_16_100_test.jsonl: "
+                "give the one that its preprocessing calls data."
             )
 
     def file(self, task: str, k: int, seed: int, split: str) -> Path:
@@ -93,13 +83,8 @@ class MetaICLFolder:
         return [task for task in tasks if not self.file(task, k, SEEDS[0], "train").is_file()]
 
     def shown(self, task: str, seed: int) -> tuple[Row, ...]:
-        """The demonstrations of a target task: the rows of the seed's training file, in order.
-
-        Raises:
-            InputError: the file is not there, or cannot be used.
-        """
-        path = self._existing(task, SHOTS, seed, "train")
-        rows = read_rows(path, task, chosen=True)
+        """The demonstrations of a target task: the rows of the seed's training file, in order."""
+        rows = read_rows(path := self.file(task, SHOTS, seed, "train"), task, chosen=True)
         if len(rows) != SHOTS:
             raise InputError(
                 f"{path}: has {len(rows)} rows, and MetaICL's training files of target tasks have {SHOTS}."
@@ -107,38 +92,17 @@ class MetaICLFolder:
         return rows
 
     def test(self, task: str, seed: int | None = None) -> tuple[Row, ...]:
-        """The test rows of a target task. If the seed is None, any seed's file is read: MetaICL writes five equal ones.
-
-        Raises:
-            InputError: as for `shown`.
-        """
-        seeds = [other for other in SEEDS if self.file(task, SHOTS, other, "test").is_file()]
-        path = self._existing(task, SHOTS, seeds[0] if seed is None and seeds else seed or SEEDS[0], "test")
-        return read_rows(path, task, chosen=True)
+        """The test rows of a target task; for no seed, of any seed's file, as MetaICL writes five equal ones."""
+        seeds = [other for other in SEEDS if self.file(task, SHOTS, other, "test").is_file()] or SEEDS
+        return read_rows(self.file(task, SHOTS, seed or seeds[0], "test"), task, chosen=True)
 
     def train(self, task: str, k: int) -> tuple[Row, ...]:
-        """The rows of a task to train on, k at most.
-
-        Raises:
-            InputError: as for `shown`.
-        """
-        return read_rows(self._existing(task, k, SEEDS[0], "train"), task, chosen=False)
-
-    def _existing(self, task: str, k: int, seed: int, split: str) -> Path:
-        path = self.file(task, k, seed, split)
-        if not path.is_file():
-            names = sorted(file.name for file in self.path.glob(f"{task}/{task}_*_{split}.jsonl"))
-            others = f"there are {', '.join(names[:5])}" if names else "there is none of this task"
-            raise InputError(f"{self.option}: {path}: no such file ({others}): make it with MetaICL's preprocessing.")
-        return path
+        """The rows of a task to train on, k at most."""
+        return read_rows(self.file(task, k, SEEDS[0], "train"), task, chosen=False)
 
 
 def checked_seed(seed: int | None) -> int:
-    """The seed, if MetaICL has files of it.
-
-    Raises:
-        InputError: it has none.
-    """
+    """The seed, if MetaICL has files of it; others are refused."""
     if seed not in SEEDS:
         raise InputError(
             f"--seed {seed}: MetaICL's files are of the seeds {', '.join(map(str, SEEDS))}: give one of these."
@@ -146,28 +110,14 @@ def checked_seed(seed: int | None) -> int:
     return seed
 
 
-def check_missing(option: str, what: str, missing: Sequence[str], total: int, advice: str, skip: bool = False) -> None:
-    """Refuse a list of tasks of which some have no files, or say which are left out.
-
-    Args:
-        what: what the tasks belong to.
-        missing: those without files.
-        total: how many tasks there are.
-        advice: how the user says that the others are enough.
-        skip: the user has said so.
-
-    Raises:
-        InputError: some are missing, and not skipped; or all of them.
-    """
-    if missing and total == 1:
-        raise InputError(f"{option}: there are no files of {missing[0]}: make them with MetaICL's preprocessing.")
+def check_missing(option: str, what: str, missing: Sequence[str], total: int, skip: bool) -> None:
+    """Refuse tasks of which some have no files; with `skip`, as the others are enough, say that these are left out."""
     if missing and skip and len(missing) < total:
         log.warning("the %s: goes on without %s, which have no files.", what, ", ".join(missing))
     elif missing:
-        skipping = f", or give {advice} to go on with the other {total - len(missing)}" if len(missing) < total else ""
         raise InputError(
             f"{option}: {len(missing)} of the {total} {what} have no files there: {', '.join(missing)}: make them with "
-            f"MetaICL's preprocessing{skipping}."
+            "MetaICL's preprocessing, or go on without them: --metadata missing=skip."
         )
 
 
@@ -184,13 +134,10 @@ def read_rows(path: Path, task: str, chosen: bool) -> tuple[Row, ...]:
     rows = []
     for where, fields in read_lines(path, str(path), ("input", "output")):
         row = Row(fields["input"], fields["output"], tuple(fields["options"]))
-        if row.options or chosen:
-            if len(row.options) < 2:
-                raise InputError(f"{where}: has {len(row.options)} options, and a row to choose from has two or more.")
-            if classifies(task) and list(row.options) != TASKS[task]["options"]:
-                raise InputError(
-                    f"{where}: the options {list(row.options)!r} are not those of {task}, {TASKS[task]['options']!r}."
-                )
+        if (row.options or chosen) and len(row.options) < 2:
+            raise InputError(f"{where}: has {len(row.options)} options, and a row to choose from has two or more.")
+        if row.options and classifies(task) and list(row.options) != TASKS[task]["options"]:
+            raise InputError(f"{where}: has other options than {task}, which has {TASKS[task]['options']!r}.")
         rows.append(row)
     return tuple(rows)
 
@@ -215,18 +162,42 @@ def read_lines(path: Path, name: str, texts: Sequence[str]) -> Iterator[tuple[st
         if not line.strip():
             continue
         where = f"{name}, line {number}"
-        try:
+        with refusing(f"{where}: not JSON"):
             fields = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{where}: not JSON ({error}).") from error
-        if not isinstance(fields, dict):
-            raise InputError(f"{where}: must be an object with {', '.join(texts)} and options.")
-        for text in texts:
-            if not isinstance(fields.get(text), str):
-                raise InputError(f"{where}: {text!r} must be a text, and is {fields.get(text)!r}.")
-        options = fields["options"] = fields.get("options") or []
-        if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-            raise InputError(f"{where}: 'options' must be a list of texts, and is {options!r}.")
-        if options and fields["output"] not in options:
-            raise InputError(f"{where}: the output {fields['output']!r} is none of the options {options!r}.")
-        yield where, fields
+        says = {**fields, "options": fields.get("options") or []} if isinstance(fields, dict) else {"options": None}
+        options = says["options"]
+        are_texts = isinstance(options, list) and all(isinstance(text, str) for text in options)
+        if not (are_texts and all(isinstance(says.get(text), str) for text in texts)):
+            raise InputError(f"{where}: must have the texts {', '.join(texts)}, and options, a list of texts.")
+        if options and says["output"] not in options:
+            raise InputError(f"{where}: the output {says['output']!r} is none of the options {options!r}.")
+        yield where, says
+
+
+def folder(metadata: Mapping[str, Any]) -> MetaICLFolder:
+    """The folder that `--metadata metaicl=...` names.
+
+    Raises:
+        InputError: there is none, or it is not one of MetaICL's; or another of the settings cannot be used. What is
+            nearly one of their names is refused too, since without PMI, for example, a run has numbers that look right.
+    """
+    for name, value in metadata.items():
+        if name in _VALUES and value not in _VALUES[name]:
+            raise InputError(f"--metadata {name}={value}: must be {_VALUES[name][1]}, or be left out.")
+        if name not in ("metaicl", *_VALUES) and (near := did_you_mean(str(name).lower(), ("metaicl", *_VALUES))):
+            raise InputError(f"--metadata {name}={value}: {near}")
+    if not metadata.get("metaicl"):
+        raise InputError("MetaICL's tasks need the folder of its data: give --metadata metaicl=DATA_DIR.")
+    return MetaICLFolder(str(metadata["metaicl"]), OPTION)
+
+
+def skips(metadata: Mapping[str, Any]) -> bool:
+    """Whether tasks without files are left out."""
+    return metadata.get("missing") == "skip"
+
+
+@functools.cache
+def check_group(files: MetaICLFolder, setting: str, split: str, skip: bool) -> None:
+    """Refuse a group with tasks that have no files, or say once which are left out."""
+    tasks = setting_of(setting)[split]
+    check_missing(OPTION, f"{split.replace('_', '-')} tasks of {setting}", files.without_test(tasks), len(tasks), skip)

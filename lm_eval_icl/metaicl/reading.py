@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.prompts.splitting import encoder
+from lm_eval_icl.prompts.tokens import Ids
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Reader:
     """
 
     encode: Callable[[str, bool], tuple[list[int], list[int]]]
-    decode: Callable[[Sequence[int]], str]
+    decode: Callable[[Ids], str]
     prefix: tuple[int, ...]
     max_length: int
     alike: bool = False
@@ -43,13 +44,7 @@ def reader(tokenizer: PreTrainedTokenizerBase, add_bos_token: bool | None, max_l
     Args:
         add_bos_token: whether BOS is put at the beginning; None for the tokenizer's default.
     """
-    if tokenizer.is_fast:
-        with_starts = encoder(tokenizer, add_special_tokens=False)
-    else:  # without the characters of tokens, which only methods need that know a prompt's parts
-
-        def with_starts(text: str) -> tuple[list[int], list[int], int]:
-            ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-            return ids, [0] * len(ids), 0
+    with_starts = encoder(tokenizer, add_special_tokens=False)
 
     def alone(text: str) -> list[int]:
         return with_starts(text)[0]
@@ -66,7 +61,8 @@ def reader(tokenizer: PreTrainedTokenizerBase, add_bos_token: bool | None, max_l
         ids, starts, _ = with_starts(text)
         return ids, starts
 
-    def decode(ids: Sequence[int]) -> str:
+    @functools.lru_cache(maxsize=100_000)  # as demonstrations are
+    def decode(ids: Ids) -> str:
         before = tokenizer.decode(front, clean_up_tokenization_spaces=False)
         return str(tokenizer.decode([*front, *ids], clean_up_tokenization_spaces=False))[len(before) :]
 

@@ -66,7 +66,7 @@ FIELDS = (
           "model_args.batch_size model_args.max_batch_size model_args.attn_implementation config.batch_size "
           "config.batch_sizes", why="rounding"),
     Field("neither", "icl.overflow model_args.overflow", why="what was left out marks the cell"),
-    Field("neither", "icl.decided icl.study", why="read as decision rules, and as a study's"),
+    Field("neither", "task.metadata.decided icl.study", why="read as decision rules, and as a study's"),
     Field("neither", "config.icl config.model_args", why="compared entry by entry"),
     Field("neither", "model_args.device model_args.parallelize model_args.device_map model_args.max_memory_per_gpu "
           "model_args.max_cpu_memory model_args.offload_folder model_args.tensor_parallel_size "
@@ -85,8 +85,6 @@ FIELDS = (
     Field("neither", "task.metadata.version", why="stands in versions"),
     Field("neither", "task.metadata.config_source", why="a path of somebody's machine"),
     Field("neither", "task.metadata.decide", why="further values of the same run"),
-    Field("neither", "task.metadata.demonstrations_replaced task.metadata.demonstrations_evaluated",
-          why="counts that depend on the seed"),
 )  # fmt: skip
 _DECLARED = {path: field for field in FIELDS for path in field.paths.split()}
 # What makes a task's prompts but the demonstrations; in a demonstration as in the query, where it is not said.

@@ -63,7 +63,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class RuleFacts:
-    """What a run says of a decision rule of one of its tasks (`config.icl.decided`)."""
+    """What a run says of a decision rule of one of its tasks (its metadata, `decided`)."""
 
     name: str  # of the filter that has its values: "batch:m=64:of=pool"
     arguments: Mapping[str, Any] = field(default_factory=dict)  # all of the rule's, those with their default too

@@ -80,7 +80,7 @@ def results_of(
     """A task's result, then those under decision rules; each with its answers, or with marks that say why they are not
     used. Sentences on rules that are left out are added to `notes`. `Unusable` is raised if the task has no number."""
     values, config = mapping(results["results"][task]), results["configs"][task]
-    rules = mapping(at(results, "config", "icl", "decided", task))
+    rules = mapping(at(config, "metadata", "decided"))
     for key, value in values.items():
         if "_stderr," in key and (number(value) or 0) < 0:
             raise Unusable(f"{key.partition(',')[0]} is {value:g}, and no standard error is negative")

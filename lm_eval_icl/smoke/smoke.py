@@ -179,7 +179,7 @@ def _likeliest(lm: Any, name: str) -> Responses:
     Raises:
         ValueError: a token is not the likeliest one in the pass that scores.
     """
-    from lm_eval_icl.harness.generate import text_of
+    from lm_eval_icl.harness.responses import text_of
     from lm_eval_icl.inference.generation import GenerationSettings
 
     def generate(context: Any, **cache: Any) -> Any:

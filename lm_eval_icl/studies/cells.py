@@ -18,7 +18,7 @@ from lm_eval_icl import methods
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.inference.checkpoints import ARGUMENTS
 from lm_eval_icl.inference.identity import source_digest
-from lm_eval_icl.metaicl.metadata import skips
+from lm_eval_icl.metaicl.files import skips
 from lm_eval_icl.studies.grid import HF, Demonstrations, Study, trained_under
 from lm_eval_icl.studies.parts import Training, Variant
 

@@ -11,9 +11,9 @@ from lm_eval.evaluator_utils import get_sample_size
 from lm_eval_icl.decisions.how import written
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.choosing import PoolOfTask
 from lm_eval_icl.harness.deciding import check_options, give_rules, meaningless
 from lm_eval_icl.harness.metaicl import MetaICLTask
-from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Grid, GridTask
 from lm_eval_icl.studies.grid import Study

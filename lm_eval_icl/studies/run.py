@@ -30,9 +30,9 @@ from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.harness.deciding import give_rules
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
-from lm_eval_icl.harness.loglikelihood import check_finite
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import RequestTokenizer
+from lm_eval_icl.harness.responses import check_finite
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.methods.runner import grouped

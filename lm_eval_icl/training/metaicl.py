@@ -41,11 +41,11 @@ class SettingTask:
         sequences, row = self._sequences, self.rows[query]
         shown = sequences.encoded_demonstrations([self.rows[i] for i in demonstrations])
         [joined] = sequences.join(shown, sequences.encoded_options(row, not shown, [row.output]))
-        prompt, answer = encoded(joined, self.reader.prefix, {})
+        prompt, answer = encoded(joined, self.reader, {})
         if self.channel or not row.options:
             return Example(prompt, (answer,), 0)
         targets = [sequences.encoded_options(row, not shown, [option])[0].target for option in row.options]
-        options = [encoded(replace(joined, target=target), self.reader.prefix, {})[1] for target in targets]
+        options = [encoded(replace(joined, target=target), self.reader, {})[1] for target in targets]
         options[row.right] = answer
         return Example(prompt, tuple(options), row.right)
 
@@ -66,7 +66,7 @@ class SettingTask:
         lengths = []
         for row in self.rows:
             [example] = self._sequences.encoded_options(row, False, [row.output])
-            lengths.append(len(example.between.ids) + len(example.source.ids) + len(example.target.ids))
+            lengths.append(len(example.between) + len(example.source) + len(example.target))
         return lengths
 
 
@@ -89,5 +89,5 @@ def load_rows(setting: str, folder: MetaICLFolder, k: int, skip_missing: bool) -
     names = setting_of(setting)["train"]
     missing = folder.without_train(names, k)
     what = f"training tasks of {setting} (TASK_{k}_100_train.jsonl: --train_k)"
-    check_missing(folder.option, what, missing, len(names), "--metadata missing=skip", skip_missing)
+    check_missing(folder.option, what, missing, len(names), skip_missing)
     return {name: folder.train(name, k) for name in names if name not in missing}

@@ -7,8 +7,8 @@ import pytest
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.harness.choosing import PoolOfTask
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path
 from tests import processes, tiny

@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import lm_eval
 import numpy as np
 import pytest
 import torch
@@ -18,17 +17,15 @@ from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.reading import PoolReader
 from lm_eval_icl.demonstrations.select import in_prompt_order, select
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.choosing import PoolOfTask
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.methods.runner import grouped
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.smoke.demo import model_path
-from tests import evaluation, processes, tiny
+from tests import tiny
 
 TASK = "icl_demo_four"
-# Positions that four demonstrations of it and a query take sometimes, and sometimes not.
-NARROW = 84
 
 
 def load(task: str = TASK, **metadata):
@@ -96,18 +93,6 @@ def test_a_pass_reads_what_hf_gives(predictor, pool):
         assert np.allclose(found, np.exp(logs) / np.exp(logs).sum(), atol=1e-5)
 
 
-def test_descriptions_may_depend_on_the_document(predictor):
-    """A document's numbers are those with its own description, whichever others are read with it."""
-    pool = PoolOfTask(evaluation.load_task(evaluation.TASKS["described"]))
-    reader = PoolReader(pool, predictor)
-    rows = list(range(len(pool.docs)))
-    assert len({pool.query(row)[0].prefix for row in rows}) > 2
-    together, features, _ = reader.read(rows)
-    for row in rows:
-        (alone,), feature, _ = reader.read([row])
-        assert np.allclose(alone, together[row], atol=1e-5) and np.allclose(feature[0], features[row], atol=1e-4)
-
-
 # Choices.
 
 
@@ -173,85 +158,7 @@ def test_calibrated_by_what_the_model_says_without_a_text(predictor, pool):
     assert found.tokens > 0
 
 
-def fits(pool, predictor, rows, others) -> bool:
-    texts = [pool.demonstration(row) for row in rows]
-    pairs = [
-        predictor.tokenizer.pair(FewShotPrompt(prompt.prefix, texts, prompt.query), option)
-        for prompt, options, _ in map(pool.query, others)
-        for option in options
-    ]
-    return all(predictor.limits.too_long(tokens, len(answer) - 1) is None for tokens, answer in pairs)
-
-
-@pytest.mark.parametrize(
-    ("how", "arguments"),
-    [
-        ("best_random", {"sets": 12, "dev": 10}),
-        pytest.param("lens", {"m": 12, "l": 2, "beams": 2, "iterations": 2, "dev": 8}, marks=pytest.mark.slow),
-    ],
-)
-def test_a_set_that_does_not_fit_cannot_win(how, arguments, predictor, pool, caplog):
-    """The search goes on without it, and says how many there were. It ends if none fits."""
-    model, tokenizer = predictor.runner.model, predictor.tokenizer.tokenizer
-    tried = []
-
-    def chooser(positions):
-        found = Chooser(pool, Predictor(model, tokenizer, ICL(), max_length=positions), 40)
-        of_set = found._of_set
-        found._of_set = lambda rows, dev: tried.append((rows, dev, of_set(rows, dev))) or tried[-1][2]
-        return found
-
-    narrow = chooser(NARROW)
-    with caplog.at_level("WARNING", "lm_eval"):
-        choice = narrow.choose(how, 4, 0, **arguments)
-    too_long = [rows for rows, _, (accuracy, _) in tried if accuracy == -np.inf]
-    assert 0 < len(too_long) < len(tried)
-    for rows, dev, (accuracy, _) in tried:
-        assert (accuracy > -np.inf) == fits(pool, narrow.reader.predictor, rows, dev)
-    assert choice.indices not in too_long and choice.accuracy == max(accuracy for _, _, (accuracy, _) in tried)
-    assert f"{len(too_long)} sets of demonstrations do not fit the model" in caplog.text
-    with pytest.raises(InputError, match=f"{how}: none of the .* sets that were tried fits the model .*Lower --num_"):
-        chooser(NARROW - 24).choose(how, 4, 0, **arguments)
-
-
-@pytest.mark.slow
-def test_lens_chooses_and_is_the_same_again(predictor, pool):
-    small = {"m": 16, "l": 2, "beams": 2, "iterations": 2, "dev": 12}
-    first, second = (Chooser(pool, predictor, 80).choose("lens", 4, 5, **small) for _ in range(2))
-    assert first == second and len(set(first.indices)) == 4
-    assert sorted(pool.query(row)[2] for row in first.indices) == [0, 1, 2, 3]
-
-
-def test_copies_and_documents_outside_the_pool_are_not_chosen(predictor, pool, monkeypatch):
-    doubled = PoolOfTask(load())
-    doubled.docs[100:] = doubled.docs[:100]
-    chooser = Chooser(doubled, predictor, 5000)
-    assert max(chooser._rows(0)) < 100
-    dev, rest = chooser._apart(chooser._rows(0), 40)
-    assert max(dev) >= 100 and {row % 100 for row in dev}.isdisjoint(rest) and rest
-    some = Chooser(pool, predictor, 50)
-    assert len(some._rows(0)) == 50 and some._rows(0) != some._rows(1)
-    assert set(some.choose("herding", 4, 1).indices) <= set(some._rows(1))
-
-
 # Runs with a file.
-
-
-def test_every_model_uses_the_choice(tmp_path):
-    file = tmp_path / "chosen.json"
-    select_command("herding", *MODEL, "--tasks", TASK, "--num_fewshot", 4, "--seeds", 3, "--output", file)
-    indices = json.loads(file.read_text())["tasks"][TASK]["seeds"]["3"]["indices"]
-    pool = PoolOfTask(load())
-    expected = "".join(pool.demonstration(row) for row in indices)
-    manager = TaskManager(
-        include_path=task_dir() / "demo", include_defaults=False, metadata={"demonstrations": str(file)}
-    )
-    for model in ("hf", "invicl"):
-        kwargs = {"num_fewshot": 4, "limit": 2, "device": "cpu", "fewshot_random_seed": 3, "bootstrap_iters": 0}
-        args = {"pretrained": str(model_path())}
-        found = lm_eval.simple_evaluate(model, args, [TASK], task_manager=manager, **kwargs)
-        prompts = [sample["arguments"][0][0] for sample in found["samples"][TASK]]
-        assert all(expected in prompt for prompt in prompts), model
 
 
 def a_file(path: Path, documents: PoolOfTask, task: str = TASK, **changes) -> Path:
@@ -259,17 +166,6 @@ def a_file(path: Path, documents: PoolOfTask, task: str = TASK, **changes) -> Pa
     of_task = {"n": 2, "pool": digest, "seeds": {"0": {"indices": [4, 8]}}, **changes}
     path.write_text(json.dumps({"about": {}, "tasks": {task: of_task}}))
     return path
-
-
-def test_tasks_of_lm_evals_own_kind_use_the_choice(tmp_path):
-    """They draw anew for every document otherwise."""
-    config = evaluation.TASKS["one_token"]
-    pool = PoolOfTask(evaluation.load_task(config))
-    file = a_file(tmp_path / "chosen.json", pool, "one_token", n=3, seeds={"0": {"indices": [5, 2, 9]}})
-    task = evaluation.load_task(config, demonstrations=str(file))
-    task.set_fewshot_seed(0)
-    prompt = task.fewshot_context(task.eval_docs[0], 3)
-    assert prompt.startswith("".join(pool.demonstration(row) for row in (5, 2, 9)))
 
 
 @pytest.mark.parametrize(
@@ -293,13 +189,6 @@ def test_a_file_for_something_else_is_refused(changes, n, seed, says, pool, tmp_
         return
     with pytest.raises(InputError, match=f"demonstrations={file}.*{re.escape(says)}"):
         sampler.sample(n)
-
-
-def test_a_file_of_other_tasks_is_refused(pool, tmp_path):
-    file = a_file(tmp_path / "chosen.json", pool)
-    task = load("icl_demo_short", demonstrations=str(file))
-    with pytest.raises(Exception, match=f"no choice for this task, only for {TASK}"):
-        task.sampler.set_rnd(0).sample(2)
 
 
 # Bad input.
@@ -331,33 +220,3 @@ def test_bad_input_is_one_line(arguments, says, tmp_path):
     with pytest.raises(InputError, match=re.escape(says)):
         select_command(*arguments, *shots, "--output", tmp_path / "chosen.json")
     assert not (tmp_path / "chosen.json").exists()
-
-
-def test_what_a_search_costs_is_said_before_it_begins(tmp_path):
-    arguments = ["--tasks", TASK, "--num_fewshot", "4", "--args", "sets=2,dev=10", "--output", str(tmp_path / "c.json")]
-    done = processes.command("select", "best_random", *MODEL, *arguments)
-    assert "best_random scores up to 20 queries behind 2 lists of demonstrations (8 demonstrations" in done.stderr
-    assert re.search(r"seed 1234: rows .* s, [\d,]+ tokens\n", done.stdout)
-
-
-def test_the_pool_is_read_once_for_all_seeds(predictor, pool, monkeypatch):
-    chooser, asked = Chooser(pool, predictor, 5000), []
-    read = chooser.reader.read
-    monkeypatch.setattr(chooser.reader, "read", lambda rows: asked.append(len(rows)) or read(rows))
-    first, again = chooser.choose("herding", 4, 0), chooser.choose("herding", 4, 1)
-    assert len(asked) == 1 and sorted(first.picked) == sorted(again.picked)
-    smaller = Chooser(pool, predictor, 60)
-    before = smaller.choose("herding", 4, 0)
-    assert smaller.choose("herding", 4, 1) != before == smaller.choose("herding", 4, 0)
-
-
-def test_options_that_differ_by_document(predictor):
-    """What needs the same labels for all is refused; the rest chooses without balance."""
-    config = {**evaluation.TASKS["one_token"], "task": "differ", "doc_to_choice": "{{[other, 'b', 'c']}}"}
-    pool = PoolOfTask(evaluation.load_task(config))
-    chooser = Chooser(pool, predictor, 5000)
-    for how in ("cal", "craig", "gradmatch", "facility_location", "graph_cut"):
-        with pytest.raises(Exception, match="needs the same options for all documents"):
-            chooser.choose(how, 3, 0)
-    for how in ("herding", "k_center", "entropy", "margin"):
-        assert len(set(chooser.choose(how, 3, 0).indices)) == 3

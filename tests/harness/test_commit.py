@@ -1,11 +1,9 @@
 """The commit and the version of lm-eval-icl itself: in the results file, and in whatever is built or installed."""
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -64,42 +62,6 @@ def test_changed_files_and_a_copy_without_history(package):
     assert version.commit(package) is None
 
 
-@pytest.mark.parametrize("variable", ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"])
-def test_inside_a_hook_of_another_repository(package, monkeypatch, variable):
-    expected = head(package)
-    monkeypatch.setenv(variable, str(package.parent.parent))
-    assert version.commit(package) == expected
-
-
-@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root gives files away")
-def test_a_checkout_of_another_user(package, monkeypatch):
-    """As in a container that mounts it: git refuses to read it unless told that it may."""
-    expected = head(package)
-    monkeypatch.setenv("HOME", str(package.parent.parent))  # whose git configuration allows nothing
-    for file in (package.parent, *package.parent.rglob("*")):
-        os.chown(file, 12345, 12345)
-    with pytest.raises(subprocess.CalledProcessError):
-        head(package)
-    assert version.commit(package) == expected
-
-
-def test_an_environment_inside_somebody_elses_repository(package):
-    other = package / ".venv" / "lm_eval_icl"
-    other.mkdir(parents=True)
-    (other / "__init__.py").write_text("")
-    assert version.commit(other) is None
-    (other / "commit.txt").write_text("0123456789" * 4 + "\n")
-    assert version.commit(other) == "0123456789" * 4
-
-
-def test_a_git_that_hangs_is_given_up(monkeypatch):
-    def hang(*args, timeout, **kwargs):
-        raise subprocess.TimeoutExpired(args, timeout)
-
-    monkeypatch.setattr(version.subprocess, "run", hang)
-    assert version._git(Path(), "describe") is None
-
-
 @pytest.mark.parametrize(
     ("base", "commit", "expected"),
     [
@@ -148,26 +110,3 @@ def test_a_wheel_knows_its_commit(package, tmp_path):
     assert git(package, "status", "--porcelain") == " M README.md\n"  # building leaves nothing behind
     shutil.rmtree(package.parent / ".git")
     assert build(package.parent, tmp_path / "c") == ("unknown", version.VERSION)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["git archive", "source distribution"])
-def test_a_source_archive_knows_its_commit(package, tmp_path, kind):
-    hash_, root = head(package), package.parent
-    if kind == "git archive":
-        git(root, "archive", "--prefix=unpacked/", "-o", str(tmp_path / "a.tar"), "HEAD")
-    else:
-        code = "import sys, hatchling.build; hatchling.build.build_sdist(sys.argv[1])"
-        environment = tmp_path / "environment"
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(environment), "hatchling"]
-        subprocess.run(pip, check=True, capture_output=True)
-        run = [sys.executable, "-c", code, str(tmp_path)]
-        subprocess.run(
-            run, check=True, capture_output=True, cwd=root, env=os.environ | {"PYTHONPATH": str(environment)}
-        )
-    (archive,) = tmp_path.glob("*.tar*")
-    with tarfile.open(archive) as files:
-        files.extractall(tmp_path / "out", filter="data")
-    (unpacked,) = (tmp_path / "out").iterdir()
-    assert version.commit(unpacked / "lm_eval_icl") == hash_
-    assert build(unpacked, tmp_path / "wheel") == (hash_, f"{version.VERSION}+g{hash_[:7]}")

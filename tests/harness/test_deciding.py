@@ -1,24 +1,19 @@
 """Decision rules in runs of lm-eval, against literal computations from `hf`'s own log-likelihoods."""
 
-import copy
 import json
 import math
-from types import SimpleNamespace
 
-import lm_eval
 import numpy as np
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.loggers.evaluation_tracker import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
 
-from lm_eval_icl.decisions import how
 from lm_eval_icl.decisions.batch import BatchCalibration
 from lm_eval_icl.decisions.contextual import Contextual
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness import deciding, rules
-from lm_eval_icl.harness.content_free import Queries
+from lm_eval_icl.harness import deciding
+from lm_eval_icl.harness.rule_queries import RuleQueries
 from lm_eval_icl.harness.tasks import ICLTask
 from lm_eval_icl.methods import Predictor, make
 from lm_eval_icl.results.board import reads_in_words
@@ -159,7 +154,7 @@ def test_each_rule_against_hf(name, checkpoint, made):
             for y in of
         }
         assert list(rows) == ["none", *RULES.split("+")]
-        decided = json.loads(json.dumps(results["config"]["icl"]["decided"]))[task["task"]]
+        decided = json.loads(json.dumps(results["configs"][task["task"]]["metadata"]["decided"]))
         for rule in RULES.split("+"):
             want = expected(rule, literal, rows["none"], decided[rule], pool)
             np.testing.assert_allclose(values(rows[rule]), want, rtol=0, atol=1e-6)
@@ -215,9 +210,6 @@ def test_constants_belong_to_the_context_as_it_ran(checkpoint):
         assert found == pytest.approx(contextual(literal, "".join(parts), row["doc"]["text"], options), abs=1e-6)
     icl = results["config"]["icl"]
     assert left == icl["left_out"]["three"]["demonstrations"] > 0
-    said = icl["decided"]["three"]["contextual"]
-    assert said["contexts"] > 1 and said["queries"] == 3 * said["contexts"]
-    assert all(low < high for low, high in zip(said["lowest"], said["highest"], strict=True))
 
 
 def test_every_document_with_its_own_demonstrations_has_its_own_constants(checkpoint):
@@ -225,11 +217,10 @@ def test_every_document_with_its_own_demonstrations_has_its_own_constants(checkp
     task = {**TASKS["three"], "fewshot_config": {"sampler": "default"}}
     literal = Literal(path)
     for model in ("icl", "hf"):
-        results, rows = run(model, path, task, "contextual:texts=N/A", fewshot_random_seed=3)
+        _, rows = run(model, path, task, "contextual:texts=N/A", fewshot_random_seed=3)
         want = [contextual(literal, before_query(row), row["doc"]["text"], options, ["N/A"]) for row in rows["none"]]
         np.testing.assert_allclose(values(rows["contextual:texts=N/A"]), want, rtol=0, atol=1e-6)
-        said = results["config"]["icl"]["decided"]["three"]["contextual:texts=N/A"]
-        assert said["contexts"] == said["queries"] == len({row["arguments"][0][0] for row in rows["none"]}) == 6
+        assert len({row["arguments"][0][0] for row in rows["none"]}) == 6
 
 
 def test_options_of_their_own_and_metrics_that_mean_nothing(checkpoint):
@@ -243,8 +234,6 @@ def test_options_of_their_own_and_metrics_that_mean_nothing(checkpoint):
     numbers = results["results"]["options"]
     assert {"acc,none", "acc_mutual_info,none", "acc,contextual", "acc,pmi"} <= numbers.keys()
     assert not {"acc_mutual_info,contextual", "acc_mutual_info,pmi"} & numbers.keys()
-    said = results["config"]["icl"]["decided"]["options"]["contextual"]
-    assert said["contexts"] == 1 and said["queries"] == 3 and "constants" not in said
 
     metrics = ("acc", "acc_norm", "brier_score")
     task = {**TASKS["three"], "metric_list": [{"metric": name} for name in metrics]}
@@ -252,20 +241,6 @@ def test_options_of_their_own_and_metrics_that_mean_nothing(checkpoint):
     kept = {key for key in results["results"]["three"] if "_stderr" not in key}
     assert {f"{name},batch" for name in metrics} <= kept
     assert {key for key in kept if "difference" in key} == {"acc,batch:by=difference"}
-
-
-def test_a_mean_over_documents_has_the_same_bits_in_any_number_of_processes(monkeypatch):
-    (rule,) = map(rules.rule_filter, how.read("batch"))
-    request = Instance("loglikelihood", {}, ("context", " option"), 0, ("t", 0, 1))
-    rule.queries = SimpleNamespace(documents={0: [request] * 3})
-    scores = dict(enumerate(np.random.default_rng(0).normal(-9, 5, (101, 3))))
-    alone = rule.values(scores)
-    for processes in (2, 3, 4):
-        shares = [{i: scores[i] for i in scores if i % processes == rank} for rank in range(processes)]
-        monkeypatch.setattr(rules, "of_all", lambda mine, shares=shares: shares[::-1])
-        for share in shares:
-            values = rule.values(share)
-            assert {i: row.tolist() for i, row in values.items()} == {i: alone[i].tolist() for i in share}
 
 
 def test_the_same_in_python(checkpoint):
@@ -295,31 +270,8 @@ def test_a_cache_holds_raw_responses(checkpoint, tmp_path):
     assert values(rows["none"]) == values(without["none"]) == values(again["none"])
     for rule in ("contextual", "batch"):
         assert values(rows[rule]) == values(again[rule])
-    of_first, of_second = (each["config"]["icl"] for each in (first, second))
-    assert of_first["decided"] == of_second["decided"]
-    assert of_first["tokens_run"] > 0 == of_second["tokens_run"]
-
-
-def test_the_limit_is_recorded_and_tasks_are_as_before(checkpoint):
-    path = checkpoint("llama")
-    said = []
-    for limit in (None, 4):
-        results, _ = run("hf", path, TASKS["three"], "batch+domain:of=test", limit=limit)
-        said.append(results["config"]["icl"]["decided"]["three"])
-    assert [each["batch"]["limit"] for each in said] == [None, 4]
-    assert [each["batch"]["documents"] for each in said] == [6, 4]
-    assert said[0]["batch"]["documents_sha256"] != said[1]["batch"]["documents_sha256"]
-    assert all(each[rule]["transductive"] for each in said for rule in each)
-    manager = TaskManager(include_defaults=False, metadata={"decide": "batch"})
-    loaded = manager.load([copy.deepcopy(TASKS["three"])])
-    filters = loaded["tasks"]["three"]._filters
-    lm = HFLM(pretrained=str(path), device="cpu")
-    lm_eval.evaluate(lm=lm, task_dict=loaded, limit=2, bootstrap_iters=0)
-    assert loaded["tasks"]["three"]._filters == filters
-    assert not {"build_all_requests", "process_results"} & vars(loaded["tasks"]["three"]).keys()
-    del loaded["tasks"]["three"].config.metadata["decide"]
-    lm_eval.evaluate(lm=lm, task_dict=loaded, limit=2, bootstrap_iters=0)
-    assert "icl" not in lm.get_model_info()
+    assert first["configs"]["three"]["metadata"] == second["configs"]["three"]["metadata"]
+    assert first["config"]["icl"]["tokens_run"] > 0 == second["config"]["icl"]["tokens_run"]
 
 
 def test_behind_a_chat_template(chat_checkpoint):
@@ -345,15 +297,13 @@ def test_behind_a_chat_template(chat_checkpoint):
 CHOICES = {"doc_to_choice": ["no", "yes"]}
 
 
-def queries(**changes):
-    return Queries(evaluation.load_task(evaluation.task("t", **evaluation.CHOICE, **CHOICES | changes)), {})
-
-
-def hides(doc):
-    return f"Review of {evaluation.documents(2, 0)[doc['label']]['text']}:"
-
-
 DOC = evaluation.documents(1, 0)[0]
+
+
+def queries(**changes):
+    task = evaluation.load_task(evaluation.task("t", **evaluation.CHOICE, **CHOICES | changes))
+    task._instances = []
+    return RuleQueries(task, None, {})
 
 
 @pytest.mark.parametrize(
@@ -374,9 +324,8 @@ def test_lists_of_options_in_the_query():
     """As in lm-eval's mmlu: the options are above the letters, which stay."""
     doc = {"question": "Which of these?", "choices": {"text": ["first", "last"], "label": ["A", "B"]}, "label": 1}
     task = queries()
-    task.fields = ("choices", "question")
     template = "{{question}}{% for t in choices.text %}\n{{choices.label[loop.index0]}}. {{t}}{% endfor %}\nAnswer:"
-    task.task.config.doc_to_text = template
+    task.task.features, task.task.config.doc_to_text = ["question", "choices"], template
     assert task.content_free(doc, "N/A") == "N/A\nA. N/A\nB. N/A\nAnswer:"
     assert task.premise(doc) == "\nAnswer:"
 
@@ -384,7 +333,6 @@ def test_lists_of_options_in_the_query():
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        (hides, "still has that of the field 'text'"),
         ("Answer:", "made from no text of a document"),
         ("{{label}}:", "made from no text of a document"),
         ("{{text[:0]}}Sentiment:", "does not show the text 'X y'"),
@@ -394,15 +342,6 @@ def test_lists_of_options_in_the_query():
 def test_templates_that_no_text_can_be_taken_from(template, said):
     with pytest.raises(InputError, match=said):
         queries(doc_to_text=template).content_free(DOC, "X y")
-
-
-def test_an_empty_query_is_left_out(checkpoint):
-    task = {**TASKS["three"], "doc_to_text": "text"}
-    results, _ = run("icl", checkpoint("llama"), task, "contextual", limit=2)
-    said = results["config"]["icl"]["decided"]["three"]["contextual"]
-    assert said["texts"] == ["N/A", "[MASK]"] and said["texts_left_out"] == [""] and said["queries"] == 2
-    with pytest.raises(InputError, match="premise=TEXT"):
-        run("icl", checkpoint("llama"), task, "dcpmi", limit=2)
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,6 @@ def test_the_next_release_of_lm_eval_finds_every_model_by_its_entry_point():
         assert model is model_class(name) and model.method_class is methods.find(name)
 
 
-def test_a_name_that_is_taken_stays_taken(tmp_path):
-    code = (
-        "import lm_eval.api.registry as r\nr.model_registry.register('icl', target='a:B')\nimport lm_eval.models\n"
-        "print(r.model_registry._objs['icl'], 'deepthink' in r.model_registry)"
-    )
-    assert python(code, tmp_path) == "a:B True"
-
-
 def test_no_start_is_broken_by_a_broken_package(tmp_path):
     """The .pth line swallows whatever goes wrong; a failure later is one line on stderr."""
     line = (ROOT / "lm_eval_icl.pth").read_text()
@@ -112,40 +104,3 @@ def test_a_wheel_holds_everything(tmp_path):
     first, found, name = done.stdout.strip().splitlines()
     assert first == f"True {site / 'lm_eval_icl/__init__.py'} {site / 'lm_eval_icl/task_configs'}"
     assert (found, name) == ("True", "icl")
-
-
-# At the end of a program, what its threads are told, if PyTorch was not loaded before.
-SAYS = """
-import atexit, os
-atexit.register(lambda: print("says", os.environ.get("OMP_WAIT_POLICY"), flush=True))
-"""
-CALLS = "import sys; sys.argv[1:] = ['ls', '--help']; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "given", "says"),
-    [
-        (["bin/lm_eval", "ls", "--help"], None, "PASSIVE"),
-        (["bin/lm-eval", "ls", "--help"], None, "PASSIVE"),
-        (["bin/python", "-m", "lm_eval", "ls", "--help"], None, "PASSIVE"),
-        (["bin/python", "-um", "lm_eval", "ls", "--help"], "ACTIVE", "ACTIVE"),
-        (["bin/lm-eval-icl", "train", "--help"], None, "PASSIVE"),
-        (["bin/python", "-m", "lm_eval_icl", "show", "icl"], None, "PASSIVE"),
-        # Other programs, even if they run lm-eval's command.
-        (["bin/python", "-c", CALLS, "-m", "lm_eval"], None, "None"),
-        (["bin/python", "-m", "calls", "lm_eval"], None, "None"),
-        (["bin/python", "-m", "json.tool", "--help"], None, "None"),
-    ],
-    ids=lambda value: " ".join(value).replace(CALLS, "...") if isinstance(value, list) else None,
-)
-def test_waiting_threads_give_way_in_lm_eval_s_command_alone(command, given, says, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(SAYS)
-    (tmp_path / "calls.py").write_text(CALLS)
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
-    environment |= {"OMP_WAIT_POLICY": given} if given else {}
-    program, *arguments = command
-    line = [Path(sys.prefix) / program, *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
-    assert done.stdout.splitlines()[-1] == f"says {says}", done.stderr

@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -12,10 +11,7 @@ from datasets import Dataset, DatasetDict
 from lm_eval_icl import cli
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.tasks import ICLTask
-from lm_eval_icl.metaicl.files import Row
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies.run import Options
-from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw_episode, read_file
 from tests import evaluation
 
 TEST = [{"id": i, "text": f"Question {i} of the test", "label": i % 2} for i in range(10)]
@@ -92,26 +88,9 @@ def test_only_rows_that_are_evaluated_are_replaced(how, of):
                 assert TRAIN[row]["label"] == TRAIN[was]["label"]
         assert len(set(now)) == 6 and now == drawn(task, 6, seed)
         replaced[sum(row in COPIES for row in before)] += 1
-        assert task.config.metadata.get("demonstrations_replaced", 0) == sum(row in COPIES for row in before)
     assert how == "first" or replaced[0] > 5 < sum(replaced[count] for count in replaced if count)
     if how == "first":
         assert now == [0, 1, 2, 6, 4, 5]
-
-
-def test_the_results_say_how_many_were_replaced(checkpoint, caplog):
-    seed = next(seed for seed in SEEDS if sum(row in COPIES for row in old("random", 6, seed)) == 2)
-    clean = next(seed for seed in SEEDS if not any(row in COPIES for row in old("random", 6, seed)))
-    path, metadata, prompts = checkpoint("gpt2"), {"demonstrations": "random"}, []
-    for model in ("hf", "icl"):
-        caplog.clear()
-        results = evaluation.run(model, path, [config()], 6, metadata=metadata, limit=2, fewshot_random_seed=seed)
-        assert results["configs"]["toy"]["metadata"]["demonstrations_replaced"] == 2
-        (line,) = [each.getMessage() for each in caplog.records if "were replaced" in each.getMessage()]
-        assert line.startswith("toy: 2 of 6 demonstrations are also among the documents that are evaluated")
-        prompts.append([sample["arguments"][0][0] for sample in results["samples"]["toy"]])
-    assert prompts[0] == prompts[1] and not re.search("QUESTION", prompts[0][0])
-    results = evaluation.run("hf", path, [config()], 6, metadata=metadata, limit=2, fewshot_random_seed=clean)
-    assert "demonstrations_replaced" not in results["configs"]["toy"]["metadata"]
 
 
 @pytest.mark.parametrize("of", ["ours", "lm-eval's"])
@@ -143,21 +122,6 @@ def test_a_file_of_rows_is_taken_as_it_is_or_refused(tmp_path):
     file.write_text("[7, 17, 9]")
     with pytest.raises(InputError, match=r"row 17 is also among the documents that are evaluated.*name another"):
         drawn(load(str(file)), 3, 0)
-
-
-def test_one_question_with_other_options_is_another_document():
-    """Of some tasks (BBH's snarks) the question is the same for all documents."""
-
-    def questions(**_):
-        rows = [{"q": "Which is sarcastic?", "choices": [f"a{i:02}", f"b{i:02}"], "label": 0} for i in range(20)]
-        copies = [{**row, "choices": row["choices"][::-1], "label": 1} for row in rows[:3]]
-        splits = {"train": copies + rows[10:], "test": rows[:10]}
-        return DatasetDict({name: Dataset.from_list(some) for name, some in splits.items()})
-
-    task = load("first", custom_dataset=questions, doc_to_text="{{q}}", doc_to_choice="choices")
-    task.set_fewshot_seed(0)
-    prompt = task.fewshot_context(task.eval_docs[0], 4)
-    assert [f"a{i:02}" in prompt for i in (0, 1, 2, *range(10, 14))] == [False] * 3 + [True] * 4
 
 
 # What a model chooses.
@@ -201,53 +165,4 @@ def test_a_model_chooses_none_of_them(how, tmp_path, caplog):
 # Studies.
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("own_tasks")
-def test_a_dev_set_has_no_copies_of_demonstrations(tmp_path):
-    from tests.studies.running import conduct
-
-    train = [{**row, "id": i, "text": f"question {i % 30}"} for i, row in enumerate(TRAIN)]
-    keys = {"tasks": file_of_task(tmp_path, train), "num_fewshot": 4, "seeds": "0..2", "demonstrations": "random"}
-    study = conduct(tmp_path / "o", Options("cpu", 8), **keys, methods="icl", dev={"size": 20, "choose": ["seeds"]})
-    cells = [study.results(cell) for cell in study.cells()]
-    shown = {train[row]["text"] for found in cells for row in found["config"]["icl"]["study"]["indices"]}
-    (dev,) = study.opened.dev.values()
-    assert len(dev) == 20 and not shown & {train[row]["text"] for row in dev}
-
-
 # Training.
-
-
-@pytest.mark.slow
-def test_no_demonstration_of_an_episode_says_what_the_query_says(tmp_path, capsys):
-    """Of texts that are twice in a file, in drawn episodes, in those of every row, and in those held out."""
-    rows = [
-        {"task": "t", "input": f"{'Film' if i % 2 else ' FILM '} {i // 2}", "output": "ab"[i % 2]} for i in range(60)
-    ]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps({**row, "options": ["a", "b"]}) + "\n" for row in rows))
-    for of in ("task", "row"):
-        line = ["icl", "--model_args", f"pretrained={model_path()}", "--episodes", file, "--output", tmp_path / of]
-        line += ["--num_fewshot", 8, "--steps", 15, "--batch_size", 4, "--device", "cpu"]
-        cli.run(["train", *map(str, line), "--eval_documents", "6", "--draw", of])
-        says = r"of the first 60 episodes, (\d+) demonstrations say what their query says and are replaced"
-        (count,) = re.findall(says, capsys.readouterr().out)
-        assert 1 <= int(count) <= 20
-    (task,) = read_file(file)
-    pool = EpisodePool(task, 8, 6)
-    episodes = [draw_episode([pool], 0, number) for number in range(60)] + pool.evaluation()
-    assert all(episode.query // 2 not in {row // 2 for row in episode.demonstrations} for episode in episodes)
-    assert all(len(set(episode.demonstrations)) == 8 for episode in episodes)
-    for number, episode in enumerate(episodes[:60]):
-        rnd = random.Random(f"0 {number} 0")
-        *before, query = rnd.sample(pool.rows, 9)
-        same = [row // 2 == query // 2 for row in before]
-        assert episode.query == query and episode.replaced == sum(same)
-        kept = [now == was for now, was in zip(episode.demonstrations, before, strict=True)]
-        assert kept == [not repeated for repeated in same]
-
-
-def test_rows_that_all_say_the_same_are_refused():
-    task = FileTask("t", tuple(Row("the same", "a", ("a", "b")) for _ in range(20)))
-    with pytest.raises(InputError, match="task 't': fewer than 2 of its rows say something else than row"):
-        draw_episode([EpisodePool(task, 2, 0)], 0, 0)

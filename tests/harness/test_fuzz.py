@@ -113,7 +113,6 @@ slowly = settings(
     suppress_health_check=list(HealthCheck),
     max_examples=max(1, settings.default.max_examples // 2),
 )
-seldom = settings(slowly, max_examples=max(1, settings.default.max_examples // 10))
 
 
 @pytest.mark.slow
@@ -137,42 +136,6 @@ def test_any_prompt(loaded, architecture, arguments, data):
                 run(lms["hf"], plain)
         else:
             assert_near(found, run(lms["hf"], plain), TOLERANCE[architecture])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", TOLERANCE)
-@seldom
-@given(
-    data=st.data(),
-    sets=st.lists(requests(refused=False), min_size=1, max_size=3),
-    pack=st.integers(1, 600),
-    batch=st.integers(1, 5),
-)
-def test_nothing_depends_on_what_runs_beside_it(loaded, architecture, data, sets, pack, batch):
-    """Shuffled, split into calls, packed and batched otherwise: texts are the same, and numbers but for rounding."""
-    wanted = {"until": ["\n\n"], "max_gen_toks": 4, "do_sample": False}
-    prompts = [(prompt, wanted) for of in sets for prompt in dict.fromkeys(prompt for prompt, _ in of)]
-    pairs = data.draw(st.permutations([pair for of in sets for pair in of]))
-    shuffled = data.draw(st.permutations(prompts))
-    cut = data.draw(st.integers(0, len(pairs)))
-    for name in CLASSES:
-        lm = loaded(architecture, "float32")[name]
-        lm.pack_tokens = 512
-        alone = [run(lm, [pair])[0] for pair in pairs]
-        lm.pack_tokens = pack
-        lm.begin([])
-        found = [
-            *lm.loglikelihood(instances(pairs[:cut]), disable_tqdm=True),
-            *lm.loglikelihood(instances(pairs[cut:]), disable_tqdm=True),
-        ]
-        assert all(abs(a - b) <= 1e-5 * max(1, -b) for (a, _), (b, _) in zip(found, alone, strict=True)), name
-
-        lm = loaded(architecture, "float64")[name]
-        lm.batch_size_per_gpu = 1
-        texts = [run(lm, [pair], "generate_until")[0] for pair in shuffled]
-        lm.batch_size_per_gpu = batch
-        assert run(lm, shuffled, "generate_until") == texts, name
-        lm.batch_size_per_gpu = 1
 
 
 # What is left out of prompts that do not fit.

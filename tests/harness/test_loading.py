@@ -29,28 +29,6 @@ def layers(*devices):
     return {**beside, **{f"model.layers.{i}": device for i, device in enumerate(devices)}}
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        {"parallelize": True, "device_map": "cpu"},
-        {"parallelize": True, "max_cpu_memory": "1GiB"},
-        {"revision": "another"},
-    ],
-    ids=str,
-)
-def test_all_on_one_device(checkpoint, args):
-    assert_as_hf(checkpoint("llama"), **args)
-
-
-@pytest.mark.pinned
-@pytest.mark.parametrize("name", tiny.slow_but(["llama"], ["gpt2", "llama"]))
-def test_all_offloaded(checkpoint, tmp_path, name):
-    """Without a GPU, `parallelize` finds no device with memory: all weights are on the disk until they are used."""
-    if torch.cuda.is_available():
-        pytest.skip("a GPU has memory")
-    assert_as_hf(checkpoint(name), parallelize=True, offload_folder=str(tmp_path))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["icl", "nope", "invicl", "saicl", "batchicl", "deepthink", "ape", "nbce"])
 def test_layers_on_devices_of_their_own(checkpoint, tmp_path, name):
@@ -61,22 +39,11 @@ def test_layers_on_devices_of_their_own(checkpoint, tmp_path, name):
     assert run(name, path, **args) == run(name, path)
 
 
-def test_no_device_from_python(checkpoint):
-    """`simple_evaluate` without a device: the CPU where there is no GPU."""
-    model = ICL(pretrained=str(checkpoint("gpt2")))
-    assert model.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def test_dtype_is_hf_s(checkpoint):
     path = checkpoint("llama")
     assert_as_hf(path, 1e-9, dtype="float64")
     for dtype in ("float64", "float16", "bfloat16"):
         assert next(ICL(str(path), device="cpu", dtype=dtype).model.parameters()).dtype == getattr(torch, dtype)
-
-
-def test_subfolder(tmp_path):
-    tiny.save("llama", tmp_path / "inner")
-    assert_as_hf(tmp_path, subfolder="inner")
 
 
 @pytest.mark.parametrize("name", tiny.slow_but(["invicl"], ["icl", "invicl", "batchicl", "deepthink"]))
@@ -91,16 +58,6 @@ def test_adapter(checkpoint, tmp_path, name):
     found = run(name, path, peft=str(adapter))
     evaluation.assert_same(found, run(name, merged), 1e-4)
     assert found != run(name, path)
-
-
-def test_delta(checkpoint, tmp_path):
-    path = checkpoint("llama")
-    model = AutoModelForCausalLM.from_pretrained(path)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.1)
-    model.save_pretrained(tmp_path)
-    assert assert_as_hf(path, delta=str(tmp_path)) != run("hf", path)
 
 
 def test_code_of_the_checkpoint_s_own(tmp_path):

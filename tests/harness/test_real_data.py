@@ -118,9 +118,3 @@ def test_icl_gives_what_hf_gives(checkpoint, shared, name, shots):
     kwargs = {"limit": 3, "args": {"max_length": length}, "batch_size": 1}
     ours, theirs = (evaluation.answers(model, path, tasks, shots, **kwargs) for model in ("icl", "hf"))
     evaluation.assert_same(ours, theirs, tolerance=1e-4)
-
-
-def test_real_checkpoint_of_characters(shared, hub):
-    """A character-level tokenizer without byte fallback, positions for 256: one line, not a cut prompt."""
-    with pytest.raises(ValueError, match="do not fit the model's 256 positions"):
-        evaluation.run("icl", shared / "models/babyllama-tok105", ["icl_sst2"], 8, limit=2, args={"overflow": "error"})

@@ -12,7 +12,6 @@ import yaml
 from datasets import Dataset, DatasetDict
 from hypothesis import given
 from hypothesis import strategies as st
-from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -106,13 +105,6 @@ def test_documents_in_the_order_of_a_seed(name):
     assert list(plain.fewshot_docs()) == list(first.fewshot_docs())
     with pytest.raises(InputError, match=r"shuffle=-1: must be a whole number, 0 or more\."):
         load(shuffle=-1)
-
-
-def test_documents_that_are_also_the_pool_are_not_shuffled():
-    """Rows of a pool have numbers, by which files of demonstrations name them."""
-    config = {**evaluation.task("own", **evaluation.CHOICE), "doc_to_choice": ["a", "b"], "fewshot_split": "test"}
-    with pytest.raises(InputError, match="shuffle=0: its documents are not a split of a dataset that is theirs alone"):
-        ConfigurableTask(config={**config, "metadata": {"shuffle": 0}})
 
 
 def test_texts_in_a_document():

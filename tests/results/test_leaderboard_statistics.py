@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import special, stats
 
-from lm_eval_icl.metaicl.metric import macro_f1
+from lm_eval_icl.metaicl.strings import macro_f1
 from lm_eval_icl.results.aggregations import AGGREGATIONS, bootstrap, bootstrap_difference
 from lm_eval_icl.results.statistics import (
     HOW,

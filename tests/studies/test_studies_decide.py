@@ -36,13 +36,12 @@ def test_a_cell_is_lm_evals_run_with_its_rules(study):
             for (value, greedy), (their, said) in zip(one["filtered_resps"], other["filtered_resps"], strict=True):
                 assert float(value) == pytest.approx(float(their), abs=1e-5) and str(greedy) == str(said)
         mine, theirs = found["config"]["icl"], alone["config"]["icl"]
-        assert mine["decided"][TASK].keys() == theirs["decided"][TASK].keys()
+        decided = found["configs"][TASK]["metadata"]["decided"]
+        assert decided.keys() == alone["configs"][TASK]["metadata"]["decided"].keys()
         if cell.variant.method == "invicl":
             assert mine["tokens_run"] == theirs["tokens_run"]
         scores = table.loc[study.folder.results_path(cell)].set_index("decide").score
-        assert scores.to_dict() == {
-            name: alone["results"][TASK][f"acc,{name}"] for name in ["none", *mine["decided"][TASK]]
-        }
+        assert scores.to_dict() == {name: alone["results"][TASK][f"acc,{name}"] for name in ["none", *decided]}
 
 
 def test_a_row_for_each_rule(study):

@@ -1,10 +1,12 @@
-"""`generate_until` of this package's models: texts are generated behind shared memories."""
+"""The responses of this package's models: answers are scored and texts generated behind shared memories; whole texts
+(rolling log-likelihood) are scored as in `HFLM`."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from math import isfinite
 from typing import Any
 
 import torch
@@ -12,15 +14,68 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from tqdm import tqdm
-from transformers import StoppingCriteriaList
+from transformers import PreTrainedModel, StoppingCriteriaList
 
-from lm_eval_icl.errors import refusing
-from lm_eval_icl.harness.requests import named
+from lm_eval_icl.errors import log, refusing
+from lm_eval_icl.harness.requests import named, some
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.schedule import in_order
+from lm_eval_icl.inference.scoring import Score, not_finite
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+
+
+def check_finite(instance: Instance, logprob: float, model: PreTrainedModel) -> None:
+    """Refuse a log-probability that is NaN or infinite."""
+    if not isfinite(logprob):
+        raise not_finite(f"{named(instance)}, option {instance.idx}", logprob, model)
+
+
+def score(lm: HFLM, run: PreparedRun, runner: MethodRunner, instances: list[Instance], quiet: bool) -> list[Score]:
+    """The summed log-probability of every continuation, and whether greedy decoding would produce it."""
+    requests, hook = run.take(instances), lm.cache_hook
+    if runner.capabilities.no_memory:
+        rows = [[*request.prompt.context.tokens, *request.prompt.query] for request in requests]
+        whole = [(request.key, ids, [*request.answer]) for request, ids in zip(requests, rows, strict=True)]
+        with runner.counting():
+            of_whole: list[Score] = lm._loglikelihood_tokens(whole, quiet)
+        for instance, (logprob, _) in zip(instances, of_whole, strict=True):
+            check_finite(instance, logprob, runner.model)
+        return of_whole
+    scores: dict[int, Score] = {}
+    with (
+        tqdm(total=len(instances), desc="Running loglikelihood requests", disable=quiet) as bar,
+        runner.inference_mode(),
+    ):
+        prompts = [(request.prompt, request.answer) for request in requests]
+        for of_pass in runner.score_prompts(prompts, run.once):
+            for i, value in of_pass:
+                check_finite(instances[i], value[0], runner.model)
+                scores[i] = value
+                hook.add_partial("loglikelihood", requests[i].key, value)
+                bar.update(1)
+    return [scores[i] for i in range(len(instances))]
+
+
+def score_texts(
+    run: PreparedRun, model: PreTrainedModel, score: Callable[..., list[float]], instances: list[Instance], quiet: bool
+) -> list[float]:
+    """The log-probability of every text as a whole. These requests have no demonstrations.
+
+    Args:
+        score: `HFLM.loglikelihood_rolling`.
+    """
+    run.check()
+    if without := run.method.without_demonstrations:
+        tasks = some(dict.fromkeys(instance.task_name for instance in instances))
+        log.warning("%s: rolling log-likelihood has no demonstrations: %s.", tasks, without)
+    for instance in instances:
+        run.tokenize.check_text(instance)
+    scores = score(instances, quiet)
+    for instance, logprob in zip(instances, scores, strict=True):
+        check_finite(instance, logprob, model)
+    return scores
 
 
 def generate_until(
