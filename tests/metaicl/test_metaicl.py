@@ -182,7 +182,7 @@ def read(folder, task, seed, split):
 
 @functools.cache
 def manager(folder, metadata):
-    patches.install_early("lm_eval.tasks.manager")
+    patches.install("lm_eval.tasks.manager")
     metadata = {"metaicl": str(folder), **dict(metadata)}
     return TaskManager(include_defaults=False, include_path=str(task_dir() / "metaicl"), metadata=metadata)
 
