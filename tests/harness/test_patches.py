@@ -107,7 +107,7 @@ def test_an_evaluate_from_before_our_import_is_refused(checkpoint):
     """It knows nothing of the start of a run; prompts then come without parts, and the line says what to do."""
     evaluate = inspect.unwrap(lm_eval.evaluator.evaluate)
     task = evaluation.manager(False).load([{**evaluation.TASKS["one_token"]}])
-    says = r"^lm-eval-icl: task 'one_token': a prompt arrived without its structure.*call lm_eval.evaluate"
+    says = r"^lm-eval-icl: task 'one_token': a prompt arrived without its structure.*Call lm_eval.evaluate"
     with pytest.raises(InputError, match=says):
         evaluate(evaluation.ICL(str(checkpoint("gpt2")), device="cpu"), task, limit=2)
 
