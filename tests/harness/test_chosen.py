@@ -108,8 +108,6 @@ def test_anything_that_matters_makes_another_choice(checkpoint, cache, chosen):
     another(1, lm, "herding")  # what is damaged is chosen again
 
 
-
-
 @pytest.mark.parametrize(
     ("how", "changes", "n", "says"),
     [
