@@ -377,7 +377,7 @@ def test_what_is_dropped_is_said_in_one_line_a_run(small, caplog):
     assert left_out["many_tokens"]["documents"] == 6 < left_out["many_tokens"]["demonstrations"]
     (line,) = [line for line in caplog.messages if "do not fit" in line]
     n = sum(count["demonstrations"] for count in left_out.values())
-    assert f"of 12 documents, 12 lose demonstrations ({n} in all), and 0" in line
+    assert f"of 12 documents, 12 lose demonstrations ({n} in all) and 0" in line
     assert "tasks: generate, many_tokens. The passes" in line
     json.dumps(results["config"]["icl"])  # what the results file will hold
 

@@ -35,11 +35,10 @@ def test_a_cell_is_lm_evals_run_with_its_rules(study):
             assert (one["doc_id"], one["filter"]) == (other["doc_id"], other["filter"])
             for (value, greedy), (their, said) in zip(one["filtered_resps"], other["filtered_resps"], strict=True):
                 assert float(value) == pytest.approx(float(their), abs=1e-5) and str(greedy) == str(said)
-        mine, theirs = found["config"]["icl"], alone["config"]["icl"]
         decided = found["configs"][TASK]["metadata"]["decided"]
         assert decided.keys() == alone["configs"][TASK]["metadata"]["decided"].keys()
         if cell.variant.method == "invicl":
-            assert mine["tokens_run"] == theirs["tokens_run"]
+            assert found["config"]["icl"]["tokens_run"] == alone["config"]["icl"]["tokens_run"]
         scores = table.loc[study.folder.results_path(cell)].set_index("decide").score
         assert scores.to_dict() == {name: alone["results"][TASK][f"acc,{name}"] for name in ["none", *decided]}
 
