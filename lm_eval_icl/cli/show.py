@@ -20,7 +20,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         'A FILE of --prompt is JSON: {"prefix": "...", "demonstrations": ["...", ...], "query": "...", '
         '"answer": "..."}, each with the blanks and line breaks that stand there; prefix and answer may be left out.'
     )
-    names = ", ".join((*methods.NAMES, *methods.installed()))
+    names = ", ".join(methods.NAMES)
     parser.add_argument("method", metavar="METHOD", help=f"{names}, or MODULE:CLASS")
     parser.add_argument("--args", default="", metavar="K=V,...", help="the method's arguments, as in --model_args")
     parser.add_argument("--shots", type=int, help="demonstrations of the example (default: 3)")

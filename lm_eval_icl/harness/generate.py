@@ -12,7 +12,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from tqdm import tqdm
-from transformers import StoppingCriteriaList
 
 from lm_eval_icl.errors import refusing
 from lm_eval_icl.harness.requests import named
@@ -88,14 +87,8 @@ def generate_first(
     first = instances[: runner.budget.sizes.texts]
     names = list(map(named, first))
     settings = settings_in_force(runner.model, kwargs)
-    rows = runner.generate(prompts, names, max_gen_toks, generate, settings, _stopped, single)
+    rows = runner.generate(prompts, names, max_gen_toks, generate, settings, single)
     return [text_of(lm, row, until) for row in rows]
-
-
-def _stopped(criteria: StoppingCriteriaList) -> list[bool]:
-    """Which rows have reached a stop sequence: lm-eval's criteria list them, but end only all rows together."""
-    trackers = [criterion.done_tracker for criterion in criteria if hasattr(criterion, "done_tracker")]
-    return [any(of_row) for of_row in zip(*trackers, strict=True)]
 
 
 def text_of(lm: HFLM, tokens: list[int], until: list[str]) -> str:
