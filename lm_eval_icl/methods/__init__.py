@@ -1,7 +1,4 @@
-"""The methods, by name. A class such as `lm_eval_icl.methods.InvICL` is imported when it is first used.
-
-A class in a file of yours, or of another package, is MODULE:CLASS.
-"""
+"""The methods, by name; MODULE:CLASS for those of others. A class is imported when it is first used."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class BatchICL(Method):
         query_start = prefix + max(demonstrations, default=0) if self.positions == "symmetric" else None
         pattern = self.pattern(len(chosen))
         layout = lay_out(prefix, chosen, pattern, self.positions, query, answer, query_start=query_start)
-        return layout.within(demonstrations, i or 0, len(chosen))
+        return layout.of_demonstrations(i or 0)
 
     def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
         """A query runs behind every demonstration, and in the last pass."""

@@ -68,10 +68,9 @@ class PromptLimits:
     def too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """Why a prompt with an answer of `answer` positions does not fit; None if it fits."""
         context, why, terms = prompt.context, "", self._takes(prompt, answer)
-        needed = sum(terms)
-        if needed > self.positions:
+        if sum(terms) > self.positions:
             why = f"do not fit the model's {self.positions} positions"
-        elif self.switch is not None and needed > self.switch[0]:
+        elif self.switch is not None and sum(terms) > self.switch[0]:
             switch, ever = self.switch
             # The memory would have the rotary angles of short sequences, and the query those of long ones.
             if ever or self.method.footprint(context).shortest_pass <= switch:
@@ -114,9 +113,8 @@ class PromptLimits:
     def leaves_out(self, prompts: Sequence[tuple[TokenizedPrompt, int]]) -> int:
         """The index of the demonstration to leave out next from prompts that do not fit and all lose the same ones.
 
-        It is the first one, or the longest one (`longest_go_first`). The tokens decide between equally long ones: which
-        are left out may not depend on the order in which an order-invariant method gets them. `prompts` have the number
-        of positions of their answers.
+        It is the first one, or the longest one (`longest_go_first`); of equally long ones the tokens decide, and not
+        the order in which an order-invariant method gets them. `prompts` have the positions of their answers.
         """
         if not self.longest_go_first:
             return 0

@@ -131,15 +131,14 @@ def longest_row(method: Method, can: Capabilities) -> int | None:
 
 def warn(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
     """Warn about a model whose window a method does not reach beyond, or that shares no demonstrations."""
-    name = type(model).__name__
     if keeps_window(method, can):
         log.warning(
             "%s: some layers of %s attend to the last %d tokens only, whatever the mask shows. Prompts with more run "
             "as transformers runs them, and then depend on the order of the demonstrations.",
-            *(method.name, name, can.window),
+            *(method.name, type(model).__name__, can.window),
         )
     if can.no_memory:
         log.warning(
             "%s does not continue from its cache (%s): every prompt is read as a whole, as --model hf does it.",
-            *(name, can.no_memory),
+            *(type(model).__name__, can.no_memory),
         )

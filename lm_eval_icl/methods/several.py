@@ -83,9 +83,8 @@ class Several(PCW):
         whole, layouts = Context((0,) * prefix, tuple((0,) * length for length in demonstrations)), []
         for i, context in enumerate(self.contexts(whole)):
             layout = self.of_window.layout(prefix, context.lengths, query, answer)
-            layout = layout.within(demonstrations, i * self.window_size, len(context.demonstrations))
             title = f"memory {i + 1}" if context.demonstrations else f"memory {i + 1}: no demonstrations"
-            layouts.append((title, layout))
+            layouts.append((title, layout.of_demonstrations(i * self.window_size)))
         return layouts
 
     def footprint(self, context: Context) -> Footprint:

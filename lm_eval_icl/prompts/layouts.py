@@ -102,10 +102,7 @@ class Layout:
         Returns:
             bool, of the broadcast shape.
         """
-        if query.device not in self._on:
-            parts = (self._block, self.sees, self._runs, self._place)
-            self._on[query.device] = [tensor.to(query.device, non_blocking=query.is_cuda) for tensor in parts]
-        block, sees, runs, place = self._on[query.device]
+        block, sees, runs, place = (t.to(query.device) for t in (self._block, self.sees, self._runs, self._place))
         row, column = block[query], block[key]
         return sees[row, column] | ((row == column) & runs[row] & (place[query] >= place[key]))
 
@@ -187,25 +184,15 @@ class Layout:
         blocks, kept = tuple(self.blocks[i] for i in indices), tuple(self.kept[i] for i in indices)
         return replace(self, blocks=blocks, sees=self.sees[indices][:, indices], kept=kept)
 
-    def within(self, demonstrations: Sequence[int], first: int, number: int) -> Layout:
-        """This row, which has some demonstrations of a prompt, with the names and sources that its blocks have in the
-        whole prompt.
+    def of_demonstrations(self, first: int) -> Layout:
+        """This row, which has some demonstrations of a prompt, with the names that its blocks have in the whole prompt
+        if `first` demonstrations are before them."""
 
-        Args:
-            demonstrations: the number of tokens of each of the prompt's demonstrations.
-            first, number: the row has `number` of them, from this index on.
-        """
-        before, own = sum(demonstrations[:first]), sum(demonstrations[first : first + number])
-        blocks = []
-        for block in self.blocks:
-            if block.name in "QA":
-                block = replace(block, source=block.source + sum(demonstrations) - own)
-            elif block.name.startswith("D"):
-                bare = block.name.rstrip("'")
-                name = f"D{int(bare[1:]) + first}{block.name[len(bare) :]}"
-                block = replace(block, name=name, source=block.source + before)
-            blocks.append(block)
-        return replace(self, blocks=tuple(blocks))
+        def name(block: Block) -> str:
+            bare = block.name.rstrip("'")
+            return f"D{int(bare[1:]) + first}{block.name[len(bare) :]}" if bare.startswith("D") else bare
+
+        return replace(self, blocks=tuple(replace(block, name=name(block)) for block in self.blocks))
 
     def on_memory(self, memory: Layout) -> Layout:
         """This row, run on the memory that another row left: all tokens also see the blocks that the other row keeps,
@@ -241,11 +228,6 @@ class Layout:
         """[blocks] bool: whether a block is run through the model, which entries of a memory are not."""
         return torch.tensor([block.name != "M" for block in self.blocks], dtype=torch.bool)
 
-    @cached_property
-    def _on(self) -> dict[torch.device, list[Tensor]]:
-        """The tensors that the rule reads, by device, for every device on which it was used."""
-        return {}
-
 
 def slices(marked: Tensor) -> list[slice]:
     """The slices at which a row of booleans is True."""
@@ -256,18 +238,15 @@ def slices(marked: Tensor) -> list[slice]:
 
 def side_by_side(layouts: Sequence[Layout]) -> Layout:
     """Several rows as one, in which no token sees those of another row: first the entries of all memories, then the
-    tokens of all rows. Its prompt is that of all rows, one after another.
+    tokens of all rows.
 
     Args:
         layouts: at least one; all have the same `step`.
     """
     if len(layouts) == 1:
         return layouts[0]
-    blocks, kept, prompt = list[Block](), list[bool](), 0
-    for layout in layouts:
-        blocks += [replace(block, source=prompt + block.source) for block in layout.blocks]
-        kept += layout.kept
-        prompt += max((block.source + block.length for block in layout.blocks), default=0)
+    blocks = [block for layout in layouts for block in layout.blocks]
+    kept = [keep for layout in layouts for keep in layout.kept]
     order = sorted(range(len(blocks)), key=lambda i: blocks[i].name != "M")  # stable: all else stays in order
     return Layout(
         blocks=tuple(blocks[i] for i in order),
