@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from lm_eval_icl.errors import InputError, checked_whole
 from lm_eval_icl.inference.caches import cache_name, without_adapter
@@ -153,6 +153,32 @@ def _own_cache(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         config.cache_implementation = implementation
+
+
+@contextmanager
+def ending_rows(model: PreTrainedModel, stopped: Callable[[StoppingCriteriaList], Sequence[bool]]) -> Iterator[None]:
+    """Inside this context, a row that `generate` continues without beams ends when `stopped` says so, and the batch
+    with its last row. (lm-eval's stop strings end a batch when all rows have reached the same one.)
+
+    Args:
+        stopped: for each row, whether any of these criteria has ended it; empty if there are none.
+    """
+    inner: Any = without_adapter(model)
+    criteria_of = inner._get_stopping_criteria
+
+    def by_row(generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> StoppingCriteriaList:
+        criteria: StoppingCriteriaList = criteria_of(generation_config, *args, **kwargs)
+
+        def ended(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            return torch.tensor(stopped(criteria) or [False] * len(ids), device=ids.device)
+
+        return StoppingCriteriaList([*criteria, ended] if generation_config.num_beams in (None, 1) else criteria)
+
+    inner._get_stopping_criteria = by_row
+    try:
+        yield
+    finally:
+        del inner._get_stopping_criteria
 
 
 @contextmanager

@@ -130,6 +130,7 @@ class Method(ABC):
         """
         try:
             method = cls(**arguments)
+            Method.__post_init__(method)  # in case that of the subclass does not call it
         except TypeError as error:
             raise InputError(f"{cls.__name__.lower()}: {one_line(error)}.") from error
         if not method.why_not(3):

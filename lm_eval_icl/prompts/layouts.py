@@ -102,7 +102,8 @@ class Layout:
         Returns:
             bool, of the broadcast shape.
         """
-        block, sees, runs, place = (t.to(query.device) for t in (self._block, self.sees, self._runs, self._place))
+        parts = (self._block, self.sees, self._runs, self._place)
+        block, sees, runs, place = (part.to(query.device, non_blocking=query.is_cuda) for part in parts)
         row, column = block[query], block[key]
         return sees[row, column] | ((row == column) & runs[row] & (place[query] >= place[key]))
 
@@ -127,8 +128,7 @@ class Layout:
     @cached_property
     def mask(self) -> Tensor:
         """[n, n] bool: `rule` for all pairs of tokens."""
-        indices = torch.arange(len(self))
-        return self.rule(indices[:, None], indices[None, :])
+        return self.rule(torch.arange(len(self))[:, None], torch.arange(len(self)))
 
     @cached_property
     def positions(self) -> Tensor:
