@@ -58,8 +58,8 @@ def spread(model, first=FIRST, second=SECOND):
 )
 @torch.no_grad()
 def test_a_model_over_two_devices(checkpoint, name, method):
-    """Scores are those of one device; and the host waits for each pass and for the places of its logits, and for nothing
-    else. (GPT-2's projection on the vocabulary is on the first device, and what it reads on the second.)"""
+    """Scores are those of one device; and the host waits for each pass, the places of its logits, and nothing else.
+    (GPT-2's projection on the vocabulary is on the first device, and what it reads on the second.)"""
     model, tokenizer = tiny.load(checkpoint(name))
     expected = scores_of(Predictor(model, tokenizer, methods.make(method)))
     with simulated() as waits:

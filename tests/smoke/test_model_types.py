@@ -1,5 +1,8 @@
 """Tiny models of every model type of transformers, and the smoke test on them."""
 
+import os
+import sys
+
 import pytest
 import torch
 from transformers import AutoConfig
