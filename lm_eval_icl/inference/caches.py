@@ -92,7 +92,7 @@ class MemoryLayer(DynamicLayer):
 
 def selected(cache: Cache, rows: Sequence[int]) -> Cache:
     """A copy of a cache that consists of these rows of its batch, in this order; a row may occur several times."""
-    layers = [copy.copy(layer) for layer in cache.layers]
+    layers: list[Any] = [copy.copy(layer) for layer in cache.layers]
     for layer in layers:
         layer.batch_select_indices(torch.tensor(rows))  # which puts other tensors in the place of the layer's
     return Cache(layers=layers)
