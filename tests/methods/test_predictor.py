@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -148,27 +147,6 @@ def test_a_model_that_somebody_owns_is_left_as_it_was(checkpoint):
     predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
     assert model.generation_config.cache_implementation == "static"
     assert torch.equal(model(ids).logits, before)
-
-
-@pytest.mark.slow
-def test_threads_share_models(checkpoint):
-    """Methods that change a model while it runs, on two models, with long queries, whose attention is computed in
-    parts: from many threads, the scores of one thread."""
-    models = [load(checkpoint(name)) for name in ("gpt2", "llama")]
-    predictors = [
-        Predictor(*model, methods.make(name)) for model in models for name in ("icl", "nope", "invicl", "deepthink")
-    ]
-    long = [f"Review: {'warm and odd ' * n}\nSentiment:" for n in (20, 25, 30)]
-    calls = [(predictor, queries) for predictor in predictors for queries in (long, long[:1], QUERIES)]
-
-    def score(call):
-        predictor, queries = call
-        return predictor.score(DEMONSTRATIONS, queries, OPTIONS)
-
-    expected = [score(call) for call in calls]
-    with ThreadPoolExecutor(6) as pool:
-        for _ in range(5):
-            assert list(pool.map(score, calls)) == expected
 
 
 def test_deepthink_leaves_earlier_memories_alone():
