@@ -78,7 +78,7 @@ def probe(model: PreTrainedModel) -> Capabilities:
 
     Raises:
         InputError: the model does not run, is bidirectional, or its log-probabilities are NaN or infinite.
-        RuntimeError: the device ran out of memory (`inference.budget.room_for_trials` makes it an `InputError`).
+        RuntimeError: the device ran out of memory.
     """
     name, trial = type(model).__name__, _Trial(model)
     if error := _failure(trial.run_in_one_pass):
