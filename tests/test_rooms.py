@@ -45,7 +45,7 @@ LIMITS = {
     "metaicl": (632, 593),
     "decisions": (500, 158),
     "inference": (2690, 2636),
-    "methods": (2100, 1574),
+    "methods": (2100, 1506),
     "drawing": (450, 272),
     "demonstrations": (1714, 565),
     "training": (1496, 761),
