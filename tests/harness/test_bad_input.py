@@ -678,19 +678,12 @@ def test_queries_that_are_too_long_are_cut_or_named(small, shots, caplog):
     assert f"of 6 documents, {left_out}2 {cut} ({tokens} in all); tasks: uneven." in line
 
 
-@pytest.mark.parametrize(
-    ("name", "args"),
-    tiny.slow_but(
-        FEWER := [("pcw", {}), ("ensemble", {"window_size": 6, "weights": [1, 2]})],
-        [*FEWER, *((name, {}) for name in ("star", "ape", "structured", "nbce", "ensemble"))],
-    ),
-)
+@pytest.mark.parametrize("name", tiny.slow_but(["pcw", "ensemble"], ["star", "ape", "structured", "nbce"]))
 @pytest.mark.runs
-def test_a_window_that_does_not_fit_has_fewer_demonstrations(small, name, args):
-    """With weights, which are for as many windows, none are left."""
-    icl = evaluation.run(name, small, ["one_token"], 11, args={"window_size": 11, **args})["config"]["icl"]
+def test_a_window_that_does_not_fit_has_fewer_demonstrations(small, name):
+    icl = evaluation.run(name, small, ["one_token"], 11, args={"window_size": 11})["config"]["icl"]
     left_out = icl["left_out"]["one_token"]
-    assert left_out["documents"] and (left_out["demonstrations"] == 11 * left_out["documents"]) == bool(args)
+    assert left_out["documents"] and left_out["demonstrations"] < 11 * left_out["documents"]
 
 
 def test_an_answer_that_is_too_long_is_not_cut(small):
