@@ -678,7 +678,10 @@ def test_queries_that_are_too_long_are_cut_or_named(small, shots, caplog):
     assert f"of 6 documents, {left_out}2 {cut} ({tokens} in all); tasks: uneven." in line
 
 
-@pytest.mark.parametrize("name", tiny.slow_but(["pcw", "ensemble"], ["star", "ape", "structured", "nbce"]))
+WINDOWS = ["pcw", "ensemble", "star", "ape", "structured", "nbce"]
+
+
+@pytest.mark.parametrize("name", tiny.slow_but(WINDOWS[:2], WINDOWS))
 @pytest.mark.runs
 def test_a_window_that_does_not_fit_has_fewer_demonstrations(small, name):
     icl = evaluation.run(name, small, ["one_token"], 11, args={"window_size": 11})["config"]["icl"]
