@@ -50,7 +50,7 @@ LIMITS = {
     "demonstrations": (1714, 565),
     "training": (1496, 761),
     "regression": (0, 387),
-    "harness": (3989, 4653),
+    "harness": (3989, 4648),
     "results": (3752, 1808),
     "leaderboard": (1158, 291),
     "studies": (3390, 2444),
