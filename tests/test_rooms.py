@@ -39,23 +39,23 @@ TESTS = Path(__file__).resolve().parent
 # How many lines of Python each room may have in the package, and in tests/; "" is the top folder. Who makes a room
 # smaller lowers its number; nobody raises one.
 LIMITS = {
-    "": (225, 2043),
+    "": (225, 2026),
     "files": (38, 0),
-    "prompts": (1029, 694),
+    "prompts": (900, 674),
     "metaicl": (500, 560),
     "decisions": (449, 156),
-    "inference": (2973, 2894),
-    "methods": (2536, 1714),
-    "drawing": (608, 409),
+    "inference": (2690, 2636),
+    "methods": (2100, 1506),
+    "drawing": (450, 272),
     "demonstrations": (1714, 565),
     "training": (1496, 761),
     "regression": (0, 387),
-    "harness": (3100, 3302),
+    "harness": (3098, 3282),
     "results": (3750, 1808),
     "leaderboard": (1158, 291),
-    "studies": (3390, 2443),
-    "smoke": (439, 673),
-    "cli": (1120, 313),
+    "studies": (3390, 2442),
+    "smoke": (439, 672),
+    "cli": (1090, 313),
 }
 
 
