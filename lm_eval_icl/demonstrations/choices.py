@@ -1,4 +1,4 @@
-"""The file in which `lm-eval-icl select`, a run or a study writes what was chosen, and from which runs read it.
+"""The file in which `lm-eval-icl select` or a study writes what was chosen, and from which runs read it.
 
 {"about": {"how": "herding", "arguments": {}, "model": {...}, "version": "..."},
  "tasks": {"icl_sst2": {"n": 8, "pool": {"rows": 6920, "sha256": "..."},
@@ -42,34 +42,20 @@ def indices(
     Raises:
         InputError: nothing was chosen for this task or seed, another number was chosen, or from another pool.
     """
-    of_task = contents["tasks"].get(task)
-    if not isinstance(of_task, dict):
-        raise InputError(f"the file has no choice for this task, only for {', '.join(map(str, contents['tasks']))}.")
-    seeds, chosen_from = of_task.get("seeds"), of_task.get("pool")
-    if not isinstance(seeds, dict) or not isinstance(chosen_from, dict):
-        raise InputError("the file is damaged: make it again with `lm-eval-icl select`.")
-    if of_task.get("n") != n:
+    if task not in contents["tasks"]:
+        raise InputError(f"the file has no choice for this task, only for {', '.join(contents['tasks'])}.")
+    chosen = contents["tasks"][task]
+    if chosen["n"] != n:
         raise InputError(
-            f"{of_task.get('n')} demonstrations were chosen and {n} are asked for, and a part of a choice is none: "
-            f"give --num_fewshot {of_task.get('n')}, or choose {n}."
+            f"{chosen['n']} demonstrations were chosen and {n} are asked for: give --num_fewshot {chosen['n']}, or "
+            f"choose {n}."
         )
-    if chosen_from.get("sha256") != (sha256 or pool_digest(pool)):
+    if chosen["pool"]["sha256"] != (sha256 or pool_digest(pool)):
+        raise InputError("the demonstrations were chosen from another pool: the data has changed since. Choose anew.")
+    if str(seed) not in chosen["seeds"]:
         raise InputError(
-            f"the demonstrations were chosen from another pool (of {chosen_from.get('rows')} rows; this one has "
-            f"{len(pool)}): the data has changed since. Choose anew."
-        )
-    of_seed = seeds.get(str(seed))
-    if not isinstance(of_seed, dict):
-        raise InputError(
-            f"nothing was chosen for seed {seed}, only for {', '.join(map(str, seeds))}: give one of these as the "
+            f"nothing was chosen for seed {seed}, only for {', '.join(chosen['seeds'])}: give one of these as the "
             "fourth number of --seed, or choose for this one."
         )
-    rows = of_seed.get("indices")
-    if (
-        not isinstance(rows, list)
-        or len(rows) != n
-        or not all(type(row) is int and 0 <= row < len(pool) for row in rows)
-        or len(set(rows)) != n
-    ):
-        raise InputError(f"the file is damaged at seed {seed}: make it again with `lm-eval-icl select`.")
+    rows: list[int] = chosen["seeds"][str(seed)]["indices"]
     return rows

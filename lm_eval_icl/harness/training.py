@@ -31,8 +31,6 @@ class Examples:
         InputError: a document's answer is none of its options.
     """
 
-    replaces_copies = True
-
     def __init__(self, task: ConfigurableTask, docs: Any) -> None:
         self.name, self._task, self._docs = str(task.config.task), copy.copy(task), docs
         if task.OUTPUT_TYPE == "multiple_choice":  # before hours of work, rather than when a row is drawn

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import gc
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from lm_eval_icl.decisions.how import written
-from lm_eval_icl.demonstrations import choices, kept
-from lm_eval_icl.demonstrations.choosing import Chooser
-from lm_eval_icl.errors import InputError, log, naming, reason
+from lm_eval_icl.demonstrations import choices
+from lm_eval_icl.demonstrations.choosing import Chooser, about, as_json
+from lm_eval_icl.errors import InputError, naming, reason
 from lm_eval_icl.harness.choosing import predictor
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, ChosenRows, Model, together
@@ -146,17 +145,11 @@ class UnitRunner:
     def _choose(self, models: Models, rows: ChosenRows, choosers: dict[int, Chooser]) -> dict[str, Any]:
         """The contents of the file of a choice of demonstrations."""
         pool, how = self.opened.pools[rows.task], rows.how
-        level = log.level
-        log.setLevel(logging.WARNING)  # what a search will cost and what does not fit, which cells keep quiet
-        try:
-            with naming(f"task {rows.task!r}: demonstrations={how}"):
-                chooser = choosers.setdefault(how.pool, Chooser(pool, predictor(models.first), how.pool))
-                choice = chooser.choose(how.name, rows.num_fewshot, rows.seed, how.balance, **how.arguments)
-        finally:
-            log.setLevel(level)
-        about = kept.about_model(str(models.arguments["pretrained"]), models.first.model_identity())
-        chosen = kept.as_json(pool, rows.num_fewshot, {rows.seed: choice})
-        return {"about": kept.about(how, about), "tasks": {pool.name: chosen}}
+        with naming(f"task {rows.task!r}: demonstrations={how}"):
+            chooser = choosers.setdefault(how.pool, Chooser(pool, predictor(models.first), how.pool))
+            choice = chooser.choose(how.name, rows.num_fewshot, rows.seed, how.balance, **how.arguments)
+        chosen_by = about(how, str(models.arguments["pretrained"]), models.first.model_identity())
+        return {"about": chosen_by, "tasks": {pool.name: as_json(pool, rows.num_fewshot, {rows.seed: choice})}}
 
     def _run_cells(self, models: Models, cells: Sequence[Cell], rows: Mapping[str, Any] | None) -> Iterator[Outcome]:
         """Run cells with the same requests, those together that can be. If that fails, each by itself, as the error may
