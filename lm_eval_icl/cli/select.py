@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm_eval_icl import version
 from lm_eval_icl.demonstrations.how import METHODS, read
 from lm_eval_icl.demonstrations.select import near
 from lm_eval_icl.errors import InputError, naming, refusing, writing
@@ -47,7 +48,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         raise InputError(f"--output {args.output}: must be a file in a folder that is there and can be written to.")
     check_folders(args.include_path, None)
 
-    from lm_eval_icl.demonstrations.choosing import Choice, Chooser, about, as_json
+    from lm_eval_icl.demonstrations.choosing import Chooser
+    from lm_eval_icl.demonstrations.kept import about_model
     from lm_eval_icl.harness.pools import PoolOfTask
     from lm_eval_icl.harness.training import tasks_of
 
@@ -58,23 +60,25 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         if not shots or shots < 1:
             raise InputError(f"--num_fewshot: give how many demonstrations task {task.config.task!r} gets, 1 or more.")
         shots_of_pools[PoolOfTask(task)] = int(shots)
-    predictor, pretrained, identity = _load(args)
-    by_task: dict[str, Any] = {}
+    predictor, model = _load(args)
+    contents: dict[str, Any] = {"about": {"how": str(how), "model": about_model(*model), "version": version.version()}}
+    contents["tasks"] = {}
     for pool, shots in shots_of_pools.items():
-        chooser, chosen = Chooser(pool, predictor, how.pool), dict[int, Choice]()
+        chooser, chosen = Chooser(pool, predictor, how.pool), {}
         for seed in seeds:
             with naming(f"task {pool.name!r}"):
-                chosen[seed] = choice = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
+                choice = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
+            chosen[str(seed)] = choice.as_json()
             rows, cost = ", ".join(map(str, choice.indices)), f"{choice.seconds:.1f} s, {choice.tokens:,} tokens"
             print(f"{pool.name}, seed {seed}: rows {rows}; {cost}", flush=True)
-        by_task[pool.name] = as_json(pool, shots, chosen)
-        contents = {"about": about(how, pretrained, identity), "tasks": by_task}
+        digest = {"rows": len(pool.docs), "sha256": pool.sha256}
+        contents["tasks"][pool.name] = {"n": shots, "pool": digest, "seeds": chosen}
         with writing(f"--output {args.output}"):
             write_atomically(args.output, json.dumps(contents, indent=1) + "\n")
     print(f"{args.output}: lm_eval ... --metadata demonstrations={args.output} --seed 0,1234,1234,{seeds[0]}")
 
 
-def _load(args: argparse.Namespace) -> tuple[Predictor, str, Mapping[str, Any]]:
+def _load(args: argparse.Namespace) -> tuple[Predictor, tuple[str, Mapping[str, Any]]]:
     """The model under plain ICL, its name, and what tells it from others."""
     import torch
 
@@ -94,4 +98,5 @@ def _load(args: argparse.Namespace) -> tuple[Predictor, str, Mapping[str, Any]]:
     limits = {name: arguments[name] for name in ("max_length", "add_bos_token") if name in arguments}
     predictor = Predictor(model, tokenizer, ICL(), batch_size=args.batch_size, **limits)
     commit = hub_commit(arguments["pretrained"], arguments.get("revision"))
-    return predictor, str(arguments["pretrained"]), model_identity(model, files_digest(**arguments), commit)
+    identity = model_identity(model, files_digest(**arguments), commit)
+    return predictor, (str(arguments["pretrained"]), identity)

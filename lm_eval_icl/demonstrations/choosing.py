@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from scipy.special import softmax
 from tqdm import tqdm
 
-from lm_eval_icl import version
 from lm_eval_icl.demonstrations.best_random import best_random
-from lm_eval_icl.demonstrations.how import SEARCHES, How
+from lm_eval_icl.demonstrations.how import SEARCHES
 from lm_eval_icl.demonstrations.lens import LensSettings, lens
 from lm_eval_icl.demonstrations.pool import Pool
-from lm_eval_icl.demonstrations.reading import PoolReader, TaskPool
 from lm_eval_icl.demonstrations.select import in_prompt_order, select
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.inference.schedule import Asked, Ids
+from lm_eval_icl.inference.scoring import not_finite
 from lm_eval_icl.methods.predictor import DoesNotFit, Predictor
+from lm_eval_icl.methods.runner import grouped
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.tokens import Context
+
+
+class TaskPool(Protocol):
+    """The documents that a task takes demonstrations from, as prompts (`harness.pools.PoolOfTask`).
+
+    Attributes:
+        docs: the documents; a row is the number of one.
+        rows: those that are chosen from, with some that turn out to be closed: they may not be chosen.
+        sha256: what tells these documents from others.
+        prompts: what a choice depends on besides: the templates, and which documents are evaluated.
+    """
+
+    name: str
+    docs: list[dict[str, Any]]
+    rows: list[int]
+
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def prompts(self) -> str: ...
+    def is_closed(self, row: int) -> bool: ...
+    def query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
+        """A document's prompt without demonstrations, its options, and which is right."""
+
+    def demonstration(self, row: int) -> str:
+        """A document as a demonstration, with its answer and the delimiter that follows."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +87,7 @@ class Chooser:
     """
 
     def __init__(self, pool: TaskPool, predictor: Predictor, most: int) -> None:
-        self.pool, self.reader, self.most = pool, PoolReader(pool, predictor), most
+        self.pool, self.predictor, self.most = pool, predictor, most
         self._read: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, list[int]]] = {}
 
     def choose(self, how: str, n: int, seed: int, balance: bool = True, **arguments: Any) -> Choice:
@@ -67,7 +96,7 @@ class Chooser:
         Raises:
             InputError: they cannot be chosen.
         """
-        begun, before = time.perf_counter(), self.reader.predictor.runner.tokens_run
+        begun, before = time.perf_counter(), self.predictor.runner.tokens_run
         rows = self._rows(seed)
         if len({self.pool.query(row)[1] for row in rows}) > 1:
             raise InputError(
@@ -77,12 +106,12 @@ class Chooser:
             choice = self._searched(how, n, seed, rows, balance, SEARCHES[how] | arguments)
         else:
             if tuple(rows) not in self._read:  # seeds have the same rows, unless the pool is a part of the split
-                self._read = {tuple(rows): self.reader.read(rows)}
+                self._read = {tuple(rows): self.read(rows)}
             probabilities, features, rows = self._read[tuple(rows)]
             pool = Pool(np.array([self.pool.query(row)[2] for row in rows]), features, probabilities)
             picked = tuple(rows[i] for i in select(how, pool, n, seed, balance, **arguments))
             choice = Choice(in_prompt_order(picked, seed), picked)
-        tokens = self.reader.predictor.runner.tokens_run - before
+        tokens = self.predictor.runner.tokens_run - before
         return replace(choice, seconds=round(time.perf_counter() - begun, 3), tokens=tokens)
 
     def _rows(self, seed: int) -> list[int]:
@@ -96,6 +125,47 @@ class Chooser:
                 first.setdefault(str(self.pool.query(row)[0]), row)
         return list(first.values())
 
+    def read(self, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """The probabilities of each document's options, and the hidden states that they are predicted from, without
+        demonstrations; and the rows of these documents. Those that do not fit the model are left out."""
+        fitting = [row for row in rows if self.fits(row)]
+        if not fitting:
+            raise InputError("no document of the pool fits the model.")
+        runner, tokenizer = self.predictor.runner, self.predictor.tokenizer
+        logs: dict[Asked, float] = {}
+        states: dict[tuple[Context, Ids], np.ndarray] = {}
+        pairs = [tokenizer.pairs(*self.pool.query(row)[:2]) for row in fitting]
+        work = grouped((tokens, answer) for tokens, answers in pairs for answer in answers)
+        for scored, scores in tqdm(runner.score(work, states="hidden"), f"{self.pool.name}: reading", leave=False):
+            for asked, (log_prob, _), state in zip(scored, scores, scores.states, strict=True):
+                if not math.isfinite(log_prob):
+                    raise not_finite(f"{self.pool.name}: a document of the pool", log_prob, runner.model)
+                logs[asked], states[asked[:2]] = log_prob, state.numpy()
+        probabilities = [softmax([logs[tokens.context, tokens.query, a] for a in answers]) for tokens, answers in pairs]
+        return np.array(probabilities), np.stack([states[tokens.context, tokens.query] for tokens, _ in pairs]), fitting
+
+    def fits(self, row: int) -> bool:
+        prompt, options, _ = self.pool.query(row)
+        pairs = [self.predictor.tokenizer.pair(prompt, option) for option in options]
+        return all(self.predictor.limits.too_long(tokens, len(answer) - 1) is None for tokens, answer in pairs)
+
+    def right(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Whether each document is answered rightly behind some demonstrations, and the probability of its right option
+        among all."""
+        texts = [self.pool.demonstration(row) for row in demonstrations]
+        by_prefix: dict[str, list[int]] = defaultdict(list)  # a task's description may depend on the document
+        for row in rows:
+            by_prefix[self.pool.query(row)[0].prefix].append(row)
+        answers: dict[int, tuple[bool, float]] = {}
+        for prefix, group in by_prefix.items():
+            prompts, options, right = zip(*map(self.pool.query, group), strict=True)
+            scores = self.predictor.score(texts, [str(prompt.query) for prompt in prompts], options, prefix=prefix)
+            for row, pairs, gold in zip(group, scores, right, strict=True):
+                values = np.array([value for value, _ in pairs])
+                answers[row] = int(values.argmax()) == gold, softmax(values)[gold]
+        correct, of_right = zip(*(answers[row] for row in rows), strict=True)
+        return np.array(correct), np.array(of_right)
+
     def _searched(
         self, how: str, n: int, seed: int, rows: Sequence[int], balance: bool, settings: dict[str, Any]
     ) -> Choice:
@@ -103,7 +173,7 @@ class Chooser:
         generator, dev_rows = Random(seed), list[int]()
         if how == "best_random":
             dev_rows, rows = self._apart(rows, settings.pop("dev"))
-        fitting = [row for row in rows if self.reader.fits(row)]
+        fitting = [row for row in rows if self.fits(row)]
         pool = Pool(np.array([self.pool.query(row)[2] if balance else 0 for row in fitting], dtype=np.int64))
         with tqdm(desc=f"{self.pool.name}: {how}", unit=" queries") as bar:
 
@@ -117,7 +187,7 @@ class Chooser:
                 the least possible number, -1, if it does not fit the model with all of them."""
                 bar.update(len(others))
                 try:
-                    of_right = self.reader.right([fitting[candidate]], [fitting[i] for i in others])[1]
+                    of_right = self.right([fitting[candidate]], [fitting[i] for i in others])[1]
                     return of_right - alone[list(others)]
                 except DoesNotFit:
                     return np.full(len(others), -1.0)
@@ -125,7 +195,7 @@ class Chooser:
             if how == "best_random":
                 best = best_random(pool, n, generator, score, balance=balance, **settings)
             else:
-                alone = self.reader.right([], fitting)[1]
+                alone = self.right([], fitting)[1]
                 best = lens(pool, n, generator, info, score, LensSettings(**settings), balance=balance)
         if not math.isfinite(best.accuracy):
             raise InputError(
@@ -142,31 +212,13 @@ class Chooser:
         kept = sorted(row for row in Random("dev").sample(pool, dev) if not self.pool.is_closed(row))
         texts = {str(self.pool.query(row)[0]) for row in kept}
         rest = [row for row in rows if str(self.pool.query(row)[0]) not in texts]
-        return [row for row in kept if self.reader.fits(row)], rest
+        return [row for row in kept if self.fits(row)], rest
 
     def _of_set(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[float, float]:
         """The accuracy of a set of demonstrations, and the mean log-probability of the right option. A set that does
         not fit the model with one of the documents is below all that do."""
         try:
-            correct, of_right = self.reader.right(demonstrations, rows)
+            correct, of_right = self.right(demonstrations, rows)
         except DoesNotFit:
             return -math.inf, -math.inf
         return float(correct.mean()), float(np.log(np.maximum(of_right, 1e-300)).mean())
-
-
-# What a file of choices has (`choices`).
-
-
-def as_json(pool: TaskPool, n: int, of_seeds: Mapping[int, Choice]) -> dict[str, Any]:
-    """A task's part of a file of choices."""
-    seeds = {str(seed): choice.as_json() for seed, choice in of_seeds.items()}
-    return {"n": n, "pool": {"rows": len(pool.docs), "sha256": pool.sha256}, "seeds": seeds}
-
-
-def about(how: How, pretrained: str, of_model: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file of choices says of all of them: how they were chosen, and by the model of which name or folder and
-    which `inference.identity.model_identity`."""
-    sha256 = hashlib.sha256(json.dumps(of_model, sort_keys=True, default=str).encode()).hexdigest()
-    model = {"pretrained": pretrained, "sha256": sha256}
-    chosen_by = {"how": how.name, "arguments": dict(how.arguments), "balance": how.balance, "pool": how.pool}
-    return {**chosen_by, "model": model, "version": version.version()}

@@ -26,18 +26,12 @@ METHODS = ("best_random", *SELECTORS, "lens")
 
 @dataclass(frozen=True)
 class How:
-    """A method that chooses demonstrations, with its arguments.
-
-    Attributes:
-        arguments: the method's, by name; those with their default are left out.
-        balance: choose inside each class.
-        pool: how many documents are chosen from.
-    """
+    """A method that chooses demonstrations, with its arguments."""
 
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    balance: bool = _OF_ALL["balance"]
-    pool: int = _OF_ALL["pool"]
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # the method's; those with their default are left out
+    balance: bool = _OF_ALL["balance"]  # choose inside each class
+    pool: int = _OF_ALL["pool"]  # how many documents are chosen from
 
     def __str__(self) -> str:
         """The same text for the same choice, whatever the order in which arguments were given."""

@@ -151,14 +151,9 @@ def _filtered(
 
 
 class _Search:
-    """Sets of candidates, numbered from 0, and how good they look by what their rows tell.
-
-    Args:
-        labels: (E,) of the candidates.
-        table: (E, S) what each tells about each row that it was scored on.
-        want: how many rows of each label a set has.
-        diversity: the weight of similarity.
-    """
+    """Sets of candidates, numbered from 0, and how good they look by what their rows tell: `labels` (E,) of the
+    candidates, `table` (E, S) what each tells about each row that it was scored on, and `want` how many of each label a
+    set has."""
 
     def __init__(
         self, labels: np.ndarray, table: np.ndarray, want: dict[int, int], diversity: float, generator: Random

@@ -12,17 +12,11 @@ TIE = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """What a selector may see of the pool's N documents.
+    """What a selector may see of the pool's N documents."""
 
-    Attributes:
-        labels: (N,) whole numbers from 0.
-        features: (N, d) one vector a document, such as the hidden state that its answer is predicted from.
-        probabilities: (N, C) of each label, given the document alone.
-    """
-
-    labels: np.ndarray
-    features: np.ndarray | None = None
-    probabilities: np.ndarray | None = None
+    labels: np.ndarray  # (N,) whole numbers from 0
+    features: np.ndarray | None = None  # (N, d) such as the hidden states that answers are predicted from
+    probabilities: np.ndarray | None = None  # (N, C) of each label, given the document alone
 
     @property
     def classes(self) -> int:

@@ -20,10 +20,9 @@ from lm_eval_icl.demonstrations.submodular import facility_location, graph_cut
 from lm_eval_icl.demonstrations.uncertainty import entropy, least_confidence, margin
 from lm_eval_icl.errors import InputError, did_you_mean, is_number, is_whole
 
-# (pool, n, generator of random numbers, **arguments) -> the rows of the pool in the order of picking. The pool has n
-# rows at least, and n is 1 at least.
-Selector = Callable[..., list[int]]
+Selector = Callable[..., list[int]]  # (pool, n, generator, **arguments) -> rows of the pool in the order of picking
 _ALL = (herding, k_center, entropy, least_confidence, margin, cal, craig, gradmatch, facility_location, graph_cut)
+_MUST = {bool: "true or false", int: "a whole number from 1", float: "a number from 0"}
 SELECTORS: Mapping[str, Selector] = {selector.__name__: selector for selector in _ALL}
 
 
@@ -107,14 +106,10 @@ def checked(how: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any])
         if name not in defaults:
             raise InputError(f"{how}: unknown argument {name!r}: {near(name, defaults)}")
         kind = type(defaults[name])
-        if kind is bool:
-            good, must = isinstance(value, bool), "true or false"
-        elif kind is int:
-            good, must = is_whole(value) and value >= 1, "a whole number from 1"
-        else:
-            good, must = is_number(value) and value >= 0, "a number from 0"
+        whole, number = is_whole(value) and value >= 1, is_number(value) and value >= 0
+        good = isinstance(value, bool) if kind is bool else whole if kind is int else number
         if not good:
-            raise InputError(f"{how}: {name}={value!r}: must be {must}.")
+            raise InputError(f"{how}: {name}={value!r}: must be {_MUST[kind]}.")
         values[name] = kind(value)
     return values
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.task import Task
 
-from lm_eval_icl.demonstrations.choosing import Chooser
-from lm_eval_icl.errors import InputError, naming
+from lm_eval_icl.demonstrations.kept import Wanted, about_model, chosen
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.harness.tasks import FixedSampler
@@ -57,13 +57,14 @@ def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
         return {}
 
     def choose() -> dict[str, Any]:
-        under_icl, choices = predictor(model), {}
+        name = str(getattr(model.pretrained, "name_or_path", model.pretrained))
+        limits = {"max_length": model.max_length, "add_bos_token": model.add_bos_token}
+        under_icl, about = predictor(model), {**about_model(name, model.model_identity()), **limits}
+        choices = {}
         for task, sampler, how in waiting:
             seed = 1234 if sampler.seed is None else sampler.seed  # lm-eval's, if a run has set none
-            pool, n = PoolOfTask(task), int(task.config.num_fewshot)
-            with naming(f"task {pool.name!r}: demonstrations={how}"):
-                choice = Chooser(pool, under_icl, how.pool).choose(how.name, n, seed, how.balance, **how.arguments)
-            choices[str(task.config.task)] = {"how": str(how), "n": n, "seed": seed, **choice.as_json()}
+            wanted = Wanted(PoolOfTask(task), how, int(task.config.num_fewshot), seed, about)
+            choices[str(task.config.task)] = chosen(wanted, under_icl)
         return choices
 
     by_task = of_first(choose)

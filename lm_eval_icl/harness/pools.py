@@ -8,16 +8,15 @@ from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 
-from lm_eval_icl.demonstrations import choices
-from lm_eval_icl.demonstrations.draw import too_few
+from lm_eval_icl.demonstrations.draw import pool_digest, too_few
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.tasks import among, as_row, evaluated, pool_of
+from lm_eval_icl.harness.tasks import among, as_row, evaluated, pool_of, template_of
 from lm_eval_icl.harness.training import Examples
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 
 class PoolOfTask:
-    """The documents that a task takes demonstrations from (`demonstrations.reading.TaskPool`).
+    """The documents that a task takes demonstrations from (`demonstrations.choosing.TaskPool`).
 
     Args:
         task: a task with options to choose from.
@@ -49,7 +48,12 @@ class PoolOfTask:
 
     @cached_property
     def sha256(self) -> str:
-        return choices.pool_digest(self.docs)
+        return pool_digest(self.docs)
+
+    @cached_property
+    def prompts(self) -> str:
+        """What a choice depends on besides these documents: the templates, and which documents are evaluated."""
+        return template_of(self.task) + pool_digest(list(self.task.eval_docs))
 
     def _query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
         example = self._examples.example((), row)

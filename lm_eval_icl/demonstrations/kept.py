@@ -1,0 +1,81 @@
+"""Choices that runs and studies keep in files of a cache: each is made once.
+
+A choice depends on the task and its documents, the method that chooses and its arguments, n, the seed, and the model;
+not on the method that is evaluated. The name of its file is a digest of all of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lm_eval_icl import version
+from lm_eval_icl.demonstrations.choosing import Chooser, TaskPool
+from lm_eval_icl.demonstrations.how import How
+from lm_eval_icl.errors import naming
+from lm_eval_icl.files import write_atomically
+from lm_eval_icl.methods.predictor import Predictor
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A choice that is wanted.
+
+    Attributes:
+        pool: the task's documents.
+        model: what tells the model from others (`about_model`), and its limits, by which documents fit.
+    """
+
+    pool: TaskPool
+    how: How
+    n: int
+    seed: int
+    model: Mapping[str, Any]
+
+
+def folder() -> Path:
+    """The folder in which choices are kept: `LM_EVAL_ICL_CACHE`, or a folder of the user's cache."""
+    return Path(os.environ.get("LM_EVAL_ICL_CACHE") or Path.home() / ".cache" / "lm-eval-icl") / "demonstrations"
+
+
+def chosen(wanted: Wanted, predictor: Predictor | Chooser) -> dict[str, Any]:
+    """A choice that is kept, or that is made now and kept if it can be written, as results files have it.
+
+    Args:
+        predictor: the model under plain ICL, or what chooses with it from this pool.
+
+    Raises:
+        InputError: nothing can be chosen.
+    """
+    pool, how, request = wanted.pool, wanted.how, {"how": str(wanted.how), "n": wanted.n, "seed": wanted.seed}
+    model = {key: value for key, value in wanted.model.items() if key != "pretrained"}
+    digest = hashlib.sha256(
+        _json([request, pool.name, pool.sha256, pool.prompts, version.version(), model])
+    ).hexdigest()
+    path = folder() / f"{how.name}-{wanted.n}-seed{wanted.seed}-{digest[:16]}.json"
+    if path.is_file():
+        return {**json.loads(path.read_text(encoding="utf-8")), "made_now": False}
+    chooser = predictor if isinstance(predictor, Chooser) else Chooser(pool, predictor, how.pool)
+    with naming(f"task {pool.name!r}: demonstrations={how}"):
+        choice = chooser.choose(how.name, wanted.n, wanted.seed, how.balance, **how.arguments)
+    kept = {**request, **choice.as_json()}
+    with contextlib.suppress(OSError):  # the next run chooses again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(kept, indent=1) + "\n")
+    return {**kept, "made_now": True}
+
+
+def about_model(pretrained: str, of_model: Mapping[str, Any]) -> dict[str, str]:
+    """What is said of the model that chooses: its name or folder, and what tells it from others
+    (`inference.identity.model_identity`), as a digest."""
+    return {"pretrained": pretrained, "sha256": hashlib.sha256(_json(of_model)).hexdigest()}
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, default=str).encode()
