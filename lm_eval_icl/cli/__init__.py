@@ -12,7 +12,6 @@ import importlib.metadata
 import os
 import signal
 import sys
-from types import FrameType
 from typing import NoReturn
 
 from lm_eval_icl import version
@@ -32,20 +31,16 @@ COMMANDS = {
 }
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, by which a scheduler warns a process before it kills it."""
-
-
 def main() -> None:
     """Run a command, ours or lm-eval's. An error in ours is one line on standard error and exit status 1, or 130 after
-    Ctrl-C and 143 after SIGTERM; with --debug, an error that is no `InputError` has its traceback."""
+    Ctrl-C or SIGTERM; with --debug, an error that is no `InputError` has its traceback."""
     give_way()
     name = "".join(sys.argv[1:2])
     if name not in COMMANDS:
         lm_eval(sys.argv[1:])
         return
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # by which a scheduler warns: ended as by Ctrl-C
     try:
         try:
             run(arguments)
@@ -53,11 +48,9 @@ def main() -> None:
             sys.stdout.flush()
     except InputError as error:
         sys.exit(str(error))
-    except KeyboardInterrupt as stopped:
-        terminated = isinstance(stopped, Terminated)
-        if os.environ.get("RANK", "0") == "0":  # of several processes, which all get the signal, one says so
-            print(f"\nlm-eval-icl: {name}: {'terminated' if terminated else 'interrupted'}.", file=sys.stderr)
-        sys.exit(128 + (signal.SIGTERM if terminated else signal.SIGINT))
+    except KeyboardInterrupt:
+        print(f"\nlm-eval-icl: {name}: interrupted.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # `lm-eval-icl show invicl | head` closes the pipe; Python would print an error on exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)  # as a shell says of a program that this signal ended
@@ -65,10 +58,6 @@ def main() -> None:
         if "--debug" in sys.argv:
             raise
         sys.exit(f"lm-eval-icl: {name}: {one_line_with_place(error)} (--debug shows the traceback)")
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
 
 
 def lm_eval(arguments: list[str]) -> None:

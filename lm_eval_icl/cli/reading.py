@@ -13,16 +13,12 @@ from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import LeftOutFile, Run
 
 RESULTS = "results files of lm-eval, and folders with such; with --log_samples, or made by collect"
-SHOWN = 10  # files left out, and rows, that the terminal shows
+SHOWN = 10  # rows that the terminal shows
 
 
 def task_names(text: str | None) -> list[str] | None:
     """The names in --tasks; None if it is not given."""
-    if text is None:
-        return None
-    if not (names := [name.strip() for name in text.split(",") if name.strip()]):
-        raise InputError("--tasks: give at least one task.")
-    return names
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def read_runs(paths: Sequence[Path], where: str = "", metric: str | None = None) -> tuple[list[Run], list[LeftOutFile]]:
@@ -46,9 +42,6 @@ def print_line(console: Console, line: str) -> None:
 
 def print_left_out(left_out: Sequence[LeftOutFile], console: Console) -> None:
     """Print a line for each reason, as all cells of a study's dev set have the same."""
-    reasons = list(grouped(left_out, lambda file: file.why).items())
-    for why, files in reasons[:SHOWN]:
+    for why, files in grouped(left_out, lambda file: file.why).items():
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         print_line(console, f"left out: {shown(str(files[0].path))}{more}: {shown(why)}")
-    if rest := sum(len(files) for _, files in reasons[SHOWN:]):
-        console.print(f"left out: {rest} more.", highlight=False)

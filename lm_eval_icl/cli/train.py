@@ -10,19 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from lm_eval_icl import methods
 from lm_eval_icl.demonstrations.select import near
-from lm_eval_icl.errors import InputError, naming, refusing
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.metaicl.files import MetaICLFolder, setting_of
-from lm_eval_icl.training.settings import Settings, with_numbers
+from lm_eval_icl.training.settings import Settings
 
 if TYPE_CHECKING:
     from lm_eval_icl.methods.base import Method
 
-# The options that are not settings of the training itself. Each may stand in the file of --config too.
+# The options that are not settings of the training itself.
 OPTIONS = {
     "model_args": ("K=V,...", "pretrained=M, the method's arguments, and others as for hf"),
     "tasks": ("T1,T2", "tasks of lm-eval with a training split, or groups of them"),
@@ -78,10 +76,14 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
     Raises:
         InputError: an option cannot be used.
     """
+    import torch
+
     from lm_eval_icl.harness.training import check_tasks
     from lm_eval_icl.training.rows import check_trainable
 
-    check_known(options, "")
+    known = {*OPTIONS, "method", "resume", *Settings.model_fields}
+    for name in options.keys() - known:  # of a study's file
+        raise InputError(f"unknown argument {name!r}: {near(name, sorted(known))}")
     named = {name: options[name] for name in Settings.model_fields if name in options}
     settings = Settings(**(METAICL if "metaicl" in options else {}) | named)
     model_args = pairs("model_args", options.get("model_args", {}))
@@ -90,16 +92,12 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
     method = _method(options["method"], model_args)
     fits = [methods.make(name) for name in _names(options.get("fits", ()))]
     check_trainable(method, settings.loss)
-    for other in fits:
-        check_trainable(other)
-    for name in ("resume", "dry_run", "channel"):
-        if not isinstance(options.get(name, False), bool):
-            raise InputError(f"--{name} {options[name]!r}: must be true or false.")
     if "output" not in options and not options.get("dry_run"):
         raise InputError("--output: give the folder of the trained checkpoint.")
     if sum(name in options for name in ("tasks", "episodes", "metaicl")) != 1:
         raise InputError("--tasks, --episodes, --metaicl: give one of them.")
-    _check_device(options.get("device"))
+    if options.get("device", "cpu") != "cpu" and not torch.accelerator.is_available():
+        raise InputError(f"--device {options['device']}: here is no accelerator: give cpu, or leave it out.")
     if "metaicl" in options:
         if settings.loss != "query":
             raise InputError(f"--loss {settings.loss}: MetaICL's loss is that of the query: leave it out.")
@@ -160,11 +158,10 @@ def _train(
 
 
 def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, Any]:
-    """The arguments of the command line, and those of the --config file that the command line does not have."""
+    """The arguments that the command line has."""
     parser.argument_default = argparse.SUPPRESS
     trained = "icl, nope, prefixicl, pcw, saicl, invicl, sbp, star, or MODULE:CLASS"
-    parser.add_argument("method", metavar="METHOD", nargs="?", help=trained)
-    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="arguments, by name")
+    parser.add_argument("method", metavar="METHOD", help=trained)
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
     for name, (metavar, what) in OPTIONS.items():
         if metavar:
@@ -180,29 +177,7 @@ def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[
         else:
             what = f"{what} (default: {field.default})"
             parser.add_argument(f"--{name}", type=kind, metavar=kind.__name__.upper(), help=what)
-    options = vars(parser.parse_args(arguments))
-    if "config" in options:
-        options = _file(options.pop("config")) | options
-    check_known(options, "--config: ")
-    if not options.get("method"):
-        raise InputError("give the METHOD to train under, such as invicl (train --help).")
-    return options
-
-
-def check_known(options: Mapping[str, Any], where: str) -> None:
-    """Refuse an option that does not exist; `where` stands before the message."""
-    known = {*OPTIONS, "method", "resume", *Settings.model_fields}
-    for name in options.keys() - known:
-        raise InputError(f"{where}unknown argument {name!r}: {near(name, sorted(known))}")
-
-
-def _file(path: Path) -> dict[str, Any]:
-    with refusing(f"--config {path}: cannot be read"):
-        options = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(options, dict):
-        raise InputError(f"--config {path}: must hold arguments by name, such as tasks: [icl_sst2].")
-    with naming(f"--config {path}"):
-        return with_numbers({name: value for name, value in options.items() if value is not None})
+    return vars(parser.parse_args(arguments))
 
 
 def _names(listed: Any) -> list[str]:
@@ -219,14 +194,3 @@ def _method(name: str, model_args: Mapping[str, Any]) -> Method:
         raise InputError(f"unknown model argument {argument!r}: {near(argument, sorted(own | ARGUMENTS))}")
     check_values({key: value for key, value in model_args.items() if key not in own})
     return methods.make(name, {key: value for key, value in model_args.items() if key in own})
-
-
-def _check_device(device: str | None) -> None:
-    """Refuse a device that Trainer would not take."""
-    if device not in (None, "cpu"):
-        import torch
-
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        here = "no accelerator" if accelerator is None else accelerator.type
-        if device != here:
-            raise InputError(f"--device {device}: here is {here}. Give cpu, or leave it out.")
