@@ -108,7 +108,9 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
     if "tasks" in options:
         check_folders(options.get("include_path"), None)
         metadata = pairs("metadata", options.get("metadata", {}))
-        check_tasks(_names(options["tasks"]), options.get("include_path"), metadata)
+        if not (names := _names(options["tasks"])):
+            raise InputError("--tasks: names no task.")
+        check_tasks(names, options.get("include_path"), metadata)
     return functools.partial(_train, options, settings, model_args, method, fits)
 
 
@@ -119,6 +121,7 @@ def _train(
     from lm_eval_icl.harness.training import HarnessTask, tasks_of
     from lm_eval_icl.inference.checkpoints import load_model
     from lm_eval_icl.metaicl.metadata import skips
+    from lm_eval_icl.methods.predictor import Predictor
     from lm_eval_icl.training.episodes import read_file
     from lm_eval_icl.training.metaicl import load_rows, setting_tasks
     from lm_eval_icl.training.train import train
@@ -135,7 +138,9 @@ def _train(
         rows = load_rows(str(options["metaicl"]), data, k, skips(metadata))
     model, tokenizer = load_model(model_args)
     limits = {name: model_args.get(name) for name in ("max_length", "add_bos_token")}
-    tasks += setting_tasks(rows, model, tokenizer, method, options.get("channel", False), **limits)
+    if rows:
+        predictor = Predictor(model, tokenizer, method, **limits)
+        tasks += setting_tasks(rows, predictor, options.get("channel", False), limits["add_bos_token"])
     train(
         model,
         tokenizer,

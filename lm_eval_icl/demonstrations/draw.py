@@ -91,8 +91,9 @@ def as_text(query: str, options: Iterable[str]) -> str:
 def too_few(n: int, free: int) -> InputError:
     """The error for a pool of which only some documents, fewer than n, are not evaluated."""
     return InputError(
-        f"{n} demonstrations asked for, and {free} of the pool's documents are not among those that are evaluated (the "
-        "same rows, or the same texts): give the task another fewshot_split, such as its training split."
+        f"{n} demonstrations asked for, and only {free} of the pool's documents are not evaluated: the demonstrations "
+        "would come from the documents that are evaluated (the same rows, or the same texts): give the task another "
+        "fewshot_split, such as its training split."
     )
 
 

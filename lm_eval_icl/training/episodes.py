@@ -64,15 +64,10 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Episode:
-    """Demonstrations and a query of one task.
-
-    Attributes:
-        task: the task.
-        demonstrations, query: the indices of the rows.
-    """
+    """Demonstrations and a query of one task."""
 
     task: Task
-    demonstrations: tuple[int, ...]
+    demonstrations: tuple[int, ...]  # the indices of the rows
     query: int
 
     @functools.cached_property
@@ -112,7 +107,6 @@ class EpisodePool:
     tasks over the same rows.
 
     Args:
-        task: the task.
         shots: how many demonstrations an episode has.
         held_out: how many rows are held out at most. It is never more than a tenth of the rows.
 
@@ -170,8 +164,7 @@ def draw_episode(pools: Sequence[EpisodePool], seed: int, number: int, attempt: 
     """An episode of a task; the task is drawn first, all tasks equally likely (InvICL, section 5.2).
 
     Args:
-        number: the episode's number in the run.
-        attempt: how many episodes of this number were drawn already, and did not fit. After a hundred, another task is
+        attempt: how many episodes of this number were drawn before, and did not fit. After a hundred, another task is
             drawn.
     """
     others = attempt // ATTEMPTS_OF_A_TASK

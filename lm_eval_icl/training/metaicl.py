@@ -6,8 +6,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from lm_eval_icl.metaicl.files import MetaICLFolder, Row, check_missing, setting_of
 from lm_eval_icl.metaicl.reading import Reader, reader
 from lm_eval_icl.metaicl.strings import Sequences, encoded
@@ -94,19 +92,12 @@ def load_rows(setting: str, folder: MetaICLFolder, k: int, skip_missing: bool) -
 
 
 def setting_tasks(
-    rows: Mapping[str, tuple[Row, ...]],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    method: Method,
-    channel: bool,
-    max_length: int | None = None,
-    add_bos_token: bool | None = None,
+    rows: Mapping[str, tuple[Row, ...]], predictor: Predictor, channel: bool, add_bos_token: bool | None
 ) -> list[SettingTask]:
-    """The tasks of these rows as a model reads them under a method."""
-    predictor = Predictor(model, tokenizer, method, max_length=max_length)
+    """The tasks of these rows as a model reads them under its method."""
     read = replace(
-        reader(tokenizer, add_bos_token, predictor.limits.positions),
-        alike=method.treats_demonstrations_alike,
+        reader(predictor.tokenizer.tokenizer, add_bos_token, predictor.limits.positions),
+        alike=predictor.runner.method.treats_demonstrations_alike,
         longest_first=predictor.limits.longest_go_first,
         canonical=predictor.runner.invariant,
     )

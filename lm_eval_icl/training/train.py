@@ -30,15 +30,10 @@ _LORA_TARGETS = "all-linear"
 
 
 def claim(output: Path, identity: dict[str, Any], resume: bool) -> Path | None:
-    """Take a folder for a run, and find the checkpoint that the run goes on from.
+    """Take a folder for a run, and find the checkpoint that the run goes on from; None to begin.
 
     Args:
-        output: the folder.
         identity: the run's arguments; they are written to the folder, and must be the same if the run resumes.
-        resume: go on from the last checkpoint, or begin if there is none.
-
-    Returns:
-        The checkpoint; None to begin.
 
     Raises:
         InputError: the folder holds another run, or one that is not to be resumed, or cannot be written.

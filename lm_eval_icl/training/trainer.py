@@ -73,7 +73,6 @@ def training_arguments(
     """Trainer's arguments for a training with its checkpoints below `output`.
 
     Args:
-        cpu: train on the CPU even if there is an accelerator.
         use_cache: what the model's configuration says of its cache, which Trainer writes there again.
         evaluates: there are rows that are held out.
 
@@ -126,8 +125,6 @@ class LayoutTrainer(Trainer):
     """Trains a model on rows of episodes.
 
     Args:
-        model: the model.
-        args: transformers' arguments. `output_dir` is the folder of the checkpoints.
         rows: the rows, in the order in which they are trained on.
         held_out: rows that the loss is measured on; empty for none.
 

@@ -71,12 +71,12 @@ def test_indices_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "n", "says"),
     [
-        (None, 1, "must be stratified, random, first, or a JSON file of indices that exists"),
+        (None, 1, "must be stratified, random, first, or a JSON file of indices"),
         ("nonsense", 1, "not JSON"),
         ("[1, 30]", 1, "whole numbers from 0 to 29"),
         ("[true]", 1, "whole numbers from 0 to 29"),
         ("[1]", 2, "holds 1 indices, 2 demonstrations asked for"),
-        ('{"other": [1]}', 1, "no indices for this task, only for other"),
+        ('{"other": [1]}', 1, "must hold a list of whole numbers from 0 to 29"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path, content, n, says):
