@@ -137,7 +137,7 @@ def _train(
         data, k = MetaICLFolder(str(options["data"]), "--data"), options.get("train_k", TRAIN_K)
         rows = load_rows(str(options["metaicl"]), data, k, skips(metadata))
     model, tokenizer = load_model(model_args)
-    limits = {name: model_args.get(name) for name in ("max_length", "add_bos_token")}
+    limits: dict[str, Any] = {name: model_args.get(name) for name in ("max_length", "add_bos_token")}
     if rows:
         predictor = Predictor(model, tokenizer, method, **limits)
         tasks += setting_tasks(rows, predictor, options.get("channel", False), limits["add_bos_token"])

@@ -34,9 +34,6 @@ class EpisodeRows(Dataset[TrainingRow]):
         make: makes the rows.
         fits: for the methods under which the tokens of a row have to fit too (InvICL, appendix A.4).
         size: how many episodes there are.
-
-    Raises:
-        InputError: (when a row is made) of a thousand draws none fits.
     """
 
     draw: Callable[[int, int], Episode]
@@ -51,7 +48,7 @@ class EpisodeRows(Dataset[TrainingRow]):
         return self.make.row(self.episode(number)[0])
 
     def episode(self, number: int) -> tuple[Episode, int]:
-        """The episode of a number, and how many were drawn before it and did not fit."""
+        """The episode of a number, and how many were drawn before it and did not fit; an `InputError` if none fits."""
         for attempt in range(_ATTEMPTS):
             episode = self.draw(number, attempt)
             if not (why := self.why_not(episode)):
