@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-import os
 import signal
 import sys
 from typing import NoReturn
 
 from lm_eval_icl import version
-from lm_eval_icl.errors import InputError, one_line_with_place
+from lm_eval_icl.errors import InputError, naming, one_line_with_place
 from lm_eval_icl.harness.shim import give_way  # which also registers our models and tasks, without the `.pth` file
 
 COMMANDS = {
@@ -42,18 +41,12 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # by which a scheduler warns: ended as by Ctrl-C
     try:
-        try:
-            run(arguments)
-        finally:
-            sys.stdout.flush()
+        run(arguments)
     except InputError as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
         print(f"\nlm-eval-icl: {name}: interrupted.", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # `lm-eval-icl show invicl | head` closes the pipe; Python would print an error on exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)  # as a shell says of a program that this signal ended
     except Exception as error:
         if "--debug" in sys.argv:
             raise
@@ -84,16 +77,13 @@ def run(arguments: list[str]) -> None:
         InputError: it is refused; the message begins with the command's name.
     """
     name = arguments[0]
-    try:
-        parser = OneLine(prog=f"lm-eval-icl {name}", allow_abbrev=False, epilog="--debug shows an error's traceback.")
+    parser = OneLine(prog=f"lm-eval-icl {name}", allow_abbrev=False, epilog="--debug shows an error's traceback.")
+    with naming(name):
         importlib.import_module(f"lm_eval_icl.cli.{name}").command(parser, arguments[1:])
-    except InputError as error:
-        begins = error.message.startswith((f"{name}: ", f"{name} "))
-        raise InputError(error.message if begins else f"{name}: {error.message}") from error
 
 
 class OneLine(argparse.ArgumentParser):
     """A parser that raises an `InputError`, as the rest of the package does, in place of usage and exit status 2."""
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{self.prog.removeprefix('lm-eval-icl ')}: {message} ({self.prog} --help).")
+        raise InputError(f"{message} ({self.prog} --help).")

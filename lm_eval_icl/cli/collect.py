@@ -41,12 +41,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
 def _check(paths: Sequence[Path], console: Console) -> None:
     """Print a line for every file that does not belong on a shared board, and refuse if there is one, or no file."""
-    files: set[Path] = set()
-    for path in paths:
-        found = (
-            [file for file in path.rglob("*") if "/." not in f"/{file.relative_to(path)}"] if path.is_dir() else [path]
-        )
-        files.update(file for file in found if file.is_file())
+    found = {file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])}
+    files = {file for file in found if file.is_file() and not file.name.startswith(".")}
     runs, left_out = read(paths, quiet=True)
     wrong = dict.fromkeys(files - {run.path for run in runs}, "is no file of `lm-eval-icl collect`.")
     wrong |= {file.path: file.why for file in left_out}

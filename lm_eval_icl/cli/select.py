@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl import version
+from lm_eval_icl.cli.reading import model_arguments
 from lm_eval_icl.demonstrations.how import METHODS, read
-from lm_eval_icl.demonstrations.select import near
 from lm_eval_icl.errors import InputError, naming, refusing, writing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.harness.arguments import check_folders, pairs
@@ -82,16 +82,12 @@ def _load(args: argparse.Namespace) -> tuple[Predictor, tuple[str, Mapping[str, 
     """The model under plain ICL, its name, and what tells it from others."""
     import torch
 
-    from lm_eval_icl.inference.checkpoints import ARGUMENTS, load_model
+    from lm_eval_icl.inference.checkpoints import load_model
     from lm_eval_icl.inference.identity import files_digest, hub_commit, model_identity
     from lm_eval_icl.methods import ICL, Predictor
 
-    arguments: Mapping[str, Any] = pairs("model_args", args.model_args)
-    if not arguments.get("pretrained"):
-        raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
-    for name in arguments.keys() - ARGUMENTS:
-        raise InputError(f"--model_args: unknown argument {name!r}: {near(name, sorted(ARGUMENTS))}")
     model: Any
+    arguments = model_arguments(args.model_args)
     model, tokenizer = load_model(arguments)
     with refusing(f"--device {args.device}"):
         model = model.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))

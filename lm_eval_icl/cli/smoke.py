@@ -24,8 +24,6 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     )
     parser.add_argument("--limit", type=int, default=3, help="documents a task (default: %(default)s)")
     options = parser.parse_args(arguments)
-    if options.limit < 1:
-        parser.error(f"--limit {options.limit}: must be 1 or more")
 
     # Run offline, and without those progress bars that these variables switch off.
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
@@ -48,7 +46,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             ran += sum(not isinstance(by_task, str) for by_task in scores.values())
             refused |= {f"{name} on {arch}": why for name, why in smoke.refusals(scores).items()}
     except tiny.NoTinyModel as error:
-        raise InputError(f"smoke --arch: {error.message}") from error
+        raise InputError(f"--arch: {error.message}") from error
     for name, why in refused.items():
         print(f"{name}: refused ({why})")
     print(f"methods: {ran} ran, {len(refused)} refusals")

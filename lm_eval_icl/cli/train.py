@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl import methods
+from lm_eval_icl.cli.reading import model_arguments
 from lm_eval_icl.demonstrations.select import near
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folders, pairs
@@ -65,19 +66,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
 
 def training(options: Mapping[str, Any]) -> Callable[[], None]:
-    """A training with these options, which are checked as far as can be done without the model and the data.
-
-    Args:
-        options: those of the command, by name.
-
-    Returns:
-        What trains the model and writes the checkpoint.
-
-    Raises:
-        InputError: an option cannot be used.
-    """
+    """What trains a model with these options of the command, and writes its checkpoint. They are checked as far as can
+    be done without the model and the data."""
     import torch
 
+    from lm_eval_icl.harness.hf_arguments import check_values
     from lm_eval_icl.harness.training import check_tasks
     from lm_eval_icl.training.rows import check_trainable
 
@@ -86,10 +79,10 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
         raise InputError(f"unknown argument {name!r}: {near(name, sorted(known))}")
     named = {name: options[name] for name in Settings.model_fields if name in options}
     settings = Settings(**(METAICL if "metaicl" in options else {}) | named)
-    model_args = pairs("model_args", options.get("model_args", {}))
-    if not model_args.get("pretrained"):
-        raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
-    method = _method(options["method"], model_args)
+    own = methods.arguments_of(methods.find(options["method"]))
+    model_args = model_arguments(options.get("model_args", {}), own)
+    check_values({name: value for name, value in model_args.items() if name not in own})
+    method = methods.make(options["method"], {name: value for name, value in model_args.items() if name in own})
     fits = [methods.make(name) for name in _names(options.get("fits", ()))]
     check_trainable(method, settings.loss)
     if "output" not in options and not options.get("dry_run"):
@@ -169,33 +162,19 @@ def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[
     parser.add_argument("method", metavar="METHOD", help=trained)
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
     for name, (metavar, what) in OPTIONS.items():
-        if metavar:
-            parser.add_argument(f"--{name}", metavar=metavar, help=what)
-        else:
-            parser.add_argument(f"--{name}", action="store_true", help=what)
+        kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
+        parser.add_argument(f"--{name}", help=what, **kind)
     helps = {line.strip().partition(": ")[0]: line.partition(": ")[2] for line in (Settings.__doc__ or "").splitlines()}
     for name, field in Settings.model_fields.items():
-        what = helps[name].rstrip(".").replace("%", "%%").replace("`", "")
-        kind = type(field.default)
-        if kind is bool:
+        what, of = helps[name].rstrip("."), type(field.default)
+        if of is bool:
             parser.add_argument(f"--{name}", action="store_true", help=what)
         else:
             what = f"{what} (default: {field.default})"
-            parser.add_argument(f"--{name}", type=kind, metavar=kind.__name__.upper(), help=what)
+            parser.add_argument(f"--{name}", type=of, metavar=of.__name__.upper(), help=what)
     return vars(parser.parse_args(arguments))
 
 
 def _names(listed: Any) -> list[str]:
     names = listed if isinstance(listed, (list, tuple)) else str(listed).split(",")
     return [str(name).strip() for name in names if str(name).strip()]
-
-
-def _method(name: str, model_args: Mapping[str, Any]) -> Method:
-    from lm_eval_icl.harness.hf_arguments import check_values
-    from lm_eval_icl.inference.checkpoints import ARGUMENTS
-
-    own = methods.arguments_of(methods.find(name))
-    for argument in model_args.keys() - own - ARGUMENTS:
-        raise InputError(f"unknown model argument {argument!r}: {near(argument, sorted(own | ARGUMENTS))}")
-    check_values({key: value for key, value in model_args.items() if key not in own})
-    return methods.make(name, {key: value for key, value in model_args.items() if key in own})
