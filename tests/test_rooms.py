@@ -48,14 +48,14 @@ LIMITS = {
     "methods": (2536, 1714),
     "drawing": (608, 409),
     "demonstrations": (1299, 521),
-    "training": (1129, 679),
+    "training": (1099, 679),
     "regression": (0, 387),
     "harness": (3990, 4632),
     "results": (3752, 1808),
     "leaderboard": (1158, 291),
     "studies": (3386, 2444),
     "smoke": (439, 673),
-    "cli": (985, 301),
+    "cli": (955, 283),
 }
 
 

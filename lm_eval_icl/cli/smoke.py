@@ -33,20 +33,18 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()  # or it would list, for every method, the weights for pictures
-    ran = 0
-    refused: dict[str, str] = {}
-    try:
-        archs = [options.arch] if Path(options.arch).is_dir() else options.arch.split(",")
-        for arch in archs:
+    ran = refused = 0
+    for arch in [options.arch] if Path(options.arch).is_dir() else options.arch.split(","):
+        try:
             scores = smoke.smoke(arch, options.limit)
-            for name, by_task in scores.items():
-                if not isinstance(by_task, str):
-                    tasks = ", ".join(task for task in by_task if not isinstance(by_task[task], str))
-                    print(f"{name} on {arch}: ok ({tasks})", flush=True)
-            ran += sum(not isinstance(by_task, str) for by_task in scores.values())
-            refused |= {f"{name} on {arch}": why for name, why in smoke.refusals(scores).items()}
-    except tiny.NoTinyModel as error:
-        raise InputError(f"--arch: {error.message}") from error
-    for name, why in refused.items():
-        print(f"{name}: refused ({why})")
-    print(f"methods: {ran} ran, {len(refused)} refusals")
+        except tiny.NoTinyModel as error:
+            raise InputError(f"--arch: {error.message}") from error
+        for name, by_task in scores.items():
+            if not isinstance(by_task, str):
+                tasks = ", ".join(task for task in by_task if not isinstance(by_task[task], str))
+                print(f"{name} on {arch}: ok ({tasks})", flush=True)
+                ran += 1
+        for name, why in smoke.refusals(scores).items():
+            print(f"{name} on {arch}: refused ({why})")
+            refused += 1
+    print(f"methods: {ran} ran, {refused} refusals")
