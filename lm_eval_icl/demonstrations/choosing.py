@@ -74,7 +74,8 @@ class Choice:
 
     def as_json(self) -> dict[str, Any]:
         """What results files and files of choices have of it."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        known = {name: value for name, value in vars(self).items() if value is not None}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in known.items()}
 
 
 class Chooser:
