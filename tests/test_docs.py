@@ -119,7 +119,7 @@ def test_method_page_names_every_argument_with_its_default(name):
     assert fields.pop("repeat") == "1" and written == fields
     index = (DOCS / "methods" / "README.md").read_text(encoding="utf-8")
     row = re.search(rf"^\| \[{name}\]\({name}\.md\) \|.* \| (\w+)[^|]* \|$", index, re.MULTILINE)
-    assert row and row[1] == {"layout": "sequential", "method": "sequential"}.get(positions, positions)
+    assert row and row[1] == positions
 
 
 @pytest.mark.pinned
@@ -128,7 +128,7 @@ def test_pictures_are_what_is_drawn_now(name, tmp_path):
     """Made again by: lm-eval-icl show NAME --output docs/methods/NAME.svg"""
     page, drawn = DOCS / "methods" / f"{name}.md", tmp_path / f"{name}.svg"
     assert f"]({name}.svg)" in page.read_text(encoding="utf-8")
-    picture.save(drawing.draw(methods.make(name), drawing.example(3)), drawn)
+    picture.save(drawing.draw(methods.make(name), 3), drawn)
     committed = (DOCS / "methods" / drawn.name).read_text(encoding="utf-8")
     same = drawn.read_text(encoding="utf-8") == committed
     assert same, f"lm-eval-icl show {name} --output docs/methods/{name}.svg (with matplotlib as in constraints.txt)"
@@ -201,8 +201,7 @@ def test_properties_are_those_of_the_layouts():
         assert invariant == ("yes" if method.invariant else "no")
         if name in ("batchicl", "deepthink", "ensemble", "nbce"):  # not one layout
             continue
-        parts = drawing.example(3)
-        layout = method.layout(len(parts.context.prefix), parts.context.lengths, len(parts.query))
+        layout = method.layout(drawing.PREFIX, drawing.example(3), drawing.QUERY)
         sees, at = reaches(layout.mask), dict(drawing.columns(layout))
         copies = ["", "'"] if "D1'" in at else [""]
         # (i, j): the first token of D_i, in its last copy, sees the last token of D_j, in any of its copies.
@@ -311,40 +310,6 @@ def test_adding_a_method_works_as_written(tmp_path):
     assert printed(shown[0], tmp_path) == lines(shown[2])
     assert (tmp_path / "neighbours.svg").read_bytes() == (DOCS / "concepts/neighbours.svg").read_bytes()
     check_lines(printed(evaluated[0], tmp_path), lines(evaluated[2]), within=0.011)
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> dict[str, str]:
-    """The environment of a process that sees the page's package installed."""
-    folder = tmp_path_factory.mktemp("package")
-    (folder / "source").mkdir()
-    for name, _, text in blocks(PAGE):
-        if name:
-            (folder / "source" / name).write_text(text, encoding="utf-8")
-    assert {file.name for file in (folder / "source").iterdir()} == {"neighbours.py", "pyproject.toml"}
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder / "site")]
-    subprocess.run([*pip, str(folder / "source")], check=True, capture_output=True)
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    modules = os.pathsep.join(filter(None, [str(folder / "site"), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PATH": programs, "PYTHONPATH": modules}
-
-
-@pytest.mark.slow
-def test_an_installed_method_is_like_ours(installed, tmp_path):
-    """The smoke test takes it in; an unknown name is near it; an entry point of another name is refused."""
-    run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path, env=installed, check=False)
-    done = run(["lm-eval-icl", "smoke", "--arch", "gpt2", "--limit", "1"])
-    assert "neighbours on gpt2: ok (smoke_loglikelihood, smoke_generation)" in done.stdout, done.stderr
-    done = run(["lm-eval-icl", "show", "neighbors"])
-    assert done.stderr == "lm-eval-icl: show: unknown method 'neighbors': did you mean 'neighbours'?\n"
-    (entries,) = Path(installed["PYTHONPATH"].split(os.pathsep)[0]).glob("*/entry_points.txt")
-    text = entries.read_text()
-    try:
-        entries.write_text(text.replace("neighbours =", "others ="))
-        done = run(["lm-eval-icl", "show", "others"])
-        assert done.returncode == 1 and "call the entry point 'neighbours'" in done.stderr
-    finally:
-        entries.write_text(text)
 
 
 # What is said of the code.

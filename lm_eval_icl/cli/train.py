@@ -38,9 +38,8 @@ OPTIONS = {
     "dry_run": ("", "say what there is to train on and what is left out, and train nothing"),
 }
 
-# The defaults with --metaicl, which are MetaICL's own; and the K in the names of its training files.
+# The defaults with --metaicl, which are MetaICL's own.
 METAICL: dict[str, Any] = {"num_fewshot": 16, "draw": "row", "eval_steps": 0}
-TRAIN_K = 16384
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -127,9 +126,10 @@ def _train(
         names = _names(options["tasks"])
         tasks += [HarnessTask(task) for task in tasks_of(names, options.get("include_path"), metadata)]
     else:
-        data, k = MetaICLFolder(str(options["data"]), "--data"), options.get("train_k", TRAIN_K)
+        data, k = MetaICLFolder(str(options["data"]), "--data"), options.get("train_k", 16384)
         rows = load_rows(str(options["metaicl"]), data, k, skips(metadata))
     model, tokenizer = load_model(model_args)
+    of_data = {"metadata": metadata, "metaicl": options.get("metaicl"), "channel": options.get("channel", False)}
     limits: dict[str, Any] = {name: model_args.get(name) for name in ("max_length", "add_bos_token")}
     if rows:
         predictor = Predictor(model, tokenizer, method, **limits)
@@ -143,11 +143,7 @@ def _train(
         settings,
         fits=fits,
         source=str(model_args["pretrained"]),
-        identity={
-            "model_args": {name: str(model_args[name]) for name in sorted(model_args)},
-            "metadata": metadata,
-            **{name: options[name] for name in ("metaicl", "channel") if name in options},
-        },
+        identity={"model_args": {name: str(value) for name, value in sorted(model_args.items())}, **of_data},
         **limits,
         resume=options.get("resume", False),
         cpu=options.get("device") == "cpu",

@@ -5,39 +5,18 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import itertools
-import json
-import sys
-import unicodedata
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lm_eval_icl.errors import InputError, naming
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.layouts import Layout
-from lm_eval_icl.prompts.prompt import FewShotPrompt
-from lm_eval_icl.prompts.tokens import Context, PromptTokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # How many tokens a row may have; with more, single cells could not be told apart.
 LIMIT = 200
-_LABEL = 24  # the most characters of a token's label
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A tokenized prompt with its answer."""
-
-    context: Context
-    query: tuple[int, ...]
-    answer: tuple[int, ...]
-    reads: dict[int, str]  # token id -> its text; empty for the example, whose tokens have no text
-    note: str = ""  # to write under the drawing
+# The numbers of tokens of the prompt that is drawn. The lengths of the demonstrations are taken in turn.
+PREFIX, DEMONSTRATION, QUERY, ANSWER = 2, (3, 2, 4), 2, 2
 
 
 @dataclass(frozen=True)
@@ -47,115 +26,35 @@ class Drawing:
     name: str
     arguments: str
     passes: list[tuple[str, Layout]]  # for every forward pass its title and its layout
-    reads: list[str]  # the texts of the prompt's tokens, to be indexed by `Layout.source`; "" for one without text
     notes: list[str]  # how to read the drawing
 
 
-def example(shots: int) -> Parts:
-    """A prompt of tokens without text: prefix 2 tokens, demonstrations 3, 2, 4, 3, ..., query 2, answer 2.
+def example(shots: int) -> list[int]:
+    """The numbers of tokens of so many demonstrations.
 
     Raises:
         InputError: `shots` is negative, or too large to draw.
     """
-    if shots < 0:
-        raise InputError(f"--shots {shots}: must be 0 or more.")
-    if shots > LIMIT:
-        raise InputError(f"--shots {shots}: more than the {LIMIT} tokens that can be told apart: lower --shots.")
-    ids = itertools.count()
-
-    def part(length: int) -> tuple[int, ...]:
-        return tuple(itertools.islice(ids, length))
-
-    context = Context(part(2), tuple(part((3, 2, 4)[i % 3]) for i in range(shots)))
-    return Parts(context, part(2), part(2), {})
+    if not 0 <= shots <= LIMIT:
+        raise InputError(f"--shots {shots}: must be from 0 to {LIMIT}, the tokens that can be told apart.")
+    return list(itertools.islice(itertools.cycle(DEMONSTRATION), shots))
 
 
-def read_prompt(source: str, tokenizer: PreTrainedTokenizerBase, method: Method) -> Parts:
-    """Read a prompt with its parts, and tokenize it as a run does.
-
-    Args:
-        source: a JSON file, or "-" for standard input: {"prefix": "...", "demonstrations": ["...", ...],
-            "query": "...", "answer": "..."}, each with its exact blanks and line breaks. Prefix and answer may be
-            left out.
+def draw(method: Method, shots: int) -> Drawing:
+    """The drawing of what `method` runs for a prompt of so many demonstrations.
 
     Raises:
-        InputError: the file has another form, or the tokenizer or the method cannot use the prompt.
+        InputError: the method refuses this number of demonstrations, or there are too many to draw.
     """
-    form = 'give {"prefix": "...", "demonstrations": ["...", ...], "query": "...", "answer": "..."}'
-    with naming(f"--prompt {source}"):
-        try:
-            text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
-            contents = json.loads(text)
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot be read as JSON ({' '.join(str(error).split())}).") from error
-        if not isinstance(contents, dict):
-            raise InputError(f"not an object: {form}.")
-        parts = {"prefix": "", "answer": "", **contents}
-        for name in ("prefix", "demonstrations", "query", "answer"):
-            if name not in parts:
-                raise InputError(f"{name!r} is missing, and parts are not guessed: {form}.")
-            kind, texts = ("a list of texts", parts[name]) if name == "demonstrations" else ("a text", [parts[name]])
-            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                raise InputError(f"{name!r} is not {kind}.")
-            if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
-                raise InputError(f"{name!r} has half a surrogate pair in it, which is no character.")
-        if unknown := sorted(parts.keys() - {"prefix", "demonstrations", "query", "answer"}):
-            raise InputError(f"unknown part {unknown[0]!r}: {form}.")
-        prompt = FewShotPrompt(parts["prefix"], parts["demonstrations"], parts["query"])
-        if not prompt.strip():
-            raise InputError("the prompt is empty.")
-        prompts = PromptTokenizer(tokenizer, by_part=method.treats_demonstrations_alike, canonical=method.invariant)
-        prompt, answer = prompts.arranged(prompt), parts["answer"]
-        tokens, ids = prompts.pair(prompt, answer) if answer else (prompts.to_continue(prompt), ())
-    context, query = tokens.context, tokens.query
-    reads = {
-        id: visible(str(tokenizer.decode([id], clean_up_tokenization_spaces=False)))
-        for id in {*context.tokens, *query, *ids}
-    }
-    note = "The demonstrations stand in canonical order (sorted), as they run." if method.invariant else ""
-    return Parts(context, query, ids, reads, note)
-
-
-def visible(text: str) -> str:
-    """A token's text as a label on one line. What is longer than `_LABEL` characters is cut, and ends with "…".
-
-    Blanks, and characters that are invisible or that control a terminal or the direction of the text, are replaced by
-    visible ones.
-    """
-    named = {"\n": "⏎", "\t": "⇥", " ": "␣"}
-    # Controls, formats (direction marks, joiners), private and unassigned code points, separators.
-    hidden = {"Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp", "Zs"}
-
-    def one(character: str) -> str:
-        kind = unicodedata.category(character)
-        return named.get(character) or (f"\\u{{{ord(character):x}}}" if kind in hidden else character)
-
-    pieces = [one(character) for character in text]
-    if text and unicodedata.category(text[0]).startswith("M"):
-        pieces.insert(0, "◌")  # a combining accent would be drawn on the character before the label
-    ends = list(itertools.accumulate(map(len, pieces)))
-    whole = not ends or ends[-1] <= _LABEL
-    return "".join(pieces if whole else [*pieces[: bisect.bisect_left(ends, _LABEL)], "…"])
-
-
-def draw(method: Method, parts: Parts) -> Drawing:
-    """The drawing of what `method` runs for a prompt.
-
-    Raises:
-        InputError: the method refuses this number of demonstrations, or the prompt is too long to draw.
-    """
-    context, shots = parts.context, len(parts.context.demonstrations)
+    demonstrations = example(shots)
     if why := method.why_not(shots):
         raise InputError(f"{method.name}: {why}.")
-    demonstrations = (len(context.tokens) - len(context.prefix)) * int(method.repeat)
-    longest = len(context.prefix) + demonstrations + len(parts.query) + len(parts.answer)
+    longest = PREFIX + sum(demonstrations) * method.repeat + QUERY + ANSWER
     if longest <= LIMIT:  # tested before layouts are made, whose masks have the size of the squared length
-        passes = method.passes(len(context.prefix), context.lengths, len(parts.query), len(parts.answer))
+        passes = method.passes(PREFIX, demonstrations, QUERY, ANSWER)
         longest = max(len(layout) for _, layout in passes)
     if longest > LIMIT:
-        raise InputError(
-            f"{longest} tokens in a row, and {LIMIT} at most are drawn: fewer --shots, or a shorter --prompt."
-        )
+        raise InputError(f"{longest} tokens in a row, and {LIMIT} at most are drawn: lower --shots.")
 
     names = {block.name for _, layout in passes for block in layout.blocks}
     notes = [
@@ -169,13 +68,10 @@ def draw(method: Method, parts: Parts) -> Drawing:
         notes.append("M is the memory: keys and values, which do not run again.")
     if f"D{shots + 1}" in names:
         notes.append(f"D{shots + 1} is D1 again (repeat={method.repeat}).")
-    if any("\ufffd" in text for text in parts.reads.values()):
-        notes.append("\ufffd is a token that is part of a character.")
     arguments = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
     # None: the value is chosen when the method meets a model (`Method.bind`), and there is none here.
     written = ", ".join(f"{name}={value}" for name, value in arguments.items() if value is not None)
-    reads = [parts.reads.get(token, "") for token in (*context.tokens, *parts.query, *parts.answer)]
-    return Drawing(method.name, written, passes, reads, [*notes, *filter(None, [parts.note])])
+    return Drawing(method.name, written, passes, notes)
 
 
 def columns(layout: Layout) -> list[tuple[str, range]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,32 +44,20 @@ def save(drawing: Drawing, path: Path) -> None:
         InputError: as for `check_output`, or the file cannot be written.
     """
     kind = check_output(path)
-    from matplotlib import font_manager, style  # imported here, since it takes half a second
-
-    glyphs = font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap()
-
-    def spelt(text: str) -> str:
-        """The text with every character that the font lacks replaced by its code point."""
-        return "".join(c if ord(c) in glyphs else f"\\u{{{ord(c):x}}}" for c in text)
+    from matplotlib import style  # imported here, since it takes half a second
 
     metadata: dict[str, str | None] = {"Title": f"{drawing.name}: which token sees which"}
     if kind == "svg":
         metadata |= {"Date": None, "Creator": None}
-    with style.context(["default", {**FILES, "hatch.linewidth": 0.7}]), warnings.catch_warnings():
-        # A browser can show an SVG's text in fonts with more glyphs; a PNG's glyphs are drawn now.
-        warnings.filterwarnings("ignore", "Glyph .* missing")
-        figure = _figure(drawing, spelt if kind == "png" else str)
-        with writing(f"--output {path}"):
-            figure.savefig(path, format=kind, dpi=200, metadata=metadata)
+    with style.context(["default", {**FILES, "hatch.linewidth": 0.7}]), writing(f"--output {path}"):
+        _figure(drawing).savefig(path, format=kind, dpi=200, metadata=metadata)
 
 
-def _figure(drawing: Drawing, shown: Callable[[str], str]) -> Figure:
+def _figure(drawing: Drawing) -> Figure:
     from matplotlib.figure import Figure
 
     layouts = [layout for _, layout in drawing.passes]
     cell = min(0.27, max(0.08, 7.5 / max(len(layout) for layout in layouts)))
-    reads, size = [shown(text) for text in drawing.reads], min(7.5, cell * 72 * 0.8)
-    label = max((0.1 + _width(text, size) for text in reads if text), default=0.0)
     last = max(int(layout.positions.max()) for layout in layouts)
 
     # Place the panels side by side, as many as fit the width of a page.
@@ -80,12 +66,12 @@ def _figure(drawing: Drawing, shown: Callable[[str], str]) -> Figure:
     x, y, deepest, widest = 0.25, 0.68 + head / 3, 0.0, 0.0
     for title, layout in drawing.passes:
         beside, above = (_BESIDE, _ABOVE) if layout.step else (0.0, 0.0)
-        across = label + _BAND + beside + max(len(layout) * cell, _width(title, 8.5) - _BAND)
+        across = _BAND + beside + max(len(layout) * cell, _width(title, 8.5) - _BAND)
         if places and x + across > _PAGE:
             x, y, deepest = 0.25, y + deepest + 0.25, 0.0
-        places.append((x + label, y))
+        places.append((x, y))
         looking = sum(len(block) for _, block in rows(layout))
-        deepest = max(deepest, head + above + 0.36 + looking * cell + label)
+        deepest = max(deepest, head + above + 0.36 + looking * cell)
         x += across + 0.45
         widest = max(widest, x - 0.2)
     page = max(widest, 5.4, 0.5 + _width(drawing.arguments, 9))
@@ -98,15 +84,13 @@ def _figure(drawing: Drawing, shown: Callable[[str], str]) -> Figure:
     _write(axes, 0.25, 0.28, drawing.name, 14, weight="bold")
     _write(axes, 0.25, 0.53, drawing.arguments, 9, color="#555555")
     for (title, layout), (x, y) in zip(drawing.passes, places, strict=True):
-        _panel(axes, x, y, title, layout, reads, cell, last)
+        _panel(axes, x, y, title, layout, cell, last)
     for i, note in enumerate(notes):
         _write(axes, 0.25, y + deepest + 0.2 + 0.17 * (i + 0.5), note, 7.2, color="#555555")
     return figure
 
 
-def _panel(
-    axes: Axes, x: float, y: float, title: str, layout: Layout, reads: list[str], cell: float, last: int
-) -> None:
+def _panel(axes: Axes, x: float, y: float, title: str, layout: Layout, cell: float, last: int) -> None:
     """Draw one forward pass: bars as high as the positions, the blocks' names, and the mask."""
     positions, numbered, kept = layout.positions.tolist(), bool(layout.step), set(layout.kept_tokens)
     blocks, looks = columns(layout), rows(layout)
@@ -155,14 +139,6 @@ def _panel(
     ):
         axes.vlines([left + i * cell for i in x_ticks], top, bottom, **style)
         axes.hlines([top + r * cell for r in y_ticks], left, right, **style)
-
-    # The texts of the tokens.
-    size = min(7.5, cell * 72 * 0.8)
-    for r, row in enumerate(order):
-        _write(axes, x - 0.07, top + (r + 0.5) * cell, reads[layout.source[row]], size, ha="right")
-    upright = {"ha": "right", "va": "center_baseline", "rotation": 90, "rotation_mode": "anchor"}
-    for i, source in enumerate(layout.source):
-        _write(axes, left + (i + 0.5) * cell, bottom + 0.07, reads[source], size, **upright)
 
 
 def _width(text: str, size: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,20 +74,14 @@ def of_method(name: str) -> tuple[str, str]:
 
 def clipped(name: str, most: int = 32) -> str:
     """A name in one line of at most so many characters: its end, which says more than its beginning in a path."""
-    name, most = one_line(name), _room(name, most)
+    name = one_line(name)
     return name if len(name) <= most else "…" + name[len(name) - most + 1 :]
 
 
 def shortened(label: str, most: int = 46) -> str:
     """The beginning and the end of a label: the method, and what tells entries of a method apart."""
-    label, most = one_line(label), _room(label, most)
+    label = one_line(label)
     return label if len(label) <= most else f"{label[: most * 2 // 3 - 1]}…{label[len(label) - most // 3 :]}"
-
-
-def _room(name: str, most: int) -> int:
-    """How many characters of a name are as wide as so many Latin ones."""
-    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in name)
-    return max(2, most * len(name) // (len(name) + wide)) if wide else most
 
 
 def one_line(name: str) -> str:

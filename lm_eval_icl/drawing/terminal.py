@@ -4,51 +4,29 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from rich.text import Text
 
 from lm_eval_icl.drawing.drawing import Drawing, colour, columns, rows
-from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompts.layouts import Layout
 
-
-class Glyphs(NamedTuple):
-    """The characters of cells and lines."""
-
-    seen: str  # a token sees another, which query and answer see too
-    unread: str  # a token sees another, which query and answer do not see
-    unseen: str
-    down: str  # the lines between blocks
-    across: str
-    cross: str
-
-
+# The characters of a cell in which a token sees another: one that query and answer see too, and one that they do not.
+SEEN, UNREAD, UNSEEN = "█", "▒", "·"
 # Where titles and notes are wrapped if there is no terminal.
 WIDTH = 100
-UNICODE, ASCII = Glyphs("█", "▒", "·", "│", "─", "┼"), Glyphs("#", "+", ".", "|", "-", "+")
 
 
-def as_text(drawing: Drawing, width: int | None = None, glyphs: Glyphs = UNICODE) -> Text:
+def as_text(drawing: Drawing, width: int | None = None) -> Text:
     """The drawing as lines of text.
 
     Args:
         width: the terminal's width in characters; None if there is no terminal, for a drawing of any width with texts
             of at most `WIDTH`. A token is two characters wide, or one if the drawing does not fit otherwise.
-
-    Raises:
-        InputError: the drawing does not fit with one character for each token either.
     """
-    needed = 0
     for cell in (2, 1):
-        panels = [(title, list(_lines(layout, drawing.reads, cell, glyphs))) for title, layout in drawing.passes]
-        needed = max(line.cell_len for _, lines in panels for line in lines)
-        if width is None or needed <= width:
+        panels = [(title, list(_lines(layout, cell))) for title, layout in drawing.passes]
+        if width is None or max(line.cell_len for _, lines in panels for line in lines) <= width:
             break
-    else:
-        raise InputError(
-            f"{needed} columns are needed and the terminal has {width}: widen it, or give --output FILE.svg."
-        )
 
     def wrapped(words: str) -> str:
         return textwrap.fill(words, width or WIDTH)
@@ -58,11 +36,11 @@ def as_text(drawing: Drawing, width: int | None = None, glyphs: Glyphs = UNICODE
     for title, lines in panels:
         text.append("\n").append(f"{wrapped(title)}\n" if title else "", "italic")
         text.append_text(Text("\n").join(lines)).append("\n")
-    text.append("\n" + wrapped(" ".join(drawing.notes).replace("Hatched", glyphs.unread)))
-    return text if glyphs is UNICODE else Text(text.plain.encode("ascii", "backslashreplace").decode())
+    text.append("\n" + wrapped(" ".join(drawing.notes).replace("Hatched", UNREAD)))
+    return text
 
 
-def _lines(layout: Layout, reads: list[str], cell: int, glyphs: Glyphs) -> Iterator[Text]:
+def _lines(layout: Layout, cell: int) -> Iterator[Text]:
     positions, sees, kept = layout.positions.tolist(), layout.mask.tolist(), set(layout.kept_tokens)
     blocks = columns(layout)
     # A block is as wide as its tokens or its name, whichever is wider.
@@ -71,15 +49,14 @@ def _lines(layout: Layout, reads: list[str], cell: int, glyphs: Glyphs) -> Itera
     digits = len(str(max(positions))) if layout.step else 0
     gutter = max(len("position"), *(len(name) + digits + 1 for name, _ in blocks))
 
-    def line(margin: str, cells: list[Text], end: str = "") -> Text:
-        joined = Text(glyphs.down).join(cells)
-        return Text.assemble(margin.rjust(gutter), " ", glyphs.down, joined, glyphs.down, end and f" {end}")
+    def line(margin: str, cells: list[Text]) -> Text:
+        return Text.assemble(margin.rjust(gutter), " │", Text("│").join(cells), "│")
 
     def padded(text: Text, width: int) -> Text:
         text.pad_right(width - len(text))
         return text
 
-    rule = glyphs.cross + glyphs.cross.join(glyphs.across * width for width in widths) + glyphs.cross
+    rule = "┼" + "┼".join("─" * width for width in widths) + "┼"
     names = zip(blocks, widths, strict=True)
     yield line("", [padded(Text(name, f"bold {colour(name)}"), width) for (name, _), width in names])
     for digit in range(digits):  # positions are written vertically
@@ -96,10 +73,10 @@ def _lines(layout: Layout, reads: list[str], cell: int, glyphs: Glyphs) -> Itera
                 text = Text()
                 for i in block:
                     if sees[row][i]:
-                        text.append((glyphs.seen if i in kept else glyphs.unread) * cell, colour(column))
+                        text.append((SEEN if i in kept else UNREAD) * cell, colour(column))
                     else:
-                        text.append(glyphs.unseen.ljust(cell), "dim")
+                        text.append(UNSEEN.ljust(cell), "dim")
                 cells.append(padded(text, width))
             head = name if row == looking[0] else ""
             number = str(positions[row]).rjust(digits) if digits else ""
-            yield line(head.ljust(gutter - digits) + number, cells, reads[layout.source[row]])
+            yield line(head.ljust(gutter - digits) + number, cells)

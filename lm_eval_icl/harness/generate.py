@@ -17,7 +17,7 @@ from transformers import StoppingCriteriaList
 from lm_eval_icl.errors import refusing
 from lm_eval_icl.harness.requests import named
 from lm_eval_icl.harness.run import PreparedRun
-from lm_eval_icl.inference.generation import settings_in_force
+from lm_eval_icl.inference.generation import ending_rows, settings_in_force
 from lm_eval_icl.inference.schedule import in_order
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
@@ -82,18 +82,18 @@ def generate_first(
 
     def generate(context: torch.Tensor, **cache: Any) -> torch.Tensor:
         what = f"task {instances[0].task_name!r}: generation arguments {arguments}: refused by transformers"
-        with refusing(what, kinds=(TypeError, ValueError)):
+        with refusing(what, kinds=(TypeError, ValueError)), ending_rows(runner.model, _stopped):
             return lm._model_generate(context, context.shape[1] + max_gen_toks, until, **cache, **kwargs)
 
     first = instances[: runner.budget.sizes.texts]
     names = list(map(named, first))
     settings = settings_in_force(runner.model, kwargs)
-    rows = runner.generate(prompts, names, max_gen_toks, generate, settings, _stopped, single)
+    rows = runner.generate(prompts, names, max_gen_toks, generate, settings, single)
     return [text_of(lm, row, until) for row in rows]
 
 
 def _stopped(criteria: StoppingCriteriaList) -> list[bool]:
-    """Which rows have reached a stop sequence: lm-eval's criteria list them, but end only all rows together."""
+    """Which rows have reached a stop sequence."""
     trackers = [criterion.done_tracker for criterion in criteria if hasattr(criterion, "done_tracker")]
     return [any(of_row) for of_row in zip(*trackers, strict=True)]
 

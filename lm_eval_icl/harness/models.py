@@ -164,8 +164,7 @@ class ICLModel(CheckedHFLM):
         """The summed log-probability of every continuation, and whether greedy decoding would produce it."""
         if self.enable_thinking:
             return super().loglikelihood(requests, disable_tqdm)  # raises an error about thinking
-        quiet = self.runner.quiet = disable_tqdm or self.rank != 0
-        return loglikelihood.score(self, self.run, self.runner, requests, quiet)
+        return loglikelihood.score(self, self.run, self.runner, requests, disable_tqdm or self.rank != 0)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of whole texts, in rolling windows, as `HFLM` has it. There are no demonstrations."""
@@ -174,8 +173,7 @@ class ICLModel(CheckedHFLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
-        quiet = self.runner.quiet = disable_tqdm or self.rank != 0
-        return generate.generate_until(self, self.run, self.runner, requests, quiet)
+        return generate.generate_until(self, self.run, self.runner, requests, disable_tqdm or self.rank != 0)
 
     # What lm-eval writes into results files, and the identity of a run.
 
@@ -249,7 +247,7 @@ def model_class(name: str) -> type[ICLModel]:
 
 
 def __getattr__(name: str) -> type[ICLModel]:
-    if name in (*methods.NAMES, *methods.installed()):
+    if name in methods.NAMES:
         return model_class(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

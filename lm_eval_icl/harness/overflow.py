@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from lm_eval_icl.errors import InputError, log
-from lm_eval_icl.methods.limits import PromptLimits, Request, TooLong
+from lm_eval_icl.methods.limits import PromptLimits, Request
 
 # A document: its task and its number in the run.
 Document = tuple[str | None, int]
@@ -79,20 +79,17 @@ def refusal(
         f"{' even if their prompts are cut' if overflow == 'drop' else ''}; the longest needs {reason.sum(answer)}.",
         reason.hint.rstrip(),
         "" if worst.answer else "Lower max_gen_toks (--gen_kwargs max_gen_toks=N).",
-        _advice(reason, limits) if overflow == "error" else "",
+        _advice(limits) if overflow == "error" else "",
     ]
     numbers = _numbers(too_long, run_over)
     sentences.append(f"They are {some(numbers, _NAMED)}." if numbers else "")
     return InputError(" ".join(filter(None, sentences)))
 
 
-def _advice(reason: TooLong, limits: PromptLimits) -> str:
-    lead = "Lower --num_fewshot, or leave"
-    if reason.longest:
-        lead = f"A lower --num_fewshot does not help as long as the {reason.longest} stays. Leave"
+def _advice(limits: PromptLimits) -> str:
     return (
-        f"{lead} overflow=error out: as few whole demonstrations as it takes are then left out, the "
-        f"{'longest' if limits.longest_go_first else 'first'} ones first, and what does not fit without any is cut "
+        "Lower --num_fewshot, or leave overflow=error out: as few whole demonstrations as it takes are then left out, "
+        f"the {'longest' if limits.longest_go_first else 'first'} ones first, and what does not fit without any is cut "
         "from the left."
     )
 

@@ -30,7 +30,7 @@ def register_models() -> None:
 
     # lm-eval registers its own models when this is imported, which it does only while no model is registered.
     importlib.import_module("lm_eval.models")
-    for name in (*methods.NAMES, *methods.installed()):
+    for name in methods.NAMES:
         if name not in registry.model_registry:
             registry.model_registry.register(name, target=f"lm_eval_icl.harness.models:{name}")
 

@@ -14,8 +14,6 @@ from lm_eval_icl.harness.overflow import Documents, some, warn
 from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.limits import PromptLimits, Request
-from lm_eval_icl.prompts.encoded import EncodedPrompt
-from lm_eval_icl.prompts.tokens import line_break_at_end
 
 # Task -> name of a number -> number.
 Counts = dict[str, dict[str, int]]
@@ -153,12 +151,8 @@ def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[
 
 
 def _warn(method: Method, instances: Sequence[Instance], requests: Sequence[Request]) -> None:
-    """Warn, in one line for all tasks, about prompts that end in a line break, about tasks without demonstrations, and
-    about those that draw demonstrations for each document."""
-    scored = [i for i in instances if i.request_type == "loglikelihood"]
-    prompts = ((i.task_name, i.args[0]) for i in scored if not isinstance(i.args[0], EncodedPrompt))
-    if breaks := {task: why for task, prompt in prompts if (why := line_break_at_end(prompt))}:
-        log.warning("%s: %s", some(breaks), next(iter(breaks.values())))
+    """Warn, in one line for all tasks, about tasks without demonstrations, and about those that draw demonstrations for
+    each document."""
     if without := method.without_demonstrations:
         shots: Counter[str | None] = Counter()
         for instance, request in zip(instances, requests, strict=True):

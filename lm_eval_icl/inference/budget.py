@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
-from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError, log
-from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.inference.schedule import Sizes
 from lm_eval_icl.prompts.tokens import Context
 
 T = TypeVar("T")
-
-
-@contextmanager
-def room_for_trials(model: PreTrainedModel) -> Iterator[None]:
-    """Inside this context, a loaded model is tried with a few tokens.
-
-    Raises:
-        InputError: its weights leave no room for them on the device.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if not should_reduce_batch_size(error):
-            raise
-        raise InputError(
-            f"{str(error).split('. ')[0]}: beside the weights of {type(model).__name__} ({model.dtype}), "
-            f"{device_of(model)} has no room for the few tokens that a model is tried with: end other programs on the "
-            "device, load a smaller dtype (--model_args dtype=bfloat16), or spread the model over devices "
-            "(--model_args parallelize=True)."
-        ) from error
 
 
 class MemoryBudget:

@@ -6,21 +6,20 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from lm_eval_icl.errors import InputError, log, one_line
 from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.inference.caches import behind_cache, takes_positions, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import continue_from
-from lm_eval_icl.inference.hybrids import check_states, empty_cache, has_other_states
-from lm_eval_icl.inference.memory import Memory, read_behind, read_causally, run_rows
+from lm_eval_icl.inference.memory import Memory, read_causally, run_rows
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 
@@ -36,8 +35,6 @@ class Capabilities:
 
     # Why it does not continue from its cache as it reads in one pass: every prompt is read as a whole then. Or empty.
     no_memory: str = ""
-    # It is a hybrid (`inference.hybrids`). No mask and no given position has an effect on its states.
-    has_other_states: bool = False
     obeys_mask: bool = False  # a token that is hidden by a 4-D mask does not influence the result
     sees_ahead: bool = False  # a token attends to tokens behind it if a 4-D mask shows them
     obeys_positions: bool = False  # a token's position is the one given in `position_ids`, whatever its index
@@ -50,8 +47,7 @@ class Capabilities:
     # transformers' `generate` goes on from the model's cache, at the positions that the model has read its tokens at;
     can_generate: bool = False
     can_pad: bool = False  # and with queries of different lengths in one batch, the shorter ones behind padding;
-    can_share: bool = False  # and from a memory that attention reads once for all rows of a batch;
-    can_leave: bool = False  # and after some rows of a batch have left it
+    can_share: bool = False  # and from a memory that attention reads once for all rows of a batch
 
     @property
     def can_pack(self) -> bool:
@@ -82,9 +78,9 @@ def probe(model: PreTrainedModel) -> Capabilities:
 
     Raises:
         InputError: the model does not run, is bidirectional, or its log-probabilities are NaN or infinite.
-        RuntimeError: the device ran out of memory (`inference.budget.room_for_trials` makes it an `InputError`).
+        RuntimeError: the device ran out of memory.
     """
-    name, trial, other_states = type(model).__name__, _Trial(model), has_other_states(model)
+    name, trial = type(model).__name__, _Trial(model)
     if error := _failure(trial.run_in_one_pass):
         raise InputError(f"{name} cannot be used: it does not run on a row of tokens ({error}).")
     if trial.ahead > trial.rounding:
@@ -99,14 +95,13 @@ def probe(model: PreTrainedModel) -> Capabilities:
             "checkpoint is broken, or its numbers overflow: try --model_args dtype=float32."
         )
     if error := _failure(trial.go_on):
-        return Capabilities(no_memory=error, has_other_states=other_states)
-    positions = not other_states and _succeeds("obeys_positions", trial.obeys_positions)
-    mask = not other_states and _succeeds("obeys_mask", trial.obeys_mask)
-    short, long, alike = trial.query, [*trial.query, *trial.other], trial.other[: len(trial.query)]
+        return Capabilities(no_memory=error)
+    positions = _succeeds("obeys_positions", trial.obeys_positions)
+    mask = _succeeds("obeys_mask", trial.obeys_mask)
+    short, long = trial.query, [*trial.query, *trial.other]
     pads = positions and takes_positions(model) and _succeeds("pads", trial.generates, short, long)
     one = pads or _succeeds("generates", lambda: trial.counts_from_zero() and trial.generates(short))
     return Capabilities(
-        has_other_states=other_states,
         obeys_mask=mask,
         sees_ahead=mask and _succeeds("sees_ahead", trial.sees_ahead),
         obeys_positions=positions,
@@ -118,7 +113,6 @@ def probe(model: PreTrainedModel) -> Capabilities:
         can_generate=one,
         can_pad=pads,
         can_share=pads and _succeeds("shares_memory", trial.shares_memory),
-        can_leave=_succeeds("leaves", partial(trial.generates, leaves=True), short, long if pads else alike),
     )
 
 
@@ -185,7 +179,7 @@ class _Trial:
         ids = torch.tensor([[*before, *answer, *behind]], device=self.device)
         read = range(len(before) - 1, len(before) + len(answer) - 1)
         positions = torch.arange(ids.shape[1], device=self.device)[None] if counted else None
-        logits = run_rows(self.model, ids, read, empty_cache(self.model), positions)
+        logits = run_rows(self.model, ids, read, positions=positions)
         logprobs = logits[0].log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         return float(logprobs.gather(-1, torch.tensor(answer, device=logits.device)[:, None]).sum())
 
@@ -208,24 +202,16 @@ class _Trial:
         """Check that the model continues from its cache.
 
         Raises:
-            ValueError: answers behind the memory do not have the scores of one pass, or states differ from those after
-                one pass.
+            ValueError: it keeps more than keys and values, or answers behind the memory do not have the scores of one
+                pass.
         """
-        if empty_cache(self.model) is None:
-            raise ValueError("its cache is of a class of its own")
+        if _keeps_more(self.model):
+            raise ValueError("it keeps more of its tokens than keys and values")
         self.memory = memory = read_causally(self.model, self.context)
-        if memory.state is not None:
-            few = self.query[:3]
-            whole = read_causally(self.model, [*self.context, *few]).state
-            assert whole is not None
-            read_causally(self.model, self.another)  # a state that is kept in the model, not in the cache, is lost here
-            read_behind(self.model, memory, continued := memory.cache(), [few], 0, [len(few) - 1])
-            check_states(continued, whole, self.model.dtype)
-        else:
-            # Every layer that ran has kept an entry for each token, and at least one has.
-            entries = {entry.shape[-2] for layer in memory.layers for entry in layer}
-            if not any(entries) or not entries <= {0, len(memory)}:
-                raise ValueError("its cache does not hold one key and one value a token")
+        # Every layer that ran has kept an entry for each token, and at least one has.
+        entries = {entry.shape[-2] for layer in memory.layers for entry in layer}
+        if not any(entries) or not entries <= {0, len(memory)}:
+            raise ValueError("its cache does not hold one key and one value a token")
         for (score, _), wanted in zip(score_rows(self.model, memory, [self.asked]), self.expected, strict=True):
             if not self.same(score, wanted):
                 raise ValueError(f"continued from its cache, it gives {score:.4f}, in one pass {wanted:.4f}")
@@ -294,7 +280,7 @@ class _Trial:
         mask[0, len(self.memory) : len(self.memory) + 3] = 0
 
         def logits(shared: bool) -> Tensor:
-            behind = behind_cache(self.model, self.memory.cache(2, shared=shared))
+            behind = behind_cache(self.model, self.memory.cache(shared=shared))
             first = self.model(input_ids=ids, attention_mask=mask[:, :-1], **behind)
             second = self.model(input_ids=ids[:, :1], attention_mask=mask, **behind)
             return torch.cat([first.logits[:, 3:], second.logits], dim=1)
@@ -304,13 +290,9 @@ class _Trial:
         alone, shared = logits(shared=False).double(), logits(shared=True).double()
         return float((shared - alone).norm()) <= 1000 * rounding * float(alone.norm())
 
-    def generates(self, *queries: Sequence[int], leaves: bool = False) -> bool:
+    def generates(self, *queries: Sequence[int]) -> bool:
         """Whether the tokens that `generate` finds behind the memory, all queries in one batch, are the likeliest ones
-        in one pass as well, if nothing but the scores decides (none of the checkpoint's own settings).
-
-        Args:
-            leaves: the first of two rows leaves the batch after its first token.
-        """
+        in one pass as well, if nothing but the scores decides (none of the checkpoint's own settings)."""
         model: Any = self.model
         inner: Any = without_adapter(model)
 
@@ -321,17 +303,28 @@ class _Trial:
         def short(query: Sequence[int], generated: list[int]) -> float:
             ids = torch.tensor([[*self.context, *query, *generated[:-1]]], device=self.device)
             read = range(ids.shape[1] - len(generated), ids.shape[1])
-            logits = run_rows(self.model, ids, read, empty_cache(self.model))
+            logits = run_rows(self.model, ids, read)
             return float((logits[0].amax(-1) - logits[0, range(len(generated)), generated]).max())
 
         checkpoint, plain = inner.generation_config, GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0)
         inner.generation_config = plain
         try:
-            ways: Any = {"leaving": True, "stopped": lambda criteria: [True, False]} if leaves else {}
-            generated = continue_from(model, generate, [self.memory], queries, **ways)
+            generated = continue_from(model, generate, [self.memory], queries)
         finally:
             inner.generation_config = checkpoint
         return all(short(query, row) <= self.noise for query, row in zip(queries, generated, strict=True))
+
+
+def _keeps_more(model: PreTrainedModel) -> bool:
+    """Whether a model keeps more of the tokens it has read than one key and one value for each token and layer (linear
+    attention, state spaces, convolutions, indexers), as the cache says that transformers makes for it."""
+    if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
+        return True
+    try:
+        layers = DynamicCache(config=model.config).layers
+    except Exception:  # a configuration without layers; the trials say whether the model continues
+        return False
+    return any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
 def _differ(logits: Tensor, other_logits: Tensor) -> bool:

@@ -37,26 +37,10 @@ def device_of(model: PreTrainedModel) -> torch.device:
     return model.device if device is None else torch.device(device)
 
 
-def device_of_states(model: PreTrainedModel) -> torch.device:
-    """The device on which a model has its last hidden states, from which `logits_to_keep` takes some: an index on
-    another device raises an error, and one on the CPU waits for the device."""
-    return _spread_states(model) if hasattr(model, "_hf_hook") else device_of(model)
-
-
-@once_a_model
-def _spread_states(model: PreTrainedModel) -> torch.device:
-    """`device_of_states` of a model that accelerate has spread over devices. This is neither the device of the input
-    nor, with tied weights, that of the vocabulary projection. It is seen in a pass of one token."""
-    hooks: list[Any] = [module._hf_hook for module in model.modules() if hasattr(module, "_hf_hook")]
-    for hook in hooks:
-        # The hook at the entrance would move the index, as everything else, to the device of the input.
-        skipped = getattr(hook, "skip_keys", None) or []
-        hook.skip_keys = [*([skipped] if isinstance(skipped, str) else skipped), "logits_to_keep"]
-    devices = [torch.device("cpu")]
-    head: Any = model.get_output_embeddings()
-    with head.register_forward_pre_hook(lambda module, args: devices.append(args[0].device)):
-        model(input_ids=on_device([[0]], device_of(model)), use_cache=False)
-    return devices[-1]
+def kept_logits(model: PreTrainedModel, tokens: Sequence[int]) -> Any:
+    """The `logits_to_keep` for these tokens. The hooks of a model that accelerate has spread over devices would move a
+    tensor to the device of the input, where it is no index into the last hidden states: such a model gets a list."""
+    return list(tokens) if hasattr(model, "_hf_hook") else on_device(tokens, device_of(model))
 
 
 def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:

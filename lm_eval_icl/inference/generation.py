@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import GenerationMode
 
 from lm_eval_icl.errors import InputError, checked_whole
 from lm_eval_icl.inference.caches import cache_name, without_adapter
 from lm_eval_icl.inference.devices import device_of
-from lm_eval_icl.inference.hybrids import select_rows
 from lm_eval_icl.inference.memory import Memory, cache_of_rows
-
-# Tells which rows a stopping criterion has ended; empty if there is no such criterion.
-Stopped = Callable[[StoppingCriteriaList], Sequence[bool]]
 
 # Rows share a layer's keys and values if copies for all of them would take so many bytes. Copying less is quicker than
 # calling attention's kernel twice.
@@ -89,8 +84,6 @@ def continue_from(
     queries: Sequence[Sequence[int]],
     beams: int = 1,
     shared: bool = False,
-    leaving: bool = False,
-    stopped: Stopped | None = None,
 ) -> list[list[int]]:
     """Continue every query behind its memory, all in one batch.
 
@@ -101,29 +94,23 @@ def continue_from(
         queries: the ids of each row's query, at least one.
         beams: how many rows `generate` makes of each row (beam search).
         shared: attention can read a memory once for all rows (`Memory.cache`).
-        leaving: in greedy search, a row leaves the batch when it is finished (`_Leaving`).
-        stopped: tells which rows are finished by stopping criteria that end only all rows together.
 
     Returns:
-        The generated ids of each row, in the order of `queries`. Unless rows leave, all are as long as the longest.
+        The generated ids of each row, in the order of `queries`, all as long as the longest.
     """
     inputs = _inputs(memories, queries, device_of(model))
     rows, width = inputs["context"].shape
-    cut: AbstractContextManager[None] = nullcontext()
-    if entries := max(map(len, memories)):  # for an empty memory `generate` makes its own cache
-        if len(memories) > 1 or (rows * beams == 1 and memories[0].state is None and not memories[0].parts):
+    if max(map(len, memories)):  # for an empty memory `generate` makes its own cache
+        if len(memories) > 1 or (rows * beams == 1 and not memories[0].parts):
             cache = cache_of_rows([memory for memory in memories for _ in range(beams)])
         else:
             bytes_of_copies = rows * beams * memories[0].nbytes
             shared = shared and bytes_of_copies >= SHARED_FROM * len(memories[0].layers)
-            cache = memories[0].cache(rows * beams, shared=shared)
+            cache = memories[0].cache(shared=shared)
         inputs[cache_name(model)] = cache
-        cut = _unread_only(model, entries, width)
-    batch = _Leaving(model, rows, stopped)
-    leave = batch.running() if leaving and rows > 1 else nullcontext()
-    with _own_cache(model), memories[0].reading(model), cut, leave:
+    with _own_cache(model), memories[0].reading(model):
         output = generate(**inputs)
-    return [row[width:end] for row, end in zip(output.tolist(), batch.ends, strict=True)]
+    return [row[width:] for row in output.tolist()]
 
 
 def _inputs(memories: Sequence[Memory], queries: Sequence[Sequence[int]], device: torch.device) -> dict[str, Any]:
@@ -168,98 +155,30 @@ def _own_cache(model: PreTrainedModel) -> Iterator[None]:
         config.cache_implementation = implementation
 
 
-class _Leaving:
-    """The rows of a batch that `generate` continues by greedy search. A row that is finished is not run through the
-    model any more; `generate` itself would run it with padding until all rows are finished.
-
-    `generate` keeps all rows, so that its logits processors and stopping criteria work on them as ever. The rows are
-    taken out of the model's inputs and its cache, and the logits of those that have left are zeros. In sampling, where
-    a row's random numbers depend on how many rows there are, in beam search, and under classifier-free guidance, which
-    runs the model on a cache of its own as well, no row leaves.
-
-    Attributes:
-        staying: the rows that are run, in order.
-        ends: for each row, how many ids of `generate`'s output belong to it; None for all of them.
-    """
-
-    def __init__(self, model: PreTrainedModel, rows: int, stopped: Stopped | None = None) -> None:
-        self.model: Any = without_adapter(model)
-        self.rows, self.stopped, self.staying = rows, stopped, list(range(rows))
-        self.ends: list[int | None] = [None] * rows
-        self.index = torch.empty(0)  # `staying` on the device, as soon as rows have left
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Inside this context, rows of the next call of `generate` leave when they are finished."""
-        criteria_of = self.model._get_stopping_criteria
-
-        def watched(generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> StoppingCriteriaList:
-            criteria = criteria_of(generation_config, *args, **kwargs)
-            greedy = generation_config.get_generation_mode() == GenerationMode.GREEDY_SEARCH
-            guided = generation_config.guidance_scale not in (None, 1)
-            return _Watched(criteria, self) if greedy and not guided else criteria
-
-        self.model._get_stopping_criteria = watched
-        taking_out = self.model.register_forward_pre_hook(self._take_out, with_kwargs=True)
-        try:
-            with taking_out, self.model.register_forward_hook(self._put_back, prepend=True):
-                yield
-        finally:
-            del self.model._get_stopping_criteria
-
-    def _take_out(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        places = [place for place, row in enumerate(self.staying) if self.ends[row] is None]
-        # The entries of the rows that stay are copied, which is not worth it for one row of many.
-        if places and len(self.staying) <= 8 * (len(self.staying) - len(places)):
-            name = cache_name(self.model)
-            kwargs[name] = select_rows(kwargs[name], len(self.staying), places)
-            self.staying = [self.staying[place] for place in places]
-            self.index = torch.tensor(self.staying, device=kwargs["input_ids"].device)
-        if len(self.staying) == self.rows:
-            return None
-        tensors = {name: value for name, value in kwargs.items() if isinstance(value, Tensor) and value.dim() > 1}
-        of_rows = {name: value[self.index] for name, value in tensors.items() if len(value) == self.rows}
-        return args, kwargs | of_rows
-
-    def _put_back(self, module: nn.Module, args: Any, output: Any) -> None:
-        if len(self.staying) < self.rows:
-            logits = output.logits
-            output.logits = logits.new_zeros(self.rows, *logits.shape[1:])
-            output.logits.index_copy_(0, self.index.to(logits.device), logits)
-
-
-class _Watched(StoppingCriteriaList):
-    """Stopping criteria that tell a batch which rows they have ended."""
-
-    def __init__(self, criteria: StoppingCriteriaList, batch: _Leaving) -> None:
-        super().__init__(criteria)
-        self.batch = batch
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        done: Tensor = super().__call__(input_ids, scores, **kwargs)
-        if self.batch.stopped is not None and (stopped := self.batch.stopped(self)):
-            done = done | torch.tensor(stopped, device=done.device)
-        ends = self.batch.ends
-        for row, ended in enumerate(done.tolist()):
-            if ended and ends[row] is None:
-                ends[row] = input_ids.shape[1]
-        return done
-
-
 @contextmanager
-def _unread_only(model: PreTrainedModel, read: int, width: int) -> Iterator[None]:
-    """Inside this context, the next forward pass gets only the tokens behind the first `read` of all `width`, which the
-    cache has read already. (`generate` itself leaves them out, but not of a cache without attention.)"""
+def ending_rows(model: PreTrainedModel, stopped: Callable[[StoppingCriteriaList], Sequence[bool]]) -> Iterator[None]:
+    """Inside this context, a row that `generate` continues without beams ends when `stopped` says so, and the batch
+    with its last row. (lm-eval's stop strings end a batch when all rows have reached the same one.)
 
-    def cut(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        handle.remove()
-        if kwargs["input_ids"].shape[1] < width:
-            return None
-        names = [name for name in ("input_ids", "attention_mask") if kwargs.get(name) is not None]
-        return args, kwargs | {name: kwargs[name][:, read:] for name in names}
+    Args:
+        stopped: for each row, whether any of these criteria has ended it; empty if there are none.
+    """
+    inner: Any = without_adapter(model)
+    criteria_of = inner._get_stopping_criteria
 
-    with without_adapter(model).register_forward_pre_hook(cut, with_kwargs=True) as handle:
+    def by_row(generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> StoppingCriteriaList:
+        criteria: StoppingCriteriaList = criteria_of(generation_config, *args, **kwargs)
+
+        def ended(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            return torch.tensor(stopped(criteria) or [False] * len(ids), device=ids.device)
+
+        return StoppingCriteriaList([*criteria, ended] if generation_config.num_beams in (None, 1) else criteria)
+
+    inner._get_stopping_criteria = by_row
+    try:
         yield
+    finally:
+        del inner._get_stopping_criteria
 
 
 @contextmanager

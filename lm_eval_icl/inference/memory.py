@@ -1,12 +1,9 @@
-"""Memories: demonstrations run through a model once, and kept as keys and values for queries to attend to.
-
-The memory of a hybrid, which keeps more than keys and values, is its whole cache (`inference.hybrids`).
-"""
+"""Memories: demonstrations run through a model once, and kept as keys and values for queries to attend to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -14,7 +11,6 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lm_eval_icl.inference import attention
@@ -26,10 +22,9 @@ from lm_eval_icl.inference.attention import (
     attention_by,
     reads_shared_memory,
 )
-from lm_eval_icl.inference.blocks import hidden, replaced_stream, transformer_blocks
-from lm_eval_icl.inference.caches import MemoryLayer, behind_cache, takes_positions
-from lm_eval_icl.inference.devices import device_of, device_of_states, on_device, to_device
-from lm_eval_icl.inference.hybrids import empty_cache, has_other_states, select_rows, tensors
+from lm_eval_icl.inference.blocks import replaced_stream
+from lm_eval_icl.inference.caches import MemoryLayer, behind_cache
+from lm_eval_icl.inference.devices import device_of, kept_logits, on_device, to_device
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.prompts.layouts import Layout
 
@@ -54,15 +49,14 @@ class MemoryPart:
 class Memory:
     """What a method computed for a context, for queries to attend to."""
 
-    # Keys and values of the entries; empty for an empty context, and if there is a `state`. A layer that the model
-    # leaves out has no entries (Mllama's cross-attention layers, which do not run without a picture).
+    # Keys and values of the entries; empty for an empty context. A layer that the model leaves out has no entries
+    # (Mllama's cross-attention layers, which do not run without a picture).
     layers: KeyValues
     tokens: list[int]  # the token id of each entry, in order, those of `parts` last
     query_start: int  # the position of a query's first token
     # (k, i, [1, width]): the vector that replaces the residual stream of the token i behind the memory, counted from 0,
     # after block k, counted from 1 (`reading`).
     residual: tuple[int, int, Tensor] | None = None
-    state: Cache | None = None  # the cache of a hybrid after the context, as a batch of one row
     parts: tuple[MemoryPart, ...] = ()  # further entries, read in parts; those of `layers` are read as usual
 
     def __len__(self) -> int:
@@ -71,8 +65,6 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """How many bytes the memory takes."""
-        if self.state is not None:
-            return sum(tensor.nbytes for tensor in tensors(self.state))
         layers = [*self.layers, *(layer for part in self.parts for layer in part.layers)]
         return sum(keys.nbytes + values.nbytes for keys, values in layers)
 
@@ -93,16 +85,13 @@ class Memory:
         ]
         return [(slice(first, ends[0]), Reading()), *parts]
 
-    def cache(self, rows: int = 1, shared: bool = False) -> Cache:
+    def cache(self, shared: bool = False) -> Cache:
         """A transformers cache that begins with this memory. Forward passes add entries to the cache alone.
 
         Args:
-            rows: how many rows a batch that runs on the cache has.
             shared: attention reads the memory once for all rows, without copying it
                 (`lm_eval_icl.inference.capabilities` tests whether the model's attention can).
         """
-        if self.state is not None:
-            return select_rows(self.state, 1, [0] * rows)
         if self.parts:
             attention.install()
             apart = [[(*layer, part.reading) for layer in part.layers] for part in self.parts]
@@ -127,34 +116,6 @@ class Memory:
             return nullcontext()
         layer, token, vector = self.residual
         return replaced_stream(model, layer, [token], vector)
-
-
-@contextmanager
-def progress(model: PreTrainedModel, tokens: int, quiet: bool) -> Iterator[None]:
-    """Inside this context, passes through the model show a bar on standard error, with the time that is left, once they
-    have taken two seconds. There is none for fewer tokens than `PIECE`.
-
-    Args:
-        tokens: how many tokens run through the model.
-        quiet: show nothing.
-    """
-    blocks: Sequence[nn.Module] = []
-    if tokens >= PIECE and not quiet:
-        with suppress(LookupError):  # a model without a list of blocks
-            blocks = list(transformer_blocks(model))
-    if not blocks:
-        yield
-        return
-    form = "{l_bar}{bar}| {elapsed}<{remaining}"
-    bar = tqdm(total=tokens * len(blocks), desc=f"Encoding {tokens:,} tokens", bar_format=form, delay=2, leave=False)
-
-    def ran(module: nn.Module, args: Any, output: Any) -> None:
-        bar.update(hidden(output).shape[-2])
-
-    with bar, ExitStack() as hooks:
-        for block in blocks:
-            hooks.enter_context(block.register_forward_hook(ran))
-        yield
 
 
 def encode_all(model: PreTrainedModel, layouts: Sequence[Layout], prompts: Sequence[Sequence[int]]) -> list[Memory]:
@@ -199,11 +160,7 @@ def kept_of(layout: Layout, memory: Memory) -> Memory:
 
 def read_causally(model: PreTrainedModel, tokens: Sequence[int]) -> Memory:
     """The memory of these tokens, which the model reads in one ordinary causal pass."""
-    if not has_other_states(model):
-        return Memory(causal_pass(model, tokens), list(tokens), len(tokens))
-    state = empty_cache(model)
-    run_rows(model, on_device([tokens], device_of(model)), [len(tokens) - 1], state)
-    return Memory([], list(tokens), len(tokens), state=state)
+    return Memory(causal_pass(model, tokens), list(tokens), len(tokens))
 
 
 def run_rows(
@@ -229,7 +186,7 @@ def run_rows(
     if positions is not None:
         inputs["position_ids"] = positions
     at_end = list(read) == list(range(n - len(read), n))
-    keep = len(read) if at_end else on_device(read, device_of_states(model))
+    keep = len(read) if at_end else kept_logits(model, read)
     logits: Tensor = model(input_ids=ids, logits_to_keep=keep, **inputs).logits
     return logits if logits.shape[1] == len(read) else logits[:, list(read)]
 
@@ -252,10 +209,8 @@ def read_behind(
     """
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in rows], device=device_of(model))
-    # Some hybrids count the tokens that they have read by a layer that does not know.
-    counts = memory.in_sequence and not (has_other_states(model) and takes_positions(model))
     depths = depth + torch.arange(longest, device=ids.device).expand(len(rows), -1)
-    return run_rows(model, ids, read, cache, None if counts else memory.query_start + depths)
+    return run_rows(model, ids, read, cache, None if memory.in_sequence else memory.query_start + depths)
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -28,12 +27,8 @@ def position_switch(model: PreTrainedModel) -> tuple[int, bool] | None:
     return None
 
 
-def position_embeddings(model: PreTrainedModel) -> dict[nn.Embedding, int]:
-    """The learned position embeddings, each with its number of positions.
-
-    These are the embeddings whose output changes with `position_ids`. A table may begin with rows that belong to no
-    position (OPT's has two); these are not counted.
-    """
+def position_embeddings(model: PreTrainedModel) -> list[nn.Embedding]:
+    """The learned position embeddings: those whose output changes with `position_ids`."""
     outputs: dict[nn.Embedding, list[Tensor]] = {m: [] for m in model.modules() if isinstance(m, nn.Embedding)}
 
     def keep(module: Any, args: Any, output: Tensor) -> None:
@@ -45,27 +40,7 @@ def position_embeddings(model: PreTrainedModel) -> dict[nn.Embedding, int]:
         for position in (0, 1):
             at = torch.full((1, 1), position, device=device_of(model))
             model(input_ids=torch.ones_like(at), position_ids=at, use_cache=False)
-    differ = {m: kept[0] for m, kept in outputs.items() if kept and not torch.equal(kept[0], kept[-1])}
-    return {table: table.num_embeddings - _first_row(table, at_zero) for table, at_zero in differ.items()}
-
-
-def _first_row(table: nn.Embedding, output: Tensor) -> int:
-    """The index of the table's row that is equal to `output`, the embedding of position 0. It is 0 if no row is equal,
-    or if the table's weights are offloaded."""
-    if table.weight.is_meta or output.shape[-1] != table.weight.shape[-1]:
-        return 0
-    equal = (table.weight == output.reshape(-1, output.shape[-1])[:1].to(table.weight)).all(dim=-1).nonzero()
-    return int(equal[0]) if len(equal) else 0
-
-
-def learned_positions(model: PreTrainedModel) -> int | None:
-    """How many positions a model with learned position embeddings has; None for any other model."""
-    try:
-        return min(position_embeddings(model).values(), default=None)
-    except Exception as error:  # the model takes no `position_ids`, so it has no position embeddings
-        if should_reduce_batch_size(error):
-            raise
-        return None
+    return [table for table, kept in outputs.items() if kept and not torch.equal(kept[0], kept[-1])]
 
 
 @contextmanager

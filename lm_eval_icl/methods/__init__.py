@@ -1,24 +1,15 @@
-"""The methods, by name. A class such as `lm_eval_icl.methods.InvICL` is imported when it is first used.
-
-A class in a file of yours is MODULE:CLASS. Another package gives its methods names with an entry point:
-
-    [project.entry-points."lm_eval_icl.methods"]
-    neighbours = "neighbours:Neighbours"
-"""
+"""The methods, by name; MODULE:CLASS for those of others. A class is imported when it is first used."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import inspect
 import sys
 from collections.abc import Mapping
-from importlib.metadata import entry_points
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from lm_eval_icl.errors import InputError, did_you_mean, one_line, one_line_with_place
+from lm_eval_icl.errors import InputError, did_you_mean, one_line_with_place
 
 if TYPE_CHECKING:
     from lm_eval_icl.methods.base import Method
@@ -41,8 +32,6 @@ _CLASSES = (
     "NBCE",
 )
 NAMES = tuple(name.lower() for name in _CLASSES)
-# The group of entry points in which other packages name their methods.
-ENTRY_POINTS = "lm_eval_icl.methods"
 
 
 def __getattr__(name: str) -> Any:
@@ -53,48 +42,31 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{modules[name]}"), name)
 
 
-@functools.cache
-def installed() -> dict[str, str]:
-    """The methods that other installed packages add: name -> MODULE:CLASS. They cannot replace this package's own."""
-    return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINTS) if entry.name not in NAMES}
-
-
 def is_ours(name: str) -> bool:
-    """Whether `--model NAME` is a method: one of this or another installed package, or MODULE:CLASS."""
-    return name in (*NAMES, *installed()) or ":" in name
+    """Whether `--model NAME` is a method: one of this package, or MODULE:CLASS."""
+    return name in NAMES or ":" in name
 
 
 def find(name: str) -> type[Method]:
     """The class of a method.
 
     Args:
-        name: the NAME of `--model NAME`, of this or another installed package, or MODULE:CLASS.
+        name: the NAME of `--model NAME`, or MODULE:CLASS.
 
     Raises:
         InputError: there is no such method, or the class is not a method.
     """
-    if not isinstance(name, str):
-        raise InputError(f"method {name!r}: must be the name of one, or MODULE:CLASS.")
     if name in NAMES:
         method: type[Method] = __getattr__(_CLASSES[NAMES.index(name)])
-        return method
-    if name in installed():
-        method = _checked(installed()[name])
-        if method.__name__.lower() != name:
-            raise InputError(
-                f"entry point {name!r} ({installed()[name]}): a method's name is that of its class in lower case: call "
-                f"the entry point {method.__name__.lower()!r}."
-            )
         return method
     if ":" in name:
         sys.path.insert(0, "")  # in a console script, the first entry is its folder, not the working directory
         try:
-            return _checked(name)
+            return _imported(name)
         finally:
             sys.path.remove("")
-    names = [*NAMES, *installed()]
-    near = did_you_mean(name.lower(), names)
-    raise InputError(f"unknown method {name!r}: {near or 'there are ' + ', '.join(names) + ', or MODULE:CLASS.'}")
+    near = did_you_mean(name.lower(), NAMES)
+    raise InputError(f"unknown method {name!r}: {near or 'there are ' + ', '.join(NAMES) + ', or MODULE:CLASS.'}")
 
 
 def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
@@ -103,9 +75,7 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
     Raises:
         InputError: there is no such method, or it does not take an argument, or a value is outside its range.
     """
-    method, arguments = find(name), {} if arguments is None else arguments
-    if not isinstance(arguments, Mapping):
-        raise InputError(f"{name}: its arguments are {arguments!r}: must be a dictionary, such as {{'repeat': 2}}.")
+    method, arguments = find(name), arguments or {}
     for argument, value in arguments.items():
         if argument not in arguments_of(method):
             owners = [other for other in NAMES if argument in arguments_of(find(other))]
@@ -122,30 +92,18 @@ def arguments_of(method: type[Method]) -> set[str]:
     return {field.name for field in dataclasses.fields(method)}
 
 
-def _checked(path: str) -> type[Method]:
+def _imported(path: str) -> type[Method]:
     """The class MODULE:CLASS, in a module of the working directory or an installed one."""
     from lm_eval_icl.methods.base import Method
 
     name, _, cls = path.partition(":")
-    if not (name and cls):
-        raise InputError(f"{path!r}: a class in a file of yours is MODULE:CLASS.")
-    if "/" in name or name.endswith(".py"):
-        raise InputError(f"{path!r}: give the module as `import` takes it, in its folder: {PurePath(name).stem}:{cls}.")
     try:
-        module = importlib.import_module(name)
+        loaded = getattr(importlib.import_module(name), cls)
     except Exception as error:
-        says = one_line(error) if isinstance(error, (ImportError, SyntaxError)) else one_line_with_place(error)
-        raise InputError(
-            f"{path!r} cannot be imported ({says}): give MODULE:CLASS, a module seen from here."
-        ) from error
-    loaded = getattr(module, cls, None)
+        says = one_line_with_place(error)
+        raise InputError(f"{path!r} cannot be imported ({says}): give MODULE:CLASS, seen from this folder.") from error
     if not (isinstance(loaded, type) and issubclass(loaded, Method)):
-        classes = [other for other in vars(module).values() if isinstance(other, type) and other.__module__ == name]
-        names = ", ".join(other.__name__ for other in classes if issubclass(other, Method)) or "there is none"
-        raise InputError(
-            f"{path!r} is not a class that derives from lm_eval_icl.methods.Method; in "
-            f"{getattr(module, '__file__', name)}: {names}."
-        )
+        raise InputError(f"{path!r} is not a class that derives from lm_eval_icl.methods.Method.")
     if inspect.isabstract(loaded):
         raise InputError(f"{path!r} has no {' and no '.join(sorted(loaded.__abstractmethods__))}: give it one.")
     return loaded

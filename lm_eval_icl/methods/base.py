@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_type_hints
 
-from lm_eval_icl.errors import InputError, is_number, one_line_with_place, whole
-from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, check_pattern, lay_out
+from lm_eval_icl.errors import InputError, is_number, naming, one_line, whole
+from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, lay_out
 from lm_eval_icl.prompts.tokens import Context
 
 if TYPE_CHECKING:  # a method's arguments and layout are known without what runs models, which takes seconds to import
@@ -85,7 +85,8 @@ class Method(ABC):
     treats_demonstrations_alike: ClassVar[bool] = False
     # Some tokens must not see all tokens before them, so the model must obey a 4-D mask.
     needs_mask: ClassVar[bool] = True
-    # Context, query and answer are one forward pass over `layout`, so that models can be trained under the method.
+    # Context, query and answer are one forward pass over `layout`, so that models can be trained under the method. It
+    # is False for a class that overrides `encode`, unless that says otherwise.
     one_pass: ClassVar[bool] = True
     # The memory to which a query attends depends on the query, so two queries never share one.
     memory_depends_on_query: ClassVar[bool] = False
@@ -101,11 +102,8 @@ class Method(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "encode" in vars(cls) and cls.one_pass and "one_pass" not in vars(cls):
-            raise InputError(
-                f"{cls.__name__}: overrides encode: say one_pass = False beside it; or one_pass = True, if the memory "
-                "is still what one forward pass over its layout leaves."
-            )
+        if "encode" in vars(cls) and "one_pass" not in vars(cls):
+            cls.one_pass = False
 
     def __post_init__(self) -> None:
         if self.positions is None:  # lm-eval parses "none" as None if all model arguments are one string
@@ -128,19 +126,15 @@ class Method(ABC):
         """The method with these arguments.
 
         Raises:
-            InputError: an argument is outside its range, or `pattern` returns no pattern.
+            InputError: an argument is missing or outside its range, or `pattern` returns a mask of another shape.
         """
         try:
             method = cls(**arguments)
             Method.__post_init__(method)  # in case that of the subclass does not call it
-            hash(method)  # methods are keys of dictionaries
         except TypeError as error:
-            reason = one_line_with_place(error)
-            raise InputError(
-                f"{cls.__name__.lower()}: the arguments {dict(arguments)} cannot be used ({reason})."
-            ) from error
+            raise InputError(f"{cls.__name__.lower()}: {one_line(error)}.") from error
         if not method.why_not(3):
-            method._checked_pattern(3)  # before a model is loaded
+            replace(method, repeat=1).layout(0, [1] * 3)  # before a model is loaded
         return method
 
     @property
@@ -167,10 +161,6 @@ class Method(ABC):
         """Why these arguments do not allow a prompt of n demonstrations; empty if they do."""
         return ""
 
-    def may_keep(self, n: int) -> bool:
-        """Whether n demonstrations may be left of a prompt that does not fit. A window may then have fewer."""
-        return True
-
     def bind(self, model: PreTrainedModel) -> Method:
         """The method with the arguments filled in that depend on the model."""
         return self
@@ -184,25 +174,14 @@ class Method(ABC):
         arguments are numbers of tokens.
 
         Raises:
-            InputError: `pattern` returns something else than a pattern of as many demonstrations.
+            InputError: `pattern` returns a mask of another shape, or one that shows the query, which `encode` does not
+                run.
         """
-        pattern = self._checked_pattern(len(demonstrations) * self.repeat)
-        return lay_out(prefix, demonstrations, pattern, self.positions, query, answer, repeat=self.repeat)
-
-    def _checked_pattern(self, n: int) -> Pattern:
-        try:
-            pattern = self.pattern(n)
-            check_pattern(pattern, n)
-        except InputError as error:
-            raise InputError(f"{self.name}: {error.message}") from error
-        except Exception as error:
-            raise InputError(f"{self.name}: pattern({n}): {one_line_with_place(error)}.") from error
+        pattern = self.pattern(len(demonstrations) * self.repeat)
         if pattern.query and not self.memory_depends_on_query:
-            raise InputError(
-                f"{self.name}: pattern({n}): query=True needs memory_depends_on_query = True and an encode_queries, "
-                "as saicl has them."
-            )
-        return pattern
+            raise InputError(f"{self.name}: pattern: query=True needs memory_depends_on_query and an encode_queries.")
+        with naming(f"{self.name}: pattern"):
+            return lay_out(prefix, demonstrations, pattern, self.positions, query, answer, repeat=self.repeat)
 
     def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
         """The layouts of all forward passes until an answer is scored, each with a title for the reader; the arguments
@@ -254,7 +233,7 @@ class Method(ABC):
             packed: whether queries may be packed into one row; otherwise they run one by one.
         """
         if self.memory_depends_on_query:
-            raise InputError(f"{self.name}: memory_depends_on_query = True needs an encode_queries, as saicl has it.")
+            raise InputError(f"{self.name}: memory_depends_on_query = True needs an encode_queries.")
         contexts, queries = [context for context, _ in asked], [query for _, query in asked]
         return list(zip(memories(contexts), queries, strict=True))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Annotated
@@ -12,12 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import whole
+from lm_eval_icl.errors import Unsupported, whole
 from lm_eval_icl.inference.blocks import residual_stream
 from lm_eval_icl.inference.memory import Memory, causal_pass
 from lm_eval_icl.inference.scoring import streams_packed
 from lm_eval_icl.methods.base import Asked, Memories, Method, Passes, optional
-from lm_eval_icl.methods.needs import check_residual_stream
 from lm_eval_icl.prompts.layouts import Layout, Pattern, before, lay_out
 from lm_eval_icl.prompts.tokens import Context
 
@@ -59,7 +59,12 @@ class BatchICL(Method):
         depth, name = model.config.get_text_config().num_hidden_layers, type(model).__name__
         layer = min(DEFAULT_LAYER, depth) if self.layer is None else self.layer
         self._check("layer", fine=layer <= depth, must=f"at most {depth}, the depth of {name}")
-        check_residual_stream(self, model, layer)
+        shapes = []
+        with suppress(LookupError), residual_stream(model, layer) as streams:
+            causal_pass(model, [1, 2])
+            shapes = [tuple(getattr(stream, "shape", ())) for stream in streams]
+        if len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][:2] != (1, 2):
+            raise Unsupported(f"{self.name} needs blocks that hand on one residual stream, and those of {name} do not.")
         return replace(self, layer=layer)
 
     def pattern(self, n: int) -> Pattern:
@@ -90,7 +95,7 @@ class BatchICL(Method):
         query_start = prefix + max(demonstrations, default=0) if self.positions == "symmetric" else None
         pattern = self.pattern(len(chosen))
         layout = lay_out(prefix, chosen, pattern, self.positions, query, answer, query_start=query_start)
-        return layout.within(demonstrations, i or 0, len(chosen))
+        return layout.of_demonstrations(i or 0)
 
     def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
         """A query runs behind every demonstration, and in the last pass."""

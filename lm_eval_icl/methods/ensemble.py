@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 from torch import Tensor
 
-from lm_eval_icl import methods
-from lm_eval_icl.errors import is_number
-from lm_eval_icl.methods.base import Method, must, optional
+from lm_eval_icl.methods.base import must
 from lm_eval_icl.methods.several import Several
 
 Combine = Annotated[str, must("poe, moe or max", lambda value: value in ("poe", "moe", "max"))]
-
-
-def _weights(weights: Any) -> tuple[float, ...]:
-    if not (
-        isinstance(weights, (list, tuple)) and weights and all(is_number(weight) and weight > 0 for weight in weights)
-    ):
-        raise ValueError("must be a list of numbers above 0")
-    return tuple(weights)
 
 
 @dataclass(frozen=True)
 class Ensemble(Several):
     """An ensemble of windows: what is predicted behind each window's memory is combined.
 
-    With the log-likelihoods s_b of an answer behind memory b and weights v_b that sum to 1, the answer's is
+    With the log-likelihoods s_b of an answer behind the memory b of B, the answer's is
 
-        poe: sum_b v_b s_b        moe: log sum_b v_b exp s_b        max: max_b (log v_b + s_b)
+        poe: sum_b s_b / B        moe: log sum_b (exp s_b) / B        max: max_b s_b - log B
 
     Every request is combined by itself: nothing is normalized over the options of a document, which a model does not
     see. Where text is generated, and for whether an answer is the greedy one, the distributions of the next token are
@@ -39,67 +28,9 @@ class Ensemble(Several):
 
     Args:
         combine: "poe" (product of experts), "moe" (mixture of experts) or "max".
-        window_method: the method that encodes a window, with its default arguments.
-        weights: a number above 0 for each window, in order, divided by their sum; None for equal weights.
-        positions: "method" for those of `window_method`.
     """
 
-    positions: str = "method"
     combine: Combine = "poe"
-    window_method: str = "icl"
-    weights: Annotated[tuple[float, ...] | None, optional(_weights)] = None
-
-    def __post_init__(self) -> None:
-        fine = isinstance(self.window_method, str) and self.window_method in methods.NAMES
-        encodes = methods.find(self.window_method) if fine else Method
-        fine = fine and not encodes.memory_depends_on_query and not issubclass(encodes, Several)
-        self._check(
-            "window_method", fine=fine, must="one whose memory all queries share: icl, pcw, invicl, deepthink, ..."
-        )
-        if self.positions == "method":
-            object.__setattr__(self, "positions", encodes(repeat=self.repeat).positions)
-        super().__post_init__()
-
-    @property
-    def of_window(self) -> Method:
-        return methods.find(self.window_method)(positions=self.positions, repeat=self.repeat)
-
-    @property
-    def trained_under(self) -> str:
-        """The method under which the models of a window's method are trained."""
-        return self.of_window.trained_under
-
-    @property
-    def reads_in_parts(self) -> bool:  # type: ignore[override]
-        """As the method of a window."""
-        return self.of_window.reads_in_parts
-
-    @property
-    def invariant(self) -> bool:
-        """Whether all windows, and all demonstrations of a window, are treated alike."""
-        return super().invariant and self.weights is None
-
-    def why_not(self, n: int) -> str:
-        """Every window needs its weight."""
-        windows = math.ceil(n / self.window_size)
-        if self.weights is not None and n and len(self.weights) != windows:
-            return f"weights: {len(self.weights)} numbers for {windows} windows"
-        return super().why_not(n)
-
-    def may_keep(self, n: int) -> bool:
-        """With weights: as many as make as many windows; or none."""
-        return self.weights is None or not n or len(self.weights) == math.ceil(n / self.window_size)
-
-    def _joined(self, numbers: Tensor) -> Tensor:
-        """Combine log-probabilities, [texts, memories, ...] -> [texts, ...]."""
-        given = self.weights or [1.0] * numbers.shape[1]
-        shares = [weight / max(given) for weight in given]  # whose sum is finite, however large the weights are
-        weights = torch.tensor([share / sum(shares) for share in shares], dtype=numbers.dtype, device=numbers.device)
-        weights = weights.view(-1, *[1] * (numbers.dim() - 2))
-        if self.combine == "poe":
-            return (numbers * weights).sum(1)
-        weighted = numbers + weights.log()
-        return weighted.logsumexp(1) if self.combine == "moe" else weighted.amax(1)
 
     def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, None]:
         return self._joined(logprobs).log_softmax(-1), None
@@ -107,3 +38,10 @@ class Ensemble(Several):
     def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
         behind_each = logprobs.gather(-1, answer.expand(len(logprobs), -1)[..., None])[..., 0].sum(-1)
         return self._joined(behind_each[None]).squeeze()
+
+    def _joined(self, numbers: Tensor) -> Tensor:
+        """Combine log-probabilities, [texts, memories, ...] -> [texts, ...]."""
+        if self.combine == "poe":
+            return numbers.mean(1)
+        weighted = numbers - math.log(numbers.shape[1])
+        return weighted.logsumexp(1) if self.combine == "moe" else weighted.amax(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,23 +38,17 @@ class TooLong:
     """Why a prompt does not fit."""
 
     why: str  # the end of a sentence about such prompts: "do not fit the model's 1024 positions"
-    parts: Mapping[str, int]  # how many positions, or tokens of its longest row, the prompt takes, by part
+    takes: tuple[int, int, int]  # how many positions, or tokens of its longest row: of context, query and answer
     hint: str  # advice of the method, if it is encoding the demonstrations that takes too many
 
     @property
     def needed(self) -> int:
-        return sum(self.parts.values())
-
-    @property
-    def longest(self) -> str:
-        """The name of the one demonstration, or window of them, that alone counts; empty if all of them count."""
-        return next((name for name in self.parts if name.startswith("longest")), "")
+        return sum(self.takes)
 
     def sum(self, answer: str) -> str:
         """`needed` as a sum of its parts, with this name for the answer."""
-        return f"{self.needed}: " + " + ".join(
-            f"{answer if name == 'answer' else name} {number}" for name, number in self.parts.items()
-        )
+        parts = zip(("prefix and demonstrations", "query", answer), self.takes, strict=True)
+        return f"{self.needed}: " + " + ".join(f"{name} {number}" for name, number in parts if number)
 
 
 @dataclass(frozen=True)
@@ -74,21 +68,15 @@ class PromptLimits:
     def too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """Why a prompt with an answer of `answer` positions does not fit; None if it fits."""
         context, why, terms = prompt.context, "", self._takes(prompt, answer)
-        needed = sum(terms)
-        if needed > self.positions:
+        if sum(terms) > self.positions:
             why = f"do not fit the model's {self.positions} positions"
-        elif self.switch is not None and needed > self.switch[0]:
+        elif self.switch is not None and sum(terms) > self.switch[0]:
             switch, ever = self.switch
-            if ever:
-                why = (
-                    f"cross position {switch}, from which on this model computes all positions anew with every longer "
-                    "sequence (rotary angles of type dynamic)"
-                )
             # The memory would have the rotary angles of short sequences, and the query those of long ones.
-            elif self.method.footprint(context).shortest_pass <= switch:
+            if ever or self.method.footprint(context).shortest_pass <= switch:
                 why = (
-                    f"cross position {switch} behind their demonstrations, from which on this model computes all "
-                    "positions otherwise (rotary angles of type longrope)"
+                    f"cross position {switch} behind their demonstrations, from which on this model computes positions "
+                    "otherwise (rotary angles of type longrope or dynamic)"
                 )
         # Without demonstrations there is nothing to hide, so that the model's own mask is used, window and all.
         if not why and self.window is not None and context.demonstrations:
@@ -97,28 +85,14 @@ class PromptLimits:
             # The window counts the entries of a memory. If some tokens before them are not kept, a prefix would come
             # nearer than it is in one pass over everything.
             keeps = self.keeps_window and (not context.prefix or footprint.kept == footprint.tokens)
-            if keeps and sum(terms) > self.positions:
-                why = f"do not fit the {self.positions} tokens that a row of {self.model} has at most"
-            elif not keeps and sum(terms) > self.window:
+            if sum(terms) > (most := self.positions if keeps else self.window):
                 why = (
-                    f"do not fit the {self.window} tokens that {self.model} looks back at most (a sliding window or "
-                    f"local attention layers; or attention that depends on a token's index from there on), and "
-                    f"{self.method.name} needs a model that sees all that its mask shows"
+                    f"do not fit the {most} tokens of a row that {self.model} sees as a whole (a sliding window, local "
+                    f"attention or attention scaled by a token's index), as {self.method.name} needs it"
                 )
         if not why:
             return None
-        # The context's positions are divided into those of the prefix and of the demonstrations.
-        encoded, query, answer_terms = terms
-        prefix, lengths = len(context.prefix), context.lengths
-        demonstrations, all_of_them = encoded - prefix, sum(lengths) * self.method.repeat
-        name = "longest demonstration" if demonstrations == max(lengths, default=0) else "longest window"
-        if demonstrations == all_of_them:
-            name = "demonstrations"
-        elif demonstrations > all_of_them:
-            name, prefix, demonstrations = "encoding prefix and demonstrations", 0, encoded
-        parts = {"prefix": prefix, name: demonstrations, "query": query, "answer": answer_terms}
-        hint = self.hint if sum(terms) > len(prompt) + answer else ""
-        return TooLong(why, {name: number for name, number in parts.items() if number}, hint)
+        return TooLong(why, terms, self.hint if sum(terms) > len(prompt) + answer else "")
 
     def _takes(self, prompt: TokenizedPrompt, answer: int, tokens: bool = False) -> tuple[int, int, int]:
         """How many positions a prompt takes, by context, query and answer, in the longer of two passes: that which
@@ -139,29 +113,19 @@ class PromptLimits:
     def leaves_out(self, prompts: Sequence[tuple[TokenizedPrompt, int]]) -> int:
         """The index of the demonstration to leave out next from prompts that do not fit and all lose the same ones.
 
-        It is the first one, or the longest one (`longest_go_first`). The tokens decide between equally long ones: which
-        are left out may not depend on the order in which an order-invariant method gets them. Where windows of several
-        demonstrations stand side by side, it is the longest one of the first window that is too long: the
-        demonstrations behind it move up. `prompts` have the number of positions of their answers.
+        It is the first one, or the longest one (`longest_go_first`); of equally long ones the tokens decide, and not
+        the order in which an order-invariant method gets them. `prompts` have the positions of their answers.
         """
         if not self.longest_go_first:
             return 0
         n = max(len(prompt.context.demonstrations) for prompt, _ in prompts)
         prompts = [(prompt, answer) for prompt, answer in prompts if len(prompt.context.demonstrations) == n]
 
-        def positions(indices: Sequence[int]) -> int:
-            """How many positions the prompts take at most with only these demonstrations."""
-            return max(sum(self._takes(prompt.keeping(indices), answer)) for prompt, answer in prompts)
+        def size(i: int) -> tuple[int, list[Ids]]:
+            alone = max(sum(self._takes(prompt.keeping([i]), answer)) for prompt, answer in prompts)
+            return alone, [prompt.context.demonstrations[i] for prompt, _ in prompts]
 
-        among: Sequence[int] = range(n)
-        windows = self.method.pattern(n * self.method.repeat).windows
-        if windows is not None and self.method.positions == "symmetric":
-            members: dict[int, list[int]] = {}
-            for block, window in enumerate(windows.tolist()):
-                members.setdefault(window, []).append(block % n)
-            most = self.positions if self.switch is None else min(self.positions, self.switch[0])
-            among = next((indices for indices in members.values() if positions(indices) > most), among)
-        return max(among, key=lambda i: (positions([i]), [prompt.context.demonstrations[i] for prompt, _ in prompts]))
+        return max(range(n), key=size)
 
 
 # The indices of demonstrations to leave out -> the requests of a document without these.
@@ -189,12 +153,11 @@ def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits)
         # The prompts are tokenized again, since tokens at a boundary may become others, but only when the numbers of
         # tokens say that enough is left out.
         fewer = [(prompt.keeping(kept), answer) for prompt, answer in longest_answers.items()]
-        enough = limits.method.may_keep(len(kept)) and all(limits.too_long(*prompt) is None for prompt in fewer)
-        if not kept or enough:
+        if not kept or all(limits.too_long(*prompt) is None for prompt in fewer):
             requests = tokenize(tuple(sorted(left_out)))
     while len(left_out) > 1 and fits(limits, requests):  # and they may become fewer
         more = tokenize(tuple(sorted(left_out[:-1])))
-        if not (limits.method.may_keep(len(kept) + 1) and fits(limits, more)):
+        if not fits(limits, more):
             break
         requests = more
         kept.append(left_out.pop())

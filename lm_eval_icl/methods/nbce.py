@@ -9,9 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from lm_eval_icl.errors import InputError
-from lm_eval_icl.methods.base import Method, must, number
-from lm_eval_icl.methods.icl import ICL
+from lm_eval_icl.methods.base import number
 from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context
 
@@ -34,19 +32,11 @@ class NBCE(Several):
         beta: 0 or more.
         eta: what the entropy of the window is lowered by that was chosen for the token before; 0 or more.
         top_p: the probability of the nucleus, above 0; 1 for no truncation.
-        truncate: "entropy": the nucleus counts for the entropies alone, so that every answer has a log-likelihood;
-            "all": z is of truncated distributions too, as in the released demonstration, for generated texts alone: an
-            answer outside the nucleus has no log-likelihood.
     """
 
     beta: NotNegative = 0.25
     eta: NotNegative = 0.1
     top_p: Annotated[float, number("above 0 and at most 1", lambda value: 0 < value <= 1)] = 0.95
-    truncate: Annotated[str, must("entropy or all", lambda value: value in ("entropy", "all"))] = "entropy"
-
-    @property
-    def of_window(self) -> Method:
-        return ICL(self.positions, self.repeat)
 
     def contexts(self, context: Context) -> list[Context]:
         """The windows, and the prefix alone."""
@@ -65,15 +55,9 @@ class NBCE(Several):
         if state is not None:
             entropy[texts, state] -= self.eta
         state = entropy.argmin(-1)
-        distributions = truncated if self.truncate == "all" else logprobs
-        chosen, without = distributions[texts, state], distributions[:, -1]
+        chosen, without = logprobs[texts, state], logprobs[:, -1]
         z = torch.where(without > -100, (1 + self.beta) * chosen - self.beta * without, chosen)
         return z.log_softmax(-1), state
-
-    def combined(self, logprobs: Tensor) -> Tensor:
-        if self.truncate == "all":
-            raise InputError(f"{self.name}: truncate=all is for generated texts: for log-likelihoods, leave it out.")
-        return super().combined(logprobs)
 
     def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
         return combined.gather(-1, answer[:, None]).sum()

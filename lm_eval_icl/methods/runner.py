@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import InputError, Unsupported, checked_whole, log
-from lm_eval_icl.inference.budget import MemoryBudget, room_for_trials
-from lm_eval_icl.inference.caches import without_adapter
+from lm_eval_icl.errors import Unsupported, checked_whole
+from lm_eval_icl.inference.budget import MemoryBudget
 from lm_eval_icl.inference.capabilities import Capabilities, probe
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.gelu import fused_gelu, gelus
-from lm_eval_icl.inference.generation import GenerationSettings, Stopped, combining, continue_from, stop_on_nonfinite
-from lm_eval_icl.inference.memory import Memory, progress
+from lm_eval_icl.inference.generation import GenerationSettings, combining, continue_from, stop_on_nonfinite
+from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import Queries
-from lm_eval_icl.inference.positions import learned_positions, no_positions, position_embeddings
+from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.inference.schedule import Asked, Batch, Ids, Sizes, Text, first_texts, schedule, side_by_side
 from lm_eval_icl.inference.scoring import Score, Scores, States, score_packed, score_rows, score_together
@@ -41,9 +36,8 @@ T = TypeVar("T")
 Grouped = dict[Context, dict[Ids, dict[Ids, list[int]]]]
 # What a forward pass scored, and the scores in the same order.
 Scored = tuple[list[Asked], Scores]
-# One lock for each model: see `MethodRunner.inference_mode`.
-_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
-_making_locks = threading.Lock()
+# See `MethodRunner.inference_mode`.
+_running = threading.RLock()
 
 
 def grouped(prompts: Iterable[tuple[TokenizedPrompt, Ids]]) -> Grouped:
@@ -74,7 +68,6 @@ class MethodRunner:
         capabilities: what the model can do, if that has been tried, which takes some thirty short passes.
 
     Attributes:
-        quiet: no bar is shown while a long context is encoded. The first of several processes shows it.
         packs_ahead: how many packs are begun before the scores of a pack are handed on: on an accelerator one, which
             runs while these are read.
         tokens_run, passes_run: how many tokens were run through the model inside `counting`, in how many passes.
@@ -103,19 +96,15 @@ class MethodRunner:
         batch_size = checked_whole("batch_size", batch_size)
         self.store_bytes = checked_whole("store_bytes", store_bytes)
         self.model, self.softmax_dtype, self.mixed_precision_dtype = model, softmax_dtype, mixed_precision_dtype
-        self.tensor_parallel, self.quiet = tensor_parallel, os.environ.get("RANK", "0") != "0"
+        self.tensor_parallel = tensor_parallel
         self.without_positions: list[nn.Embedding] | None = None
         self._gelus, self._inside = gelus(model), False
-        with self.inference_mode(), room_for_trials(model):
-            begun = time.monotonic()
+        with self.inference_mode():
             self.capabilities = capabilities or probe(model)
-            if (seconds := time.monotonic() - begun) > 5:
-                log.info("%.0f s were spent on trials of what %s can do.", seconds, type(model).__name__)
-            self._learned_positions = learned_positions(model)
             needs.check(method, model, self.capabilities)
             needs.warn(method, model, self.capabilities)
-            self.without_positions = list(position_embeddings(model)) if method.positions == "none" else None
-        with self.inference_mode(), room_for_trials(model):
+            self.without_positions = position_embeddings(model) if method.positions == "none" else None
+        with self.inference_mode():
             if method.positions == "none":
                 needs.check_no_positions(method, model)
             self.method = method.bind(model)
@@ -123,7 +112,7 @@ class MethodRunner:
 
     def begin(self, batch_size: int) -> None:
         """Begin a run. The memories of an earlier run are dropped, since the model's weights may have changed."""
-        self.store = PrefixCache(self._encode, self.store_bytes)
+        self.store = PrefixCache(partial(self.method.encode, self.model), self.store_bytes)
         device = device_of(self.model)
         # On a CPU, larger packs are slower, since most of their attention is masked.
         sizes = Sizes(self.pack_tokens, 1 if device.type == "cpu" else batch_size, batch_size)
@@ -132,17 +121,8 @@ class MethodRunner:
         self.tokens_run = self.passes_run = 0
 
     def limits(self, max_length: int) -> PromptLimits:
-        """The limits that prompts have to stay within, of a model that has, or may use, `max_length` positions.
-
-        Raises:
-            InputError: the model has fewer learned position embeddings.
-        """
-        name, can, learned = type(self.model).__name__, self.capabilities, self._learned_positions
-        if learned is not None and max_length > learned:
-            raise InputError(
-                f"max_length={max_length}: {name} has learned embeddings of {learned} positions and no more: give "
-                f"max_length={learned} or less."
-            )
+        """The limits that prompts have to stay within, of a model that has, or may use, `max_length` positions."""
+        name, can = type(self.model).__name__, self.capabilities
         hint = self.method.overflow_hint if can.obeys_positions else ""
         window, keeps_window = needs.longest_row(self.method, can), needs.keeps_window(self.method, can)
         return PromptLimits(self.method, name, max_length, window, can.position_switch, hint, keeps_window)
@@ -162,9 +142,7 @@ class MethodRunner:
         Only one thread at a time can be inside, since positions and GELU are patched on the model itself, which other
         runners may share. A run is inside from its beginning to its end.
         """
-        with _making_locks:
-            lock = _locks.setdefault(without_adapter(self.model), threading.RLock())
-        with lock, torch.no_grad(), self.mixed_precision():
+        with _running, torch.no_grad(), self.mixed_precision():
             if self._inside:
                 yield
                 return
@@ -205,23 +183,6 @@ class MethodRunner:
 
     # Memories.
 
-    def _encode(self, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of contexts that are not stored."""
-        passes = getattr(self.method, self.method.counts_memories) if self.method.counts_memories else 1
-        with progress(self.model, passes * sum(map(self._pass_length, contexts)), self.quiet):
-            memories = self.method.encode(self.model, contexts)
-        if any(memory.residual for memory in memories):
-            raise InputError(
-                f"{self.method.name}: encode returns a memory with a residual: set memory_depends_on_query = True and "
-                "return it from encode_queries, as batchicl does."
-            )
-        return memories
-
-    def _pass_length(self, context: Context) -> int:
-        """How many tokens a pass over a context runs."""
-        footprint = self.method.footprint(context)
-        return footprint.kept if self.method.counts_memories else footprint.tokens
-
     def _memories(self, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of contexts. Those that are not stored are encoded side by side, as far as they fit into a pass,
         and stored."""
@@ -239,9 +200,7 @@ class MethodRunner:
 
     def _of_query(self, asked: Sequence[tuple[Context, Ids]], packed: bool) -> list[tuple[Memory, Ids]]:
         """The memory behind which each query runs, and what is left of the query (`Method.encode_queries`)."""
-        tokens = sum(self.method.tokens_for(context, len(query))[0] for context, query in asked)
-        with progress(self.model, tokens, self.quiet):
-            return self.method.encode_queries(self.model, asked, self._memories, packed)
+        return self.method.encode_queries(self.model, asked, self._memories, packed)
 
     # Scoring.
 
@@ -361,19 +320,9 @@ class MethodRunner:
         """`score` on some of a context's memories (`Method.memories`), whose `numbers` begin at 1, and which are not
         stored. Yields, for each forward pass, the number of the memory, what was scored, and the scores."""
         memories = self.method.memories(self.model, context)
-
-        def following() -> list[Memory]:
-            nonlocal memories
-            try:
-                with progress(self.model, self._pass_length(context), self.quiet):
-                    return list(islice(memories, 1))
-            except BaseException:  # an iterator that has raised an error has ended: out of memory, begin anew
-                memories = islice(self.method.memories(self.model, context), number - 1, None)
-                raise
-
         for number in range(1, max(numbers) + 1):
             with self.counting():
-                [memory] = self.budget.fit(following)
+                memory = next(memories)
             if number in numbers:
                 for batch in self._batches({context: queries}, memory=memory):
                     yield number, batch
@@ -387,7 +336,6 @@ class MethodRunner:
         max_new_tokens: int,
         generate: Callable[..., Tensor],
         settings: GenerationSettings,
-        stopped: Stopped | None = None,
         single: Collection[Context] = (),
     ) -> list[list[int]]:
         """Generate a continuation for the first of these prompts, as many as fit into one batch.
@@ -399,7 +347,7 @@ class MethodRunner:
                 (`inference.schedule.in_order`).
             names: the names of the prompts, for errors.
             max_new_tokens: how many tokens are generated at most.
-            generate, stopped: as for `continue_from`.
+            generate: as for `continue_from`.
             settings: the settings under which `generate` runs (`settings_in_force`).
             single: the contexts that a single prompt has, which share a batch.
 
@@ -415,13 +363,13 @@ class MethodRunner:
         windows = method.contexts(prompts[0].context)
         if len(windows) > 1:
             needs.check_generates_together(method, self.model, can, settings)
-        # Rows read in parts only a memory that they share, and a text behind several memories has several rows.
-        shared = isinstance(method, Several) or method.reads_in_parts
+        # Rows that read a memory in parts share it, and a text behind several memories has several rows.
+        may_be_alone = not isinstance(method, Several) and not method.reads_in_parts
 
         def first() -> list[Text]:
             texts = []
             for prompt in prompts[: self.budget.sizes.texts]:
-                alone = not shared and (prompt.context in single or not can.can_generate)
+                alone = may_be_alone and (prompt.context in single or not can.can_generate)
                 texts.append(Text(prompt, method.footprint(prompt.context).kept, alone))
             return texts[: first_texts(texts, max_new_tokens, self.budget.sizes, can, settings, by_query)]
 
@@ -440,10 +388,9 @@ class MethodRunner:
             if isinstance(method, Several) and len(windows) > 1:
                 queries = [query for query in queries for _ in windows]
                 memories, together = memories * len(texts), combining(self.model, len(windows), method.next_token)
-            longest = max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
-            ways = {"shared": can.can_share_to(longest), "leaving": can.can_leave}
+            shared = can.can_share_to(max(map(len, memories)) + max(map(len, queries)) + max_new_tokens)
             with stop_on_nonfinite(self.model, names[: len(texts)]), together:
-                rows = continue_from(self.model, generate, memories, queries, settings.beams, stopped=stopped, **ways)
+                rows = continue_from(self.model, generate, memories, queries, settings.beams, shared)
             return rows[:: len(windows)]
 
         return self.fit(run, lambda: self.budget.halve(0, len(first())), prompts[0].context)

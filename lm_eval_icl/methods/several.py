@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.methods.base import Footprint, Passes, Positions
+from lm_eval_icl.methods.base import Footprint, Method, Passes, Positions
+from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.pcw import PCW
 from lm_eval_icl.prompts.tokens import Context
 
@@ -31,6 +32,10 @@ class Several(PCW):
     one_pass = False
     windows_repeat = True
     positions: Positions = "sequential"
+
+    @property
+    def of_window(self) -> Method:
+        return ICL(self.positions, self.repeat)
 
     @abstractmethod
     def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -74,13 +79,12 @@ class Several(PCW):
         return [Context(context.prefix, demonstrations[start : start + size]) for start in starts]
 
     def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
-        """One pass for each of `contexts`, the last of its method's passes if that has several."""
+        """One pass for each of `contexts`."""
         whole, layouts = Context((0,) * prefix, tuple((0,) * length for length in demonstrations)), []
         for i, context in enumerate(self.contexts(whole)):
-            title, layout = self.of_window.passes(prefix, context.lengths, query, answer)[-1]
-            kind = f"memory {i + 1}" if context.demonstrations else f"memory {i + 1}: no demonstrations"
-            layout = layout.within(demonstrations, i * self.window_size, len(context.demonstrations))
-            layouts.append((f"{kind}: {title}" if title else kind, layout))
+            layout = self.of_window.layout(prefix, context.lengths, query, answer)
+            title = f"memory {i + 1}" if context.demonstrations else f"memory {i + 1}: no demonstrations"
+            layouts.append((title, layout.of_demonstrations(i * self.window_size)))
         return layouts
 
     def footprint(self, context: Context) -> Footprint:

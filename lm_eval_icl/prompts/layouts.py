@@ -65,33 +65,6 @@ class Pattern:
     query: bool = False  # whether the demonstrations also see all of the query
 
 
-def check_pattern(pattern: object, n: int) -> None:
-    """Refuse a pattern that does not fit n demonstrations, which torch might stretch until it does.
-
-    Raises:
-        InputError: it is no `Pattern`, or a part of it has another type or shape.
-    """
-
-    def kind(value: object) -> str:
-        if isinstance(value, Tensor):
-            return f"a {value.dtype} tensor of shape {list(value.shape)}"
-        return "None" if value is None else f"a {type(value).__name__}"
-
-    if not isinstance(pattern, Pattern):
-        raise InputError(f"pattern({n}): must return a Pattern, and returns {kind(pattern)}.")
-    if not isinstance(pattern.copies, int) or pattern.copies < 1:
-        raise InputError(f"pattern({n}): copies={pattern.copies!r}: must be a whole number, 1 or more.")
-    sees, windows, blocks = pattern.sees, pattern.windows, n * pattern.copies
-    whose = f"{blocks} blocks: {n} demonstrations" + (f", {pattern.copies} copies of each" * (pattern.copies > 1))
-    if not isinstance(sees, Tensor) or sees.dtype != torch.bool or sees.shape != (blocks, blocks):
-        must = f"sees must be booleans of shape [{blocks}, {blocks}] ({whose})"
-        raise InputError(f"pattern({n}): {must}, and is {kind(sees)}.")
-    whole = isinstance(windows, Tensor) and not (windows.is_floating_point() or windows.is_complex())
-    if windows is not None and not (whole and windows.shape == (blocks,)):
-        must = f"windows must be whole numbers of shape [{blocks}] ({whose})"
-        raise InputError(f"pattern({n}): {must}, and is {kind(windows)}.")
-
-
 @dataclass(frozen=True)
 class Block:
     """Adjacent tokens of a row that see the same other blocks and have consecutive positions."""
@@ -113,9 +86,6 @@ class Layout:
     kept: tuple[bool, ...]  # for each block, whether tokens that run after the row attend to it
     end: int  # the position of the first token after the row
     step: int = 1  # the difference between the positions of adjacent tokens; 0 without positional information
-    # The row begins with an entry M for each block of an earlier pass over it (`again`), and a block attends to its own
-    # entries causally too.
-    behind_itself: bool = False
 
     def __len__(self) -> int:
         return sum(block.length for block in self.blocks)
@@ -123,8 +93,7 @@ class Layout:
     def rule(self, query: Tensor, key: Tensor) -> Tensor:
         """The mask as a function: whether the tokens `query` attend to the tokens `key`.
 
-        A block attends to the blocks that `sees` gives, and to itself (`itself`) causally. Entries of a memory attend
-        to nothing.
+        A block attends to the blocks that `sees` gives, and to itself causally. Entries of a memory attend to nothing.
 
         Args:
             query: indices of tokens in the row, of any shape.
@@ -133,12 +102,10 @@ class Layout:
         Returns:
             bool, of the broadcast shape.
         """
-        if query.device not in self._on:
-            parts = (self._block, self.sees, self.itself, self._place)
-            self._on[query.device] = [tensor.to(query.device, non_blocking=query.is_cuda) for tensor in parts]
-        block, sees, itself, place = self._on[query.device]
+        parts = (self._block, self.sees, self._runs, self._place)
+        block, sees, runs, place = (part.to(query.device, non_blocking=query.is_cuda) for part in parts)
         row, column = block[query], block[key]
-        return sees[row, column] | (itself[row, column] & (place[query] >= place[key]))
+        return sees[row, column] | ((row == column) & runs[row] & (place[query] >= place[key]))
 
     def keys(self, rows: slice) -> tuple[list[slice], list[slice]]:
         """The tokens to which some adjacent tokens of the row attend, as slices of the row.
@@ -151,7 +118,7 @@ class Layout:
         """
         block, place = self._block, self._place
         first, last = int(block[rows.start]), int(block[rows.stop - 1])
-        sees, own = self.sees[first : last + 1], self.itself[first : last + 1].any(dim=0)[block]
+        sees, own = self.sees[first : last + 1], (block >= first) & (block <= last)
         all_see, some_see = sees.all(dim=0)[block], sees.any(dim=0)[block]
         if first == last:  # within one block, which sees itself causally: all see what is before the first of them
             all_see |= own & (place < place[rows.start])
@@ -159,20 +126,9 @@ class Layout:
         return slices(all_see), slices((some_see | own) & ~all_see)
 
     @cached_property
-    def itself(self) -> Tensor:
-        """[blocks, blocks] bool: whether the column's block is the row's block, or its own entries of an earlier pass.
-        Blocks attend to these causally."""
-        itself = torch.diag(self._runs)
-        if self.behind_itself:
-            rows = int(self._runs.sum())
-            itself[-rows:, :rows] |= torch.eye(rows, dtype=torch.bool)
-        return itself
-
-    @cached_property
     def mask(self) -> Tensor:
         """[n, n] bool: `rule` for all pairs of tokens."""
-        indices = torch.arange(len(self))
-        return self.rule(indices[:, None], indices[None, :])
+        return self.rule(torch.arange(len(self))[:, None], torch.arange(len(self)))
 
     @cached_property
     def positions(self) -> Tensor:
@@ -228,25 +184,15 @@ class Layout:
         blocks, kept = tuple(self.blocks[i] for i in indices), tuple(self.kept[i] for i in indices)
         return replace(self, blocks=blocks, sees=self.sees[indices][:, indices], kept=kept)
 
-    def within(self, demonstrations: Sequence[int], first: int, number: int) -> Layout:
-        """This row, which has some demonstrations of a prompt, with the names and sources that its blocks have in the
-        whole prompt.
+    def of_demonstrations(self, first: int) -> Layout:
+        """This row, which has some demonstrations of a prompt, with the names that its blocks have in the whole prompt
+        if `first` demonstrations are before them."""
 
-        Args:
-            demonstrations: the number of tokens of each of the prompt's demonstrations.
-            first, number: the row has `number` of them, from this index on.
-        """
-        before, own = sum(demonstrations[:first]), sum(demonstrations[first : first + number])
-        blocks = []
-        for block in self.blocks:
-            if block.name in "QA":
-                block = replace(block, source=block.source + sum(demonstrations) - own)
-            elif block.name.startswith("D"):
-                bare = block.name.rstrip("'")
-                name = f"D{int(bare[1:]) + first}{block.name[len(bare) :]}"
-                block = replace(block, name=name, source=block.source + before)
-            blocks.append(block)
-        return replace(self, blocks=tuple(blocks))
+        def name(block: Block) -> str:
+            bare = block.name.rstrip("'")
+            return f"D{int(bare[1:]) + first}{block.name[len(bare) :]}" if bare.startswith("D") else bare
+
+        return replace(self, blocks=tuple(replace(block, name=name(block)) for block in self.blocks))
 
     def on_memory(self, memory: Layout) -> Layout:
         """This row, run on the memory that another row left: all tokens also see the blocks that the other row keeps,
@@ -258,20 +204,12 @@ class Layout:
         sees[n:, n:] = self.sees
         return replace(self, blocks=(*entries, *self.blocks), sees=sees, kept=(True,) * n + self.kept)
 
-    def again(self, by: int, reads: Tensor | None = None) -> Layout:
-        """This row, run once more with all positions increased by `by`, on the memory of all its tokens, whose blocks
-        become blocks M at the beginning.
-
-        Args:
-            reads: [blocks] bool: the blocks to whose entries all tokens attend. If None, a token attends to the entries
-                of those tokens that it attends to in the row.
-        """
-        entries, n = tuple(replace(block, name="M") for block in self.blocks), len(self.blocks)
-        sees = nothing(2 * n)
-        sees[n:, :n] = self.sees if reads is None else reads
-        sees[n:, n:] = self.sees
-        blocks = (*entries, *(replace(block, start=block.start + by) for block in self.blocks))
-        return Layout(blocks, sees, self.kept * 2, self.end + by, self.step, behind_itself=reads is None)
+    def again(self, by: int) -> Layout:
+        """This row, run once more with all positions increased by `by`, on the memory of all its tokens, which all
+        tokens see and whose blocks become blocks M at the beginning."""
+        everything_kept = replace(self, kept=(True,) * len(self.blocks))
+        blocks = tuple(replace(block, start=block.start + by) for block in self.blocks)
+        return replace(self, blocks=blocks, end=self.end + by).on_memory(everything_kept)
 
     @cached_property
     def _block(self) -> Tensor:
@@ -290,11 +228,6 @@ class Layout:
         """[blocks] bool: whether a block is run through the model, which entries of a memory are not."""
         return torch.tensor([block.name != "M" for block in self.blocks], dtype=torch.bool)
 
-    @cached_property
-    def _on(self) -> dict[torch.device, list[Tensor]]:
-        """The tensors that the rule reads, by device, for every device on which it was used."""
-        return {}
-
 
 def slices(marked: Tensor) -> list[slice]:
     """The slices at which a row of booleans is True."""
@@ -305,18 +238,15 @@ def slices(marked: Tensor) -> list[slice]:
 
 def side_by_side(layouts: Sequence[Layout]) -> Layout:
     """Several rows as one, in which no token sees those of another row: first the entries of all memories, then the
-    tokens of all rows. Its prompt is that of all rows, one after another.
+    tokens of all rows.
 
     Args:
-        layouts: at least one; all have the same `step` and `behind_itself`.
+        layouts: at least one; all have the same `step`.
     """
     if len(layouts) == 1:
         return layouts[0]
-    blocks, kept, prompt = list[Block](), list[bool](), 0
-    for layout in layouts:
-        blocks += [replace(block, source=prompt + block.source) for block in layout.blocks]
-        kept += layout.kept
-        prompt += max((block.source + block.length for block in layout.blocks), default=0)
+    blocks = [block for layout in layouts for block in layout.blocks]
+    kept = [keep for layout in layouts for keep in layout.kept]
     order = sorted(range(len(blocks)), key=lambda i: blocks[i].name != "M")  # stable: all else stays in order
     return Layout(
         blocks=tuple(blocks[i] for i in order),
@@ -324,7 +254,6 @@ def side_by_side(layouts: Sequence[Layout]) -> Layout:
         kept=tuple(kept[i] for i in order),
         end=max(layout.end for layout in layouts),
         step=layouts[0].step,
-        behind_itself=layouts[0].behind_itself,
     )
 
 
@@ -352,9 +281,15 @@ def lay_out(
             the query after the longest window (InvICL, Appendix A.1). "none": everything at position 0.
         repeat: how many times the sequence of demonstrations is repeated, before copies are made of it.
         query_start: the query's position, if it is not to be computed from the demonstrations of this row.
+
+    Raises:
+        InputError: the pattern is of another number of blocks, which torch might stretch.
     """
     n, step = len(demonstrations) * repeat, 0 if positions == "none" else 1
     lengths = list(demonstrations) * repeat * pattern.copies
+    if pattern.sees.dtype != torch.bool or pattern.sees.shape != (len(lengths), len(lengths)):
+        given = f"{pattern.sees.dtype} of shape {list(pattern.sees.shape)}"
+        raise InputError(f"sees must be booleans of shape [{len(lengths)}, {len(lengths)}], and is {given}.")
     windows = list(range(len(lengths))) if pattern.windows is None else pattern.windows.tolist()
     windows = [0] * len(lengths) if positions == "sequential" else windows
     ends, start = dict.fromkeys(windows, prefix), []

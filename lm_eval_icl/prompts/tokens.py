@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -62,10 +63,7 @@ class TokenizedPrompt:
         return len(self.context.tokens) + len(self.query)
 
     def keeping(self, indices: Sequence[int]) -> TokenizedPrompt:
-        """The prompt with only the demonstrations of these indices, if it has them, and otherwise the same tokens.
-
-        (A prompt that is tokenized without the other demonstrations may have other tokens at the boundaries.)
-        """
+        """The prompt with only the demonstrations of these indices, if it has them, and otherwise the same tokens."""
         demonstrations = self.context.demonstrations
         kept = tuple(demonstrations[i] for i in indices if i < len(demonstrations))
         return TokenizedPrompt(Context(self.context.prefix, kept), self.query)
@@ -114,9 +112,11 @@ class PairEncoder:
         """As `PromptTokenizer.inside`."""
         text = prompt.rstrip()
         if self._split_parts:
-            query = text[len(prompt) - len(prompt.query) :]
-            parts_and_spans = zip(prompt.demonstrations, spans, strict=True)
-            return [self._split_parts.before(part, query, span) for part, span in parts_and_spans]
+            behind = self._split_parts.behind(text[len(prompt) - len(prompt.query) :])
+            starts = [self._split_parts.demonstration(part, behind)[1] for part in prompt.demonstrations]
+            return [
+                (bisect_left(at, begin), bisect_left(at, end)) for at, (begin, end) in zip(starts, spans, strict=True)
+            ]
         pieces = [
             piece
             for part, (begin, end) in zip(prompt.demonstrations, spans, strict=True)
@@ -148,16 +148,6 @@ class PairEncoder:
         return tokens, [tuple(ids(text + blanks + continuation)[before:]) for continuation in continuations]
 
 
-def line_break_at_end(prompt: str) -> str:
-    """A warning about a prompt whose end, a line break, is scored with every answer; empty for other prompts."""
-    if "\n" not in prompt[len(prompt.rstrip()) :]:
-        return ""
-    return (
-        f"the prompt ends in a line break ({prompt[-20:]!r}; chat templates often end so). As for hf, the break is "
-        "moved to the beginning of every answer: its log-probability is part of each score."
-    )
-
-
 class PromptTokenizer:
     """Tokenizes prompts as lm-eval's `HFLM` does, and divides the ids into the prompt's parts.
 
@@ -172,7 +162,7 @@ class PromptTokenizer:
         vocabulary: how many tokens the model has; None to accept all of the tokenizer's tokens.
 
     Raises:
-        InputError: the tokenizer is not a fast one, or has neither a BOS nor an EOS token.
+        InputError: the tokenizer is not a fast one.
     """
 
     def __init__(
@@ -191,8 +181,6 @@ class PromptTokenizer:
             )
         if prefix_token_id is None:
             prefix_token_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        if prefix_token_id is None:
-            raise InputError("the tokenizer names no BOS and no EOS token, one of which stands for an empty context.")
         self.tokenizer, self.prefix_token_id = tokenizer, prefix_token_id
         self.canonical, self.vocabulary = canonical, vocabulary
         self.bare = encoder(tokenizer, add_special_tokens=False)
@@ -264,9 +252,8 @@ class PromptTokenizer:
     def check_known(self, tokens: TokenizedPrompt, *answers: tuple[int, ...]) -> None:
         """Refuse ids outside the model's vocabulary: some tokenizers have more tokens than the model they come with."""
         token = max(tokens.context.largest, -1, *tokens.query, *itertools.chain(*answers))
-        if self.vocabulary is None or token < self.vocabulary:
-            return
-        raise InputError(
-            f"token {token} ({self.tokenizer.convert_ids_to_tokens(token)!r}) is not among the {self.vocabulary} that "
-            "the model knows: the tokenizer is not the model's. Give the right one: --model_args tokenizer=..."
-        )
+        if self.vocabulary is not None and token >= self.vocabulary:
+            raise InputError(
+                f"token {token} ({self.tokenizer.convert_ids_to_tokens(token)!r}) is not among the {self.vocabulary} "
+                "that the model knows: the tokenizer is not the model's. Give the right one: --model_args tokenizer=..."
+            )

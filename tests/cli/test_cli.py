@@ -69,14 +69,14 @@ def test_smoke_notices_what_hf_does_not_say(monkeypatch, name, broken, says):
 
     original = getattr(runner, name)
     monkeypatch.setattr(runner, name, lambda *args, **kwargs: broken(original(*args, **kwargs)))
-    monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl",), installed=dict))
+    monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl",)))
     with pytest.raises(InputError, match=says):
         smoke.smoke("gpt2", limit=1)
 
 
 def test_smoke_notices_an_order_that_matters(monkeypatch):
     monkeypatch.setattr(PrefixICL, "pattern", methods.ICL.pattern)
-    monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl", "prefixicl"), installed=dict))
+    monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl", "prefixicl")))
     says = "smoke test on gpt2: prefixicl: smoke_permuted: a log-likelihood is .* first order of demonstrations"
     with pytest.raises(InputError, match=says):
         smoke.smoke("gpt2")

@@ -1,17 +1,13 @@
 """The drawing shows the layout that is run, and bad input is one line."""
 
-import dataclasses
-import json
 import sys
 import xml.etree.ElementTree as ET
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from lm_eval.utils import simple_parse_args_string
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 from lm_eval_icl import methods
 from lm_eval_icl.drawing import drawing, terminal
@@ -37,10 +33,6 @@ VARIANTS = [
     ("deepthink", "T=3,restart_positions=True"),
     ("deepthink", "positions=symmetric,momentum=0.9"),
 ]
-
-
-def lengths(context: Context) -> tuple[int, tuple[int, ...]]:
-    return len(context.prefix), context.lengths
 
 
 # The text, read back.
@@ -83,9 +75,9 @@ def test_text_is_the_layout(name, arguments, shots):
     method = methods.make(name, simple_parse_args_string(arguments))
     if method.why_not(shots):
         shots = 2
-    parts = drawing.example(shots)
-    passes = method.passes(*lengths(parts.context), len(parts.query), len(parts.answer))
-    text = terminal.as_text(drawing.draw(method, parts)).plain
+    sizes = drawing.PREFIX, drawing.example(shots), drawing.QUERY, drawing.ANSWER
+    passes = method.passes(*sizes)
+    text = terminal.as_text(drawing.draw(method, shots)).plain
     assert ("no positional" in text) == ("position " not in text) == (method.positions == "none")
     panels = read_back(text)
     assert len(panels) == len(passes)
@@ -99,7 +91,7 @@ def test_text_is_the_layout(name, arguments, shots):
         assert torch.equal(panel["sees"], layout.mask[looks])
         assert panel["unread"] == set(range(len(layout))) - set(layout.kept_tokens)
     if len(passes) == 1 and name != "deepthink":
-        layout = method.layout(*lengths(parts.context), len(parts.query), len(parts.answer))
+        layout = method.layout(*sizes)
         assert torch.equal(passes[0][1].mask, layout.mask)
 
 
@@ -141,24 +133,21 @@ def part_of(layout: Layout, first: int, end: int) -> tuple[list[int], torch.Tens
 def test_drawing_is_what_the_model_does(model, name, arguments):
     """Positions and attention weights of every forward pass, from the model itself."""
     method = methods.make(name, simple_parse_args_string(arguments))
-    parts = drawing.example(3)
-    query, answer = (*parts.query, 90, 91), (*parts.answer, 92)
+    context, query, answer = Context((0, 1), ((2, 3, 4), (5, 6), (7, 8, 9, 10))), (11, 12, 90, 91), (13, 14, 92)
     bound = method.bind(model)
 
     def run():
         if method.reads_in_parts:  # by sdpa alone, which returns no weights: test_memories computes what is read
-            bound.encode(model, [parts.context])
+            bound.encode(model, [context])
             return
         if isinstance(bound, Several):
-            for memory in [bound.encode(model, [context])[0] for context in bound.contexts(parts.context)]:
+            for memory in [bound.encode(model, [context])[0] for context in bound.contexts(context)]:
                 score_rows(model, memory, [(query, [answer])])
             return
-        [(memory, rest)] = bound.encode_queries(
-            model, [(parts.context, query)], partial(tiny.encoded_alone, bound, model)
-        )
+        [(memory, rest)] = bound.encode_queries(model, [(context, query)], partial(tiny.encoded_alone, bound, model))
         score_rows(model, memory, [(tuple(rest), [answer])])
 
-    passes = [layout for _, layout in method.passes(*lengths(parts.context), len(query), len(answer))]
+    passes = [layout for _, layout in method.passes(len(context.prefix), context.lengths, len(query), len(answer))]
     last = passes[-1]
     n, q = len(last), len(query)
     behind = n - q - len(answer)
@@ -216,103 +205,18 @@ def test_the_largest_picture(tmp_path, kind):
 
 
 def test_as_many_tokens_are_drawn_as_can_be_told_apart():
-    drawn = drawing.draw(methods.make("icl"), drawing.example(65))
+    drawn = drawing.draw(methods.make("icl"), 65)
     assert [len(layout) for _, layout in drawn.passes] == [drawing.LIMIT]
     with pytest.raises(InputError, match="204 tokens in a row, and 200 at most are drawn"):
-        drawing.draw(methods.make("icl"), drawing.example(66))
+        drawing.draw(methods.make("icl"), 66)
 
 
 def test_a_value_that_the_model_decides_is_left_out():
-    drawn = drawing.draw(methods.make("batchicl"), drawing.example(3))
+    drawn = drawing.draw(methods.make("batchicl"), 3)
     assert drawn.arguments == "positions=sequential, repeat=1"
     assert "after layer 15 (the last if there are fewer)" in drawn.passes[-1][0]
-    drawn = drawing.draw(methods.make("batchicl", {"layer": 2}), drawing.example(3))
+    drawn = drawing.draw(methods.make("batchicl", {"layer": 2}), 3)
     assert drawn.arguments.endswith("layer=2") and "after layer 2," in drawn.passes[-1][0]
-
-
-# Real prompts.
-
-ODD = {
-    "prefix": "Cost $x_1$:\n\n",
-    "demonstrations": [
-        "Review: <script>alert(1)</script> & \x1b[31m\nSentiment: amber\n\n",
-        "שלום 😀\u202eabc\u0301\n\n",
-    ],
-    "query": "Review: café\nSentiment:",
-    "answer": " square",
-}
-
-
-@pytest.fixture
-def odd(tmp_path) -> Path:
-    file = tmp_path / "odd.json"
-    file.write_text(json.dumps(ODD))
-    return file
-
-
-@pytest.fixture(scope="module")
-def words(tmp_path_factory) -> Path:
-    """A tokenizer with whole words of other scripts."""
-    text = "".join([ODD["prefix"], *ODD["demonstrations"], ODD["query"], ODD["answer"]])
-    pieces = sorted({*text.split(), " ", "\n", "?"})
-    folder = tmp_path_factory.mktemp("words")
-    tokenizer = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s"), "isolated")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="?").save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.parametrize("name", ["icl", "invicl"])
-def test_labels_are_the_tokens(odd, name):
-    """Tokens and their parts are those that run; every label is one safe line."""
-    method, tokenizer = methods.make(name), AutoTokenizer.from_pretrained(model_path())
-    parts = drawing.read_prompt(str(odd), tokenizer, method)
-    demonstrations = sorted(ODD["demonstrations"]) if method.invariant else ODD["demonstrations"]
-    assert tokenizer.decode(parts.context.prefix) == ODD["prefix"]
-    assert [tokenizer.decode(ids) for ids in parts.context.demonstrations] == demonstrations
-    assert (tokenizer.decode(parts.query), tokenizer.decode(parts.answer)) == (ODD["query"], ODD["answer"])
-
-    text = terminal.as_text(drawing.draw(method, parts)).plain
-    assert not any(ord(character) < 32 and character != "\n" for character in text)
-    assert "\u202e" not in text and "\x1b" not in text
-    lines = [line.rpartition("│ ")[2] for line in text.splitlines() if line.count("│ ")]
-    assert {"⏎", "$", "\\u{1b}", "Sentiment", ":", "␣square"} <= {line.strip() for line in lines}
-
-
-@pytest.mark.parametrize("kind", ["svg", "png"])
-def test_labels_in_pictures(odd, words, tmp_path, kind, capsys, recwarn):
-    file = tmp_path / f"odd.{kind}"
-    commands.run("show", "icl", "--prompt", str(odd), "--pretrained", str(words), "--output", str(file))
-    assert not recwarn.list and not capsys.readouterr().err
-    if kind == "svg":
-        assert "<script>" not in file.read_text(encoding="utf-8")
-        texts = {text.text for text in ET.parse(file).getroot().iter("{http://www.w3.org/2000/svg}text")}
-        assert "שלום" in texts and any("😀\\u{202e}abc" in str(text) for text in texts)
-        assert {"$x_1$:", "⏎", "␣", "<script>alert(1)</scrip…"} <= texts
-
-
-def test_visible():
-    assert drawing.visible(" a\n\t") == "␣a⏎⇥"
-    assert drawing.visible("\x00\x7f\u200b\u2028\ue000\u00a0") == r"\u{0}\u{7f}\u{200b}…"
-    assert drawing.visible("\u0301a") == "◌\u0301a"
-    assert drawing.visible("$שלום😀") == "$שלום😀"
-    assert len(drawing.visible("x" * 1000)) == 24
-
-
-def test_prompt_from_standard_input(odd, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", odd.open(encoding="utf-8"))
-    commands.run("show", "invicl", "--prompt", "-")
-    out = capsys.readouterr().out
-    assert "canonical order (sorted)" in out and "part of a character" in out
-    assert "--output FILE.svg" in out
-
-
-def test_no_answer_is_generation(tmp_path):
-    file = tmp_path / "prompt.json"
-    file.write_text(json.dumps({"demonstrations": [], "query": "Review: dull \n"}))
-    tokenizer = AutoTokenizer.from_pretrained(model_path())
-    parts = drawing.read_prompt(str(file), tokenizer, methods.make("icl"))
-    assert (tokenizer.decode(parts.query), parts.answer) == ("Review: dull \n", ())
 
 
 # Bad input.
@@ -330,7 +234,7 @@ def test_no_answer_is_generation(tmp_path):
         (["icl", "--args", "positions=round"], "--args: icl: positions='round': must be"),
         (["deepthink", "--args", "T=0"], "T=0: must be"),
         (["icl", "--args", "repeat=10000000000"], "tokens in a row"),
-        (["icl", "--shots", "-1"], "--shots -1: must be 0 or more"),
+        (["icl", "--shots", "-1"], "--shots -1: must be from 0 to 200"),
         (["icl", "--shots", "many"], "--shots"),
         (["icl", "--shots", "10000000000"], "--shots 10000000000"),
         (["icl", "--shots", "100"], "200 at most are drawn"),
@@ -340,47 +244,14 @@ def test_no_answer_is_generation(tmp_path):
         (["icl", "--output", "a.pdf"], "--output a.pdf: must end in .svg or .png"),
         (["icl", "--output", "no/such/a.svg"], "there is no folder no/such"),
         (["icl", "--bogus"], "--bogus"),
-        (["icl", "--prompt", "none.json"], "--prompt none.json: cannot be read"),
-        (["icl", "--prompt", "none.json", "--shots", "2"], "--shots is for the example"),
-        (["icl", "--pretrained", "x"], "--pretrained is the tokenizer of a --prompt"),
-        (["icl", "--prompt", "PROMPT", "--pretrained", "none"], "no tokenizer"),
-        (["icl", "--prompt", "PROMPT", "--pretrained", "."], "no tokenizer"),
         (["nowhere:Thing"], "'nowhere:Thing' cannot be imported (ModuleNotFoundError"),
         (["json:JSONDecoder"], "is not a class that derives from"),
-        (["json:Nothing"], "is not a class that derives from lm_eval_icl.methods.Method; in "),
-        (["lm_eval_icl/methods/pcw.py:PCW"], "give the module as `import` takes it, in its folder: pcw:PCW."),
-        ([":"], "a class in a file of yours is MODULE:CLASS."),
         (["lm_eval_icl.methods:Method"], "has no pattern"),
     ],
 )
-def test_bad_input_is_one_line(arguments, says, odd, tmp_path, monkeypatch):
+def test_bad_input_is_one_line(arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert says in commands.refused("show", *(str(odd) if argument == "PROMPT" else argument for argument in arguments))
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ("{", "cannot be read as JSON"),
-        ("[]", "not an object"),
-        ('{"query": "a"}', "'demonstrations' is missing"),
-        ('{"demonstrations": ["a"]}', "'query' is missing"),
-        ('{"demonstrations": "a", "query": "b"}', "'demonstrations' is not a list of texts"),
-        ('{"demonstrations": [1], "query": "b"}', "'demonstrations' is not a list of texts"),
-        ('{"demonstrations": [], "query": null}', "'query' is not a text"),
-        ('{"demonstrations": [], "query": "b", "shots": 1}', "unknown part 'shots'"),
-        ('{"demonstrations": [], "query": " "}', "the prompt is empty"),
-        ('{"demonstrations": ["a"], "query": "\\ud83d"}', "half a surrogate pair"),
-        ('{"demonstrations": ["a\\n\\n"], "query": "", "answer": "b"}', "the query is empty"),
-        (json.dumps({"demonstrations": ["a " * 400], "query": "b"}), "200 at most are drawn"),
-    ],
-)
-def test_bad_prompt_is_one_line(tmp_path, given, says):
-    file = tmp_path / "prompt.json"
-    file.write_text(given)
-    line = commands.refused("show", "invicl", "--prompt", str(file))
-    assert says in line
-    assert str(file) in line or "drawn" in says
+    assert says in commands.refused("show", *arguments)
 
 
 def test_a_method_of_your_own_file(tmp_path, monkeypatch, capsys):
@@ -397,13 +268,5 @@ def test_a_method_of_your_own_file(tmp_path, monkeypatch, capsys):
 def test_a_drawing_is_no_wider_than_the_terminal():
     for width, names in ((80, NAMES), (60, ["invicl"])):
         for name in names:
-            text = terminal.as_text(drawing.draw(methods.make(name), drawing.example(3)), width=width).plain
+            text = terminal.as_text(drawing.draw(methods.make(name), 3), width=width).plain
             assert max(len(line) for line in text.splitlines() if "│" in line or width == 80) <= width
-    with pytest.raises(InputError, match="columns are needed and the terminal has 20"):
-        terminal.as_text(drawing.draw(methods.make("invicl"), drawing.example(3)), width=20)
-
-
-def test_terminals_without_unicode():
-    parts = dataclasses.replace(drawing.example(1), reads={0: "é"})
-    text = terminal.as_text(drawing.draw(methods.make("invicl"), parts), glyphs=terminal.ASCII).plain
-    assert text.isascii() and "##" in text and "++" in text

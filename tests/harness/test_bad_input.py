@@ -348,42 +348,23 @@ def test_a_library_that_is_missing(tmp_path, config, args, library):
     assert "pip install" in str(error.value) and "cut short" not in str(error.value)
 
 
-BOOLEANS = "sees must be booleans of shape [3, 3] (3 blocks: 3 demonstrations), and is a "
+BOOLEANS = "sees must be booleans of shape [3, 3], and is "
 
 
 @pytest.mark.parametrize(
     ("name", "pattern", "says"),
     [
-        ("Raw", before, "must return a Pattern, and returns a torch.bool tensor of shape [3, 3]."),
-        ("Stretched", lambda n: Pattern(before(1)), f"{BOOLEANS}torch.bool tensor"),  # torch would make three rows
-        ("Numbers", lambda n: Pattern(torch.ones(n, n).tril()), f"{BOOLEANS}torch.float32 tensor of"),
-        (
-            "Doubled",
-            lambda n: Pattern(before(n), copies=2),
-            "sees must be booleans of shape [6, 6] (6 blocks: 3 demonstrations, 2 copies of each), and is",
-        ),
-        (
-            "Windows",
-            lambda n: Pattern(before(n), windows=[0] * n),
-            "windows must be whole numbers of shape [3] (3 blocks: 3 demonstrations), and is a list.",
-        ),
-        (
-            "Fails",
-            lambda n: Pattern(before(n) & before(n - 1)),
-            "RuntimeError: The size of tensor a (3) must match the size of tensor b (2) at non-singleton",
-        ),
-        (
-            "SeesTheQuery",
-            lambda n: Pattern(before(n), query=True),
-            "query=True needs memory_depends_on_query = True and an encode_queries, as saicl has them.",
-        ),
+        ("Stretched", lambda n: Pattern(before(1)), f"{BOOLEANS}torch.bool of shape [1, 1]"),  # torch would stretch it
+        ("Numbers", lambda n: Pattern(torch.ones(n, n).tril()), f"{BOOLEANS}torch.float32 of shape"),
+        ("Doubled", lambda n: Pattern(before(n), copies=2), "sees must be booleans of shape [6, 6], and is"),
+        ("SeesTheQuery", lambda n: Pattern(before(n), query=True), "query=True needs memory_depends_on_query"),
     ],
 )
 def test_a_pattern_that_is_none(monkeypatch, name, pattern, says):
     """Refused before a model is there."""
     members = {"pattern": lambda self, n: pattern(n), "__module__": __name__}
     monkeypatch.setitem(globals(), name, type(name, (Method,), members))
-    with pytest.raises(InputError, match=f"^lm-eval-icl: {re.escape(f'{name.lower()}: pattern(3): {says}')}"):
+    with pytest.raises(InputError, match=f"^lm-eval-icl: {re.escape(f'{name.lower()}: pattern: {says}')}"):
         model_class(f"{__name__}:{name}")("no/such")
 
 
@@ -396,7 +377,7 @@ class Late(Method):
 
 def test_a_pattern_that_is_none_for_a_prompt(checkpoint):
     """Refused before its first pass."""
-    says = r"late: pattern\(5\): sees must be booleans of shape \[5, 5\]"
+    says = r"late: pattern: sees must be booleans of shape \[5, 5\]"
     with pytest.raises(InputError, match=says):
         evaluation.run(f"{__name__}:Late", checkpoint("gpt2"), ["one_token"], 5)
     predictor = Predictor(*tiny.load(checkpoint("gpt2")), Late())
@@ -420,11 +401,7 @@ class Careless(Method):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (
-            {"hubs": "many"},
-            r"careless: the arguments {'hubs': 'many'} cannot be used \(TypeError: .*bad_input.py line \d+",
-        ),
-        ({"hubs": [1]}, "careless: the arguments .* cannot be used"),
+        ({"hubs": "many"}, "careless: TypeError: "),
         ({"positions": "symetric"}, "careless: positions='symetric': must be sequential, symmetric or none"),
         ({"repeat": 0}, "careless: repeat=0: must be a whole number"),
     ],
@@ -563,8 +540,6 @@ def test_a_prefix_token_given_by_hand(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "shots", "says"),
     [
-        ({"doc_to_choice": ["a\ud83d", "b"]}, 1, "document 0: .*holds half a character"),
-        ({"doc_to_text": "\ude00 {{text}}"}, 1, "document 0: .*holds half a character"),
         (
             {"doc_to_choice": "{{['a', '' if label else 'b']}}", "target_delimiter": ""},
             1,
@@ -613,12 +588,10 @@ def test_context_that_does_not_fit(small):
 @pytest.mark.parametrize(
     ("name", "args", "parts", "advice"),
     [
-        ("icl", {}, "prefix, demonstrations, query, answer", "Lower --num_fewshot, or leave.* the first ones first"),
-        ("invicl", {"positions": "none"}, "encoding prefix and demonstrations, query, answer", "longest ones first"),
-        ("invicl", {}, "prefix, longest demonstration, query, answer", "longest demonstration stays.* longest ones"),
-        ("batchicl", {}, "prefix, longest demonstration, query", "the longest demonstration stays"),
-        ("pcw", {"window_size": 2}, "prefix, longest window, query, answer", "the longest window stays"),
-        ("deepthink", {}, "encoding prefix and demonstrations", "restart_positions=True does not. Lower --num_fewshot"),
+        ("icl", {}, "prefix and demonstrations, query, answer", "Lower --num_fewshot, or leave.* the first ones first"),
+        ("invicl", {}, "prefix and demonstrations, query, answer", "longest ones first"),
+        ("batchicl", {}, "prefix and demonstrations, query", "longest ones first"),
+        ("deepthink", {}, "prefix and demonstrations", "restart_positions=True does not. Lower --num_fewshot"),
     ],
 )
 def test_the_numbers_of_the_refusal_add_up(checkpoint, name, args, parts, advice):
@@ -655,16 +628,15 @@ def test_what_is_dropped_is_said_in_one_line_a_run(small, caplog):
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize(("chat", "lines"), [(False, 1), (True, 2)])
-def test_tasks_without_demonstrations_are_one_line(chat_checkpoint, chat, lines, caplog):
-    """With a chat template, prompts end in a line break: one line more for all tasks."""
+@pytest.mark.parametrize("chat", [False, True])
+def test_tasks_without_demonstrations_are_one_line(chat_checkpoint, chat, caplog):
     names = ["mmlu_a", "mmlu_b", "bbh_cot_c", "one_token"]
     tasks = [{**evaluation.TASKS["one_token"], "task": name} for name in names]
     logging.getLogger("lm_eval").propagate = True
     with caplog.at_level("WARNING", "lm_eval"):
         evaluation.run("deepthink", chat_checkpoint("llama3"), tasks, 0, apply_chat_template=chat)
-    ours = [line for line in caplog.messages if "demonstrations" in line or "line break" in line]
-    assert len(ours) == lines
+    ours = [line for line in caplog.messages if "demonstrations" in line]
+    assert len(ours) == 1
     assert ours[-1].startswith("4 of 4 tasks have no demonstrations (mmlu_a, mmlu_b, bbh_cot_c and 1 more): nothing to")
     assert "--num_fewshot 5, or take --tasks icl_mmlu,icl_bbh," in ours[-1] and "chains of thought" in ours[-1]
 
@@ -706,19 +678,15 @@ def test_queries_that_are_too_long_are_cut_or_named(small, shots, caplog):
     assert f"of 6 documents, {left_out}2 {cut} ({tokens} in all); tasks: uneven." in line
 
 
-@pytest.mark.parametrize(
-    ("name", "args"),
-    tiny.slow_but(
-        FEWER := [("pcw", {}), ("ensemble", {"window_size": 6, "weights": [1, 2]})],
-        [*FEWER, *((name, {}) for name in ("star", "ape", "structured", "nbce", "ensemble"))],
-    ),
-)
+WINDOWS = ["pcw", "ensemble", "star", "ape", "structured", "nbce"]
+
+
+@pytest.mark.parametrize("name", tiny.slow_but(WINDOWS[:2], WINDOWS))
 @pytest.mark.runs
-def test_a_window_that_does_not_fit_has_fewer_demonstrations(small, name, args):
-    """With weights, which are for as many windows, none are left."""
-    icl = evaluation.run(name, small, ["one_token"], 11, args={"window_size": 11, **args})["config"]["icl"]
+def test_a_window_that_does_not_fit_has_fewer_demonstrations(small, name):
+    icl = evaluation.run(name, small, ["one_token"], 11, args={"window_size": 11})["config"]["icl"]
     left_out = icl["left_out"]["one_token"]
-    assert left_out["documents"] and (left_out["demonstrations"] == 11 * left_out["documents"]) == bool(args)
+    assert left_out["documents"] and left_out["demonstrations"] < 11 * left_out["documents"]
 
 
 def test_an_answer_that_is_too_long_is_not_cut(small):
@@ -788,16 +756,6 @@ def test_numbers_that_break_in_a_rolling_log_likelihood(tmp_path):
     evaluation.TASKS["long"] = {**evaluation.TASKS["rolling"], "task": "long", "doc_to_target": "{{text * 20}}"}
     with pytest.raises(InputError, match=r"task 'long', document 0, .*the log-probability is nan"):
         evaluation.run("icl", without_numbers(tmp_path, 100), ["long"], 0)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "opt"])
-def test_a_length_beyond_the_learned_positions(checkpoint, name):
-    """An IndexError of torch's in the middle of a run otherwise. (OPT's table has two rows that no position uses.)"""
-    says = r"max_length=4097: \w+ has learned embeddings of 4096 positions and no more: give max_length=4096 or less\."
-    for method in ("icl", "nope", "invicl"):
-        with pytest.raises(InputError, match=says):
-            model_class(method)(str(checkpoint(name)), device="cpu", max_length=4097)
-        model_class(method)(str(checkpoint(name)), device="cpu", max_length=4096)
 
 
 def test_any_length_where_positions_are_computed(checkpoint):

@@ -171,13 +171,6 @@ def test_argument_names_by_which_a_configuration_is_also_known(checkpoint):
     assert lm.max_length == 4096
 
 
-def test_the_results_name_the_method_of_an_ensemble(checkpoint):
-    args = {"window_method": "pcw", "window_size": 2}
-    said = evaluation.run("ensemble", checkpoint("gpt2"), ["one_token"], 4, args=args)["config"]["icl"]
-    assert said["method"] == "ensemble"
-    assert said["window_method"] == "pcw"
-
-
 def test_an_argument_called_method_is_refused():
     @dataclasses.dataclass(frozen=True)
     class Mine(methods.ICL):
@@ -212,9 +205,8 @@ def test_one_line_for_all_tasks_of_a_group(checkpoint, caplog):
     ]
     evaluation.run("invicl", checkpoint("gpt2"), tasks, 0)
     assert len([line for line in caplog.messages if "no demonstrations" in line]) == 1
-    assert len([line for line in caplog.messages if "line break" in line]) == 1
-    of_all = [line for line in caplog.messages if "task_0" in line and line.count("task_") > 1]
-    assert len(of_all) == 2 and all("task_0, task_1, task_2 and 3 more" in line for line in of_all)
+    (of_all,) = [line for line in caplog.messages if "task_0" in line and line.count("task_") > 1]
+    assert "task_0, task_1, task_2 and 3 more" in of_all
 
 
 @pytest.mark.parametrize("gpu", [True, False])

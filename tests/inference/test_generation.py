@@ -1,4 +1,4 @@
-"""Generation behind a memory that all rows of a batch share, and rows that leave the batch."""
+"""Generation behind a memory that all rows of a batch share."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference import attention, generation
 from lm_eval_icl.inference.attention import behind, reads_shared_memory
 from lm_eval_icl.inference.caches import MemoryLayer
 from lm_eval_icl.inference.capabilities import probe
-from lm_eval_icl.inference.generation import continue_from
+from lm_eval_icl.inference.generation import continue_from, ending_rows
 from lm_eval_icl.inference.memory import read_causally
-from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from tests import evaluation, tiny
 from tests.smoke import model_types as smoke_models
@@ -113,10 +111,10 @@ def test_what_cannot_be_divided_runs_on_copies(dtype, width):
 def test_somebody_elses_attention_function_gets_copies():
     """It knows nothing of keys that are behind a memory."""
     memory = read_causally(tiny.build("gpt2"), CONTEXT)
-    assert all(layer.shared for layer in memory.cache(2, shared=True).layers)
+    assert all(layer.shared for layer in memory.cache(shared=True).layers)
     ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: None
     try:
-        assert not any(layer.shared for layer in memory.cache(2, shared=True).layers)
+        assert not any(layer.shared for layer in memory.cache(shared=True).layers)
     finally:
         del ALL_ATTENTION_FUNCTIONS["sdpa"]
 
@@ -177,48 +175,22 @@ def test_texts_behind_a_shared_memory_are_those_behind_copies(name, asked, alway
     assert found == expected and len({tuple(text) for text in found}) > 1
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "bloom"])
 @torch.no_grad()
-def test_finished_rows_are_not_run(name, shared, always_shared):
-    """Row i is finished after so many tokens, in a batch of different lengths (BLOOM: of one)."""
-    model, lengths = build(name), [2, 6, 3, 3]
-    queries = [query[:2] for query in QUERIES] if name == "bloom" else QUERIES
+def test_a_batch_ends_with_its_last_row():
+    """Row i is finished after so many tokens."""
+    model, lengths = build("gpt2"), [2, 4, 3, 3]
     steps = iter([[length <= step for length in lengths] for step in range(1, 7)])
-    alone = [run(model, [query])[0][0] for query in queries]
-    ways = {"shared": shared and name != "bloom", "leaving": True}
-    texts, rows = run(model, queries, stopped=lambda criteria: next(steps), **ways)
-    assert texts == [text[:length] for text, length in zip(alone, lengths, strict=True)]
-    assert rows == [4, 4, 3, 1, 1, 1]
-    assert "_get_stopping_criteria" not in vars(model) and not model._forward_pre_hooks
+    alone = [run(model, [query])[0][0] for query in QUERIES]
+    with ending_rows(model, lambda criteria: next(steps)):
+        texts, rows = run(model, QUERIES)
+    assert [text[:n] for text, n in zip(texts, lengths, strict=True)] == [
+        text[:n] for text, n in zip(alone, lengths, strict=True)
+    ]
+    assert rows == [4] * 4 and "_get_stopping_criteria" not in vars(model)
 
 
-@torch.no_grad()
-def test_one_row_of_many_waits_for_others():
-    """What is copied for the rows that stay has to be worth it."""
-    model, queries = build("gpt2"), [[7 + i, 8] for i in range(16)]
-    steps = iter([[row < step for row in range(16)] for step in range(1, 7)])  # one more at every step
-    texts, rows = run(model, queries, stopped=lambda criteria: next(steps), leaving=True)
-    assert rows == [16, 16, 14, 14, 12, 12]
-    assert [len(text) for text in texts] == [1, 2, 3, 4, 5, *[6] * 11]
-
-
-@pytest.mark.parametrize("asked", [{"do_sample": True}, {"num_beams": 2}, {"guidance_scale": 1.5}], ids=str)
-@torch.no_grad()
-def test_in_sampling_beam_search_and_guidance_no_row_leaves(asked):
-    beams = asked.get("num_beams", 1)
-    found = []
-    for leaving in (True, False):
-        torch.manual_seed(1)
-        ways = {"leaving": leaving, "stopped": lambda criteria: [True, False, False, False], "beams": beams}
-        texts, rows = run(build("gpt2"), QUERIES, asked=asked, **ways)
-        assert set(rows) == {4 * beams}
-        found.append(texts)
-    assert found[0] == found[1]
-
-
-def test_stop_strings_end_rows(checkpoint, always_shared):
-    """Each of several stop strings ends the rows that reach it, and a batch's texts are those of single prompts."""
+def test_stop_strings_end_texts(checkpoint, always_shared):
+    """Each of several stop strings ends the texts that reach it, and a batch's texts are those of single prompts."""
     lm = model_class("icl")(str(checkpoint("gpt2")), device="cpu", dtype="float64")
     prompts = [FewShotPrompt("", ["a film. dull\n\n"] * 3, f"{doc['text']}:") for doc in evaluation.documents(6, 0)]
     rows: list[int] = []
@@ -239,7 +211,7 @@ def test_stop_strings_end_rows(checkpoint, always_shared):
     assert expected != plain
     assert texts(stops, 6) == expected
     assert always_shared()
-    assert rows[:2] == [1, 6] and sorted(rows[1:], reverse=True) == rows[1:] and rows[-1] < 6
+    assert rows[:2] == [1, 6]
 
 
 def test_entries_are_appended_in_place():
@@ -304,18 +276,6 @@ def icl(path: Path, method: str = "icl", batch_size: int = 8) -> Any:
     return model_class(method)(str(path), device="cpu", dtype="float64", batch_size=batch_size)
 
 
-def predictor(path: Path, method: str = "icl") -> Predictor:
-    return Predictor(*tiny.load(path, dtype=torch.float64), methods.make(method))
-
-
-def predicted(path: Path, prompts: Any = PROMPTS, **asked: Any) -> list[list[str]]:
-    """The texts of the Python API, in one batch and one query at a time."""
-    ours, queries = predictor(path), [prompt.query for prompt in prompts]
-    given = {"prefix": prompts[0].prefix, "max_new_tokens": 8, **asked}
-    one_by_one = [ours.generate(prompts[0].demonstrations, [query], **given)[0] for query in queries]
-    return [ours.generate(prompts[0].demonstrations, queries, **given), one_by_one]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
@@ -335,7 +295,6 @@ def test_settings_of_a_checkpoint(name, settings, tmp_path):
     expected = texts_of(hf(path))
     assert len(set(expected)) > 1
     assert texts_of(icl(path)) == expected
-    assert predicted(path) == [expected] * 2
 
 
 @pytest.mark.parametrize(
@@ -349,7 +308,6 @@ def test_arguments_go_before_the_settings_of_a_checkpoint(asked, tmp_path):
     path = saved(tmp_path, tiny.build("gpt2"), tiny.byte_level(), num_beams=3, repetition_penalty=2.0)
     expected = texts_of(hf(path), **asked)
     assert texts_of(icl(path), **asked) == expected
-    assert predicted(path, **asked) == [expected] * 2
 
 
 @pytest.mark.parametrize(
@@ -365,8 +323,6 @@ def test_settings_of_a_checkpoint_that_are_refused(setting, says, tmp_path):
     path = saved(tmp_path, tiny.build("gpt2"), tiny.byte_level(), **setting)
     (name, value), *_ = setting.items()
     line = f"the checkpoint's generation_config.json: {name}={value!r} {says}; take it out of that file\\.$"
-    with pytest.raises(InputError, match=f"^lm-eval-icl: {line}"):
-        predicted(path)
     ran: list[Any] = []
     lm = icl(path)
     lm.model.register_forward_pre_hook(lambda module, args: ran.append(args))
@@ -414,7 +370,6 @@ def test_padding_is_no_part_of_a_row(asked, following, tmp_path):
     expected = texts_of(hf(path), prompts, **asked)
     assert (expected == texts_of(hf(path), prompts)) == ("repetition_penalty" in asked)
     assert texts_of(icl(path), prompts, **asked) == expected
-    assert predicted(path, prompts, **asked) == [expected] * 2
 
 
 ROBERTAS = ["roberta", "camembert", "xlm-roberta", "xlm-roberta-xl", "xmod", "roberta-prelayernorm", "data2vec-text"]
@@ -428,12 +383,9 @@ def test_positions_that_begin_behind_the_padding_token(kind, tmp_path, monkeypat
     expected = texts_of(hf(tmp_path))
     assert len(set(expected)) > 1
     assert texts_of(icl(tmp_path)) == expected
-    assert predicted(tmp_path) == [expected] * 2
     says = "deepthink generates no text with .*: transformers' generate does not go on from its cache"
     with pytest.raises(Unsupported, match=says):
         texts_of(icl(tmp_path, "deepthink"))
-    with pytest.raises(Unsupported, match=says):
-        predictor(tmp_path, "deepthink").generate(DEMONSTRATIONS, ["a"])
 
 
 def test_settings_of_a_checkpoint_do_not_hide_what_the_model_can_do(tmp_path):
@@ -441,4 +393,4 @@ def test_settings_of_a_checkpoint_do_not_hide_what_the_model_can_do(tmp_path):
     plain = saved(tmp_path / "plain", tiny.build("llama3"), tiny.llama3())
     settings = {"repetition_penalty": 5.0, "num_beams": 2, "use_cache": False, "forced_eos_token_id": 1}
     other = saved(tmp_path / "other", tiny.build("llama3"), tiny.llama3(), **settings)
-    assert predictor(other).runner.capabilities == predictor(plain).runner.capabilities
+    assert icl(other).runner.capabilities == icl(plain).runner.capabilities

@@ -29,7 +29,6 @@ METHODS = [
     methods.make("invicl", {"positions": "sequential", "repeat": 2}),
     methods.make("icl", {"positions": "symmetric"}),
     methods.make("deepthink", {"T": 3, "restart_positions": True}),
-    *(methods.make("deepthink", {"layout": layout, "T": 3, "eta": 0.4}) for layout in ("invicl", "pcw")),
 ]
 QUERY = (5, 6, 7, 8)
 

@@ -16,7 +16,7 @@ from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.inference.schedule import Batch, Sizes, Text, first_texts, schedule, side_by_side
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
-WITHOUT = {"no_memory": "", "has_other_states": False, "window": None, "scaled_from": None, "position_switch": None}
+WITHOUT = {"no_memory": "", "window": None, "scaled_from": None, "position_switch": None}
 CAN = Capabilities(**{field.name: WITHOUT.get(field.name, True) for field in fields(Capabilities)})
 CANNOT = replace(CAN, obeys_mask=False, obeys_positions=False)
 SIZES = Sizes(pack_tokens=24, queries=1, texts=2)

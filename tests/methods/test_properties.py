@@ -286,52 +286,6 @@ def test_theorem_4_1_holds_of_invicl_alone(method):
     assert distance(w - eta * x.T @ (x @ w - y), expected) > 1e-2  # nor is it plain gradient descent, Eq. 10
 
 
-# Section 4: plain ICL is online gradient descent with a constant rate, prefix ICL is gradient descent.
-
-
-def predictions(method, x, y, x_t, eta, layers):
-    """What the query reads off after each layer, with w_0 = 0 (minus its last component, as above)."""
-    n, d = x.shape
-    z = torch.cat([torch.cat([x, y[:, None]], 1), torch.cat([x_t, torch.zeros(1, dtype=torch.float64)])[None]])
-    found = []
-    for _ in range(layers):
-        z = linear_attention(z, mask_of(method, n), torch.zeros(d, dtype=torch.float64), eta)
-        found.append(-z[-1, d])
-    return torch.stack(found)
-
-
-@settings(max_examples=30, deadline=None)
-@given(n=st.integers(1, 5), d=st.integers(2, 5), seed=st.integers(0, 10**6))
-def test_plain_icl_is_online_gradient_descent(n, d, seed):
-    """Ding et al. (2023), whom section 4 follows: layer after layer the prediction comes to that of one pass over the
-    demonstrations in their order, each a step on its own loss, at rate 1 for inputs of length 1."""
-    x, y, x_t, _ = regression(n, d, seed)
-    x = x / x.norm(dim=1, keepdim=True)
-    for order in (range(n), range(n)[::-1]):
-        w = torch.zeros(d, dtype=torch.float64)
-        for i in order:
-            w = w - (w @ x[i] - y[i]) * x[i]
-        found = predictions(methods.ICL(), x[list(order)], y[list(order)], x_t, 0.5, 120)[-1]
-        torch.testing.assert_close(found, w @ x_t, rtol=0, atol=1e-9)
-
-
-@settings(max_examples=30, deadline=None)
-@given(n=st.integers(1, 6), d=st.integers(1, 5), seed=st.integers(0, 10**6))
-def test_prefix_icl_is_gradient_descent(n, d, seed):
-    """Eq. 10, a step a layer."""
-    x, y, x_t, eta = regression(n, d, seed)
-    w, expected = torch.zeros(d, dtype=torch.float64), []
-    for _ in range(5):
-        w = w - eta * x.T @ (x @ w - y)
-        expected.append(w @ x_t)
-    torch.testing.assert_close(predictions(methods.PrefixICL(), x, y, x_t, eta, 5), torch.stack(expected))
-
-
-def test_plain_icl_is_not_gradient_descent():
-    x, y, x_t, eta = regression(4, 3, 1)
-    assert distance(*(predictions(m, x, y, x_t, eta, 3)[1:] for m in (methods.ICL(), methods.PrefixICL()))) > 1e-2
-
-
 # Propositions 3.4 to 3.6, over every mask of n examples: layers of softmax attention (Eq. 2) with random weights.
 
 WIDTH, LAYERS = 5, 4

@@ -10,10 +10,8 @@ from lm_eval.models.huggingface import HFLM
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.splitting import encoder, tokenizes_by_line
 from lm_eval_icl.prompts.tokens import Context, PairEncoder
@@ -363,22 +361,3 @@ def test_scores_of_an_answer_that_begins_with_bos_behind_nothing_are_those_of_hf
     """The token then stands for the empty prompt, and is not scored."""
     answers = ("<|endoftext|>a film", "a film")
     check_scores_are_those_of_hf(tmp_path, tiny.byte_level(), FewShotPrompt("", (), ""), answers)
-
-
-def test_a_line_break_that_is_scored_with_every_option_is_said_once(chat_checkpoint, caplog):
-    """A chat template ends in one, and lm-eval moves it to the options."""
-    path = chat_checkpoint("gpt2")
-    evaluation.run("icl", path, ["one_token", "generate"], 2, apply_chat_template=True, fewshot_as_multiturn=True)
-    said = [record.getMessage() for record in caplog.records if "line break" in record.getMessage()]
-    (line,) = said
-    assert line.startswith("one_token: the prompt ends in a line break (") and "<|assistant|>\\n'" in line
-    assert line.endswith("moved to the beginning of every answer: its log-probability is part of each score.")
-    caplog.clear()
-    evaluation.run("icl", path, ["one_token"], 2)
-    model, tokenizer = tiny.build("gpt2"), TOKENIZERS["byte_level"]
-    ours = Predictor(model, tokenizer, methods.make("icl"))
-    ours.score([], ["a"], [" b"])
-    assert not [record for record in caplog.records if "line break" in record.getMessage()]
-    for _ in range(2):
-        ours.score([], ["a\n", "b"], [" b"])
-    assert len([record for record in caplog.records if "line break" in record.getMessage()]) == 1

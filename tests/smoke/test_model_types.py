@@ -1,5 +1,8 @@
 """Tiny models of every model type of transformers, and the smoke test on them."""
 
+import os
+import sys
+
 import pytest
 import torch
 from transformers import AutoConfig
@@ -40,19 +43,15 @@ def test_a_tiny_model_has_every_kind_of_layer():
 @pytest.mark.slow
 def test_sweep_goes_on_after_what_is_wrong(tmp_path, monkeypatch):
     """After a method that ends the process, and after a type that takes too long."""
-    (tmp_path / "crash.py").write_text(
-        "import os\nfrom lm_eval_icl.methods import ICL\n\n\nclass Crash(ICL):\n    def bind(self, model):\n"
-        "        return os._exit(3) if model.config.model_type == 'gpt2' else self\n"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nfrom lm_eval_icl.methods.icl import ICL\n"
+        "ICL.bind = lambda self, model: os._exit(3) if model.config.model_type == 'gpt2' else self\n"
     )
-    (tmp_path / "crash-1.dist-info").mkdir()
-    (tmp_path / "crash-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: crash\nVersion: 1\n")
-    entry = "[lm_eval_icl.methods]\ncrash = crash:Crash\n"
-    (tmp_path / "crash-1.dist-info" / "entry_points.txt").write_text(entry)
-    monkeypatch.syspath_prepend(tmp_path)  # which the other process gets too
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))  # of the other process
     record = tmp_path / "results.jsonl"
     died, fine, none = sweep(["gpt2", "llama", "musicgen"], limit=1, record=record)
     assert (died.status, died.why) == ("WRONG", "the process died (exit code 3)")
-    assert (fine.status, fine.ran) == ("exact", [*NAMES, "crash"]) and fine.seconds > 0
+    assert (fine.status, fine.ran) == ("exact", [*NAMES]) and fine.seconds > 0
     assert (none.status, none.why) == ("none", "it generates sound")
     (slow,) = sweep(["llama"], time_limit=0.1)
     assert (slow.status, slow.why) == ("WRONG", "not done after 0.1 seconds")
