@@ -68,7 +68,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     "training": [
         ("self.rows = rows[:held_out], sorted(rows[held_out:])", "self.rows = rows[:held_out], sorted(rows)"),
         ('Random(f"{seed} {number} {attempt}")', 'Random(f"{seed} {number}")'),
-        ("scores.index(max(scores)) == example.right", "scores.index(min(scores)) == example.right"),
+        ('/ batch["target_share"]).sum()', '/ batch["target_share"]).mean()'),
         ("loss_is_scaled_for_ga = False", "loss_is_scaled_for_ga = True"),
         ('lr_scheduler_type="linear"', 'lr_scheduler_type="constant"'),
     ],

@@ -44,7 +44,7 @@ def measure(model: str, method: str, device: str, repeats: int) -> tuple[int, fl
     with torch.no_grad():
         for _ in range(repeats + 3):  # three to warm up
             begun = time.perf_counter()
-            target_losses(loaded, batch)[0].sum().item()  # waits for the device
+            target_losses(loaded, batch).sum().item()  # waits for the device
             seconds.append(time.perf_counter() - begun)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     if device.startswith("cuda"):

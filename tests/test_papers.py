@@ -102,7 +102,7 @@ def runnable(page: Path) -> list[list[str]]:
         if "train" in words[:2]:
             words += ["--steps", "2", "--device", "cpu", "--eval_steps", "0"]
         elif "select" in words[:2]:
-            words += ["--pool", "200", "--seeds", "3"]
+            words = [*words[:2], f"{words[2]}:pool=200", *words[3:], "--seeds", "3"]
         elif words[0] == "lm_eval":
             words += ["--limit", "2", "--device", "cpu", "--batch_size", "2"]
             if any(name in " ".join(words) for name in (",bbh", "leaderboard")):

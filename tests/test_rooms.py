@@ -39,23 +39,23 @@ TESTS = Path(__file__).resolve().parent
 # How many lines of Python each room may have in the package, and in tests/; "" is the top folder. Who makes a room
 # smaller lowers its number; nobody raises one.
 LIMITS = {
-    "": (225, 2026),
+    "": (225, 2022),
     "files": (38, 0),
     "prompts": (900, 674),
-    "metaicl": (500, 560),
+    "metaicl": (500, 559),
     "decisions": (449, 156),
     "inference": (2690, 2636),
     "methods": (2100, 1506),
     "drawing": (450, 272),
-    "demonstrations": (1714, 565),
-    "training": (1496, 761),
+    "demonstrations": (1293, 521),
+    "training": (1099, 679),
     "regression": (0, 387),
-    "harness": (3098, 3282),
+    "harness": (3085, 3264),
     "results": (3750, 1808),
     "leaderboard": (1158, 291),
-    "studies": (3390, 2442),
+    "studies": (3386, 2442),
     "smoke": (439, 672),
-    "cli": (1090, 313),
+    "cli": (918, 283),
 }
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-import os
 import signal
 import sys
-from types import FrameType
 from typing import NoReturn
 
 from lm_eval_icl import version
-from lm_eval_icl.errors import InputError, one_line_with_place
+from lm_eval_icl.errors import InputError, naming, one_line_with_place
 from lm_eval_icl.harness import shim  # noqa: F401 (registers our models and tasks, without the `.pth` file)
 
 COMMANDS = {
@@ -32,42 +30,26 @@ COMMANDS = {
 }
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, by which a scheduler warns a process before it kills it."""
-
-
 def main() -> None:
     """Run a command, ours or lm-eval's. An error in ours is one line on standard error and exit status 1, or 130 after
-    Ctrl-C and 143 after SIGTERM; with --debug, an error that is no `InputError` has its traceback."""
+    Ctrl-C or SIGTERM; with --debug, an error that is no `InputError` has its traceback."""
     name = "".join(sys.argv[1:2])
     if name not in COMMANDS:
         lm_eval(sys.argv[1:])
         return
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # by which a scheduler warns: ended as by Ctrl-C
     try:
-        try:
-            run(arguments)
-        finally:
-            sys.stdout.flush()
+        run(arguments)
     except InputError as error:
         sys.exit(str(error))
-    except KeyboardInterrupt as stopped:
-        terminated = isinstance(stopped, Terminated)
-        if os.environ.get("RANK", "0") == "0":  # of several processes, which all get the signal, one says so
-            print(f"\nlm-eval-icl: {name}: {'terminated' if terminated else 'interrupted'}.", file=sys.stderr)
-        sys.exit(128 + (signal.SIGTERM if terminated else signal.SIGINT))
-    except BrokenPipeError:  # `lm-eval-icl show invicl | head` closes the pipe; Python would print an error on exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)  # as a shell says of a program that this signal ended
+    except KeyboardInterrupt:
+        print(f"\nlm-eval-icl: {name}: interrupted.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except Exception as error:
         if "--debug" in sys.argv:
             raise
         sys.exit(f"lm-eval-icl: {name}: {one_line_with_place(error)} (--debug shows the traceback)")
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
 
 
 def lm_eval(arguments: list[str]) -> None:
@@ -94,16 +76,13 @@ def run(arguments: list[str]) -> None:
         InputError: it is refused; the message begins with the command's name.
     """
     name = arguments[0]
-    try:
-        parser = OneLine(prog=f"lm-eval-icl {name}", allow_abbrev=False, epilog="--debug shows an error's traceback.")
+    parser = OneLine(prog=f"lm-eval-icl {name}", allow_abbrev=False, epilog="--debug shows an error's traceback.")
+    with naming(name):
         importlib.import_module(f"lm_eval_icl.cli.{name}").command(parser, arguments[1:])
-    except InputError as error:
-        begins = error.message.startswith((f"{name}: ", f"{name} "))
-        raise InputError(error.message if begins else f"{name}: {error.message}") from error
 
 
 class OneLine(argparse.ArgumentParser):
     """A parser that raises an `InputError`, as the rest of the package does, in place of usage and exit status 2."""
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{self.prog.removeprefix('lm-eval-icl ')}: {message} ({self.prog} --help).")
+        raise InputError(f"{message} ({self.prog} --help).")

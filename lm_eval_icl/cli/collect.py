@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,33 +41,22 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
 def _check(paths: Sequence[Path], console: Console) -> None:
     """Print a line for every file that does not belong on a shared board, and refuse if there is one, or no file."""
-    files: set[Path] = set()
-    for path in paths:
-        for file in path.rglob("*") if path.is_dir() else [path]:
-            is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-            if not (file.is_dir() or is_hidden):
-                files.add(file)
+    found = {file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])}
+    files = {file for file in found if file.is_file() and not file.name.startswith(".")}
     runs, left_out = read(paths, quiet=True)
-    wrong: dict[Path, list[str]] = defaultdict(list)
-    for left_out_file in left_out:
-        wrong[left_out_file.path].append(left_out_file.why)
+    wrong = dict.fromkeys(files - {run.path for run in runs}, "is no file of `lm-eval-icl collect`.")
+    wrong |= {file.path: file.why for file in left_out}
     for run in runs:
+        # Of a metric such as BLEU only the mean is known, whatever the samples are.
+        marked = [result for result in run.all_results if result.marks and result.aggregation in AGGREGATIONS]
         try:
-            wrong[run.path] += faults(run.path)
+            sentences = [*faults(run.path), *(f"task {result.task!r}: {' '.join(result.marks)}" for result in marked)]
         except Unusable as error:
-            wrong[run.path].append(f"{error}.")
-        for result in run.all_results:
-            # Of a metric such as BLEU only the mean is known, whatever the samples are.
-            if result.marks and result.aggregation in AGGREGATIONS:
-                wrong[run.path].append(f"task {result.task!r}: {' '.join(result.marks)}")
-    for path in files - {run.path for run in runs} - wrong.keys():
-        wrong[path].append("is no file of `lm-eval-icl collect`.")
-    wrong = {path: sentences for path, sentences in wrong.items() if sentences}
-    for path, (first, *others) in sorted(wrong.items()):
-        more = f" ({len(others)} more)" if others else ""
-        print_line(console, f"{shown(str(path))}: {shown(first)}{more}")
-    if wrong:
+            sentences = [f"{error}."]
+        if sentences:
+            wrong[run.path] = sentences[0]
+    for path, sentence in sorted(wrong.items()):
+        print_line(console, f"{shown(str(path))}: {shown(sentence)}")
+    if wrong or not files:
         raise InputError(f"{len(wrong)} of {len(files)} files cannot be used as they are.")
-    if not files:
-        raise InputError(f"{', '.join(map(str, paths))}: there is no file to check.")
     print_line(console, f"{len(files)} runs are as they should be.")

@@ -25,7 +25,6 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     options += ["--limit", args.limit, "--output", args.output]
     study.command(argparse.ArgumentParser(prog=parser.prog), [str(file), *options])
     print(
-        "The model was trained with 4 to 12 demonstrations, under every method but batchicl and deepthink. It knows a\n"
-        "few hundred words: which method is better here says nothing about real models. To ask one of yours:\n"
+        "The model knows a few hundred words: which method is better here says nothing about real ones. To ask yours:\n"
         "  lm-eval-icl study which-method --model_args pretrained=MODEL --limit 200 --output results/which"
     )

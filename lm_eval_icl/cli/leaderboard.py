@@ -33,16 +33,10 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     args = parser.parse_args(arguments)
     files = [file for file in (args.output, args.csv, args.md, args.tex) if file is not None]
     for file in files:  # before anything is read
-        if file.is_dir():
-            raise InputError(f"{file}: is a folder; give the name of a file.")
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(file.parent, os.W_OK):
-            raise InputError(f"{file}: the folder {file.parent} cannot be written to.")
-    if len(set(map(os.path.realpath, files))) < len(files):
-        raise InputError("two of the files to write have one name; give each its own.")
-    if args.plots is not None and args.plots.exists() and not args.plots.is_dir():
-        raise InputError(f"--plots {args.plots}: is no folder.")
+        if file.is_dir() or not os.access(file.parent, os.W_OK):
+            raise InputError(f"{file}: must be a file in a folder that can be written to.")
     console = Console()
     runs, left_out = read_runs(args.results, metric=args.metric)
     # Not Path.resolve: a file that was left out may be a link to itself.
@@ -50,8 +44,6 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     for file in files:
         if os.path.realpath(file) in results:
             raise InputError(f"{file}: is one of the results; give another file to write to.")
-        if file.name.endswith(".jsonl"):
-            raise InputError(f"{file}: may be a file of samples, which end in .jsonl; give another file to write to.")
     board = build(runs, left_out, args.baseline, task_names(args.tasks))
     for file, text in ((args.csv, tables.as_csv), (args.md, tables.as_markdown), (args.tex, tables.as_tex)):
         if file:
@@ -70,9 +62,6 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     for sentence in board.summary:
         console.print(sentence, markup=False, highlight=False)
     console.print(tables.overview(board, SHOWN))
-    in_table = sum(min(SHOWN, sum(board.columns[0].name in e.cells for e in of)) for of in board.sections().values())
-    if len(board.entries) > in_table:
-        console.print(f"{in_table} of {len(board.entries)} entries; the page and the other files have all of them.")
     print_left_out(board.left_out, console)
     for path in [*files, *filter(None, [args.plots])]:
         print_line(console, f"written: {path}")

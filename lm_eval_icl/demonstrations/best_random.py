@@ -8,7 +8,7 @@ from random import Random
 
 from lm_eval_icl.demonstrations.draw import stratified
 from lm_eval_icl.demonstrations.pool import Pool
-from lm_eval_icl.demonstrations.select import check_n, quotas
+from lm_eval_icl.demonstrations.select import check_n
 
 Rows = tuple[int, ...]
 
@@ -26,21 +26,6 @@ class ScoredSet:
     rows: Rows
     accuracy: float
     log_probability: float
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a search asks a model to do, at most.
-
-    Attributes:
-        contexts: how many lists of demonstrations are encoded.
-        demonstrations: how many demonstrations are in them together.
-        queries: how many documents are scored behind one of them.
-    """
-
-    contexts: int
-    demonstrations: int
-    queries: int
 
 
 def best_random(
@@ -62,11 +47,9 @@ def best_random(
         balance: the same number from each class as far as possible.
 
     Raises:
-        InputError: the pool has fewer than n rows, or a class has none.
+        InputError: the pool has fewer than n rows.
     """
     check_n("best_random", pool, n)
-    if balance:
-        quotas(pool, n, Random(0))  # refuses a class without rows
     rows = range(len(pool.labels))
     drawn = [
         tuple(stratified(rows, n, lambda row: pool.labels[row], generator) if balance else generator.sample(rows, n))
@@ -74,8 +57,3 @@ def best_random(
     ]
     results = [ScoredSet(chosen, *score(chosen)) for chosen in drawn]
     return max(results, key=lambda result: (result.accuracy, result.log_probability))
-
-
-def cost(n: int, dev: int, sets: int) -> Cost:
-    """What `best_random` asks of a model, if sets are scored on `dev` documents."""
-    return Cost(sets, sets * n, sets * dev)

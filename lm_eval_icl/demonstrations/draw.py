@@ -1,10 +1,14 @@
 """Which rows of a pool become demonstrations: drawn at random, stratified by label, the first ones, or given.
 
 None of them is a document that is evaluated, which would then be answered behind its own answer.
+
+A file of choices, which `lm-eval-icl select` writes and runs read, is {"about": {how, model, version}, "tasks": {task:
+{"n": 8, "pool": {"rows": 6920, "sha256": "..."}, "seeds": {"0": {"indices": [in the order of the prompt], ...}}}}}.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +17,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.errors import InputError
 
 Row = TypeVar("Row")
@@ -34,15 +37,14 @@ def draw(
     """Draw n demonstrations from a pool, none of which is evaluated.
 
     Args:
-        how: "stratified", "random", "first", or the path of a JSON file with the rows' indices in the pool, in order:
-            a list, {task name: list}, or a file of `choices`.
+        how: "stratified", "random", "first", or the path of a JSON file: a list of the rows' indices, in order, or a
+            file of choices.
         label: returns the label of a row.
         evaluated: whether a row is one of the documents that are evaluated. If such a row is drawn, another one takes
             its place: the next one of the pool after "first", otherwise one that is drawn, of the same label after
             "stratified" if there is one. The other rows stay where they are.
         rnd: the random number generator.
-        task: the task's name, to find its indices in a file and for errors.
-        seed: that of `rnd`, to find the indices in a file of choices, and to draw what replaces others.
+        task, seed: the task's name and the seed of `rnd`, by which a file of choices has its rows.
 
     Returns:
         The rows' indices, and how many of these replace others.
@@ -67,8 +69,7 @@ def draw(
         raise InputError(
             f"row {closed[0]} is also among the documents that are evaluated, as a row or by its text: name another."
         )
-    taken = set(drawn)
-    rest = [row for row in indices if row not in taken] if closed else []
+    rest = [row for row in indices if row not in drawn] if closed else []
     if how != "first":
         Random(f"in place of what is evaluated {seed}").shuffle(rest)
     for old in closed:
@@ -89,11 +90,10 @@ def as_text(query: str, options: Iterable[str]) -> str:
 
 def too_few(n: int, free: int) -> InputError:
     """The error for a pool of which only some documents, fewer than n, are not evaluated."""
-    only = f"{n} demonstrations asked for, and only {free} of the pool's documents are not among those that are "
-    none = "the demonstrations would come from the documents that are "
     return InputError(
-        f"{only if free else none}evaluated (the same rows, or the same texts): give the task another fewshot_split, "
-        f"such as its training split, or samples in fewshot_config{', or lower --num_fewshot' if free else ''}."
+        f"{n} demonstrations asked for, and only {free} of the pool's documents are not evaluated: the demonstrations "
+        "would come from the documents that are evaluated (the same rows, or the same texts): give the task another "
+        "fewshot_split, such as its training split."
     )
 
 
@@ -119,22 +119,43 @@ def stratified(pool: Sequence[Row], n: int, label: Callable[[Row], Any], rnd: Ra
     return drawn
 
 
+def pool_digest(pool: Sequence[Any]) -> str:
+    """The SHA-256 of a pool's rows as JSON, which tells it from another pool."""
+    hashed = hashlib.sha256()
+    for row in pool:
+        hashed.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+    return hashed.hexdigest()
+
+
 def _indices(path: Path, n: int, pool: Sequence[Any], task: str, seed: int | None) -> list[int]:
-    """The first n indices that a file has for a task."""
-    if not path.is_file():
-        raise InputError("must be stratified, random, first, or a JSON file of indices that exists.")
+    """The first n indices that a file has."""
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"not JSON ({error}).") from error
-    if choices.is_file_of_choices(contents):
-        return choices.indices(contents, n, pool, task, seed)
-    if isinstance(contents, dict):
-        if task not in contents:
-            raise InputError(f"the file has no indices for this task, only for {', '.join(contents)}.")
-        contents = contents[task]
+    except (OSError, ValueError) as error:
+        raise InputError(f"must be stratified, random, first, or a JSON file of indices ({error}).") from error
+    if isinstance(contents, dict) and isinstance(contents.get("tasks"), dict):
+        return _chosen(contents["tasks"], n, pool, task, seed)
     if not isinstance(contents, list) or not all(type(index) is int and 0 <= index < len(pool) for index in contents):
-        raise InputError(f"must hold a list of whole numbers from 0 to {len(pool) - 1}, or one for each task.")
+        raise InputError(f"must hold a list of whole numbers from 0 to {len(pool) - 1}.")
     if len(contents) < n:
         raise InputError(f"holds {len(contents)} indices, {n} demonstrations asked for: lower --num_fewshot.")
     return contents[:n]
+
+
+def _chosen(tasks: dict[str, Any], n: int, pool: Sequence[Any], task: str, seed: int | None) -> list[int]:
+    """The rows that a file of choices has for a task and a seed, in the order of the prompt."""
+    if (chosen := tasks.get(task)) is None:
+        raise InputError(f"the file has no choice for this task, only for {', '.join(tasks)}.")
+    if chosen["n"] != n:
+        raise InputError(
+            f"{chosen['n']} demonstrations were chosen and {n} are asked for: give --num_fewshot {chosen['n']}, or "
+            f"choose {n}."
+        )
+    if chosen["pool"]["sha256"] != pool_digest(pool):
+        raise InputError("the demonstrations were chosen from another pool: the data has changed since. Choose anew.")
+    if str(seed) not in chosen["seeds"]:
+        raise InputError(
+            f"nothing was chosen for seed {seed}, only for {', '.join(chosen['seeds'])}: give one of these as the "
+            "fourth number of --seed, or choose for this one."
+        )
+    return list(chosen["seeds"][str(seed)]["indices"])

@@ -27,15 +27,10 @@ def gram(pool: Pool) -> np.ndarray:
     return products
 
 
-def lengths(products: np.ndarray) -> np.ndarray:
-    """(N,) the lengths of the gradients."""
-    return np.sqrt(np.maximum(np.diagonal(products), 0))
-
-
 def cosines(pool: Pool) -> np.ndarray:
     """(N, N) 1/2 + 1/2 of the cosine of two gradients: from 0 to 1, and 1/2 to a gradient of 0."""
     similarities = gram(pool)
-    length = lengths(similarities)
+    length = np.sqrt(np.maximum(np.diagonal(similarities), 0))
     length[length == 0] = 1
     for part in parts(len(similarities)):
         similarities[part] /= 2 * length[part, None] * length
@@ -46,7 +41,7 @@ def cosines(pool: Pool) -> np.ndarray:
 def distances(pool: Pool) -> np.ndarray:
     """(N, N) the distances between gradients."""
     products = gram(pool)
-    squares = lengths(products) ** 2
+    squares = np.sqrt(np.maximum(np.diagonal(products), 0)) ** 2
     for part in parts(len(products)):
         sums = squares[part, None] + squares
         products[part] *= -2

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lm_eval_icl.decisions.how import spelled
 from lm_eval_icl.demonstrations import lens
 from lm_eval_icl.demonstrations.draw import DRAWN
-from lm_eval_icl.demonstrations.select import SELECTORS, checked, near
+from lm_eval_icl.demonstrations.select import SELECTORS, arguments_of, checked, near
 from lm_eval_icl.errors import InputError, naming
 
 # The arguments that every method takes, with their defaults: class balance, and how many documents are chosen from.
@@ -26,19 +27,12 @@ METHODS = ("best_random", *SELECTORS, "lens")
 
 @dataclass(frozen=True)
 class How:
-    """A method that chooses demonstrations, with its arguments.
-
-    Attributes:
-        name: one of `METHODS`.
-        arguments: the method's, by name; those with their default are left out.
-        balance: choose inside each class.
-        pool: how many documents are chosen from.
-    """
+    """A method that chooses demonstrations, with its arguments."""
 
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    balance: bool = _OF_ALL["balance"]
-    pool: int = _OF_ALL["pool"]
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # the method's; those with their default are left out
+    balance: bool = _OF_ALL["balance"]  # choose inside each class
+    pool: int = _OF_ALL["pool"]  # how many documents are chosen from
 
     def __str__(self) -> str:
         """The same text for the same choice, whatever the order in which arguments were given."""
@@ -51,10 +45,12 @@ def make(name: str, arguments: Mapping[str, Any]) -> How:
     """The method of this name with these arguments, `balance` and `pool` among them.
 
     Raises:
-        InputError: there is no such argument, or its value is of another type or below its range.
+        InputError: there is no such method or argument, or a value is of another type or below its range.
     """
-    own = SEARCHES[name] if name in SEARCHES else SELECTORS[name].arguments
-    values = checked(name, dict(arguments), {**own, **_OF_ALL})
+    if name not in METHODS:
+        raise InputError(f"{name!r}: {near(name, METHODS)}")
+    own = SEARCHES[name] if name in SEARCHES else arguments_of(SELECTORS[name])
+    values = checked(name, arguments, {**own, **_OF_ALL})
     of_all = {key: values.pop(key) for key in _OF_ALL if key in values}
     return How(name, {key: value for key, value in sorted(values.items()) if own[key] != value}, **of_all)
 
@@ -66,30 +62,15 @@ def read(written: Any) -> How | None:
         InputError: it is nothing of these, or an argument cannot be used.
     """
     with naming(f"demonstrations={written if isinstance(written, str) else json.dumps(written, default=str)}"):
-        return _read(written)
-
-
-def _read(written: Any) -> How | None:
-    if isinstance(written, Mapping):
-        name, arguments = next(iter(written.items()), ("", None))
-        if len(written) != 1 or not isinstance(arguments, Mapping | None):
-            raise InputError('must be one method with its arguments, such as {"lens": {"m": 500}}.')
+        if isinstance(written, Mapping):
+            name, arguments = next(iter(written.items()), ("", None))
+            if len(written) != 1 or not isinstance(arguments, Mapping | None):
+                raise InputError('must be one method with its arguments, such as {"lens": {"m": 500}}.')
+            return make(str(name), arguments or {})
+        name = str(written).partition(":")[0]
+        if written in DRAWN or (name not in METHODS and Path(str(written)).is_file()):
+            return None
         if name not in METHODS:
-            raise InputError(f"{name!r}: {near(str(name), METHODS)}")
-        return make(name, arguments or {})
-    name, *parts = str(written).split(":")
-    if name not in METHODS:
-        if written not in DRAWN and not Path(str(written)).is_file():
             advice = near(name, (*DRAWN, *METHODS), "or a method that chooses: ")
             raise InputError(f"must be stratified, random, first, or a JSON file of indices that exists; {advice}")
-        return None
-    values = {}
-    for part in parts:
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise InputError(f"{part!r}: must be NAME=VALUE, as in lens:m=500:rho=2.")
-        try:
-            values[key] = json.loads(value.lower())  # a number or a truth value
-        except ValueError:
-            values[key] = value
-    return make(name, values)
+        return make(*spelled(str(written)))

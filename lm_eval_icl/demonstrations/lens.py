@@ -17,7 +17,7 @@ from random import Random
 
 import numpy as np
 
-from lm_eval_icl.demonstrations.best_random import Cost, Rows, ScoredSet
+from lm_eval_icl.demonstrations.best_random import Rows, ScoredSet
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import check_n, quotas
 from lm_eval_icl.errors import InputError
@@ -68,13 +68,10 @@ class LensSettings:
     def rounds(self, size: int) -> list[tuple[int, int]]:
         """For each round of the filter, on how many rows it scores and how many it keeps, with a pool of `size`."""
         rounds, scored, kept = [], self.l, size
-        while True:
-            last = int(kept / self.rho) <= self.m
-            kept = min(kept, self.m) if last else int(kept / self.rho)
-            rounds.append((min(scored, size), kept))
-            if last:
-                return rounds
-            scored = int(scored * self.rho)
+        while (fewer := int(kept / self.rho)) > self.m:
+            rounds.append((min(scored, size), fewer))
+            scored, kept = int(scored * self.rho), fewer
+        return [*rounds, (min(scored, size), min(kept, self.m))]
 
 
 def lens(
@@ -94,14 +91,14 @@ def lens(
     check_n("lens", pool, n)
     want = quotas(pool, n, generator) if balance else {-1: n}
     labels = pool.labels if balance else np.full(len(pool.labels), -1)
-    sizes = _kept(settings, labels, want)
-    left = len(labels) - sum(sizes[-1].values())
+    rounds = _rounds(settings, labels, want)
+    left = len(labels) - sum(rounds[-1][1].values())
     if left < settings.dev:
         raise InputError(
             f"lens: dev={settings.dev} rows to score on asked for, {left} of the pool's {len(labels)} are left beside "
             f"m={settings.m} candidates: raise --pool, or lower m or dev."
         )
-    candidates, table = _filtered(settings, labels, sizes, generator, info)
+    candidates, table = _filtered(labels, rounds, generator, info)
     dev_rows = tuple(generator.sample(sorted(set(range(len(labels))) - set(candidates)), settings.dev))
     search = _Search(labels[candidates], table, want, settings.diversity, generator)
 
@@ -122,36 +119,25 @@ def lens(
     return scored[current[0]]
 
 
-def cost(pool: Pool, n: int, settings: LensSettings, balance: bool = True) -> Cost:
-    """What `lens` asks of a model: exactly for the filter, at most for the search."""
-    want = quotas(pool, n, Random(0)) if balance else {-1: n}
-    labels = pool.labels if balance else np.full(len(pool.labels), -1)
-    sizes = [sum(kept.values()) for kept in _kept(settings, labels, want)]
-    scored_on = [scored for scored, _ in settings.rounds(len(labels))]
-    rows = [len(labels), *sizes[:-1]]
-    pairs = sum(size * (now - before) for size, now, before in zip(rows, scored_on, [0, *scored_on[:-1]], strict=True))
-    sets = settings.beams * (1 + settings.iterations * (settings.substitutions + settings.shuffles))
-    return Cost(sum(rows) + sets, sum(rows) + sets * n, pairs + sets * settings.dev)
-
-
-def _kept(settings: LensSettings, labels: np.ndarray, want: dict[int, int]) -> list[dict[int, int]]:
-    """How many rows of each label every round of the filter keeps: at most those that exist, at least those wanted."""
+def _rounds(settings: LensSettings, labels: np.ndarray, want: dict[int, int]) -> list[tuple[int, dict[int, int]]]:
+    """For each round of the filter, on how many rows it scores, and how many of each label it keeps: at most those that
+    exist, at least those wanted."""
     counts = {int(label): int(count) for label, count in zip(*np.unique(labels, return_counts=True), strict=True)}
     return [
-        {label: min(count, max(kept // len(counts), want.get(label, 0))) for label, count in counts.items()}
-        for _, kept in settings.rounds(len(labels))
+        (scored, {label: min(n, max(kept // len(counts), want.get(label, 0))) for label, n in counts.items()})
+        for scored, kept in settings.rounds(len(labels))
     ]
 
 
 def _filtered(
-    settings: LensSettings, labels: np.ndarray, sizes: list[dict[int, int]], generator: Random, info: Info
+    labels: np.ndarray, rounds: list[tuple[int, dict[int, int]]], generator: Random, info: Info
 ) -> tuple[list[int], np.ndarray]:
     """The candidates that the filter leaves, in rising order, and what each tells about each row that the last round
     scored on."""
     rows, order = np.arange(len(labels)), list(range(len(labels)))
     generator.shuffle(order)
     table = np.zeros((len(rows), 0))
-    for (scored, _), keep in zip(settings.rounds(len(labels)), sizes, strict=True):
+    for scored, keep in rounds:
         new = order[table.shape[1] : scored]
         table = np.concatenate([table, np.stack([info(row, new) for row in rows.tolist()])], axis=1)
         others = rows[:, None] != order[:scored]
@@ -165,14 +151,9 @@ def _filtered(
 
 
 class _Search:
-    """Sets of candidates, numbered from 0, and how good they look by what their rows tell.
-
-    Args:
-        labels: (E,) of the candidates.
-        table: (E, S) what each tells about each row that it was scored on.
-        want: how many rows of each label a set has.
-        diversity: the weight of similarity.
-    """
+    """Sets of candidates, numbered from 0, and how good they look by what their rows tell: `labels` (E,) of the
+    candidates, `table` (E, S) what each tells about each row that it was scored on, and `want` how many of each label a
+    set has."""
 
     def __init__(
         self, labels: np.ndarray, table: np.ndarray, want: dict[int, int], diversity: float, generator: Random

@@ -6,36 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lm_eval_icl.errors import InputError
-
 # Two scores tie if they differ by no more than this part of the largest: that is what float64 arithmetic itself adds.
 TIE = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """What a selector may see of the pool's N documents.
+    """What a selector may see of the pool's N documents."""
 
-    Attributes:
-        labels: (N,) whole numbers from 0.
-        features: (N, d) one vector a document, such as the hidden state that its answer is predicted from.
-        probabilities: (N, C) of each label, given the document alone.
-        without_text: (C,) the probability of each label, given a document without a text.
-    """
-
-    labels: np.ndarray
-    features: np.ndarray | None = None
-    probabilities: np.ndarray | None = None
-    without_text: np.ndarray | None = None
-
-    def __post_init__(self) -> None:
-        for name, values in (("features", self.features), ("probabilities", self.probabilities)):
-            if values is not None and not np.isfinite(values).all():
-                row = np.argmin(np.isfinite(values).all(1))
-                raise InputError(f"{name} of a pool: a NaN or an infinity in row {row}.")
-        null = self.without_text
-        if null is not None and not (np.isfinite(null) & (null > 0)).all():
-            raise InputError(f"probabilities without a text: {null.tolist()}: must be above 0 for each label.")
+    labels: np.ndarray  # (N,) whole numbers from 0
+    features: np.ndarray | None = None  # (N, d) such as the hidden states that answers are predicted from
+    probabilities: np.ndarray | None = None  # (N, C) of each label, given the document alone
 
     @property
     def classes(self) -> int:
@@ -44,12 +25,8 @@ class Pool:
 
     def at(self, rows: np.ndarray) -> Pool:
         """The pool of these rows alone."""
-        return Pool(
-            self.labels[rows],
-            None if self.features is None else self.features[rows],
-            None if self.probabilities is None else self.probabilities[rows],
-            self.without_text,
-        )
+        others = [None if part is None else part[rows] for part in (self.features, self.probabilities)]
+        return Pool(self.labels[rows], *others)
 
     def vectors(self, unit: bool = False) -> np.ndarray:
         """The features in float64, of length 1 if `unit`. A vector of zeros stays as it is."""
@@ -60,19 +37,10 @@ class Pool:
             vectors /= np.where(lengths > 0, lengths, 1)
         return vectors
 
-    def distributions(self, calibrated: bool = False) -> np.ndarray:
-        """The probabilities in float64, each row divided by its sum; if `calibrated`, after division by those without
-        a text.
-
-        Raises:
-            InputError: there are none without a text.
-        """
+    def distributions(self) -> np.ndarray:
+        """The probabilities in float64, each row divided by its sum."""
         assert self.probabilities is not None
         probabilities = self.probabilities.astype(np.float64)
-        if calibrated:
-            if self.without_text is None:
-                raise InputError("calibrated=True: needs the probabilities of the labels without a text.")
-            probabilities = probabilities / self.without_text.astype(np.float64)
         return probabilities / probabilities.sum(1, keepdims=True)
 
 

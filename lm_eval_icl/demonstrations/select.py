@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from random import Random
 from typing import Any
@@ -21,78 +20,38 @@ from lm_eval_icl.demonstrations.submodular import facility_location, graph_cut
 from lm_eval_icl.demonstrations.uncertainty import entropy, least_confidence, margin
 from lm_eval_icl.errors import InputError, did_you_mean, is_number, is_whole
 
-
-@dataclass(frozen=True)
-class Selector:
-    """A method that chooses rows of a pool.
-
-    Attributes:
-        function: (pool, n, generator of random numbers, **arguments) -> the rows in the order of picking. The pool has
-            n rows at least, and n is 1 at least.
-        needs: which attributes of the pool it reads. One that reads "labels" means the same C labels for every
-            document, as class balance does for any method.
-    """
-
-    function: Callable[..., list[int]]
-    needs: tuple[str, ...]
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments that a user may give, with their defaults."""
-        parameters = inspect.signature(self.function).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY}
+Selector = Callable[..., list[int]]  # (pool, n, generator, **arguments) -> rows of the pool in the order of picking
+_ALL = (herding, k_center, entropy, least_confidence, margin, cal, craig, gradmatch, facility_location, graph_cut)
+_MUST = {bool: "true or false", int: "a whole number from 1", float: "a number from 0"}
+SELECTORS: Mapping[str, Selector] = {selector.__name__: selector for selector in _ALL}
 
 
-_ALL = ("labels", "features", "probabilities")
-SELECTORS = {
-    "herding": Selector(herding, ("features",)),
-    "k_center": Selector(k_center, ("features",)),
-    "entropy": Selector(entropy, ("probabilities",)),
-    "least_confidence": Selector(least_confidence, ("probabilities",)),
-    "margin": Selector(margin, ("probabilities",)),
-    "cal": Selector(cal, _ALL),
-    "craig": Selector(craig, _ALL),
-    "gradmatch": Selector(gradmatch, _ALL),
-    "facility_location": Selector(facility_location, _ALL),
-    "graph_cut": Selector(graph_cut, _ALL),
-}
+def arguments_of(selector: Selector) -> dict[str, Any]:
+    """The arguments of a selector that a user may give, with their defaults."""
+    parameters = inspect.signature(selector).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY}
 
 
 def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **arguments: Any) -> tuple[int, ...]:
-    """Choose n rows of a pool.
-
-    The caller has taken out documents that are there twice. The first m rows are what would be chosen for m.
+    """Choose n rows of a pool, in which nothing is there twice. The first m of them are what would be chosen for m.
 
     Args:
         how: the name of a selector.
         seed: for what a method leaves to chance, and for which classes have one row more than others.
         balance: choose inside each class, the same number as far as possible (see `quotas`).
-        arguments: the method's.
 
     Returns:
         The rows in the order of picking, with class balance the first of each class, the second of each class and so
         on. `in_prompt_order` has the order for a prompt.
-
-    Raises:
-        InputError: there is no such method or argument, or the pool is not enough for it.
     """
-    if how not in SELECTORS:
-        raise InputError(f"unknown selector {how!r}: {near(how, SELECTORS)}")
-    selector = SELECTORS[how]
-    values = checked(how, arguments, selector.arguments)
-    for need in selector.needs:
-        if getattr(pool, need) is None:
-            raise InputError(f"{how}: needs {need} of the pool's documents: choose a selector that does not.")
     check_n(how, pool, n)
-    generator = Random(seed)
-    if n == 0:
-        return ()
+    selector, generator = SELECTORS[how], Random(seed)
     if not balance:
-        return tuple(selector.function(pool, n, generator, **values))
+        return tuple(selector(pool, n, generator, **arguments))
     picked = []
     for label, quota in quotas(pool, n, generator).items():
         rows = np.flatnonzero(pool.labels == label)
-        picked.append([int(rows[row]) for row in selector.function(pool.at(rows), quota, generator, **values)])
+        picked.append([int(rows[row]) for row in selector(pool.at(rows), quota, generator, **arguments)])
     return tuple(row for turn in zip_longest(*picked) for row in turn if row is not None)
 
 
@@ -129,16 +88,14 @@ def quotas(pool: Pool, n: int, generator: Random) -> dict[int, int]:
 
 
 def check_n(how: str, pool: Pool, n: int) -> None:
-    """Refuse a number of rows that cannot be chosen, by an `InputError`."""
-    if not is_whole(n) or n < 0:
-        raise InputError(f"{how}: n={n!r}: must be a whole number from 0.")
+    """Refuse to choose more rows than there are, by an `InputError`."""
     if n > len(pool.labels):
         raise InputError(
-            f"{how}: {n} demonstrations asked for, {len(pool.labels)} in the pool: lower --num_fewshot or raise --pool."
+            f"{how}: {n} demonstrations asked for, {len(pool.labels)} in the pool: lower --num_fewshot or raise pool."
         )
 
 
-def checked(how: str, arguments: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+def checked(how: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a method as the types that their defaults have.
 
     Raises:
@@ -147,17 +104,12 @@ def checked(how: str, arguments: dict[str, Any], defaults: dict[str, Any]) -> di
     values = {}
     for name, value in arguments.items():
         if name not in defaults:
-            advice = near(name, defaults) if defaults else "it takes none."
-            raise InputError(f"{how}: unknown argument {name!r}: {advice}")
+            raise InputError(f"{how}: unknown argument {name!r}: {near(name, defaults)}")
         kind = type(defaults[name])
-        if kind is bool:
-            good, must = isinstance(value, bool), "true or false"
-        elif kind is int:
-            good, must = is_whole(value) and value >= 1, "a whole number from 1"
-        else:
-            good, must = is_number(value) and value >= 0, "a number from 0"
+        whole, number = is_whole(value) and value >= 1, is_number(value) and value >= 0
+        good = isinstance(value, bool) if kind is bool else whole if kind is int else number
         if not good:
-            raise InputError(f"{how}: {name}={value!r}: must be {must}.")
+            raise InputError(f"{how}: {name}={value!r}: must be {_MUST[kind]}.")
         values[name] = kind(value)
     return values
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.task import ConfigurableTask, Task
 
-from lm_eval_icl.demonstrations import choices
-from lm_eval_icl.demonstrations.draw import too_few
+from lm_eval_icl.demonstrations.draw import pool_digest, too_few
 from lm_eval_icl.demonstrations.kept import Wanted, about_model, chosen
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.distributed import of_first
-from lm_eval_icl.harness.tasks import FixedSampler, among, as_row, evaluated, pool_of, template_of, with_texts
+from lm_eval_icl.harness.tasks import FixedSampler, among, as_row, evaluated, pool_of, template_of
 from lm_eval_icl.harness.training import Examples
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.prompts.prompt import FewShotPrompt
@@ -22,12 +21,9 @@ from lm_eval_icl.prompts.prompt import FewShotPrompt
 if TYPE_CHECKING:
     from lm_eval_icl.harness.models import ICLModel
 
-# The text that stands where there is none (Zhao et al. 2021).
-_NO_TEXT = "N/A"
-
 
 class PoolOfTask:
-    """The documents that a task takes demonstrations from (`demonstrations.reading.TaskPool`).
+    """The documents that a task takes demonstrations from (`demonstrations.choosing.TaskPool`).
 
     Args:
         task: a task with options to choose from.
@@ -46,8 +42,8 @@ class PoolOfTask:
             raise InputError(f"task {self.name!r}: has no few-shot documents to choose from.")
         closed = {as_row(doc) for doc in without}
         self.rows = [row for row, doc in enumerate(self.docs) if not (closed and as_row(doc) in closed)]
-        self.label, self.is_evaluated, is_without = task.doc_to_target, evaluated(task), among(task, lambda: without)
-        self.is_closed = cache(lambda row: self.is_evaluated(self.docs[row]) or is_without(self.docs[row]))
+        is_evaluated, is_without = evaluated(task), among(task, lambda: without)
+        self.is_closed = cache(lambda row: is_evaluated(self.docs[row]) or is_without(self.docs[row]))
         if all(self.is_closed(row) for row in self.rows):
             raise InputError(f"task {self.name!r}: {too_few(1, 0).message}")
         self.demonstration = cache(self._demonstration)
@@ -59,16 +55,12 @@ class PoolOfTask:
 
     @cached_property
     def sha256(self) -> str:
-        return choices.pool_digest(self.docs)
+        return pool_digest(self.docs)
 
     @cached_property
     def prompts(self) -> str:
         """What a choice depends on besides these documents: the templates, and which documents are evaluated."""
-        return template_of(self.task) + choices.pool_digest(list(self.task.eval_docs))
-
-    def without_text(self) -> tuple[FewShotPrompt, tuple[str, ...]]:
-        document = with_texts(self.docs[0], lambda _: _NO_TEXT, keep_letters=False)
-        return self._examples.prompt((), document), self.query(0)[1]
+        return template_of(self.task) + pool_digest(list(self.task.eval_docs))
 
     def _query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
         example = self._examples.example((), row)

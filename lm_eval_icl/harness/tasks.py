@@ -124,20 +124,17 @@ def label_of(task: ConfigurableTask, doc: Doc) -> int | None:
     return int(label) if isinstance(label, int) and 0 <= label < len(options) else None
 
 
-def with_texts(value: Any, text_for: Callable[[str], Any], keep_letters: bool = True) -> Any:
-    """A field of a document with another text for each of its texts, however deep.
-
-    Args:
-        keep_letters: the letters that options are listed by stay.
-    """
+def with_texts(value: Any, text_for: Callable[[str], Any]) -> Any:
+    """A field of a document with another text for each of its texts, however deep. The letters that options are listed
+    by stay."""
     if isinstance(value, str):
         return text_for(value)
     if isinstance(value, Mapping):
-        return {name: with_texts(inner, text_for, keep_letters) for name, inner in value.items()}
+        return {name: with_texts(inner, text_for) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        if keep_letters and all(isinstance(letter, str) and len(letter) == 1 for letter in value):
+        if all(isinstance(letter, str) and len(letter) == 1 for letter in value):
             return value
-        return [with_texts(inner, text_for, keep_letters) for inner in value]
+        return [with_texts(inner, text_for) for inner in value]
     return value
 
 

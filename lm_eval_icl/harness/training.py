@@ -30,8 +30,6 @@ class Examples:
         InputError: a document's answer is none of its options.
     """
 
-    replaces_copies = True
-
     def __init__(self, task: ConfigurableTask, docs: Any) -> None:
         self.name, self._task, self._docs = str(task.config.task), copy.copy(task), docs
         for row in range(len(docs) if task.OUTPUT_TYPE == "multiple_choice" else 0):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import gc
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from lm_eval_icl import version
 from lm_eval_icl.decisions.how import written
-from lm_eval_icl.demonstrations import choices, kept
 from lm_eval_icl.demonstrations.choosing import Chooser
-from lm_eval_icl.errors import InputError, log, naming, reason
+from lm_eval_icl.demonstrations.kept import about_model
+from lm_eval_icl.errors import InputError, naming, reason
 from lm_eval_icl.harness.choosing import predictor
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, ChosenRows, Model, together
@@ -146,17 +146,14 @@ class UnitRunner:
     def _choose(self, models: Models, rows: ChosenRows, choosers: dict[int, Chooser]) -> dict[str, Any]:
         """The contents of the file of a choice of demonstrations."""
         pool, how = self.opened.pools[rows.task], rows.how
-        level = log.level
-        log.setLevel(logging.WARNING)  # what a search will cost and what does not fit, which cells keep quiet
-        try:
-            with naming(f"task {rows.task!r}: demonstrations={how}"):
-                chooser = choosers.setdefault(how.pool, Chooser(pool, predictor(models.first), how.pool))
-                choice = chooser.choose(how.name, rows.num_fewshot, rows.seed, how.balance, **how.arguments)
-        finally:
-            log.setLevel(level)
-        about = kept.about_model(str(models.arguments["pretrained"]), models.first.model_identity())
-        chosen = kept.as_json(pool, rows.num_fewshot, {rows.seed: choice})
-        return {"about": kept.about(how, about), "tasks": {pool.name: chosen}}
+        with naming(f"task {rows.task!r}: demonstrations={how}"):
+            chooser = choosers.setdefault(how.pool, Chooser(pool, predictor(models.first), how.pool))
+            choice = chooser.choose(how.name, rows.num_fewshot, rows.seed, how.balance, **how.arguments)
+        model = about_model(str(models.arguments["pretrained"]), models.first.model_identity())
+        digest = {"rows": len(pool.docs), "sha256": pool.sha256}
+        chosen = {"n": rows.num_fewshot, "pool": digest, "seeds": {str(rows.seed): choice.as_json()}}
+        about = {"how": str(how), "model": model, "version": version.version()}
+        return {"about": about, "tasks": {pool.name: chosen}}
 
     def _run_cells(self, models: Models, cells: Sequence[Cell], rows: Mapping[str, Any] | None) -> Iterator[Outcome]:
         """Run cells with the same requests, those together that can be. If that fails, each by itself, as the error may
@@ -190,9 +187,8 @@ class UnitRunner:
         opened, choice = self.opened, None
         if rows is not None and (chosen := cell.chosen_rows) is not None:
             pool = opened.pools[cell.task]
-            if not choices.is_file_of_choices(rows):
-                raise InputError(f"{chosen.path}: no file of choices.")
-            choices.indices(rows, cell.num_fewshot, pool.docs, pool.name, cell.seed, pool.sha256)  # which checks them
+            if rows["tasks"][pool.name]["pool"]["sha256"] != pool.sha256:
+                raise InputError(f"{chosen.path}: chosen from another pool.")
             choice = {**rows["tasks"][pool.name]["seeds"][str(cell.seed)], "version": rows["about"].get("version")}
         rules = opened.grid.study.rules
         return study_tasks.prepare(

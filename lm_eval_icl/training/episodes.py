@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import InputError
@@ -45,24 +45,18 @@ class Example:
 
 
 class Task(Protocol):
-    """Rows, and the template that makes prompts of them."""
+    """Rows, and the template that makes prompts of them. No two tasks are equal."""
 
     @property
     def name(self) -> str:
         """The task's name."""
 
-    def __hash__(self) -> int:
-        """The hash of this very task: no two tasks are equal."""
-
     def __len__(self) -> int:
         """How many rows there are."""
 
-    @property
-    def replaces_copies(self) -> bool:
-        """Whether another row takes the place of a demonstration that says what the query says."""
-
-    def text(self, row: int) -> str:
-        """What a row says (`demonstrations.draw.as_text`)."""
+    def text(self, row: int) -> str | None:
+        """What a row says (`demonstrations.draw.as_text`), as no demonstration says what the query says; None if one
+        may."""
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         """The prompt of these rows: the indices of the demonstrations in order, and of the query."""
@@ -70,25 +64,11 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Episode:
-    """Demonstrations and a query of one task.
-
-    Attributes:
-        task: the task.
-        demonstrations, query: the indices of the rows.
-        replaced: how many demonstrations replace others, which say what the query says.
-    """
+    """Demonstrations and a query of one task."""
 
     task: Task
-    demonstrations: tuple[int, ...]
+    demonstrations: tuple[int, ...]  # the indices of the rows
     query: int
-    replaced: int = 0
-
-    @property
-    def copies(self) -> int:
-        """How many demonstrations say, or said before they were replaced, what the query says."""
-        if self.task.replaces_copies:
-            return self.replaced
-        return sum(self.task.text(row) == self.task.text(self.query) for row in self.demonstrations)
 
     @functools.cached_property
     def example(self) -> Example:
@@ -102,7 +82,7 @@ class Episode:
         """
         spans = []
         for row, part in zip(self.demonstrations, self.example.prompt.demonstrations, strict=True):
-            query, answer = _alone(self.task, row)
+            query, answer = _alone(self.task, row)  # type: ignore[arg-type]  # mypy does not see that tasks have a hash
             if not part.startswith(query + answer):
                 raise InputError(
                     f"loss=all: the demonstrations of task {self.task.name!r} have another template than its queries, "
@@ -127,7 +107,6 @@ class EpisodePool:
     tasks over the same rows.
 
     Args:
-        task: the task.
         shots: how many demonstrations an episode has.
         held_out: how many rows are held out at most. It is never more than a tenth of the rows.
 
@@ -153,23 +132,23 @@ class EpisodePool:
         return self.episode(shown, query)
 
     def episode(self, shown: Sequence[int], query: int) -> Episode:
-        """An episode of these rows. If the task is such, no demonstration says what the query says.
+        """An episode of these rows, with others in place of demonstrations that say what the query says.
 
         Raises:
             InputError: too few rows say something else.
         """
-        if not self.task.replaces_copies:
-            return Episode(self.task, tuple(shown), query)
         text = self.task.text(query)
-        copies = {row for row in shown if self.task.text(row) == text}
-        drawn = Random(f"in place of copies of {query} in {shown}").sample(self.rows, len(self.rows) if copies else 0)
+        copies = {row for row in shown if text is not None and self.task.text(row) == text}
+        if not copies:
+            return Episode(self.task, tuple(shown), query)
+        drawn = Random(f"in place of copies of {query} in {shown}").sample(self.rows, len(self.rows))
         others = [*islice((row for row in drawn if row not in shown and self.task.text(row) != text), len(copies))]
         if len(others) < len(copies):
             raise InputError(
                 f"task {self.task.name!r}: fewer than {self.shots} of its rows say something else than row {query}: "
                 "lower --num_fewshot."
             )
-        return Episode(self.task, tuple(others.pop() if row in copies else row for row in shown), query, len(copies))
+        return Episode(self.task, tuple(others.pop() if row in copies else row for row in shown), query)
 
     def evaluation(self) -> list[Episode]:
         """An episode for every row that is held out. Eight queries share their demonstrations."""
@@ -185,8 +164,7 @@ def draw_episode(pools: Sequence[EpisodePool], seed: int, number: int, attempt: 
     """An episode of a task; the task is drawn first, all tasks equally likely (InvICL, section 5.2).
 
     Args:
-        number: the episode's number in the run.
-        attempt: how many episodes of this number were drawn already, and did not fit. After a hundred, another task is
+        attempt: how many episodes of this number were drawn before, and did not fit. After a hundred, another task is
             drawn.
     """
     others = attempt // ATTEMPTS_OF_A_TASK
@@ -206,8 +184,8 @@ class RowDraw:
         all_remain: only rows that remain untouched under all of these methods are drawn.
 
     Attributes:
-        shares: by a method's name, the share of the rows that remain under it.
         rows: the rows that are drawn, each with its task's pool.
+        shares: by a method's name, the share of all rows that remain under it.
 
     Raises:
         InputError: none do.
@@ -216,24 +194,17 @@ class RowDraw:
     def __init__(
         self, pools: Sequence[EpisodePool], seed: int, methods: Sequence[Method] = (), all_remain: bool = False
     ) -> None:
-        self.pools, self.seed = pools, seed
-        rows = [(pool, row) for pool in pools for row in pool.rows]
-        remaining = set(rows)
-        self.shares: dict[str, float] = {}
-        for method in methods:
-            untouched = set()
-            for pool, row in rows:
-                task: Any = pool.task
-                if task.remains(method, self._episode(pool, row)):
-                    untouched.add((pool, row))
-            self.shares[method.name] = len(untouched) / len(rows)
-            remaining &= untouched
-        if all_remain:
-            rows = [pair for pair in rows if pair in remaining]
-        if not rows:
-            names = ", ".join(method.name for method in methods)
-            raise InputError(f"--fits: no row of any task is short enough under {names}: lower --num_fewshot.")
-        self.rows = rows
+        self.seed = seed
+        self.rows = [(pool, row) for pool in pools for row in pool.rows]
+        episodes: list[Any] = [self._episode(*row) for row in self.rows if methods]
+        remain = {method.name: [each.task.remains(method, each) for each in episodes] for method in methods}
+        self.shares = {name: sum(of_rows) / len(self.rows) for name, of_rows in remain.items()}
+        if all_remain and methods:
+            self.rows = [
+                row for row, kept in zip(self.rows, zip(*remain.values(), strict=True), strict=True) if all(kept)
+            ]
+        if not self.rows:
+            raise InputError(f"--fits: no row is short enough under {', '.join(remain)}: lower --num_fewshot.")
         self._order = functools.lru_cache(maxsize=2)(self._shuffled)
 
     def __call__(self, number: int, attempt: int = 0) -> Episode:
@@ -258,7 +229,6 @@ class FileTask:
 
     name: str
     rows: tuple[Row, ...]
-    replaces_copies: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.metaicl.files import MetaICLFolder, Row, check_missing, setting_of
-from lm_eval_icl.metaicl.reading import Reader
+from lm_eval_icl.metaicl.reading import Reader, reader
 from lm_eval_icl.metaicl.strings import Sequences, encoded
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.predictor import Predictor
 from lm_eval_icl.training.episodes import Episode, Example
 
 
@@ -22,20 +21,18 @@ class SettingTask:
     Attributes:
         reader: how the model reads them.
         channel: the output is given, and the input is the answer.
-        replaces_copies: MetaICL draws other rows than the query's, and keeps those that say the same.
     """
 
     name: str
     rows: tuple[Row, ...]
     reader: Reader
     channel: bool
-    replaces_copies: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def text(self, row: int) -> str:
-        return as_text(self.rows[row].input, self.rows[row].options)
+    def text(self, row: int) -> None:
+        """MetaICL draws other rows than the query's, and keeps those that say the same."""
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         sequences, row = self._sequences, self.rows[query]
@@ -54,7 +51,8 @@ class SettingTask:
         appendix A.4 and Table 4)."""
         shots = len(episode.demonstrations)
         shown = sum(self._lengths[row] for row in episode.demonstrations)
-        return copies(method, shots) * shown + self._lengths[episode.query] <= self._sequences.limit(shots)
+        copies = _copies(method, shots)
+        return copies * shown + self._lengths[episode.query] <= self._sequences.limit(shots)
 
     @functools.cached_property
     def _sequences(self) -> Sequences:
@@ -71,7 +69,7 @@ class SettingTask:
 
 
 @functools.cache
-def copies(method: Method, shots: int) -> int:
+def _copies(method: Method, shots: int) -> int:
     """How often a demonstration is in a row of a method: once, or twice under InvICL."""
     return len(method.layout(0, [1] * shots)) // shots if shots else 1
 
@@ -91,3 +89,16 @@ def load_rows(setting: str, folder: MetaICLFolder, k: int, skip_missing: bool) -
     what = f"training tasks of {setting} (TASK_{k}_100_train.jsonl: --train_k)"
     check_missing(folder.option, what, missing, len(names), skip_missing)
     return {name: folder.train(name, k) for name in names if name not in missing}
+
+
+def setting_tasks(
+    rows: Mapping[str, tuple[Row, ...]], predictor: Predictor, channel: bool, add_bos_token: bool | None
+) -> list[SettingTask]:
+    """The tasks of these rows as a model reads them under its method."""
+    read = replace(
+        reader(predictor.tokenizer.tokenizer, add_bos_token, predictor.limits.positions),
+        alike=predictor.runner.method.treats_demonstrations_alike,
+        longest_first=predictor.limits.longest_go_first,
+        canonical=predictor.runner.invariant,
+    )
+    return [SettingTask(name, of_task, read, channel) for name, of_task in rows.items()]

@@ -26,10 +26,7 @@ def read(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def mismatch(trained: dict[str, Any], method: Method) -> str:
-    """The warning about evaluating a method on a checkpoint of this record; empty if they match.
-
-    Methods that are more than one forward pass run on checkpoints of another method (`Method.trained_under`).
-    """
+    """The warning about evaluating a method on a checkpoint of this record; empty if they match."""
     names = [name for name in (trained.get("method"), *(trained.get("methods") or ())) if isinstance(name, str)]
     needed = method.trained_under
     if not names:

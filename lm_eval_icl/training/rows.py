@@ -18,8 +18,6 @@ from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import TokenizedPrompt
 from lm_eval_icl.training.episodes import Episode
 
-LOSSES = ("query", "all")
-
 
 def check_trainable(method: Method, loss: str = "query") -> None:
     """Refuse a method that cannot be trained under.
@@ -28,8 +26,6 @@ def check_trainable(method: Method, loss: str = "query") -> None:
         InputError: the method is not one forward pass over one layout; or with `loss` "all", the mask lets
             demonstrations see the answers that they would be trained to predict.
     """
-    if loss not in LOSSES:
-        raise InputError(f"loss={loss!r}: must be {' or '.join(LOSSES)}.")
     if not method.one_pass:
         raise InputError(
             f"{method.name} is not trained under, since it is more than one pass over one layout. It runs on a "
@@ -75,13 +71,11 @@ class TrainingRow:
         ids: n ids, the row.
         layout: which of the n tokens sees which, and at which position each is.
         targets: (index of a token in the row, id of the token that it is to predict).
-        number: the number of the episode.
     """
 
     ids: list[int]
     layout: Layout
     targets: list[tuple[int, int]]
-    number: int = 0
 
 
 def make_row(method: Method, prompt: TokenizedPrompt, answer: Sequence[int]) -> TrainingRow:
@@ -109,38 +103,35 @@ class RowMaker:
         self.method, self.tokenizer, self.limits = predictor.runner.method, predictor.tokenizer, predictor.limits
         self.loss = loss
 
-    def why_not(self, episode: Episode, option: int | None = None) -> str:
-        """Why the model has no room for an episode, with its right answer or one of its options; empty if it has."""
-        prompt, ids = self.tokens(episode, option)
-        if not ids:
+    def why_not(self, episode: Episode, by_tokens: bool = False) -> str:
+        """Why the model has no room for an episode; empty if it has.
+
+        Args:
+            by_tokens: the row may also have no more tokens, copies included, than the model has positions, wherever
+                they stand (InvICL, appendix A.4), so that methods are trained on the same episodes.
+        """
+        prompt, answer = self.tokens(episode)
+        if not answer:
             return "have an answer of no tokens"
-        if (reason := self.limits.too_long(prompt, len(ids) - 1)) is not None:
+        if (reason := self.limits.too_long(prompt, len(answer) - 1)) is not None:
             return reason.why
-        if self.limits.keeps_window and not self.has_room(episode, option):  # its masks are no longer than that
-            return f"have more tokens than the {self.limits.positions:,} that a row of {self.limits.model} has at most"
+        layout, positions, switch = (
+            make_row(self.method, prompt, answer).layout,
+            self.limits.positions,
+            self.limits.switch,
+        )
+        if (by_tokens or self.limits.keeps_window) and len(layout) > positions:  # the masks of a window are no longer
+            return f"have more tokens than {self.limits.model} has positions ({positions:,})"
         # From the switch on, rotary angles depend on the longest row of a batch.
-        switch = self.limits.switch
-        if switch is not None and make_row(self.method, prompt, ids).layout.reach > switch[0]:
+        if switch is not None and layout.reach > switch[0]:
             return f"cross position {switch[0]}, from which on this model computes all positions otherwise"
         return ""
 
-    def fits(self, episode: Episode, option: int | None = None) -> bool:
-        """Whether the model has room for an episode."""
-        return not self.why_not(episode, option)
-
-    def has_room(self, episode: Episode, option: int | None = None) -> bool:
-        """Whether the row has no more tokens, copies included, than the model has positions, wherever the tokens stand.
-        This is what InvICL's appendix A.4 counts, so that methods are trained on the same episodes."""
-        prompt, ids = self.tokens(episode, option)
-        context = prompt.context
-        layout = self.method.layout(len(context.prefix), context.lengths, len(prompt.query), len(ids) - 1)
-        return len(layout) <= self.limits.positions
-
-    def row(self, episode: Episode, option: int | None = None) -> TrainingRow:
-        """The row of an episode with its right answer, or with one of its options, which then alone is the target."""
-        prompt, ids = self.tokens(episode, option)
-        row = make_row(self.method, prompt, ids)
-        if option is None and self.loss == "all":
+    def row(self, episode: Episode) -> TrainingRow:
+        """The row of an episode."""
+        prompt, answer = self.tokens(episode)
+        row = make_row(self.method, prompt, answer)
+        if self.loss == "all":
             spans = dict(zip(episode.example.prompt.demonstrations, episode.answer_spans(), strict=True))
             arranged = self.tokenizer.arranged(episode.example.prompt)
             inside = self.tokenizer.inside(arranged, [spans[part] for part in arranged.demonstrations])
@@ -153,14 +144,13 @@ class RowMaker:
             ]
         return row
 
-    def tokens(self, episode: Episode, option: int | None) -> tuple[TokenizedPrompt, tuple[int, ...]]:
-        """The ids of an episode's prompt, and of its right answer or of one of its options."""
-        example = episode.example
-        answer = example.options[example.right if option is None else option]
-        if isinstance(example.prompt, EncodedPrompt) and isinstance(answer, EncodedText):
-            self.tokenizer.check_known(example.prompt.tokens, answer.ids)
-            return example.prompt.tokens, answer.ids
-        return self.tokenizer.pair(self.tokenizer.arranged(example.prompt), answer)
+    def tokens(self, episode: Episode) -> tuple[TokenizedPrompt, tuple[int, ...]]:
+        """The ids of an episode's prompt and of its answer."""
+        prompt, answer = episode.example.prompt, episode.example.answer
+        if isinstance(prompt, EncodedPrompt) and isinstance(answer, EncodedText):
+            self.tokenizer.check_known(prompt.tokens, answer.ids)
+            return prompt.tokens, answer.ids
+        return self.tokenizer.pair(self.tokenizer.arranged(prompt), answer)
 
 
 def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
@@ -175,7 +165,7 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
         position_ids: [b, n]; all are left out if every row is causal and sequential. For each target: target_row,
         target_id, and target_share: losses divided by it sum to a mean over the targets of each row, and then over the
         rows. read_at: the indices at which some row has a target, in ascending order; target_at: for each target, its
-        place among these. number: a list of the rows' episodes.
+        place among these.
     """
     longest = max(len(row.ids) for row in rows)
     ids = torch.tensor([row.ids + [row.ids[-1]] * (longest - len(row.ids)) for row in rows])
@@ -194,7 +184,6 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
         "target_at": target_at,
         "target_id": torch.tensor(token),
         "target_share": torch.tensor(share),
-        "number": [row.number for row in rows],
     }
 
 
@@ -212,17 +201,13 @@ def mask(layouts: Sequence[Layout], n: int, dtype: torch.dtype, device: torch.de
 
 def mean_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     """The mean over the rows of a batch of the mean cross-entropy of a row's targets (as in MetaICL)."""
-    losses, _ = target_losses(model, batch)
-    return (losses / batch["target_share"]).sum()
+    return (target_losses(model, batch) / batch["target_share"]).sum()
 
 
-def target_losses(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Run a batch, and return the negative log-probability of each target, and whether it is the likeliest token.
+def target_losses(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    """Run a batch, and return the negative log-probability of each target, in float32 or more.
 
     The projection on the vocabulary runs only at indices at which some row has a target.
-
-    Returns:
-        Two tensors of as many entries as there are targets; the first has at least float32.
     """
     ids, read_at = batch["input_ids"], batch["read_at"]
     inputs: dict[str, Any] = {}
@@ -234,5 +219,4 @@ def target_losses(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tens
         logits = logits[:, read_at]
     logits = logits[batch["target_row"], batch["target_at"]]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    losses = nn.functional.cross_entropy(logits, batch["target_id"], reduction="none")
-    return losses, logits.argmax(-1) == batch["target_id"]
+    return nn.functional.cross_entropy(logits, batch["target_id"], reduction="none")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -12,7 +14,9 @@ from lm_eval_icl.errors import InputError, refusal, whole
 
 Positive = Annotated[int, BeforeValidator(whole)]  # 2.0 is 2
 NotNegative = Annotated[int, BeforeValidator(partial(whole, least=0))]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# YAML reads 1e-5, without a point, as a text.
+Number = BeforeValidator(lambda value: float(value) if isinstance(value, str) else value)
+Rate = Annotated[float, Number, Field(ge=0, allow_inf_nan=False)]
 
 
 class Settings(BaseModel):
@@ -40,7 +44,7 @@ class Settings(BaseModel):
         save_steps: after how many steps a checkpoint is written.
 
     Raises:
-        InputError: an argument is outside its range.
+        InputError: an argument is outside its range, or `lora` cannot be used here.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -53,7 +57,7 @@ class Settings(BaseModel):
     max_grad_norm: Rate = 1.0
     seed: NotNegative = 0
     draw: Literal["task", "row"] = "task"
-    loss: str = "query"
+    loss: Literal["query", "all"] = "query"
     gradient_accumulation_steps: Positive = 1
     gradient_checkpointing: bool = False
     bf16: bool = False
@@ -69,25 +73,17 @@ class Settings(BaseModel):
             super().__init__(**settings)
         except ValidationError as error:
             raise InputError("--{} {!r}: {}.".format(*refusal(error))) from error
+        if self.lora and importlib.util.find_spec("peft") is None:
+            raise InputError("--lora: needs the library peft: pip install peft.")
+        if self.lora and any(os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED")):
+            raise InputError("--lora: adapters are not merged under FSDP or DeepSpeed: leave one of them out.")
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The settings that the trained weights depend on."""
-        return {name: value for name, value in self if name != "save_steps"}
 
-
-def with_numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings from a YAML file, with numbers in place of texts such as 1e-5, which YAML does not read as a number.
+def with_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options from a YAML file, with the settings among them as the numbers that they are.
 
     Raises:
-        InputError: a text is no number.
+        InputError: a setting is outside its range.
     """
-    numbers = dict(settings)
-    for name, value in numbers.items():
-        field = Settings.model_fields.get(name)
-        if field is not None and field.annotation is float and isinstance(value, str):
-            try:
-                numbers[name] = float(value)
-            except ValueError as error:
-                raise InputError(f"{name}: {value!r}: must be a number.") from error
-    return numbers
+    settings = {name: value for name, value in options.items() if name in Settings.model_fields}
+    return {**options, **Settings(**settings).model_dump(include=set(settings))}

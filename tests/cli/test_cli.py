@@ -1,12 +1,10 @@
 """The console command and the smoke test."""
 
 import math
-import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,8 +111,7 @@ def test_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--limit", "0"], "smoke: --limit 0: must be 1 or more"),
-        (["--arch", "llama,nonsense"], "smoke --arch: no tiny model of 'nonsense': transformers has no such model"),
+        (["--arch", "nonsense"], "smoke: --arch: no tiny model of 'nonsense': transformers has no such model"),
     ],
 )
 def test_options_of_the_smoke_test_that_cannot_be(options, says):
@@ -130,13 +127,10 @@ def test_weights_for_pictures_are_not_listed(capfd):
     assert "vision" not in printed.err and printed.out.splitlines()[-1] == f"methods: {len(NAMES)} ran, 0 refusals"
 
 
-@pytest.mark.parametrize("options", [[], ["--strict"]])
-def test_a_refusal_fails_a_strict_smoke_test(monkeypatch, capsys, options):
+def test_refusals_are_said(monkeypatch, capsys):
     scores = {"llama": {"icl": {"t": 1.0}}, "gpt2": {"icl": {"t": 1.0, "g": "no texts"}, "nope": "why"}}
     monkeypatch.setattr(smoke, "smoke", lambda arch, limit: scores[arch])
-    with pytest.raises(SystemExit) if options else nullcontext() as exited:
-        cli.run(["smoke", "--arch", "llama,gpt2", *options])
-    assert not options or exited.value.code == 1
+    cli.run(["smoke", "--arch", "llama,gpt2"])
     assert capsys.readouterr().out.splitlines() == [
         "icl on llama: ok (t)",
         "icl on gpt2: ok (t)",
@@ -186,34 +180,15 @@ def test_other_commands_are_lm_eval_s():
     assert done.returncode == 1 and "ValueError: Tasks not found: icl_sst22" in done.stderr
 
 
-def without_a_reader(*arguments):
-    read, write = os.pipe()
-    os.dup2(write, 1)
-    os.close(read)
-    os.close(write)
-    sys.argv = ["lm-eval-icl", *arguments]
-    cli.main()
-
-
-@pytest.mark.parametrize("arguments", [["show", "invicl"], ["show", "invicl", "--output", "x.svg"]])
-def test_a_reader_that_has_enough(tmp_path, arguments):
-    """`lm-eval-icl show ... | head`, whose pipe is closed before or while we write."""
-    arguments = [str(tmp_path / each) if each == "x.svg" else each for each in arguments]
-    assert Process(without_a_reader, *arguments).finish() == (128 + signal.SIGPIPE, [])
-
-
-@pytest.mark.parametrize(
-    ("number", "says"),
-    [(signal.SIGINT, "interrupted"), pytest.param(signal.SIGTERM, "terminated", marks=pytest.mark.slow)],
-)
-def test_a_signal_is_one_line(number, says):
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_is_one_line(number):
     with subprocess.Popen([COMMAND, "smoke"], stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
             time.sleep(0.01)
         time.sleep(5)  # Python or a library may ignore an exception while a module is imported
         process.send_signal(number)
         _, said = process.communicate()
-    assert (process.returncode, said.splitlines()[-1]) == (128 + number, f"lm-eval-icl: smoke: {says}.")
+    assert (process.returncode, said.splitlines()[-1]) == (130, "lm-eval-icl: smoke: interrupted.")
     assert "Traceback" not in said
 
 

@@ -10,11 +10,10 @@ import torch
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import cli
-from lm_eval_icl.cli.select import HOW
-from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.demonstrations.draw import pool_digest
+from lm_eval_icl.demonstrations.how import METHODS
 from lm_eval_icl.demonstrations.pool import Pool
-from lm_eval_icl.demonstrations.reading import PoolReader
 from lm_eval_icl.demonstrations.select import in_prompt_order, select
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.choosing import PoolOfTask
@@ -79,7 +78,7 @@ def test_states_are_what_the_vocabulary_projection_reads(arch, pack_tokens, chec
 
 def test_a_pass_reads_what_hf_gives(predictor, pool):
     rows = [3, 0, 77]
-    probabilities, features, fitting = PoolReader(pool, predictor).read(rows)
+    probabilities, features, fitting = Chooser(pool, predictor, 5000).read(rows)
     assert fitting == rows and features.shape == (3, predictor.runner.model.config.hidden_size)
     model, tokenizer = predictor.runner.model, predictor.tokenizer.tokenizer
     for row, found in zip(rows, probabilities, strict=True):
@@ -102,7 +101,8 @@ def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, capsy
     select_command(how, *MODEL, "--tasks", TASK, "--num_fewshot", 5, "--seeds", "2..3", "--output", file)
     assert str(file) in capsys.readouterr().out
     found = json.loads(file.read_text())
-    probabilities, features, rows = PoolReader(pool, predictor).read(Chooser(pool, predictor, 5000)._rows(2))
+    chooser = Chooser(pool, predictor, 5000)
+    probabilities, features, rows = chooser.read(chooser._rows(2))
     labels = np.array([pool.query(row)[2] for row in rows])
     assert found["about"]["how"] == how and found["tasks"][TASK]["n"] == 5
     for seed in (2, 3):
@@ -141,28 +141,11 @@ def test_best_random_is_the_best_of_its_sets(predictor, pool):
     assert set(other) == dev  # whatever the seed
 
 
-def test_calibrated_by_what_the_model_says_without_a_text(predictor, pool):
-    chooser = Chooser(pool, predictor, 40)
-    probabilities, features, rows = chooser.reader.read(chooser._rows(0))
-    prompt, options, _ = pool.query(rows[0])
-    empty = prompt.query.replace(pool.docs[rows[0]]["text"], "N/A")
-    assert empty != prompt.query
-    ((*scores,),) = predictor.score([], [str(empty)], [options], prefix=prompt.prefix)
-    null = np.exp([value for value, _ in scores])
-    labels = np.array([pool.query(row)[2] for row in rows])
-    expected = select(
-        "entropy", Pool(labels, features, np.stack(probabilities), null / null.sum()), 4, 0, calibrated=True
-    )
-    found = chooser.choose("entropy", 4, 0, calibrated=True)
-    assert found.picked == tuple(rows[i] for i in expected) != chooser.choose("entropy", 4, 0).picked
-    assert found.tokens > 0
-
-
 # Runs with a file.
 
 
 def a_file(path: Path, documents: PoolOfTask, task: str = TASK, **changes) -> Path:
-    digest = {"rows": len(documents.docs), "sha256": choices.pool_digest(documents.docs)}
+    digest = {"rows": len(documents.docs), "sha256": pool_digest(documents.docs)}
     of_task = {"n": 2, "pool": digest, "seeds": {"0": {"indices": [4, 8]}}, **changes}
     path.write_text(json.dumps({"about": {}, "tasks": {task: of_task}}))
     return path
@@ -174,10 +157,7 @@ def a_file(path: Path, documents: PoolOfTask, task: str = TASK, **changes) -> Pa
         ({}, 2, 0, None),
         ({}, 1, 0, "2 demonstrations were chosen and 1 are asked for"),
         ({}, 2, 1, "nothing was chosen for seed 1, only for 0"),
-        ({"pool": {"rows": 9, "sha256": "0"}}, 2, 0, "chosen from another pool (of 9 rows; this one has 200)"),
-        ({"seeds": {"0": {"indices": [4, 4]}}}, 2, 0, "damaged at seed 0"),
-        ({"seeds": {"0": {"indices": [4, 200]}}}, 2, 0, "damaged at seed 0"),
-        ({"seeds": 3}, 2, 0, "the file is damaged"),
+        ({"pool": {"rows": 9, "sha256": "0"}}, 2, 0, "chosen from another pool: the data has changed since"),
     ],
 )
 def test_a_file_for_something_else_is_refused(changes, n, seed, says, pool, tmp_path):
@@ -197,21 +177,18 @@ def test_a_file_for_something_else_is_refused(changes, n, seed, says, pool, tmp_
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["herdin", *MODEL, "--tasks", TASK], "'herdin': did you mean 'herding'?"),
-        (["xyz", *MODEL, "--tasks", TASK], f"'xyz': there are {', '.join(HOW)}."),
-        (["herding", "--tasks", TASK], "--model_args: herding asks a model"),
-        (["random", *MODEL, "--tasks", TASK], "--model_args: random is drawn without a model"),
+        (["herdin", *MODEL, "--tasks", TASK], "did you mean 'herding'?"),
+        (["random", *MODEL, "--tasks", TASK], f"'random': there are {', '.join(METHODS)}."),
+        (["herding", "--tasks", TASK], "required: --model_args"),
         (["herding", *MODEL, "--tasks", "nothing"], "there is no task 'nothing'"),
-        (["herding", *MODEL, "--tasks", TASK, "--args", "units=True"], "argument 'units': did you mean 'unit'?"),
-        (["herding", *MODEL, "--tasks", TASK, "--args", "{bad"], "--args {bad: must be K=V"),
-        (["herding", *MODEL, "--tasks", TASK, "--args", "balance=3"], "herding: balance=3: must be true or false."),
+        (["herding:units=True", *MODEL, "--tasks", TASK], "argument 'units': did you mean 'unit'?"),
+        (["herding:balance=3", *MODEL, "--tasks", TASK], "herding: balance=3: must be true or false."),
         (["entropy", *MODEL, "--tasks", TASK, "--num_fewshot", 300], "demonstrations asked for"),
-        (["random", "--tasks", TASK, "--num_fewshot", 300], "300 demonstrations asked for, 200 there"),
-        (["best_random", *MODEL, "--tasks", TASK, "--args", "dev=500"], "dev=500: the pool has 200 documents"),
-        (["lens", *MODEL, "--tasks", TASK, "--args", "dev=500"], "dev=500 rows to score on asked for"),
-        (["herding", *MODEL, "--tasks", TASK, "--pool", 0], "--pool 0: must be 1 or more."),
+        (["best_random:dev=500", *MODEL, "--tasks", TASK], "dev=500: the pool has 200 documents"),
+        (["lens:dev=500", *MODEL, "--tasks", TASK], "dev=500 rows to score on asked for"),
+        (["herding:pool=0", *MODEL, "--tasks", TASK], "pool=0: must be a whole number from 1."),
         (["herding", *MODEL, "--tasks", TASK, "--seeds", "a"], "--seeds a: must be whole numbers"),
-        (["herding", *MODEL, "--tasks", TASK, "--num_fewshot", 0], "--num_fewshot 0: must be 1 or more."),
+        (["herding", *MODEL, "--tasks", TASK, "--num_fewshot", 0], "--num_fewshot: give how many demonstrations task"),
         (["herding", "--model_args", "pretrained=x,T=3", "--tasks", TASK], "--model_args: unknown argument 'T'"),
     ],
 )
