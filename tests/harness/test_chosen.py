@@ -152,7 +152,7 @@ def test_one_text_for_one_method(tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("lens:m", "demonstrations=lens:m: lens: m='': must be a whole number from 1."),
+        ("lens:m", "demonstrations=lens:m: 'm': must be NAME=VALUE, as in lens:m=64."),
         ("herding:pool=0", "demonstrations=herding:pool=0: herding: pool=0: must be a whole number from 1."),
         ("herding:balance=3", "herding: balance=3: must be true or false."),
         ("xyz", "or a method that chooses: stratified, random, first, best_random, herding, "),
