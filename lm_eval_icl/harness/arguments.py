@@ -25,6 +25,13 @@ if TYPE_CHECKING:  # methods import torch, which takes seconds, and a refusal sh
     from lm_eval_icl.methods.base import Method
 
 OVERFLOW = ("drop", "error")
+# Arguments of `hf` that have no effect here, with this value or (None) without parallelize=True, and why.
+_IDLE = {
+    "truncation": (True, "overflow=drop leaves out whole demonstrations"),
+    "logits_cache": (False, "equal queries always run once"),
+    "use_fast_tokenizer": (False, "the parts of a prompt are found with a fast tokenizer"),
+    **dict.fromkeys(("device_map", "max_memory_per_gpu", "offload_folder"), (None, "it belongs to parallelize=True")),
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,10 @@ def read_arguments(cls: type[Method], arguments: Mapping[str, Any]) -> tuple[Met
     method = cls.from_arguments({name: value for name, value in arguments.items() if name in own})
     common.is_canonical(method)
     forwarded = {name: value for name, value in arguments.items() if name not in own | ours}
-    for name in forwarded:
+    for name, value in forwarded.items():
+        idle, why = _IDLE.get(name, ("", ""))
+        if value is idle or (idle is None and not forwarded.get("parallelize")):
+            raise InputError(f"model argument {name}={value}: has no effect here ({why}): leave it out.")
         if owners := [other for other in methods.NAMES if name in methods.arguments_of(methods.find(other))]:
             raise InputError(f"model argument {name!r} belongs to {' and '.join(owners)}, not to this method.")
         # Of names that are not near to ours, transformers refuses those that no model has.

@@ -123,7 +123,11 @@ class PreparedRun:
         bare = [name for name, number in shots.items() if not number]
         if bare and (why := self.method.without_demonstrations):
             tasks = f"{len(bare)} of {len(shots)} tasks have" if len(shots) > 1 else "The task has"
-            log.warning("%s no demonstrations (%s): %s. Give some with --num_fewshot.", tasks, some(bare), why)
+            papers = [f"icl_{name}" for name in ("mmlu", "bbh") if any(task.startswith(name) for task in shots)]
+            how = f" 5, or take --tasks {','.join(papers)}, the setting of the papers" if papers else ""
+            if any(task.startswith("bbh_cot") for task in shots):
+                how += " (lm-eval's bbh generates chains of thought, and has three demonstrations at most)"
+            log.warning("%s no demonstrations (%s): %s. Give some with --num_fewshot%s.", tasks, some(bare), why, how)
         if drawn := [name for name in contexts if len(contexts[name]) > 1]:
             log.warning(
                 "%s: lm-eval draws other demonstrations for each document (%d contexts), so that nearly nothing is "

@@ -65,6 +65,8 @@ def _no_forward(request, monkeypatch):
         ("icl", {"attn_implementation": "flash"}, ", attn_implementation='flash': the model cannot be loaded"),
         ("icl", {"tokenizer": "/no/such"}, "tokenizer='/no/such': its tokenizer cannot be loaded"),
         ("invicl", {"positions": "symetric"}, "invicl: positions='symetric': must be sequential, symmetric or none."),
+        ("icl", {"truncation": True}, "truncation=True: has no effect here (overflow=drop"),
+        ("icl", {"device_map": "auto"}, "device_map=auto: has no effect here (it belongs to parallelize=True)"),
         ("icl", {"positions": "None"}, "icl: positions='None': must be"),
         ("prefixicl", {"repeat": 0}, "prefixicl: repeat=0: must be a whole number, 1 or more."),
         ("pcw", {"repeat": 1.5}, "pcw: repeat=1.5"),
@@ -369,14 +371,15 @@ def test_what_is_dropped_is_said_in_one_line_a_run(small, caplog):
 @pytest.mark.runs
 def test_queries_that_are_too_long_are_cut(small, caplog):
     """And tasks without demonstrations are named in one line."""
-    long = {**evaluation.TASKS["one_token"], "task": "uneven", "doc_to_text": "{{text * (9 if label else 1)}}"}
+    long = {**evaluation.TASKS["one_token"], "task": "mmlu_a", "doc_to_text": "{{text * (9 if label else 1)}}"}
     logging.getLogger("lm_eval").propagate = True
     icl = evaluation.run("deepthink", small, [long], 0, args={"max_length": 60})["config"]["icl"]
     (cut,) = [line for line in caplog.messages if "do not fit" in line]
-    counts = icl["truncated"]["uneven"]
+    counts = icl["truncated"]["mmlu_a"]
     assert f"and {counts['documents']} do not fit without any either" in cut and f"({counts['tokens']} in all)" in cut
     (bare,) = [line for line in caplog.messages if "no demonstrations" in line]
-    assert bare.startswith("The task has no demonstrations (uneven): nothing to") and "--num_fewshot" in bare
+    assert bare.startswith("The task has no demonstrations (mmlu_a): nothing to")
+    assert bare.endswith("Give some with --num_fewshot 5, or take --tasks icl_mmlu, the setting of the papers.")
 
 
 def test_an_answer_that_is_too_long_is_not_cut(small):
