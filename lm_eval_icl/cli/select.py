@@ -15,7 +15,7 @@ from lm_eval_icl.demonstrations.select import near
 from lm_eval_icl.errors import InputError, log, naming, writing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.studies.parts import expanded
+from lm_eval_icl.studies.grid import expanded
 
 if TYPE_CHECKING:
     from lm_eval_icl.methods import Predictor

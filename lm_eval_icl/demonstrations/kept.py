@@ -90,11 +90,11 @@ def write(path: Path, how: How, pool: TaskPool, n: int, seed: int, choice: Choic
     write_atomically(path, json.dumps(contents, indent=1) + "\n")
 
 
-def chosen(wanted: Wanted, predictor: Predictor) -> dict[str, Any]:
+def chosen(wanted: Wanted, predictor: Predictor | Chooser) -> dict[str, Any]:
     """A choice that is kept, or that is made now and kept.
 
     Args:
-        predictor: the model under plain ICL.
+        predictor: the model under plain ICL, or what chooses with it from this pool.
 
     Raises:
         InputError: nothing can be chosen.
@@ -111,9 +111,8 @@ def chosen(wanted: Wanted, predictor: Predictor) -> dict[str, Any]:
         log.info("%s: demonstrations that %s chose before: %s", pool.name, how, path)
         return {**request, **kept, "made_now": False}
     with naming(f"task {pool.name!r}: demonstrations={how}"):
-        choice = Chooser(pool, predictor, how.pool).choose(
-            how.name, wanted.n, wanted.seed, how.balance, **how.arguments
-        )
+        chooser = predictor if isinstance(predictor, Chooser) else Chooser(pool, predictor, how.pool)
+        choice = chooser.choose(how.name, wanted.n, wanted.seed, how.balance, **how.arguments)
     try:
         write(path, how, pool, wanted.n, wanted.seed, choice, wanted.model)
     except OSError as error:

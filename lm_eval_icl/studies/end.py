@@ -5,9 +5,8 @@ What only the study knows stands in `study.json`, beside the cells:
     study     its name
     cells     by the path of each results file: "expected" (the paper's numbers for the columns that the cell counts in,
               by column), "curve" (the dev set's scores for this cell and those that it was chosen among: a list of
-              {"arguments", "seed", "score"}, the mean over orders), "shared" (the costs of the cells that were scored
-              together)
-    failures  why cells, checkpoints and choices of demonstrations could not be made, by their paths
+              {"arguments", "seed", "score"}, the mean over orders)
+    failures  why cells and checkpoints could not be made, by their paths
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-import pandas as pd
 from rich.console import Console
 
+from lm_eval_icl import results as tables
 from lm_eval_icl.leaderboard import figures, study_table
 from lm_eval_icl.leaderboard.page import page
 from lm_eval_icl.results import statistics
@@ -30,25 +29,16 @@ from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
-from lm_eval_icl.studies.cells import Cell, Grid
-from lm_eval_icl.studies.choose import documents, score
-from lm_eval_icl.studies.conduct import DONE, READY, WAITING, states
+from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Task
+from lm_eval_icl.studies.conduct import DONE, KNOWN, states
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.grid import Study, trained_under
-from lm_eval_icl.studies.opening import Opened
-from lm_eval_icl.studies.parts import Training
-from lm_eval_icl.studies.tasks import Leaf
+from lm_eval_icl.studies.grid import Study, Training
 
 Results = Sequence[tuple[Cell, Run]]
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
-_OWN_WAY = "as the task says"  # in place of the name of a way to draw demonstrations
-_CELL = (
-    *("path", "model", "method", "arguments", "task", "num_fewshot", "demonstrations", "seed", "order", "split"),
-    *("chosen", "documents", "score", "seconds", "training", "commit", "decide"),
-)
 
 
-def conclude(opened: Opened, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console) -> None:
+def conclude(grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console) -> None:
     """Write `study.json`, and write and print what came out.
 
     Args:
@@ -57,26 +47,23 @@ def conclude(opened: Opened, folder: StudyFolder, name: str, failed: Mapping[str
     Raises:
         InputError: a file cannot be written.
     """
-    grid, study = opened.grid, opened.grid.study
-    columns = columns_of(study, opened.leaves)
+    study, columns = grid.study, columns_of(grid.study, grid.tasks)
     done = [target for target, state in states(grid, folder, {}) if state == DONE and isinstance(target, Cell)]
     record = {"study": name, "cells": of_cells(grid, folder, done, columns), "failures": failures(grid, folder, failed)}
     folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
-    results = results_of(study, folder, done)
-    table = cells_table(grid, folder, results)
-    folder.write_file("study.csv", table.to_csv(index=False))
-    written = "study.json, study.csv; there are no results on the test set"
-    tested = [(cell, run) for cell, run in results if cell.split == "test"]
-    if tested:
-        board = board_of(tested, columns)
+    written = "study.json; there are no results on the test set"
+    if found := results_of(grid, folder, [cell for cell in done if cell.split == "test"]):
+        paths = [run.path for _, run in found]
+        folder.write_file("study.csv", tables.runs(paths).merge(tables.scores(paths)).to_csv(index=False))
+        board = board_of(found, columns)
         drawn = figures.draw(board, folder.path / "figures", study.figures)
         folder.write_file("board.html", page(board, figures.svgs(board)))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
         flips = {entry.name: rate for entry in board.entries if (rate := flips_of(entry, columns)) is not None}
         title = " ".join(filter(None, [study.paper, study.title]))
-        entries = in_order(board, tested)
-        console.print(study_table.table(board, columns.names, entries, flips, title, _about(study, table)))
-        for line in measures(study, folder, tested, entries, flips):
+        entries = in_order(board, found)
+        console.print(study_table.table(board, columns.names, entries, flips, title, _commits(found)))
+        for line in measures(study, folder, found, entries, flips):
             console.print(line, markup=False, highlight=False)
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
@@ -86,7 +73,7 @@ def conclude(opened: Opened, folder: StudyFolder, name: str, failed: Mapping[str
 def failures(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> dict[str, str]:
     """Why targets could not be made, and all that need them, by path."""
     known = states(grid, folder, failed)
-    return {target.path: state for target, state in known if state not in (DONE, READY, WAITING)}
+    return {target.path: state for target, state in known if state not in KNOWN}
 
 
 # Columns.
@@ -138,7 +125,7 @@ class Columns:
         return {column: of_tasks for column, of_tasks in weights.items() if list(of_tasks) != [column]}
 
 
-def columns_of(study: Study, leaves: Mapping[str, Leaf]) -> Columns:
+def columns_of(study: Study, leaves: Mapping[str, Task]) -> Columns:
     """The columns that the study's file names. If it names none, its tasks: single ones, or if these are more than
     eight, as the file lists them."""
     parts: Mapping[str, Sequence[str]] = study.columns
@@ -149,8 +136,9 @@ def columns_of(study: Study, leaves: Mapping[str, Leaf]) -> Columns:
     tasks: dict[str, set[Trained]] = {column: set() for columns in parts.values() for column in columns}
     for leaf in leaves.values():
         for training in trainings:
-            if training is None or not leaf.inside.keys().isdisjoint(training.targets):
-                for column in {leaf.name, *leaf.groups(training.targets if training else None)} & tasks.keys():
+            targets = training.targets if training else ()
+            if not targets or not leaf.inside.keys().isdisjoint(targets):
+                for column in {leaf.name, *leaf.groups(targets)} & tasks.keys():
                     tasks[column].add((training.name if training else "", leaf.name))
     names: list[str] = []
     averages = {}
@@ -215,20 +203,29 @@ def of_cells(grid: Grid, folder: StudyFolder, cells: Sequence[Cell], columns: Co
             curves |= {cell.path: choice.curve for cell in choice.cells}
     known = {}
     for cell in cells:
-        tested = cell.split == "test"
-        expected = expected_of(grid.study, cell, columns.having(_trained(cell))) if tested else {}
-        says = {"expected": expected, "curve": curves.get(cell.path), "shared": folder.facts(cell)["shared"]}
-        path = folder.results_path(cell).relative_to(folder.path).as_posix()
-        known[path] = {key: value for key, value in says.items() if value}
+        expected = expected_of(grid.study, cell, columns.having(_trained(cell))) if cell.split == "test" else {}
+        says = {"expected": expected, "curve": curves.get(cell.path)}
+        if says := {key: value for key, value in says.items() if value}:
+            known[folder.results_path(cell).relative_to(folder.path).as_posix()] = says
     return known
 
 
-def results_of(study: Study, folder: StudyFolder, cells: Sequence[Cell]) -> Results:
+def results_of(grid: Grid, folder: StudyFolder, cells: Sequence[Cell]) -> Results:
     """Cells that are done with their results, in the order of the study's models and methods."""
-    models, variants = list(study.models), list(study.variants)
+    models, variants = list(grid.study.models), list(grid.study.variants)
     ordered = sorted(cells, key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
     runs = {run.path: run for run in read([folder.results_path(cell) for cell in ordered], quiet=True, dev=True)[0]}
     return [(cell, runs[path]) for cell in ordered if (path := folder.results_path(cell)) in runs]
+
+
+def _commits(found: Results) -> str:
+    """What the table says of the code, if it was not the same for all cells."""
+    commits = Counter(str(run.icl.get("commit") or "unknown")[:7] for _, run in found).most_common()
+    counts = ", ".join(f"{commit} {number}" for commit, number in commits)
+    return f"The cells are of several commits of lm-eval-icl: {counts}." if len(commits) > 1 else ""
+
+
+# The paper's numbers.
 
 
 def matching(study: Study, cell: Cell) -> list[Mapping[str, Any]]:
@@ -238,7 +235,7 @@ def matching(study: Study, cell: Cell) -> list[Mapping[str, Any]]:
         "training": _trained(cell)[0],
         "method": cell.variant.method,
         "num_fewshot": cell.num_fewshot,
-        "demonstrations": cell.drawn or _OWN_WAY,
+        "demonstrations": cell.drawn,
         "chosen": bool(cell.chosen),
     }
     return [
@@ -275,60 +272,9 @@ def measures(
                 elif name == "milliseconds" and "seconds" in shared:
                     ours.append(1000 * shared["seconds"] / shared["cells"] / run.all_results[0].documents)
                 elif name == "kept":
-                    kept = folder.training_record(cell.model).get("kept", {})
+                    record = folder.path / Checkpoint(cell.model).path / "training.json"
+                    kept = json.loads(record.read_text()).get("kept", {}) if record.is_file() else {}
                     ours += [kept[cell.variant.method]] if cell.variant.method in kept else []
             here = f"{fmean(ours):.3g}" if ours else "not measured"
             lines.append(f"{entry_of[alike[0][1].path].label}: {name} {here} (the paper: {value:g})")
     return lines
-
-
-def cells_table(grid: Grid, folder: StudyFolder, results: Results) -> pd.DataFrame:
-    """One row a finished cell and decision rule, on the test set and on the dev set.
-
-    Returns:
-        The columns of `study.csv`; the index is the path of the results file. `chosen` is true if the arguments and the
-        seed were chosen on the dev set, or if nothing was to be chosen. `seconds` are those of scoring, missing where
-        they were not measured (`hf`, texts); cells that share passes have equal parts of them.
-    """
-    chosen = set()  # the paths of cells with the rules that were chosen, or that are not chosen among
-    rules = [str(rule or "none") for rule in grid.study.decide]
-    for candidates in grid.alternatives:
-        best, tested, of_rule = candidates[0], candidates[0].test, rules
-        if len(candidates) > 1:
-            if not all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
-                continue
-            tested = folder.choice(grid, candidates).cells
-            first = replace(tested[0], chosen=(), rule="").path
-            best = next(candidate for candidate in candidates if candidate.test[0].path == first)
-            of_rule = [tested[0].rule or "none"] if "decide" in tested[0].chosen else rules
-        chosen |= {(cell.path, rule) for cell in (*best.dev, *tested) for rule in of_rule}
-    rows = []
-    for cell, run in results:
-        task, dev = grid.tasks[cell.task].reported, grid.study.dev
-        metric = dev.metric if dev and cell.split == "dev" else grid.study.metric
-        own = {"path": run.path, "model": cell.model.name, "method": cell.variant.method, "task": cell.task}
-        own |= {"num_fewshot": cell.num_fewshot, "demonstrations": cell.drawn or _OWN_WAY, "seed": cell.seed}
-        own |= {"order": cell.order, "split": cell.split, "training": _trained(cell)[0]}
-        own |= {"commit": run.icl.get("commit"), "arguments": json.dumps(dict(cell.variant.arguments), default=str)}
-        if "seconds" in run.study.shared:
-            own["seconds"] = run.study.shared["seconds"] / run.study.shared["cells"]
-        for rule in rules:
-            value = score(run.results, task, metric, "" if rule == "none" else rule)
-            line = {"decide": rule, "score": value, "chosen": (cell.path, rule) in chosen}
-            rows.append({**own, **line, "documents": documents(run.results, task)})
-    return pd.DataFrame(rows, columns=_CELL).set_index("path")
-
-
-def _about(study: Study, cells: pd.DataFrame) -> str:
-    """What the table says about training and about the code; "" if there is nothing to say."""
-    sentences = []
-    if study.trainings:
-        under = {variant.method: trained_under(variant).method for variant in study.variants}
-        others = sorted(name for name, trained in under.items() if name != trained)
-        but = f" ({', '.join(others)}: under {under[others[0]]})" if others else ""
-        sentences.append(f"Each line's model was trained from the one above it under the line's method{but}.")
-    commits = cells.loc[~cells.index.duplicated()].commit.fillna("unknown").value_counts()
-    if len(commits) > 1:
-        counts = ", ".join(f"{commit[:7]} {number}" for commit, number in commits.items())
-        sentences.append(f"The cells are of several commits of lm-eval-icl: {counts}.")
-    return " ".join(sentences)
