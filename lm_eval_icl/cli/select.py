@@ -49,7 +49,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     else:
         how = make(args.how, {"pool": args.pool, **arguments_of_how})
     texts = args.seeds.split(",")
-    seeds = expanded("--seeds", [int(text) if text.isascii() and text.isdigit() else text for text in texts])
+    with naming("--seeds"):
+        seeds = expanded([int(text) if text.isascii() and text.isdigit() else text for text in texts])
     for seed in seeds:
         if not isinstance(seed, int) or seed < 0:
             raise InputError(f"--seeds {seed}: must be whole numbers, 0 or more, or ranges such as 0..9.")

@@ -81,19 +81,19 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     options = Options(args.device, args.batch_size, int(args.limit) if whole else args.limit)
     if args.output is None and not args.dry_run:
         raise InputError("--output: give the study's folder.")
-    if args.dry_run:
+    if args.status and not (args.output / "cells").is_dir():
+        raise InputError(f"--output {args.output}: there is no study.")
+    folder = StudyFolder(args.output or Path("the study's folder"))
+    if args.dry_run or args.status:
         grid = open_study(study, options.limit, args.include_path)
-        _check_trainings(grid, StudyFolder(args.output or Path("the study's folder")), args, options)
-        if lacking := screen.print_plan(grid, console, args.verbose):
-            raise InputError(f"{args.study}: cannot be run as it is: {len(lacking)} missing, as listed above.")
-    elif args.status:
-        if not (args.output / "cells").is_dir():
-            raise InputError(f"--output {args.output}: there is no study.")
-        grid = open_study(study, options.limit, args.include_path)
-        screen.print_status(grid, StudyFolder(args.output), console, args.verbose)
+        if args.dry_run:
+            _runner(grid, folder, args, options)
+            for model in grid.models:
+                screen.check_model(model)
+        screen.print_states(grid, folder, console, args.verbose)
     else:
-        with (folder := StudyFolder(args.output)).locked():
-            _run(open_study(study, options.limit, args.include_path), folder, args, options, console)
+        with folder.locked():
+            _run(open_study(study, options.limit, args.include_path), StudyFolder(args.output), args, options, console)
 
 
 def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -108,8 +108,8 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
     return {name: value for name, value in overrides.items() if value is not None}
 
 
-def _check_trainings(grid: Grid, folder: StudyFolder, args: argparse.Namespace, options: Options) -> UnitRunner:
-    """Refuse what cannot be trained before anything is run; what runs units here."""
+def _runner(grid: Grid, folder: StudyFolder, args: argparse.Namespace, options: Options) -> UnitRunner:
+    """What runs units here. What cannot be trained is refused before anything is run."""
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies.run import UnitRunner
 
@@ -127,7 +127,7 @@ def _run(grid: Grid, folder: StudyFolder, args: argparse.Namespace, options: Opt
     from lm_eval_icl.studies.conduct import Here, conduct, states
     from lm_eval_icl.studies.end import conclude, failures
 
-    runner = _check_trainings(grid, folder, args, options)
+    runner = _runner(grid, folder, args, options)
     if args.rerun is not None:
         again = folder.forget(grid, args.rerun)
         console.print(f"--rerun {args.rerun}: {len(again)} are made again", markup=False, highlight=False)
@@ -137,8 +137,8 @@ def _run(grid: Grid, folder: StudyFolder, args: argparse.Namespace, options: Opt
     else:
         from lm_eval_icl.studies.cluster import study_on_ray
 
-        where = args.include_path, training, folder.path
-        with study_on_ray(args.ray, grid.study, grid.models, options, *where) as executor:
+        where = options, folder.path, training, args.include_path
+        with study_on_ray(args.ray, grid.study, *where) as executor:
             conduct(grid, folder, executor, failed)
     conclude(grid, folder, args.study, failed, console)
     if not_made := failures(grid, folder, failed):

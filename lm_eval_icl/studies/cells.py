@@ -24,25 +24,16 @@ from lm_eval_icl.studies.grid import HF, Demonstrations, Study, Training, Varian
 
 @dataclass(frozen=True)
 class Model:
-    """A model of a study: one that is there, or one that the study trains from that.
-
-    Attributes:
-        arguments: as of `--model_args`, of the model that is there.
-        training: how it is trained; None if it is not.
-        under: the method that it is trained under.
-        metadata: of the tasks that it is trained on, without the folder of MetaICL's data.
-        resources: those of a cluster's worker that has it, as far as the study says.
-    """
+    """A model of a study: one that is there, with its arguments as of `--model_args`; or one that the study trains from
+    that, under a method. `metadata` are those of the tasks that it is trained on."""
 
     arguments: Mapping[str, Any]
     training: Training | None = None
     under: Variant | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    resources: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
-        """The name of the model that is there."""
         return str(self.arguments["pretrained"])
 
     @cached_property
@@ -55,8 +46,8 @@ class Model:
     @property
     def training_arguments(self) -> dict[str, Any]:
         """As of `--model_args` of `lm-eval-icl train`: the arguments that training knows, and those of the method."""
-        of_method = self.under.arguments if self.under else {}
-        return {key: value for key, value in self.arguments.items() if key in ARGUMENTS} | dict(of_method)
+        own = {key: value for key, value in self.arguments.items() if key in ARGUMENTS}
+        return {**own, **(self.under.arguments if self.under else {})}
 
     @cached_property
     def checkpoint(self) -> str:
@@ -74,7 +65,6 @@ class Checkpoint:
     """A model that the study trains."""
 
     model: Model
-    needs = ()
 
     @property
     def path(self) -> str:
@@ -87,6 +77,7 @@ class Cell:
 
     Attributes:
         split: "test" or "dev".
+        limit: as of `lm_eval`; the dev set is as large as it should be.
         data: a digest of the task's documents, prompts and demonstrations, and of the dev set's documents where these
             are evaluated or kept from being chosen.
         chosen: the names of what was chosen on the dev set: arguments, "seeds", "decide".
@@ -118,25 +109,20 @@ class Cell:
         """The folder of its results and samples, below the study's."""
         axes = {
             "num_fewshot": self.num_fewshot,
-            **({} if self.drawn is None else {"demonstrations": self.drawn}),
+            "demonstrations": self.drawn,
             "seed": self.seed,
             "order": self.order,
-            **({} if self.split == "test" else {"split": self.split}),
-            **({} if self.limit is None else {"limit": self.limit}),
-            **({"decide": self.decide} if self.decide else {}),
-            **({"chosen": "+".join(self.chosen)} if self.chosen else {}),
-            **({"rule": self.rule or "none"} if "decide" in self.chosen else {}),
-            **({"data": self.data} if self.data else {}),
+            "split": self.split if self.split != "test" else None,
+            "limit": self.limit,
+            "decide": self.decide or None,
+            "chosen": "+".join(self.chosen) or None,
+            "rule": (self.rule or "none") if "decide" in self.chosen else None,
+            "data": self.data or None,
         }
-        task = ",".join([self.task, *(f"{name}={value}" for name, value in axes.items())])
+        task = ",".join([self.task, *(f"{name}={value}" for name, value in axes.items() if value is not None)])
         source = _source(self.variant.method)  # of a method of the user's
         variant = plain(self.variant.name) + (f"-{source}" if source else "")
         return "/".join(["cells", self.model.folder, variant, plain(task)])
-
-    @property
-    def needs(self) -> tuple[Checkpoint, ...]:
-        """What has to be there before it can be run; a cell on the test set also waits for its choice on dev."""
-        return (Checkpoint(self.model),) if self.model.training else ()
 
 
 Target = Checkpoint | Cell
@@ -150,9 +136,8 @@ class Task:
         shots: numbers of demonstrations.
         inside: the names in the study's `tasks` that it comes from, each with its groups that contain it.
         alike: those of its groups whose tasks count alike, however many documents they have.
-        loaded: lm-eval's task, which is never changed.
-        changes: what the study changes of its configuration.
-        dev: the rows of its training split that are its dev set, and their documents; empty without one.
+        loaded: lm-eval's task, which is never changed; `changes` are the study's of its configuration.
+        dev: the rows of its training split that are its dev set, and their documents.
         data: a digest of its documents, prompts, pool and drawn demonstrations, by number, way and seed of these.
         higher_is_better: of the dev set's metric.
     """
@@ -199,11 +184,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Grid:
-    """All cells that a study may have.
-
-    Attributes:
-        limit: as of `lm_eval`.
-    """
+    """All cells that a study may have, with a `limit` as of `lm_eval`."""
 
     study: Study
     tasks: Mapping[str, Task]
@@ -214,11 +195,11 @@ class Grid:
         """The study's models, or one for each training and each method that is trained under."""
         study, models = self.study, list[Model]()
         metadata = {key: value for key, value in study.metadata.items() if key != "metaicl"}
-        for arguments, resources in zip(study.models, study.resources, strict=True):
+        for arguments in study.models:
             if not study.trainings:
-                models.append(Model(arguments, resources=resources))
+                models.append(Model(arguments))
             for training, under in itertools.product(study.trainings, map(trained_under, study.variants)):
-                if (model := Model(arguments, training, under, metadata, resources)) not in models:
+                if (model := Model(arguments, training, under, metadata)) not in models:
                     models.append(model)
         return models
 
@@ -256,7 +237,7 @@ class Grid:
                     )
                     test = tuple(replace(first, order=order) for order in range(study.orders))
                     data = task.data_of(shots, how, seed, on_dev=True)
-                    dev = tuple(replace(cell, split="dev", data=data) for cell in test) if study.dev else ()
+                    dev = tuple(replace(cell, split="dev", data=data, limit=None) for cell in test) if study.dev else ()
                     groups[key] += [Candidate(variant, seed, rule, dev, test) for rule in rules]
         return [tuple(candidates) for candidates in groups.values()]
 

@@ -14,13 +14,12 @@ import socket
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from lm_eval_icl.errors import InputError, one_line
-from lm_eval_icl.studies.cells import Model
 from lm_eval_icl.studies.conduct import Executor, Failure, Outcome, Unit
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study
@@ -34,16 +33,10 @@ _RAY = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 
 @dataclass(eq=False)
 class Hired:
-    """A worker, and what it does.
-
-    Attributes:
-        needs: the resources that it has.
-        held: the folder of the model that it holds; empty if it holds none.
-        unit: what it runs, and `call`, what stands for the answer; None if it is idle.
-    """
+    """A worker; the folder of the model that it holds; what it runs (None if it is idle), and what stands for the
+    answer."""
 
     actor: Any
-    needs: Mapping[str, float]
     held: str = ""
     unit: Unit | None = None
     call: Any = None
@@ -56,12 +49,10 @@ class OnRay(Executor):
         ray: Ray, with a cluster (`connected`).
         worker: the class of the workers: `run(unit)` returns what came of the unit's targets.
         arguments: of that class.
-        needs: what of Ray's resources a worker with a model has: `num_cpus`, `num_gpus`, `memory`.
+        needs: what each worker has of Ray's resources: `num_cpus`, `num_gpus`, `memory`.
     """
 
-    def __init__(
-        self, ray: Any, worker: type, arguments: Sequence[Any], needs: Callable[[Model], dict[str, float]]
-    ) -> None:
+    def __init__(self, ray: Any, worker: type, arguments: Sequence[Any], needs: Mapping[str, float]) -> None:
         super().__init__()
         self.ray, self._class, self._arguments, self.needs = ray, ray.remote(worker), arguments, needs
         self.workers: list[Hired] = []
@@ -91,31 +82,24 @@ class OnRay(Executor):
                 return outcomes
 
     def _give_units(self) -> None:
-        """Give units to idle workers, and to new ones while the cluster has room for them. Idle workers that hold what
-        others need are dismissed."""
+        """Give units to idle workers, and to new ones while the cluster has room for them. Where a node was lost, idle
+        workers make room for those that Ray begins again."""
         size = self.ray.cluster_resources()
-
-        def room(name: str) -> float:
-            return size.get(_RAY[name], 0) - sum(worker.needs.get(name, 0) for worker in self.workers)
-
-        for worker in self.workers:
-            if worker.unit is None:
-                self._give_unit(worker)
-        for units in self.waiting.values():
-            while units and all(room(name) >= n for name, n in self.needs(units[0].model).items() if n):
-                options = {"max_restarts": _RESTARTS, "max_task_retries": _TRIES - 1, **self.needs(units[0].model)}
-                actor = self._class.options(**options, scheduling_strategy="SPREAD").remote(*self._arguments)
-                self.workers.append(Hired(actor, self.needs(units[0].model)))
-                self._give_unit(self.workers[-1])
-        if any(self.waiting.values()) or any(room(name) < 0 for name in _RAY):
-            for worker in [worker for worker in self.workers if worker.unit is None]:
+        room = min(int(size.get(_RAY[name], 0) // number) for name, number in self.needs.items() if number)
+        while len(self.workers) < room and sum(map(len, self.waiting.values())) > self._idle():
+            options = {**self.needs, "max_restarts": _RESTARTS, "max_task_retries": _TRIES - 1}
+            actor = self._class.options(**options, scheduling_strategy="SPREAD").remote(*self._arguments)
+            self.workers.append(Hired(actor))
+        for worker in [worker for worker in self.workers if worker.unit is None]:
+            holders = Counter(other.held for other in self.workers)
+            worker.unit = self.take(worker.held, holders)
+            if worker.unit is not None:
+                worker.held, worker.call = worker.unit.model.folder, worker.actor.run.remote(worker.unit)
+            elif len(self.workers) > room:
                 self._dismiss(worker)
 
-    def _give_unit(self, worker: Hired) -> None:
-        holders = Counter(other.held for other in self.workers if other.held)
-        unit = self.take(worker.held, holders, lambda model: self.needs(model) == worker.needs)
-        if unit is not None:
-            worker.unit, worker.held, worker.call = unit, unit.model.folder, worker.actor.run.remote(unit)
+    def _idle(self) -> int:
+        return sum(worker.unit is None for worker in self.workers)
 
     def _answer(self, worker: Hired) -> Sequence[Outcome]:
         """What came of the unit of a worker that has answered."""
@@ -171,26 +155,16 @@ class StudyWorker:
     """A worker of a study.
 
     Args:
-        study, options, include_path, trainer, folder: as of `UnitRunner`.
+        study: whose tasks it loads for itself.
         directory: in which the study was started.
-
-    Raises:
-        InputError: the study's tasks cannot be loaded.
+        options, folder, trainer, include_path: as of `UnitRunner`.
     """
 
-    def __init__(
-        self,
-        study: Study,
-        options: Options,
-        include_path: str | None,
-        trainer: Trainer,
-        folder: Path,
-        directory: Path,
-    ) -> None:
+    def __init__(self, study: Study, directory: Path, options: Options, folder: Path, *others: Any) -> None:
         if directory.is_dir():
             os.chdir(directory)
-        grid = open_study(study, options.limit, include_path)
-        self._runner = UnitRunner(grid, options, StudyFolder(folder), trainer, include_path)
+        grid = open_study(study, options.limit, include_path=others[-1])
+        self._runner = UnitRunner(grid, options, StudyFolder(folder), *others)
 
     def run(self, unit: Unit) -> list[Outcome]:
         """What came of a unit's targets. Where the device is broken, the process ends, and Ray begins another."""
@@ -202,30 +176,21 @@ class StudyWorker:
 
 
 def study_on_ray(
-    address: str,
-    study: Study,
-    models: Sequence[Model],
-    options: Options,
-    include_path: str | None,
-    trainer: Trainer,
-    folder: Path,
+    address: str, study: Study, options: Options, folder: Path, trainer: Trainer, include_path: str | None
 ) -> OnRay:
-    """The workers of a study, with the arguments of `UnitRunner`.
+    """The workers of a study: each with a core and a GPU if the cluster has any, unless the study says more.
 
     Raises:
-        InputError: as for `connected`, or no node has what a model needs.
+        InputError: as for `connected`, or no node has what a worker needs.
     """
     ray = connected(address)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = float((options.device or "cuda") != "cpu" and any(node.get("GPU", 0) >= 1 for node in nodes))
-
-    def needs(model: Model) -> dict[str, float]:
-        return {"num_cpus": 1.0, "num_gpus": gpus, "memory": 0.0, **model.resources}
-
-    for model in models:
-        asked = {name: number for name, number in needs(model).items() if number}
-        if not asked or not any(all(node.get(_RAY.get(name), 0) >= n for name, n in asked.items()) for node in nodes):
-            ray.shutdown()
-            what = ", ".join(f"{name}={number:g}" for name, number in asked.items()) or "neither cores nor GPUs"
-            raise InputError(f"models: {model.name}: resources: no node of the cluster has {what}.")
-    return OnRay(ray, StudyWorker, (study, options, include_path, trainer, folder, Path.cwd()), needs)
+    asked = {"num_cpus": 1.0, "num_gpus": gpus, **study.resources}
+    needs = {name: number for name, number in asked.items() if number}
+    if not needs or not any(all(node.get(_RAY[name], 0) >= n for name, n in needs.items()) for node in nodes):
+        ray.shutdown()
+        what = ", ".join(f"{name}={number:g}" for name, number in needs.items()) or "no need of anything"
+        raise InputError(f"resources: no node of the cluster has {what}.")
+    arguments = study, Path.cwd(), options, folder, trainer, include_path
+    return OnRay(ray, StudyWorker, arguments, {"num_cpus": 0, **needs})

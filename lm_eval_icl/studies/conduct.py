@@ -57,15 +57,14 @@ class Executor:
         self.waiting[unit.model.folder].append(unit)
         self.running |= {target.path for target in unit.targets}
 
-    def take(self, held: str, holders: Mapping[str, int], fits: Callable[[Model], bool]) -> Unit | None:
+    def take(self, held: str, holders: Mapping[str, int]) -> Unit | None:
         """The unit that an idle process runs next: of the model that it holds, or else of one that few others hold.
 
         Args:
             held: the folder of the model that the process holds.
             holders: how many processes hold a model, by its folder.
-            fits: whether a model can be loaded by the process.
         """
-        folders = [folder for folder, units in self.waiting.items() if units and fits(units[0].model)]
+        folders = [folder for folder, units in self.waiting.items() if units]
         if not folders:
             return None
         return self.waiting[min(folders, key=lambda folder: (folder != held, holders.get(folder, 0)))].popleft()
@@ -89,7 +88,7 @@ class Here(Executor):
 
     def wait(self) -> list[Outcome]:
         while (outcome := next(self._outcomes, None)) is None:
-            unit = self.take(self._held, {}, lambda model: True)
+            unit = self.take(self._held, {})
             assert unit is not None
             self._held, self._outcomes = unit.model.folder, self.run(unit)
         self.running.discard(outcome[0].path)
@@ -115,7 +114,6 @@ def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[st
             for target, outcome in outcomes:
                 if isinstance(outcome, Failure):
                     failed[target.path] = outcome.why
-                    folder.note(failed)
                     tqdm.write(f"failed: {target.path}: {outcome.why}", file=sys.stderr)
                 else:
                     folder.write(target, outcome)
@@ -154,11 +152,13 @@ def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[t
     def missing(target: Target) -> str:
         if target.path in failed:
             return failed[target.path]
-        inputs = {need.path: state_of(need) for need in target.needs}
-        for path, state in inputs.items():
-            if state not in KNOWN:
-                return f"{path} failed: {state}"
-        return READY if all(state == DONE for state in inputs.values()) else WAITING
+        if isinstance(target, Checkpoint) or not target.model.training:
+            return READY
+        checkpoint = Checkpoint(target.model)
+        state = state_of(checkpoint)
+        if state not in KNOWN:
+            return f"{checkpoint.path} failed: {state}"
+        return READY if state == DONE else WAITING
 
     for candidates in grid.alternatives:
         on_dev = {cell.path: state_of(cell) for candidate in candidates for cell in candidate.dev}

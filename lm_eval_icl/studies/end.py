@@ -3,9 +3,9 @@
 What only the study knows stands in `study.json`, beside the cells:
 
     study     its name
-    cells     by the path of each results file: "expected" (the paper's numbers for the columns that the cell counts in,
-              by column), "curve" (the dev set's scores for this cell and those that it was chosen among: a list of
-              {"arguments", "seed", "score"}, the mean over orders)
+    cells     by the path of each results file: "expected" (the paper's numbers, by column), "curve" (the dev set's
+              scores for this cell and those that it was chosen among: a list of {"arguments", "seed", "score"}, the mean
+              over orders)
     failures  why cells and checkpoints could not be made, by their paths
 """
 
@@ -15,7 +15,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -29,7 +28,7 @@ from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
-from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Task
+from lm_eval_icl.studies.cells import Cell, Grid, Task
 from lm_eval_icl.studies.conduct import DONE, KNOWN, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study, Training
@@ -49,10 +48,10 @@ def conclude(grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, st
     """
     study, columns = grid.study, columns_of(grid.study, grid.tasks)
     done = [target for target, state in states(grid, folder, {}) if state == DONE and isinstance(target, Cell)]
-    record = {"study": name, "cells": of_cells(grid, folder, done, columns), "failures": failures(grid, folder, failed)}
+    record = {"study": name, "cells": of_cells(grid, folder, done), "failures": failures(grid, folder, failed)}
     folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
     written = "study.json; there are no results on the test set"
-    if found := results_of(grid, folder, [cell for cell in done if cell.split == "test"]):
+    if found := results_of(folder, [cell for cell in done if cell.split == "test"]):
         paths = [run.path for _, run in found]
         folder.write_file("study.csv", tables.runs(paths).merge(tables.scores(paths)).to_csv(index=False))
         board = board_of(found, columns)
@@ -63,8 +62,6 @@ def conclude(grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, st
         title = " ".join(filter(None, [study.paper, study.title]))
         entries = in_order(board, found)
         console.print(study_table.table(board, columns.names, entries, flips, title, _commits(found)))
-        for line in measures(study, folder, found, entries, flips):
-            console.print(line, markup=False, highlight=False)
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
@@ -96,11 +93,6 @@ class Columns:
     tasks: Mapping[str, frozenset[Trained]]
     alike: frozenset[str]
     averages: Mapping[str, tuple[str, ...]]
-
-    def having(self, task: Trained) -> set[str]:
-        """The columns that a task counts in, averages among them."""
-        own = {column for column, tasks in self.tasks.items() if task in tasks}
-        return own | {average for average, columns in self.averages.items() if own.intersection(columns)}
 
     def groups(self, documents: Mapping[Trained, int], names: Mapping[Trained, str]) -> dict[str, dict[str, float]]:
         """The weights of tasks in each column of which all results are there, averages among them.
@@ -194,7 +186,7 @@ def in_order(board: Board, results: Results) -> list[Entry]:
 # Cells.
 
 
-def of_cells(grid: Grid, folder: StudyFolder, cells: Sequence[Cell], columns: Columns) -> dict[str, dict[str, Any]]:
+def of_cells(grid: Grid, folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
     """What `study.json` says of cells that are done."""
     curves: dict[str, Any] = {}
     for candidates in grid.alternatives if grid.study.dev else ():
@@ -203,19 +195,16 @@ def of_cells(grid: Grid, folder: StudyFolder, cells: Sequence[Cell], columns: Co
             curves |= {cell.path: choice.curve for cell in choice.cells}
     known = {}
     for cell in cells:
-        expected = expected_of(grid.study, cell, columns.having(_trained(cell))) if cell.split == "test" else {}
-        says = {"expected": expected, "curve": curves.get(cell.path)}
-        if says := {key: value for key, value in says.items() if value}:
-            known[folder.results_path(cell).relative_to(folder.path).as_posix()] = says
+        says = {"expected": expected_of(grid.study, cell), "curve": curves.get(cell.path)}
+        path = folder.results_path(cell).relative_to(folder.path).as_posix()
+        known[path] = {key: value for key, value in says.items() if value and cell.split == "test"}
     return known
 
 
-def results_of(grid: Grid, folder: StudyFolder, cells: Sequence[Cell]) -> Results:
-    """Cells that are done with their results, in the order of the study's models and methods."""
-    models, variants = list(grid.study.models), list(grid.study.variants)
-    ordered = sorted(cells, key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
-    runs = {run.path: run for run in read([folder.results_path(cell) for cell in ordered], quiet=True, dev=True)[0]}
-    return [(cell, runs[path]) for cell in ordered if (path := folder.results_path(cell)) in runs]
+def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
+    """Cells that are done with their results."""
+    runs = {run.path: run for run in read([folder.results_path(cell) for cell in cells], quiet=True, dev=True)[0]}
+    return [(cell, runs[path]) for cell in cells if (path := folder.results_path(cell)) in runs]
 
 
 def _commits(found: Results) -> str:
@@ -225,11 +214,9 @@ def _commits(found: Results) -> str:
     return f"The cells are of several commits of lm-eval-icl: {counts}." if len(commits) > 1 else ""
 
 
-# The paper's numbers.
-
-
-def matching(study: Study, cell: Cell) -> list[Mapping[str, Any]]:
-    """The entries of `expected` that agree with a cell in all that they say."""
+def expected_of(study: Study, cell: Cell) -> dict[str, float]:
+    """The paper's numbers, by column: those of the first entry of `expected` which agrees with the cell in all that it
+    says."""
     own = {
         "model": cell.model.name,
         "training": _trained(cell)[0],
@@ -238,43 +225,9 @@ def matching(study: Study, cell: Cell) -> list[Mapping[str, Any]]:
         "demonstrations": cell.drawn,
         "chosen": bool(cell.chosen),
     }
-    return [
-        entry
-        for entry in study.expected
-        if all(entry.get(name) in (None, value) for name, value in own.items())
-        and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items()
-    ]
-
-
-def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]:
-    """The paper's number for each of these columns: that of the first entry of `expected` which matches the cell."""
     values: dict[str, float] = {}
-    for entry in matching(study, cell):
-        given = entry.get("values", {})
-        values = {name: float(value) for name, value in given.items() if name in columns} | values
+    for entry in study.expected:
+        agrees = all(entry.get(name) in (None, value) for name, value in own.items())
+        if agrees and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items():
+            values = entry.get("values", {}) | values
     return values
-
-
-def measures(
-    study: Study, folder: StudyFolder, results: Results, entries: Sequence[Entry], flips: Mapping[str, Estimate]
-) -> list[str]:
-    """A line for each of the paper's numbers that are no scores (`parts.Expected`), beside ours."""
-    lines = []
-    entry_of = {run.path: entry for entry in entries for run in entry.runs}
-    for expected in study.expected:
-        alike = [(cell, run) for cell, run in results if run.path in entry_of and expected in matching(study, cell)]
-        for name, value in expected.get("measures", {}).items() if alike else ():
-            ours: list[float] = []
-            for cell, run in alike:
-                flip, shared = flips.get(entry_of[run.path].name), run.study.shared
-                if name == "order flips" and flip is not None:
-                    ours.append(flip.mean)
-                elif name == "milliseconds" and "seconds" in shared:
-                    ours.append(1000 * shared["seconds"] / shared["cells"] / run.all_results[0].documents)
-                elif name == "kept":
-                    record = folder.path / Checkpoint(cell.model).path / "training.json"
-                    kept = json.loads(record.read_text()).get("kept", {}) if record.is_file() else {}
-                    ours += [kept[cell.variant.method]] if cell.variant.method in kept else []
-            here = f"{fmean(ours):.3g}" if ours else "not measured"
-            lines.append(f"{entry_of[alike[0][1].path].label}: {name} {here} (the paper: {value:g})")
-    return lines

@@ -26,7 +26,7 @@ from lm_eval.loggers import EvaluationTracker
 
 from lm_eval_icl.errors import CannotWrite, InputError, refusing, writing
 from lm_eval_icl.files import write_atomically
-from lm_eval_icl.studies.cells import Candidate, Cell, DevChoice, Grid, Model, Target, choose, digest
+from lm_eval_icl.studies.cells import Candidate, Cell, Checkpoint, DevChoice, Grid, Model, Target, choose, digest
 
 
 class StudyFolder:
@@ -109,11 +109,10 @@ class StudyFolder:
         """The folder in which a model is trained."""
         return self.checkpoints / f"{model.checkpoint}.part"
 
-    def record(self) -> dict[str, Any]:
-        """What `study.json` says; empty if there is none, or it is damaged."""
-        with suppress(OSError, ValueError):
-            return dict(json.loads((self.path / "study.json").read_text(encoding="utf-8")))
-        return {}
+    def failures(self) -> dict[str, str]:
+        """Why targets could not be made when the study ended, by path, as `study.json` says."""
+        record = self.path / "study.json"
+        return dict(json.loads(record.read_text(encoding="utf-8"))["failures"]) if record.is_file() else {}
 
     def forget(self, grid: Grid, pattern: str) -> list[str]:
         """Take what is there, and what was made of it, for missing, so that it is made again. Each file stays until the
@@ -127,23 +126,24 @@ class StudyFolder:
         """
         forgotten: dict[str, None] = {}
 
-        def forgets(target: Target, made_of: bool = False) -> bool:
-            made_of = made_of or any(map(forgets, target.needs)) or fnmatch(target.path, pattern)
-            if made_of and self.has(target):
-                forgotten[target.path] = None
-            return made_of
+        def forgets(cell: Cell) -> bool:
+            of_checkpoint = fnmatch(checkpoint := Checkpoint(cell.model).path, pattern)
+            if of_checkpoint or fnmatch(cell.path, pattern):
+                forgotten.update(dict.fromkeys([cell.path, *([checkpoint] if of_checkpoint else [])]))
+            return cell.path in forgotten
 
         for candidates in grid.alternatives:
-            several, on_dev = len(candidates) > 1, [cell for candidate in candidates for cell in candidate.dev]
-            tested: Sequence[Cell] = candidates[0].test
-            if several and all(map(self.has, on_dev)):
-                tested = self.choice(grid, candidates).cells
-            again = sum(map(forgets, on_dev)) > 0
+            on_dev = [cell for candidate in candidates for cell in candidate.dev]
+            several = len(candidates) > 1 and all(map(self.has, on_dev))
+            tested = self.choice(grid, candidates).cells if several else candidates[0].test
+            if sum(map(forgets, on_dev)) and several:
+                forgotten.update(dict.fromkeys(cell.path for cell in tested))
             for cell in tested:
-                forgets(cell, several and again)
+                forgets(cell)
+        paths = [path for path in forgotten if path in self.there]
         self.there -= forgotten.keys()
         self._choices.clear()
-        return [*forgotten]
+        return paths
 
     # What is made.
 
@@ -184,10 +184,6 @@ class StudyFolder:
             _replace(place, half)
         finally:
             shutil.rmtree(half, ignore_errors=True)
-
-    def note(self, failed: Mapping[str, str]) -> None:
-        """Note why targets could not be made, by path."""
-        self.write_file("study.json", json.dumps({**self.record(), "failures": failed}, indent=2) + "\n")
 
     def write_file(self, name: str, content: str) -> None:
         """Write a file of the folder, whole or not at all."""

@@ -20,7 +20,6 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -68,7 +67,7 @@ class Training:
     targets: tuple[str, ...]
 
 
-def expanded(key: str, given: Any) -> list[Any]:
+def expanded(given: Any) -> list[Any]:
     """The different values of a key: a list, a single one, or ranges such as 0..9, both ends included.
 
     Raises:
@@ -79,16 +78,88 @@ def expanded(key: str, given: Any) -> list[Any]:
         if isinstance(value, str) and (ends := re.fullmatch(r"\s*(-?\d+)\s*\.\.\s*(-?\d+)\s*", value)):
             first, last = int(ends[1]), int(ends[2])
             if last < first:
-                raise InputError(f"{key}: the range {value} is empty.")
+                raise InputError(f"the range {value} is empty.")
             values += range(first, last + 1)
         else:
             values.append(value)
     return list({str(value): value for value in values}.values())
 
 
-# Whole numbers, which may be written 5.0.
-Whole = Annotated[int, BeforeValidator(lambda value: whole(value, 0))]
+# The values of keys, as the file has them.
+
+
+def _model(given: Any, base: bool = True) -> dict[str, Any]:
+    """The arguments of a model, which must name it if it is a `base` for others."""
+    if isinstance(given, str) and all("=" in part for part in given.split(",")):
+        given = simple_parse_args_string(given)
+    if not isinstance(given, Mapping) or (base and "pretrained" not in given):
+        raise InputError(f"models: {given!r}: must be arguments as --model_args takes them, such as pretrained=gpt2.")
+    return dict(given)
+
+
+def _variants(given: Any) -> list[Variant]:
+    variants = []
+    for number, entry in enumerate(expanded(given)):
+        name, arguments = next(iter(entry.items()), ("", {})) if isinstance(entry, Mapping) else (entry, {})
+        if not isinstance(name, str) or not isinstance(arguments, Mapping | None):
+            raise InputError(f"methods: {entry!r}: must be a name, or one with its arguments: {{invicl: {{...}}}}.")
+        if name == HF and arguments:
+            raise InputError("methods: hf has no arguments of its own: give them in `models`.")
+        with naming(f"methods: {name}"):
+            lists = {key: expanded(value) for key, value in (arguments or {}).items()}
+            for values in itertools.product(*lists.values()):
+                variants.append(Variant(name, dict(zip(lists, values, strict=True)), number))
+                if name != HF:
+                    methods.make(name, dict(variants[-1].arguments))
+    return variants
+
+
+def _demonstrations(given: Any) -> list[Demonstrations | None]:
+    return expanded([None if way is None else how.read(way) or str(way) for way in expanded(given)])
+
+
+def _rules(given: Any) -> list[Rule | None]:
+    rules: list[Rule | None] = []
+    for entry in expanded(given):
+        rules += [None] if entry in (None, "none") else read_rules(entry)
+    if reads := [str(rule) for rule in rules if rule is not None and rule.name in NEIGHBORS]:
+        raise InputError(f"decide: {reads[0]} needs more than a study keeps: run lm_eval --metadata decide={reads[0]}.")
+    return rules
+
+
+def _trainings(given: Any) -> list[Training]:
+    if not isinstance(given, Mapping):
+        raise InputError(f"train: {given!r}: must be options of `lm-eval-icl train`, such as {{steps: 100}}.")
+    common = {key: value for key, value in given.items() if not isinstance(value, Mapping)}
+    several = {str(key): value for key, value in given.items() if isinstance(value, Mapping)}
+    trainings = []
+    for name, own in (several or {"": {}}).items():
+        options = {key: value for key, value in {**common, **own}.items() if value is not None}
+        targets = tuple(map(str, expanded(options.pop("targets", None))))
+        with naming(f"train: {name}" if name else "train"):
+            options = with_numbers(options)
+        what = next((str(options[key]) for key in ("metaicl", "tasks", "episodes") if key in options), "trained")
+        trainings.append(Training(name or what, options, targets))
+    return trainings
+
+
+def _metadata(given: Any) -> Any:
+    for key in ("decide", "demonstrations"):
+        if isinstance(given, Mapping) and key in given:
+            raise InputError(f"metadata: {key}={given[key]}: is a key of the study itself: give it there.")
+    return given
+
+
+def _columns(given: Any) -> dict[str, list[str]]:
+    """By the name of each part; one part without a name if the file has a list."""
+    parts = given if isinstance(given, Mapping) else {"": given}
+    return {str(part): columns for part, names in parts.items() if (columns := expanded(names))}
+
+
+Several = BeforeValidator(expanded)
+Whole = Annotated[int, BeforeValidator(lambda value: whole(value, 0))]  # which may be written 5.0
 Positive = Annotated[int, BeforeValidator(whole)]
+Figure = Literal["T", "shots", "seeds", "orders", "sensitivity", "dev"]
 
 
 class Dev(BaseModel):
@@ -97,49 +168,34 @@ class Dev(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     size: Annotated[Positive | None, BeforeValidator(lambda size: None if size == "test" else size)] = None
-    choose: Annotated[tuple[str, ...], BeforeValidator(lambda names: expanded("dev: choose", names))] = ()
+    choose: Annotated[tuple[str, ...], Several] = ()
     metric: str | None = None
 
 
 class Study(BaseModel):
-    """A study. Its keys are those of the file; `variants` and `trainings` are `methods` and `train` there.
-
-    Attributes:
-        models: the arguments of each model, as of `--model_args`.
-        resources: what a cluster's worker with each model has (`num_cpus`, `num_gpus`, `memory`).
-        tasks: names of tasks or groups, or overrides of a task's configuration.
-        num_fewshot: None for the task's own.
-        demonstrations: how they are drawn or chosen; None for the task's own way.
-        decide: decision rules, which share the runs of the cells; None for what the model says by itself.
-        trainings: empty if the models are evaluated as they are.
-        metadata: of the tasks, as for `lm_eval`.
-        columns: tasks and groups, in parts of which each has a name and an average of its own; one part without a name
-            if the file has a list.
-        expected: numbers of a paper, for the rows that agree with all that an entry's other keys say: scores by column
-            (`values`), and others (`measures`): "order flips", "milliseconds" of an inference, the share of training
-            rows "kept".
-    """
+    """A study. Its keys are those of the file (docs/studies.md); `variants` and `trainings` are `methods` and `train`
+    there. None is the task's own number or way of demonstrations, and in `decide` what the model says by itself."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-    models: tuple[Mapping[str, Any], ...] = Field(min_length=1)
-    resources: tuple[Mapping[str, NonNegativeFloat], ...]
-    variants: tuple[Variant, ...] = Field(alias="methods", min_length=1)
-    tasks: tuple[str | Mapping[str, Any], ...] = Field(min_length=1)
-    num_fewshot: tuple[Whole | None, ...] = Field((None,), min_length=1)
-    seeds: tuple[Whole, ...] = Field((1234,), min_length=1)
+    models: Annotated[tuple[Annotated[dict[str, Any], BeforeValidator(_model)], ...], Several, Field(min_length=1)]
+    variants: Annotated[tuple[Variant, ...], BeforeValidator(_variants), Field(alias="methods", min_length=1)]
+    tasks: Annotated[tuple[str | Mapping[str, Any], ...], Several, Field(min_length=1)]
+    num_fewshot: Annotated[tuple[Whole | None, ...], Several, Field(min_length=1)] = (None,)
+    seeds: Annotated[tuple[Whole, ...], Several, Field(min_length=1)] = (1234,)
     orders: Positive = 1
-    demonstrations: tuple[Demonstrations | None, ...] = (None,)
-    decide: tuple[Rule | None, ...] = (None,)
+    demonstrations: Annotated[tuple[Demonstrations | None, ...], BeforeValidator(_demonstrations)] = (None,)
+    decide: Annotated[tuple[Rule | None, ...], BeforeValidator(_rules)] = (None,)
     dev: Dev | None = None
     metric: str = "acc"
     title: str = ""
     paper: str = ""
-    deviates: tuple[str, ...] = ()
-    trainings: tuple[Training, ...] = Field((), alias="train")
-    metadata: Mapping[str, Any] = {}
-    columns: Mapping[str, tuple[str, ...]] = {}
-    figures: tuple[Literal["T", "shots", "seeds", "orders", "sensitivity", "dev"], ...] | None = None
-    expected: tuple[Mapping[str, Any], ...] = ()
+    deviates: Annotated[tuple[str, ...], Several] = ()
+    trainings: Annotated[tuple[Training, ...], BeforeValidator(_trainings), Field(alias="train")] = ()
+    metadata: Annotated[Mapping[str, Any], BeforeValidator(_metadata)] = {}
+    resources: Mapping[Literal["num_cpus", "num_gpus", "memory"], NonNegativeFloat] = {}
+    columns: Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(_columns)] = {}
+    figures: Annotated[tuple[Figure, ...], Several] | None = None
+    expected: Annotated[tuple[Mapping[str, Any], ...], Several] = ()
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -150,91 +206,11 @@ class Study(BaseModel):
         """The metric that stands for a cell."""
         return self.dev.metric or self.metric if self.dev and split == "dev" else self.metric
 
-    @model_validator(mode="before")
-    @classmethod
-    def _take_resources(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Take `resources` out of the models; those of all models are added to each."""
-        models = [_model(model) for model in expanded("models", given.get("models"))]
-        common = given.get("resources") or {}
-        return {**given, "models": models, "resources": [{**common, **model.pop("resources", {})} for model in models]}
-
-    @field_validator("tasks", "num_fewshot", "seeds", "deviates", "figures", "expected", mode="before")
-    @classmethod
-    def _expand(cls, given: Any) -> list[Any]:
-        return expanded("", given)
-
-    @field_validator("variants", mode="before")
-    @classmethod
-    def _expand_methods(cls, given: Any) -> list[Variant]:
-        variants = []
-        for number, entry in enumerate(expanded("methods", given)):
-            name, arguments = next(iter(entry.items()), ("", {})) if isinstance(entry, Mapping) else (entry, {})
-            if not isinstance(name, str) or not isinstance(arguments, Mapping | None):
-                raise InputError(f"methods: {entry!r}: must be a name, or one with its arguments: {{invicl: {{...}}}}.")
-            if name == HF and arguments:
-                raise InputError("methods: hf has no arguments of its own: give them in `models`.")
-            lists = {key: expanded(f"methods: {name}: {key}", value) for key, value in (arguments or {}).items()}
-            for values in itertools.product(*lists.values()):
-                variants.append(Variant(name, dict(zip(lists, values, strict=True)), number))
-                if name != HF:
-                    with naming("methods"):
-                        methods.make(name, dict(variants[-1].arguments))
-        return variants
-
-    @field_validator("demonstrations", mode="before")
-    @classmethod
-    def _read_demonstrations(cls, given: Any) -> list[Demonstrations | None]:
-        return expanded("", [None if way is None else how.read(way) or str(way) for way in expanded("", given)])
-
-    @field_validator("decide", mode="before")
-    @classmethod
-    def _read_rules(cls, given: Any) -> list[Rule | None]:
-        rules: list[Rule | None] = []
-        for entry in expanded("decide", given):
-            rules += [None] if entry in (None, "none") else read_rules(entry)
-        if reads := next((rule for rule in rules if rule is not None and rule.name in NEIGHBORS), None):
-            why = "reads what the model says besides the options, which a study does not keep"
-            raise InputError(f"decide: {reads} {why}: run it by lm_eval --metadata decide={reads}.")
-        return rules
-
-    @field_validator("trainings", mode="before")
-    @classmethod
-    def _read_trainings(cls, given: Any) -> list[Training]:
-        if not isinstance(given, Mapping):
-            raise InputError(f"train: {given!r}: must be options of `lm-eval-icl train`, such as {{steps: 100}}.")
-        common = {key: value for key, value in given.items() if not isinstance(value, Mapping)}
-        trainings = []
-        several = {str(key): value for key, value in given.items() if isinstance(value, Mapping)}
-        for name, own in (several or {"": {}}).items():
-            options = {key: value for key, value in {**common, **own}.items() if value is not None}
-            targets = tuple(map(str, expanded("train: targets", options.pop("targets", None))))
-            with naming(f"train: {name}" if name else "train"):
-                options = with_numbers(options)
-            what = next((str(options[key]) for key in ("metaicl", "tasks", "episodes") if key in options), "trained")
-            trainings.append(Training(name or what, options, targets))
-        return trainings
-
-    @field_validator("metadata", mode="before")
-    @classmethod
-    def _check_metadata(cls, given: Any) -> Any:
-        for key in ("decide", "demonstrations"):
-            if isinstance(given, Mapping) and key in given:
-                raise InputError(f"metadata: {key}={given[key]}: is a key of the study itself: give it there.")
-        return given
-
-    @field_validator("columns", mode="before")
-    @classmethod
-    def _expand_columns(cls, given: Any) -> dict[str, list[str]]:
-        parts = given if isinstance(given, Mapping) else {"": given}
-        return {str(part): columns for part, names in parts.items() if (columns := expanded("columns", names))}
-
     @model_validator(mode="after")
     def _check(self) -> Study:
-        """Refuse what cannot be chosen, and trainings for tasks that are not there."""
         tasks = {str(task if isinstance(task, str) else task.get("task")) for task in self.tasks}
-        for training in self.trainings:
-            if foreign := sorted({*training.targets} - tasks):
-                raise InputError(f"train: targets: {foreign[0]!r} is none of the study's tasks.")
+        if foreign := sorted({target for training in self.trainings for target in training.targets} - tasks):
+            raise InputError(f"train: targets: {foreign[0]!r} is none of the study's tasks.")
         for name in self.dev.choose if self.dev else ():
             if name not in ("seeds", "decide") and not any(name in variant.arguments for variant in self.variants):
                 raise InputError(f"dev: choose: no method of this study has the argument {name!r}.")
@@ -291,10 +267,10 @@ def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
     merged.pop("model_args", None)
     if "model_args" in overrides:
         more = _model(overrides["model_args"], base=False)
-        models = [_model(model) for model in expanded("models", content.get("models"))]
+        models = [_model(model) for model in expanded(content.get("models"))]
         merged["models"] = [more] if "pretrained" in more else [{**model, **more} for model in models]
     if "methods" in overrides:
-        entries = [entry if isinstance(entry, dict) else {entry: {}} for entry in expanded("", content.get("methods"))]
+        entries = [entry if isinstance(entry, dict) else {entry: {}} for entry in expanded(content.get("methods"))]
         of_name = {name: [entry for entry in entries if name in entry] for name in overrides["methods"]}
         merged["methods"] = [entry for name, of_file in of_name.items() for entry in of_file or [name]]
     if "metadata" in overrides:
@@ -305,26 +281,17 @@ def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
     if "tasks" in overrides:
         tasks = overrides["tasks"]
         parts = columns if isinstance(columns := content.get("columns"), dict) else {"": columns}
-        merged["columns"] = {k: [name for name in expanded("", v) if name in tasks] for k, v in parts.items()}
+        merged["columns"] = {k: [name for name in expanded(v) if name in tasks] for k, v in parts.items()}
         for name, own in (merged.get("train") or {}).copy().items():
             if isinstance(own, dict) and "targets" in own:
-                merged["train"][name] = {**own, "targets": [t for t in expanded("", own["targets"]) if t in tasks]}
+                merged["train"][name] = {**own, "targets": [t for t in expanded(own["targets"]) if t in tasks]}
                 if not merged["train"][name]["targets"]:
                     del merged["train"][name]
         merged["expected"] = [
             {**entry, "values": {k: v for k, v in entry.get("values", {}).items() if not k.startswith("average")}}
-            for entry in expanded("", content.get("expected"))
+            for entry in expanded(content.get("expected"))
         ]
     return merged
-
-
-def _model(given: Any, base: bool = True) -> dict[str, Any]:
-    """The arguments of a model, which must name it if it is a `base` for others."""
-    if isinstance(given, str) and all("=" in part for part in given.split(",")):
-        given = simple_parse_args_string(given)
-    if not isinstance(given, Mapping) or (base and "pretrained" not in given):
-        raise InputError(f"models: {given!r}: must be arguments as --model_args takes them, such as pretrained=gpt2.")
-    return dict(given)
 
 
 def trained_under(variant: Variant) -> Variant:

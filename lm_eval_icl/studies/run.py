@@ -43,7 +43,7 @@ from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Model, digest, pas
 from lm_eval_icl.studies.conduct import Failure, Outcome, Unit
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import HF
-from lm_eval_icl.studies.tasks import limit_of, prepare
+from lm_eval_icl.studies.tasks import prepare
 
 # Checks the options of `lm-eval-icl train`, and returns what trains.
 Trainer = Callable[[Mapping[str, Any]], Callable[[], None]]
@@ -61,15 +61,8 @@ class Options:
 
 
 class UnitRunner:
-    """Runs units in this process, and keeps the model that it loaded last.
-
-    Args:
-        grid: the study, whose tasks are loaded.
-        options: where and how fast it runs.
-        folder: the study's folder, which is only read; trainings write there beside their place.
-        trainer: checks the options of `lm-eval-icl train`, and returns what trains.
-        include_path: a folder of further tasks.
-    """
+    """Runs units in this process, and keeps the model that it loaded last. The study's folder is only read, but for
+    trainings, which write beside their place."""
 
     def __init__(
         self, grid: Grid, options: Options, folder: StudyFolder, trainer: Trainer, include_path: str | None
@@ -124,10 +117,8 @@ class UnitRunner:
         if other := sorted(_OTHER_WEIGHTS & model.arguments.keys()):
             raise InputError(f"models: {other[0]}: {where} makes weights of its own: leave it out.")
         options = dict(model.training.options)
-        if "metaicl" in options and "data" not in options:
-            if "metaicl" not in metadata:
-                raise InputError(f"{where}: needs the folder of MetaICL's data: give --metadata metaicl=DATA_DIR.")
-            options["data"] = metadata["metaicl"]
+        if "metaicl" in options:
+            options.setdefault("data", metadata.get("metaicl"))
         device = self.options.device
         arguments = {
             **options,
@@ -150,7 +141,7 @@ class UnitRunner:
         """Load a model, in place of the one before."""
         if self._lm is None or self._model != model:
             self._forget()
-            several = {"parallelize": True} if model.resources.get("num_gpus", 0) > 1 else {}
+            several = {"parallelize": True} if self.grid.study.resources.get("num_gpus", 0) > 1 else {}
             where = {"device": self.options.device, "batch_size": self.options.batch_size}
             arguments = {**self.folder.arguments(model), **several}
             self._lm, self._model = model_class("icl").create_from_arg_obj(arguments, where), model
@@ -181,7 +172,7 @@ class UnitRunner:
         if first.variant.method != HF:
             lm = model_class(first.variant.method)(Loaded(loaded), **first.variant.arguments)
         study, task = self.grid.study, self.grid.tasks[first.task]
-        tasks = {cell.order: prepare(task, cell, choice, lambda task: task.bind(lm), study) for cell in cells}
+        tasks = {cell.order: prepare(study, task, cell, choice, lm) for cell in cells}
         begun = time.perf_counter()
         for made in tasks.values():  # the queries of decision rules, which depend on what a model leaves out of prompts
             give_rules(made, lm)
@@ -213,7 +204,7 @@ class UnitRunner:
                 model=lm,
                 tasks=[task],
                 task_manager=TaskManager(include_defaults=False),  # the task is loaded: no folder is scanned
-                limit=limit_of(cell),
+                limit=cell.limit,
                 fewshot_random_seed=cell.seed,
                 batch_size=self.options.batch_size,
                 device=self.options.device,
@@ -227,37 +218,34 @@ class UnitRunner:
             shared: how many cells were scored together, and if this was measured, of how many orders, in how many
                 passes and seconds.
         """
-        metric = self.grid.study.metric_on(cell.split)
+        metric, training = self.grid.study.metric_on(cell.split), cell.model.training
         facts: dict[str, Any] = {
             "model": cell.model.name,
+            "training": training.name if training else None,
+            "checkpoint": cell.model.checkpoint,
             "arguments": dict(cell.variant.arguments),
             "task": cell.task,
+            "changes": task.changes,
             "num_fewshot": cell.num_fewshot,
             "demonstrations": cell.drawn,
             "indices": task.demonstrations,
+            "choice": task.choice,
             "seed": cell.seed,
             "order": cell.order,
             "split": cell.split,
+            "metric": metric if metric != "acc" else None,
+            "chosen": list(cell.chosen) or None,
+            "rule": cell.rule,
             "weights": self._weights,
             "shared": dict(shared),
         }
-        where_there_are_some = {
-            "training": cell.model.training.name if cell.model.training else "",
-            "checkpoint": cell.model.checkpoint,
-            "choice": task.choice,
-            "changes": task.changes,
-            "chosen": list(cell.chosen),
-            "metric": metric if metric != "acc" else "",
-        }
-        facts |= {name: value for name, value in where_there_are_some.items() if value}
-        if "decide" in cell.chosen:
-            facts["rule"] = cell.rule or None
         # `hf` has none of the arguments of this package's models.
         ours = {field.name for field in fields(CommonArguments)} if cell.variant.method == HF else set()
         arguments = {name: value for name, value in self.folder.arguments(cell.model).items() if name not in ours}
         config = results["config"]
         config |= {"model": cell.variant.method, "model_args": {**arguments, **cell.variant.arguments}}
-        config["icl"] = {**_origin()[2], **config.get("icl", {}), "study": facts}
+        known = {name: value for name, value in facts.items() if value not in (None, "", {})}
+        config["icl"] = {**_origin()[2], **config.get("icl", {}), "study": known}
         return results
 
 

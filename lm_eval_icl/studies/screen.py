@@ -36,7 +36,7 @@ def print_states(grid: Grid, folder: StudyFolder, console: Console, verbose: boo
     Args:
         verbose: list all targets that are not done.
     """
-    known = states(grid, folder, folder.record().get("failures", {}))
+    known = states(grid, folder, folder.failures())
     cells = Counter((target.split, _NAMES.get(s, "failed")) for target, s in known if isinstance(target, Cell))
     for (split, state), number in cells.items():
         _print(console, f"{number:,} cells on the {split} set: {state}")

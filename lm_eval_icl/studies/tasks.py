@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import lm_eval.api.task
+from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator_utils import get_sample_size
 
@@ -40,35 +41,31 @@ _OF_CHOICE = ("picked", "accuracy", "evaluated", "seconds", "tokens")
 def open_study(study: Study, limit: float | None, include_path: str | None) -> Grid:
     """The cells of a study, with its tasks loaded and its dev sets drawn.
 
-    Args:
-        limit: as of `lm_eval`.
-        include_path: a folder of further tasks.
-
     Raises:
-        InputError: a task cannot be loaded, its demonstrations or dev set cannot be drawn, or a metric does not
-            exist.
+        InputError: a task cannot be loaded, its demonstrations or dev set cannot be drawn, or a metric does not exist.
     """
     tasks = load(study.tasks, include_path, study.metadata)
     for name, task in tasks.items():
-        own = task.loaded.config.num_fewshot  # as lm-eval decides it: a task with 0 in its configuration keeps 0
-        numbers = [int(own or 0) if n is None or own == 0 else n for n in study.num_fewshot]
-        task = replace(task, shots=tuple(dict.fromkeys(numbers)))
-        _check(study, task)
-        data, used = {}, set[int]()
-        for n, how, seed in itertools.product(task.shots, study.demonstrations, study.seeds):
+        loaded, data, used = task.loaded, {}, set[int]()
+        for metric in {study.metric, study.metric_on("dev")} - {*(known := loaded.aggregation())}:
+            raise InputError(f"metric: task {name!r} has no {metric!r}, only {', '.join(sorted(known))}.")
+        if study.rules:
+            check_options(loaded, study.rules)
+        own = loaded.config.num_fewshot  # as lm-eval decides it: a task with 0 in its configuration keeps 0
+        shots = tuple(dict.fromkeys(int(own or 0) if n is None or own == 0 else n for n in study.num_fewshot))
+        for n, how, seed in itertools.product(shots, study.demonstrations, study.seeds):
             draw(task, n, how, seed, study.orders - 1)
             drawn = draw(task, n, how, seed)
             used.update(drawn or ())
-            shown = _shown(task.loaded, seed) if isinstance(task.loaded, MetaICLTask) else None
-            data[n, str(how), seed] = digest_of([_contents(task.loaded), str(dict(task.changes)), shown, drawn])
+            shown = _shown(loaded, seed) if isinstance(loaded, MetaICLTask) else None
+            data[n, str(how), seed] = digest_of([_contents(loaded), str(dict(task.changes)), shown, drawn])
             if study.dev and drawn is None and not isinstance(how, How):
                 why = "draws demonstrations of its own for every document, which may be documents of the dev set"
                 raise InputError(f"dev: task {name!r} {why}: give `demonstrations`.")
-        if study.dev:
-            pool = task.loaded.sampler.df if used else []
-            task = replace(task, dev=dev_set(task, study.dev.size, limit, [pool[i] for i in used]))
-        better = task.loaded.higher_is_better().get(study.metric_on("dev"), True)
-        tasks[name] = replace(task, data=data, higher_is_better=better)
+        pool = loaded.sampler.df if used else []
+        dev = dev_set(task, study.dev.size, limit, [pool[i] for i in used]) if study.dev else {}
+        better = loaded.higher_is_better().get(study.metric_on("dev"), True)
+        tasks[name] = replace(task, shots=shots, dev=dev, data=data, higher_is_better=better)
     return Grid(study, tasks, limit)
 
 
@@ -107,20 +104,11 @@ def load(
     return tasks
 
 
-def _check(study: Study, task: Task) -> None:
-    """Refuse metrics that a task does not have, and decision rules for tasks without options."""
-    for metric in {study.metric, study.metric_on("dev")}:
-        if metric not in (known := task.loaded.aggregation()):
-            raise InputError(f"metric: task {task.name!r} has no {metric!r}, only {', '.join(sorted(known))}.")
-    if study.rules:
-        check_options(task.loaded, study.rules)
-
-
 @functools.cache
 def _contents(task: ConfigurableTask) -> str:
     """A digest of what a task says, and of its documents and pool of demonstrations."""
-    own = [template_of(task), list(task.eval_docs), list(task.sampler.df) if hasattr(task, "sampler") else []]
-    return digest_of([*own, getattr(task, "pmi", None)])
+    pool = list(task.sampler.df) if hasattr(task, "sampler") else []
+    return digest_of([template_of(task), list(task.eval_docs), pool, getattr(task, "pmi", None)])
 
 
 def digest_of(value: Any) -> str:
@@ -132,19 +120,12 @@ def _shown(task: MetaICLTask, seed: int) -> Sequence[Any]:
     return task.files.shown(task.source, checked_seed(seed))
 
 
-def prepare(
-    task: Task,
-    cell: Cell,
-    choice: Mapping[str, Any] | None = None,
-    bind: Callable[[MetaICLTask], None] | None = None,
-    study: Study | None = None,
-) -> Any:
+def prepare(study: Study, task: Task, cell: Cell, choice: Mapping[str, Any] | None, lm: LM) -> Any:
     """lm-eval's task of a cell, with its demonstrations and requests, which are built once, whatever asks for them.
 
     Args:
         choice: what a model has chosen, if one chooses the demonstrations.
-        bind: tells a task whose requests depend on the model which this is.
-        study: has the decision rules.
+        lm: the model that is evaluated, by which MetaICL's tasks cut their texts.
 
     Returns:
         A copy of the task. `demonstrations` are their indices in the pool, in their order (None if every document has
@@ -156,13 +137,13 @@ def prepare(
     made: Any = copy.copy(task.loaded)
     made._config = copy.deepcopy(task.loaded.config)
     made.set_config("num_fewshot", cell.num_fewshot)
-    if study is not None and study.rules:
+    if study.rules:
         made.set_config("metadata", {**(made.config.metadata or {}), "decide": written(study.rules)})
     indices = draw(task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order, choice, made)
-    if isinstance(made, MetaICLTask) and indices is not None and bind is not None:
+    if isinstance(made, MetaICLTask):
         made.set_fewshot_seed(cell.seed)
-        made.reorder(indices)
-        bind(made)
+        made.reorder(indices or [])
+        made.bind(lm)
         made.fix()
     elif indices is not None:
         pool = list(task.loaded.sampler.df)
@@ -178,17 +159,12 @@ def prepare(
         documents = list(task.dev.values())
         made.has_test_docs, made.test_docs = lambda: True, lambda: documents
     with recording(), mock.patch("lm_eval.api.task.tqdm", functools.partial(lm_eval.api.task.tqdm, disable=True)):
-        made.build_all_requests(limit=get_sample_size(made, limit_of(cell)))
+        made.build_all_requests(limit=get_sample_size(made, cell.limit))
     made.demonstrations, made.changes = indices, task.changes
     made.choice = {key: choice[key] for key in _OF_CHOICE if key in choice} if choice else {}
     # It builds no more requests but those of decision rules, which it may be given.
     made.build_all_requests = functools.partial(with_queries, lambda *_, **__: None, made)
     return made
-
-
-def limit_of(cell: Cell) -> float | None:
-    """As of `lm_eval`: the dev set is as large as it should be."""
-    return cell.limit if cell.split == "test" else None
 
 
 def draw(
