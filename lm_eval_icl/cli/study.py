@@ -72,7 +72,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     check_folders(args.include_path, None)
     study = read(args.study, _overrides(args))
 
-    from lm_eval_icl.studies import screen
+    from lm_eval_icl.studies import end
     from lm_eval_icl.studies.folder import StudyFolder
     from lm_eval_icl.studies.run import Options
     from lm_eval_icl.studies.tasks import open_study
@@ -89,8 +89,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         if args.dry_run:
             _runner(grid, folder, args, options)
             for model in grid.models:
-                screen.check_model(model)
-        screen.print_states(grid, folder, console, args.verbose)
+                end.check_model(model)
+        end.print_states(grid, folder, console, args.verbose)
     else:
         with folder.locked():
             _run(open_study(study, options.limit, args.include_path), StudyFolder(args.output), args, options, console)

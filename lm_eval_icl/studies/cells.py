@@ -13,10 +13,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval_icl import methods
-from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.inference.checkpoints import ARGUMENTS
 from lm_eval_icl.inference.identity import source_digest
 from lm_eval_icl.studies.grid import HF, Demonstrations, Study, Training, Variant, trained_under
@@ -136,9 +135,10 @@ class Task:
         shots: numbers of demonstrations.
         inside: the names in the study's `tasks` that it comes from, each with its groups that contain it.
         alike: those of its groups whose tasks count alike, however many documents they have.
-        loaded: lm-eval's task, which is never changed; `changes` are the study's of its configuration.
+        loaded: lm-eval's task, which is never changed.
         dev: the rows of its training split that are its dev set, and their documents.
-        data: a digest of its documents, prompts, pool and drawn demonstrations, by number, way and seed of these.
+        data: a digest of its documents, prompts, pool and drawn demonstrations, and of the dev set's documents where
+            these are evaluated or kept from being chosen; by number, way and seed of the demonstrations, and by split.
         higher_is_better: of the dev set's metric.
     """
 
@@ -147,27 +147,21 @@ class Task:
     inside: Mapping[str, tuple[str, ...]]
     alike: frozenset[str] = frozenset()
     loaded: Any = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
     dev: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    data: Mapping[tuple[int, str, int], str] = field(default_factory=dict)
+    data: Mapping[tuple[int, str, int, str], str] = field(default_factory=dict)
     higher_is_better: bool = True
 
     def groups(self, asked: Collection[str] = ()) -> set[str]:
         """The groups that contain it, of those names in the study's `tasks`, or of all."""
         return {group for name, groups in self.inside.items() if not asked or name in asked for group in groups}
 
-    @cached_property
-    def dev_digest(self) -> str:
-        return digest(json.dumps(list(self.dev.items()), sort_keys=True, default=str)) if self.dev else ""
 
-    def data_of(self, shots: int, how: Any, seed: int, on_dev: bool = False) -> str:
-        """As of `Cell.data`."""
-        data = self.data.get((shots, str(how), seed), "")
-        return digest(data + self.dev_digest) if self.dev and (on_dev or isinstance(how, How)) else data
+# What was chosen on the dev set: the cells on the test set, one for each order, which say so; and the mean over orders
+# of every candidate: {"arguments" (with `decide`, if rules are chosen among), "seed", "score"}.
+DevChoice = tuple[tuple[Cell, ...], list[dict[str, Any]]]
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One of the alternatives that the dev set chooses among; the only one, if there is nothing to choose.
 
     Attributes:
@@ -175,8 +169,6 @@ class Candidate:
         dev, test: its cells, one for each order; no `dev` without a dev set.
     """
 
-    variant: Variant
-    seed: int
     rule: str
     dev: tuple[Cell, ...]
     test: tuple[Cell, ...]
@@ -205,8 +197,7 @@ class Grid:
 
     def variants(self, model: Model) -> list[Variant]:
         """The variants that run on a model."""
-        variants = self.study.variants
-        return [variant for variant in variants if model.training is None or trained_under(variant) == model.under]
+        return [v for v in self.study.variants if model.training is None or trained_under(v) == model.under]
 
     def tasks_of(self, model: Model) -> list[Task]:
         """The tasks that a model is evaluated on: if the study trains it, the targets of its training."""
@@ -231,14 +222,14 @@ class Grid:
                     key = model.folder, variant.entry, fixed, task.name, shots, str(how), "seeds" in choose or seed
                     first = Cell(
                         *(model, variant, task.name, shots, how, seed),
-                        data=task.data_of(shots, how, seed),
+                        data=task.data.get((shots, str(how), seed, "test"), ""),
                         limit=self.limit,
                         decide="+".join(map(str, study.rules)),
                     )
                     test = tuple(replace(first, order=order) for order in range(study.orders))
-                    data = task.data_of(shots, how, seed, on_dev=True)
-                    dev = tuple(replace(cell, split="dev", data=data, limit=None) for cell in test) if study.dev else ()
-                    groups[key] += [Candidate(variant, seed, rule, dev, test) for rule in rules]
+                    of_dev = {"split": "dev", "data": task.data.get((shots, str(how), seed, "dev"), ""), "limit": None}
+                    dev = tuple(replace(cell, **of_dev) for cell in test) if study.dev else ()
+                    groups[key] += [Candidate(rule, dev, test) for rule in rules]
         return [tuple(candidates) for candidates in groups.values()]
 
 
@@ -261,55 +252,28 @@ def passes_of(variant: Variant) -> tuple[str, int]:
     return name, getattr(methods.make(variant.method, variant.arguments), name)
 
 
-@dataclass(frozen=True)
-class DevChoice:
-    """What was chosen on the dev set.
-
-    Attributes:
-        cells: the cells on the test set, one for each order, which say what was chosen.
-        curve: the mean over orders on the dev set of every candidate: {"arguments" (with `decide`, if rules are chosen
-            among), "seed", "score"}.
-    """
-
-    cells: tuple[Cell, ...]
-    curve: tuple[Mapping[str, Any], ...]
-
-
 def choose(grid: Grid, candidates: Sequence[Candidate], scores: Sequence[Sequence[float]]) -> DevChoice:
-    """What the dev set chooses among these.
+    """What the dev set chooses among these: the best mean over orders; of those that are equal up to rounding, the
+    first. A score that is no number is the worst.
 
     Args:
         scores: of each candidate, one for every order.
     """
     dev = grid.study.dev
     assert dev is not None
-    index, means = best(scores, grid.tasks[candidates[0].test[0].task].higher_is_better)
-    rules = [{"decide": candidate.rule or "none"} if "decide" in dev.choose else {} for candidate in candidates]
-    curve = tuple(
-        {"arguments": {**candidate.variant.arguments, **rule}, "seed": candidate.seed, "score": mean}
-        for candidate, rule, mean in zip(candidates, rules, means, strict=True)
-    )
+    higher = grid.tasks[candidates[0].test[0].task].higher_is_better
+    worst = -math.inf if higher else math.inf
+    means = [math.fsum(score if math.isfinite(score) else worst for score in of) / len(of) for of in scores]
+    top = max(means) if higher else min(means)
+    chosen = candidates[next(i for i, mean in enumerate(means) if math.isclose(mean, top, rel_tol=1e-9))]
+    curve = []
+    for (rule, _, cells), mean in zip(candidates, means, strict=True):
+        arguments = {**cells[0].variant.arguments, **({"decide": rule or "none"} if "decide" in dev.choose else {})}
+        curve.append({"arguments": arguments, "seed": cells[0].seed, "score": mean})
     values = [{**point["arguments"], "seeds": point["seed"]} for point in curve]
     names = tuple(name for name in dev.choose if len({str(of_one.get(name)) for of_one in values}) > 1)
-    chosen = candidates[index]
     rule = chosen.rule if "decide" in names else ""
-    return DevChoice(tuple(replace(cell, chosen=names, rule=rule) for cell in chosen.test), curve)
-
-
-def best(candidates: Sequence[Sequence[float]], higher: bool) -> tuple[int, list[float]]:
-    """The candidate with the best mean over orders; of those that are equal up to rounding, the first. A score that is
-    no number is the worst.
-
-    Args:
-        higher: whether more is better.
-
-    Returns:
-        Its index, and the means of all.
-    """
-    worst = -math.inf if higher else math.inf
-    means = [math.fsum(score if math.isfinite(score) else worst for score in of) / len(of) for of in candidates]
-    top = max(means) if higher else min(means)
-    return next(i for i, mean in enumerate(means) if math.isclose(mean, top, rel_tol=1e-9)), means
+    return tuple(replace(cell, chosen=names, rule=rule) for cell in chosen.test), curve
 
 
 @functools.cache

@@ -94,7 +94,7 @@ class OnRay(Executor):
             holders = Counter(other.held for other in self.workers)
             worker.unit = self.take(worker.held, holders)
             if worker.unit is not None:
-                worker.held, worker.call = worker.unit.model.folder, worker.actor.run.remote(worker.unit)
+                worker.held, worker.call = worker.unit[0].model.folder, worker.actor.run.remote(worker.unit)
             elif len(self.workers) > room:
                 self._dismiss(worker)
 
@@ -112,8 +112,7 @@ class OnRay(Executor):
             if "creation task" in str(error):
                 raise InputError(f"--ray: a worker cannot begin ({str(error).strip().splitlines()[-1]}).") from error
             why = " ".join(str(error).rpartition("is dead because ")[2].split())[:300]
-            failure = Failure(f"its worker was lost {_TRIES} times; the last time: {why}")
-            return [(target, failure) for target in unit.targets]
+            return [(target, Failure(f"its worker was lost {_TRIES} times; the last time: {why}")) for target in unit]
         return outcomes
 
     def _dismiss(self, worker: Hired) -> None:

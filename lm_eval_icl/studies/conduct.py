@@ -6,38 +6,25 @@ from __future__ import annotations
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
 
-from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Model, Target, batches
+from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Target, batches
 from lm_eval_icl.studies.folder import StudyFolder
 
 # States of a target. Any other text is the reason why it cannot be made.
 DONE, READY, WAITING = KNOWN = "done", "ready", "waiting"
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(str):
     """Why a target could not be made."""
 
-    why: str
 
-
+# What is run at a time: a training, or cells of a model that are scored together.
+Unit = Sequence[Target]
 # A target, and what came of it.
 Outcome = tuple[Target, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Unit:
-    """What is run at a time: a training, or cells that are scored together."""
-
-    targets: tuple[Target, ...]
-
-    @property
-    def model(self) -> Model:
-        return self.targets[0].model
 
 
 class Executor:
@@ -54,8 +41,8 @@ class Executor:
 
     def submit(self, unit: Unit) -> None:
         """Have a unit run, sooner or later."""
-        self.waiting[unit.model.folder].append(unit)
-        self.running |= {target.path for target in unit.targets}
+        self.waiting[unit[0].model.folder].append(unit)
+        self.running |= {target.path for target in unit}
 
     def take(self, held: str, holders: Mapping[str, int]) -> Unit | None:
         """The unit that an idle process runs next: of the model that it holds, or else of one that few others hold.
@@ -90,7 +77,7 @@ class Here(Executor):
         while (outcome := next(self._outcomes, None)) is None:
             unit = self.take(self._held, {})
             assert unit is not None
-            self._held, self._outcomes = unit.model.folder, self.run(unit)
+            self._held, self._outcomes = unit[0].model.folder, self.run(unit)
         self.running.discard(outcome[0].path)
         return [outcome]
 
@@ -113,8 +100,8 @@ def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[st
             more = any(not isinstance(target, Cell) or target.split == "dev" for target, _ in outcomes)
             for target, outcome in outcomes:
                 if isinstance(outcome, Failure):
-                    failed[target.path] = outcome.why
-                    tqdm.write(f"failed: {target.path}: {outcome.why}", file=sys.stderr)
+                    failed[target.path] = outcome
+                    tqdm.write(f"failed: {target.path}: {outcome}", file=sys.stderr)
                 else:
                     folder.write(target, outcome)
                 bar.update(isinstance(target, Cell))
@@ -131,7 +118,7 @@ def ready(grid: Grid, folder: StudyFolder, running: Collection[str], failed: Map
         target for target, state in states(grid, folder, failed) if state == READY and target.path not in running
     ]
     trainings = [(target,) for target in makeable if isinstance(target, Checkpoint)]
-    return [Unit(targets) for targets in (*trainings, *batches(cell for cell in makeable if isinstance(cell, Cell)))]
+    return [*trainings, *batches(target for target in makeable if isinstance(target, Cell))]
 
 
 def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[tuple[Target, str]]:
@@ -164,7 +151,7 @@ def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[t
         on_dev = {cell.path: state_of(cell) for candidate in candidates for cell in candidate.dev}
         tested = candidates[0].test
         if len(candidates) > 1 and all(state == DONE for state in on_dev.values()):
-            tested = folder.choice(grid, candidates).cells
+            tested, _ = folder.choice(grid, candidates)
         elif len(candidates) > 1:
             broken = [f"{path} failed: {state}" for path, state in on_dev.items() if state not in KNOWN]
             why = f"nothing can be chosen on the dev set, as {broken[0]}" if broken else WAITING

@@ -3,9 +3,9 @@
 What only the study knows stands in `study.json`, beside the cells:
 
     study     its name
-    cells     by the path of each results file: "expected" (the paper's numbers, by column), "curve" (the dev set's
-              scores for this cell and those that it was chosen among: a list of {"arguments", "seed", "score"}, the mean
-              over orders)
+    cells     by the path of each results file on the test set: "expected" (the paper's numbers, by column) and "curve"
+              (the dev set's scores for this cell and those that it was chosen among, means over orders: a list of
+              {"arguments", "seed", "score"})
     failures  why cells and checkpoints could not be made, by their paths
 """
 
@@ -18,8 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
+from transformers import AutoConfig, AutoTokenizer
 
 from lm_eval_icl import results as tables
+from lm_eval_icl.errors import refusing
 from lm_eval_icl.leaderboard import figures, study_table
 from lm_eval_icl.leaderboard.page import page
 from lm_eval_icl.results import statistics
@@ -28,8 +31,8 @@ from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
-from lm_eval_icl.studies.cells import Cell, Grid, Task
-from lm_eval_icl.studies.conduct import DONE, KNOWN, states
+from lm_eval_icl.studies.cells import Cell, Grid, Model, Task
+from lm_eval_icl.studies.conduct import DONE, KNOWN, READY, WAITING, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study, Training
 
@@ -48,10 +51,11 @@ def conclude(grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, st
     """
     study, columns = grid.study, columns_of(grid.study, grid.tasks)
     done = [target for target, state in states(grid, folder, {}) if state == DONE and isinstance(target, Cell)]
-    record = {"study": name, "cells": of_cells(grid, folder, done), "failures": failures(grid, folder, failed)}
+    tested = [cell for cell in done if cell.split == "test"]
+    record = {"study": name, "cells": of_cells(grid, folder, tested), "failures": failures(grid, folder, failed)}
     folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
     written = "study.json; there are no results on the test set"
-    if found := results_of(folder, [cell for cell in done if cell.split == "test"]):
+    if found := results_of(folder, tested):
         paths = [run.path for _, run in found]
         folder.write_file("study.csv", tables.runs(paths).merge(tables.scores(paths)).to_csv(index=False))
         board = board_of(found, columns)
@@ -61,7 +65,7 @@ def conclude(grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, st
         flips = {entry.name: rate for entry in board.entries if (rate := flips_of(entry, columns)) is not None}
         title = " ".join(filter(None, [study.paper, study.title]))
         entries = in_order(board, found)
-        console.print(study_table.table(board, columns.names, entries, flips, title, _commits(found)))
+        console.print(study_table.table(board, columns.names, entries, flips, title))
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
@@ -179,7 +183,8 @@ def flips_of(entry: Entry, columns: Columns) -> Estimate | None:
 
 def in_order(board: Board, results: Results) -> list[Entry]:
     """The board's entries in the order of the study's models and methods."""
-    places = {run.path: place for place, (_, run) in enumerate(results)}
+    models = list(dict.fromkeys(cell.model.name for cell, _ in results))
+    places = {run.path: (models.index(cell.model.name), cell.variant.entry, i) for i, (cell, run) in enumerate(results)}
     return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
 
 
@@ -187,31 +192,25 @@ def in_order(board: Board, results: Results) -> list[Entry]:
 
 
 def of_cells(grid: Grid, folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
-    """What `study.json` says of cells that are done."""
+    """What `study.json` says of cells on the test set that are done."""
     curves: dict[str, Any] = {}
     for candidates in grid.alternatives if grid.study.dev else ():
         if all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
-            choice = folder.choice(grid, candidates)
-            curves |= {cell.path: choice.curve for cell in choice.cells}
-    known = {}
-    for cell in cells:
-        says = {"expected": expected_of(grid.study, cell), "curve": curves.get(cell.path)}
-        path = folder.results_path(cell).relative_to(folder.path).as_posix()
-        known[path] = {key: value for key, value in says.items() if value and cell.split == "test"}
-    return known
+            chosen, curve = folder.choice(grid, candidates)
+            curves |= {cell.path: curve for cell in chosen}
+    return {
+        folder.results_path(cell).relative_to(folder.path).as_posix(): {
+            "expected": expected_of(grid.study, cell),
+            "curve": curves.get(cell.path, []),
+        }
+        for cell in cells
+    }
 
 
 def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
     """Cells that are done with their results."""
     runs = {run.path: run for run in read([folder.results_path(cell) for cell in cells], quiet=True, dev=True)[0]}
     return [(cell, runs[path]) for cell in cells if (path := folder.results_path(cell)) in runs]
-
-
-def _commits(found: Results) -> str:
-    """What the table says of the code, if it was not the same for all cells."""
-    commits = Counter(str(run.icl.get("commit") or "unknown")[:7] for _, run in found).most_common()
-    counts = ", ".join(f"{commit} {number}" for commit, number in commits)
-    return f"The cells are of several commits of lm-eval-icl: {counts}." if len(commits) > 1 else ""
 
 
 def expected_of(study: Study, cell: Cell) -> dict[str, float]:
@@ -231,3 +230,45 @@ def expected_of(study: Study, cell: Cell) -> dict[str, float]:
         if agrees and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items():
             values = entry.get("values", {}) | values
     return values
+
+
+# Before the end.
+
+
+def check_model(model: Model) -> None:
+    """Load the tokenizer and the configuration of a model, without its weights.
+
+    Raises:
+        InputError: they cannot be loaded.
+    """
+    of_hub = {k: model.arguments[k] for k in ("revision", "subfolder", "trust_remote_code") if k in model.arguments}
+    tokenizer = str(model.arguments.get("tokenizer", model.name))
+    with refusing(f"tokenizer={tokenizer!r}: the tokenizer cannot be loaded"):
+        AutoTokenizer.from_pretrained(tokenizer, **of_hub)
+    with refusing(f"pretrained={model.name!r}: the configuration cannot be loaded"):
+        AutoConfig.from_pretrained(model.name, **of_hub)
+
+
+def print_states(grid: Grid, folder: StudyFolder, console: Console, verbose: bool) -> None:
+    """Print how many cells are in which state, and why some could not be made.
+
+    Args:
+        verbose: list all targets that are not done.
+    """
+
+    def say(text: str) -> None:
+        # Reasons have the texts of other people's tasks: nothing that a terminal would obey.
+        console.print(Text("".join(c if c.isprintable() else "\ufffd" for c in text)), soft_wrap=True)
+
+    names = {DONE: "done", READY: "missing", WAITING: "waiting for others"}
+    known = states(grid, folder, folder.failures())
+    cells = Counter((target.split, names.get(s, "failed")) for target, s in known if isinstance(target, Cell))
+    for (split, state), number in cells.items():
+        say(f"{number:,} cells on the {split} set: {state}")
+    if trained := sum(not isinstance(target, Cell) for target, _ in known):
+        say(f"{trained:,} checkpoints to be trained first")
+    for target, state in known:
+        if state not in names:
+            say(f"failed: {target.path}: {state}")
+        elif verbose and state != DONE:
+            say(f"{names[state]}: {target.path}")

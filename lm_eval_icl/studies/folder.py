@@ -79,21 +79,19 @@ class StudyFolder:
         with refusing(f"{path}: is not whole", f"Run the cell again: --rerun '{cell.path}'."):
             return dict(json.loads(path.read_text(encoding="utf-8")))
 
-    def scores(self, grid: Grid, cells: Sequence[Cell], rule: str = "") -> list[float]:
-        """The metric of cells that are done, under a decision rule or by what the model says. (Of several filters of
-        the task's own, the first counts.)"""
-        scores = []
-        for cell in cells:
-            values = self.results(cell)["results"][cell.task]
-            name = f"{grid.study.metric_on(cell.split)},{rule}"
-            scores.append(float(values[name] if rule else next(values[key] for key in values if key.startswith(name))))
-        return scores
-
     def choice(self, grid: Grid, candidates: Sequence[Candidate]) -> DevChoice:
         """What the dev set chooses, whose cells are all there."""
+        metric = f"{grid.study.metric_on('dev')},"  # of several filters of a task's own, the first counts
+
+        def score(cell: Cell, rule: str) -> float:
+            values = self.results(cell)["results"][cell.task]
+            return float(
+                values[metric + rule] if rule else next(values[name] for name in values if name.startswith(metric))
+            )
+
         key = candidates[0].dev[0].path
         if key not in self._choices:
-            scores = [self.scores(grid, candidate.dev, candidate.rule) for candidate in candidates]
+            scores = [[score(cell, candidate.rule) for cell in candidate.dev] for candidate in candidates]
             self._choices[key] = choose(grid, candidates, scores)
         return self._choices[key]
 
@@ -124,26 +122,22 @@ class StudyFolder:
         Returns:
             The paths.
         """
-        forgotten: dict[str, None] = {}
+        forgotten = {path for path in self.there if path.startswith("checkpoints/") and fnmatch(path, pattern)}
 
-        def forgets(cell: Cell) -> bool:
-            of_checkpoint = fnmatch(checkpoint := Checkpoint(cell.model).path, pattern)
-            if of_checkpoint or fnmatch(cell.path, pattern):
-                forgotten.update(dict.fromkeys([cell.path, *([checkpoint] if of_checkpoint else [])]))
-            return cell.path in forgotten
+        def matches(cell: Cell) -> bool:
+            return fnmatch(cell.path, pattern) or Checkpoint(cell.model).path in forgotten
 
         for candidates in grid.alternatives:
             on_dev = [cell for candidate in candidates for cell in candidate.dev]
-            several = len(candidates) > 1 and all(map(self.has, on_dev))
-            tested = self.choice(grid, candidates).cells if several else candidates[0].test
-            if sum(map(forgets, on_dev)) and several:
-                forgotten.update(dict.fromkeys(cell.path for cell in tested))
-            for cell in tested:
-                forgets(cell)
-        paths = [path for path in forgotten if path in self.there]
-        self.there -= forgotten.keys()
+            is_chosen = len(candidates) > 1 and all(map(self.has, on_dev))
+            tested = self.choice(grid, candidates)[0] if is_chosen else candidates[0].test
+            forgotten |= {cell.path for cell in (*on_dev, *tested) if matches(cell)}
+            if is_chosen and any(map(matches, on_dev)):
+                forgotten |= {cell.path for cell in tested}
+        forgotten &= self.there
+        self.there -= forgotten
         self._choices.clear()
-        return paths
+        return sorted(forgotten)
 
     # What is made.
 
@@ -155,10 +149,7 @@ class StudyFolder:
             place.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(target, Cell):
                 self._write_cell(target, place, outcome)
-            elif not self.unfinished(target.model).is_dir():
-                why = "was trained where this process does not see it: put the study's folder on a disk that all share"
-                raise InputError(f"--output {self.path}: {target.path} {why}.")
-            else:
+            else:  # which is here if all machines share the folder's disk
                 # The training's own checkpoints have the optimizer's state too.
                 shutil.rmtree(self.unfinished(target.model) / "checkpoints", ignore_errors=True)
                 _replace(place, self.unfinished(target.model))

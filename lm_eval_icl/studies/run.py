@@ -79,7 +79,7 @@ class UnitRunner:
         Raises:
             Exception: the device is broken.
         """
-        left = {target.path: target for target in unit.targets}
+        left = {target.path: target for target in unit}
         try:
             for target, outcome in self._outcomes(unit):
                 del left[target.path]
@@ -95,7 +95,7 @@ class UnitRunner:
         yield from ((target, Failure(why)) for target in left.values())
 
     def _outcomes(self, unit: Unit) -> Iterator[Outcome]:
-        first = unit.targets[0]
+        first = unit[0]
         if isinstance(first, Checkpoint):
             self._forget()
             self.training(first.model)()
@@ -103,7 +103,7 @@ class UnitRunner:
             return
         lm = self._load(first.model)
         with naming(f"{first.model.name}, {first.variant.name}"):
-            yield from self._run_cells(lm, [target for target in unit.targets if isinstance(target, Cell)])
+            yield from self._run_cells(lm, [target for target in unit if isinstance(target, Cell)])
 
     def training(self, model: Model) -> Callable[[], None]:
         """What trains a model.
@@ -161,7 +161,7 @@ class UnitRunner:
             self._chooser = (cell.task, how.pool), Chooser(pool, predictor(lm), how.pool)
         chooser = self._chooser[1]
         about = kept.about_model(str(lm.pretrained), lm.model_identity())
-        about |= {"max_length": lm.max_length, "add_bos_token": lm.add_bos_token, "dev": task.dev_digest}
+        about |= {"max_length": lm.max_length, "add_bos_token": lm.add_bos_token, "data": cell.data}
         return kept.chosen(kept.Wanted(chooser.pool, how, cell.num_fewshot, cell.seed, about), chooser)
 
     def _run_cells(self, loaded: ICLModel, cells: Sequence[Cell]) -> Iterator[Outcome]:
@@ -222,14 +222,10 @@ class UnitRunner:
         facts: dict[str, Any] = {
             "model": cell.model.name,
             "training": training.name if training else None,
-            "checkpoint": cell.model.checkpoint,
             "arguments": dict(cell.variant.arguments),
-            "task": cell.task,
-            "changes": task.changes,
-            "num_fewshot": cell.num_fewshot,
             "demonstrations": cell.drawn,
             "indices": task.demonstrations,
-            "choice": task.choice,
+            "choice": task.chosen,
             "seed": cell.seed,
             "order": cell.order,
             "split": cell.split,

@@ -34,8 +34,6 @@ from lm_eval_icl.studies.grid import Demonstrations, Study
 
 # The dev set is the same for all seeds of the demonstrations.
 _DEV_SEED = 0
-# What a cell says of a choice of demonstrations, besides the rows that were chosen.
-_OF_CHOICE = ("picked", "accuracy", "evaluated", "seconds", "tokens")
 
 
 def open_study(study: Study, limit: float | None, include_path: str | None) -> Grid:
@@ -46,7 +44,7 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
     """
     tasks = load(study.tasks, include_path, study.metadata)
     for name, task in tasks.items():
-        loaded, data, used = task.loaded, {}, set[int]()
+        loaded, rows, data, used = task.loaded, {}, {}, set[int]()
         for metric in {study.metric, study.metric_on("dev")} - {*(known := loaded.aggregation())}:
             raise InputError(f"metric: task {name!r} has no {metric!r}, only {', '.join(sorted(known))}.")
         if study.rules:
@@ -55,15 +53,18 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
         shots = tuple(dict.fromkeys(int(own or 0) if n is None or own == 0 else n for n in study.num_fewshot))
         for n, how, seed in itertools.product(shots, study.demonstrations, study.seeds):
             draw(task, n, how, seed, study.orders - 1)
-            drawn = draw(task, n, how, seed)
+            rows[n, str(how), seed] = drawn = draw(task, n, how, seed)
             used.update(drawn or ())
-            shown = _shown(loaded, seed) if isinstance(loaded, MetaICLTask) else None
-            data[n, str(how), seed] = digest_of([_contents(loaded), str(dict(task.changes)), shown, drawn])
             if study.dev and drawn is None and not isinstance(how, How):
                 why = "draws demonstrations of its own for every document, which may be documents of the dev set"
                 raise InputError(f"dev: task {name!r} {why}: give `demonstrations`.")
-        pool = loaded.sampler.df if used else []
-        dev = dev_set(task, study.dev.size, limit, [pool[i] for i in used]) if study.dev else {}
+        demonstrations = [row for i, row in enumerate(_pool(loaded)) if i in used]
+        dev = dev_set(task, study.dev.size, limit, demonstrations) if study.dev else {}
+        for n, how, seed in itertools.product(shots, study.demonstrations, study.seeds):
+            shown = _shown(loaded, seed) if isinstance(loaded, MetaICLTask) else None
+            inputs = [_contents(loaded), shown, rows[n, str(how), seed]]
+            data[n, str(how), seed, "dev"] = digest_of([*inputs, *dev.items()])
+            data[n, str(how), seed, "test"] = digest_of([*inputs, *dev.items()] if isinstance(how, How) else inputs)
         better = loaded.higher_is_better().get(study.metric_on("dev"), True)
         tasks[name] = replace(task, shots=shots, dev=dev, data=data, higher_is_better=better)
     return Grid(study, tasks, limit)
@@ -78,7 +79,7 @@ def load(
         InputError: there is no such task, or its data cannot be loaded.
     """
     manager = task_manager(include_path, metadata)
-    tasks: dict[str, Task] = {}
+    tasks, changed = dict[str, Task](), set[str]()
     for spec in specs:
         changes = {} if isinstance(spec, str) else {**spec}
         asked = str(spec if isinstance(spec, str) else changes.pop("task", None))
@@ -96,9 +97,10 @@ def load(
                 raise InputError(f"tasks: {name}: its own class builds its prompts, so that a study cannot run it.")
             if "decide" in (task.config.metadata or {}):
                 raise InputError(f"tasks: {name}: decide is in its metadata: give it as a key of the study.")
-            known = tasks.get(name, Task(name, (), {}, frozenset(), task, changes))
-            if name in tasks and (changes or known.changes):
+            if name in tasks and (changes or name in changed):
                 raise InputError(f"tasks: {name} is there twice: two cells would write one file.")
+            changed |= {name} if changes else set()
+            known = tasks.get(name, Task(name, (), {}, loaded=task))
             inside = tuple(group for group, tasks_in in groups.items() if name in tasks_in and not changes)
             tasks[name] = replace(known, inside={**known.inside, asked: inside}, alike=known.alike | alike)
     return tasks
@@ -107,8 +109,11 @@ def load(
 @functools.cache
 def _contents(task: ConfigurableTask) -> str:
     """A digest of what a task says, and of its documents and pool of demonstrations."""
-    pool = list(task.sampler.df) if hasattr(task, "sampler") else []
-    return digest_of([template_of(task), list(task.eval_docs), pool, getattr(task, "pmi", None)])
+    return digest_of([template_of(task), list(task.eval_docs), _pool(task), getattr(task, "pmi", None)])
+
+
+def _pool(task: ConfigurableTask) -> list[Any]:
+    return list(task.sampler.df or ()) if hasattr(task, "sampler") else []
 
 
 def digest_of(value: Any) -> str:
@@ -128,8 +133,8 @@ def prepare(study: Study, task: Task, cell: Cell, choice: Mapping[str, Any] | No
         lm: the model that is evaluated, by which MetaICL's tasks cut their texts.
 
     Returns:
-        A copy of the task. `demonstrations` are their indices in the pool, in their order (None if every document has
-        its own), `choice` says how good and how costly the choice was, `changes` what the study changes.
+        A copy of the task; `demonstrations` are their indices in the pool, in their order (None if every document has
+        its own), and `chosen` is `choice`.
 
     Raises:
         InputError: the demonstrations cannot be drawn, or there are not as many orders.
@@ -146,7 +151,7 @@ def prepare(study: Study, task: Task, cell: Cell, choice: Mapping[str, Any] | No
         made.bind(lm)
         made.fix()
     elif indices is not None:
-        pool = list(task.loaded.sampler.df)
+        pool = _pool(task.loaded)
         made.fewshot_docs = lambda: pool  # which are read once
         made.sampler = These([pool[i] for i in indices])
         made.fewshot_rnd = Random(cell.seed)
@@ -160,8 +165,7 @@ def prepare(study: Study, task: Task, cell: Cell, choice: Mapping[str, Any] | No
         made.has_test_docs, made.test_docs = lambda: True, lambda: documents
     with recording(), mock.patch("lm_eval.api.task.tqdm", functools.partial(lm_eval.api.task.tqdm, disable=True)):
         made.build_all_requests(limit=get_sample_size(made, cell.limit))
-    made.demonstrations, made.changes = indices, task.changes
-    made.choice = {key: choice[key] for key in _OF_CHOICE if key in choice} if choice else {}
+    made.demonstrations, made.chosen = indices, choice
     # It builds no more requests but those of decision rules, which it may be given.
     made.build_all_requests = functools.partial(with_queries, lambda *_, **__: None, made)
     return made
@@ -246,8 +250,8 @@ def dev_set(
     is_used = among(loaded, lambda: used, few_shot=True)
     dev = {i: rows[i] for i in itertools.islice((i for i in order if not is_used(rows[i])), wanted)}
     if len(dev) < wanted:
-        raise InputError(
-            f"dev: task {task.name!r}: its training split has {len(dev)} rows that are no demonstrations, and the "
-            f"dev set {wanted}: give dev a size of {len(dev)} or less."
+        why = (
+            f"its training split has {len(dev)} rows that are no demonstrations, and not {wanted}: give a smaller size"
         )
+        raise InputError(f"dev: task {task.name!r}: {why}.")
     return dev

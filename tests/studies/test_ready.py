@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lm_eval_icl.studies.cells import Candidate, Cell, Checkpoint, DevChoice, Grid, Task, batches, best, choose
+from lm_eval_icl.studies.cells import Candidate, Cell, Checkpoint, DevChoice, Grid, Task, batches, choose
 from lm_eval_icl.studies.conduct import DONE, Failure, Here, Unit, conduct, ready, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study
@@ -40,7 +40,7 @@ class Paths:
         return target.path in self.there
 
     def choice(self, grid: Grid, candidates: tuple[Candidate, ...]) -> DevChoice:
-        return choose(grid, candidates, [[one.variant.arguments.get("T", 0) / 10] for one in candidates])
+        return choose(grid, candidates, [[one.test[0].variant.arguments.get("T", 0) / 10] for one in candidates])
 
     def write(self, target: Any, outcome: Any) -> None:
         self.there.add(target.path)
@@ -56,7 +56,7 @@ def short(path: str) -> str:
 
 
 def printed(units: list[Unit]) -> list[str]:
-    return [" | ".join(short(target.path) for target in unit.targets) for unit in units]
+    return [" | ".join(short(target.path) for target in unit) for unit in units]
 
 
 def run_all(grid: Grid, folder: Paths, failing: str = "^$") -> list[str]:
@@ -65,7 +65,7 @@ def run_all(grid: Grid, folder: Paths, failing: str = "^$") -> list[str]:
 
     def run(unit: Unit) -> Any:
         order.extend(printed([unit]))
-        for target in unit.targets:
+        for target in unit:
             yield target, Failure("no room") if re.search(failing, short(target.path)) else {}
 
     folder.failed = {}
@@ -93,8 +93,8 @@ def test_a_study_from_nothing_needs_its_dev_cells_first():
 def test_after_a_dev_cell_the_others_and_after_all_the_chosen_one():
     folder, study = Paths(), grid(dev=DEV)
     (icl, _, first, others) = ready(study, folder, set(), {})
-    folder.there |= {target.path for unit in (icl, first) for target in unit.targets}
-    running = {target.path for target in others.targets}
+    folder.there |= {target.path for unit in (icl, first) for target in unit}
+    running = {target.path for target in others}
     assert printed(ready(study, folder, set(), {})) == [
         "ce icl/a",
         "ce deepthink,T=2/a,split=dev | ce deepthink,T=3/a,split=dev",
@@ -147,7 +147,7 @@ def test_a_changed_file_runs_what_is_missing():
     chosen = grid(**keys, seeds=[0], dev=DEV)
     assert run_all(chosen, folder)[-1] == "ce deepthink,T=3/a,seed=0,chosen=T"
     # A task whose documents, prompts or demonstrations are others has other cells.
-    changed = replace(chosen.tasks["a"], data={(2, "None", 0): "other"})
+    changed = replace(chosen.tasks["a"], data={(2, "None", 0, "test"): "other", (2, "None", 0, "dev"): "other"})
     assert len(run_all(Grid(chosen.study, {"a": changed}), folder)) == 2
 
 
@@ -170,7 +170,7 @@ def test_rerun_of_a_dev_cell_makes_again_what_it_chose(tmp_path):
     forgotten = folder.forget(study, "cells/*/deepthink,T=1/a,*split=dev*")
     assert sorted(map(short, forgotten)) == ["ce deepthink,T=1/a,split=dev", "ce deepthink,T=3/a,chosen=T"]
     assert printed(ready(study, folder, set(), {})) == ["ce deepthink,T=1/a,split=dev"]
-    folder.there |= {target.path for target in ready(study, folder, set(), {})[0].targets}
+    folder.there |= {target.path for target in ready(study, folder, set(), {})[0]}
     assert printed(ready(study, folder, set(), {})) == ["ce deepthink,T=3/a,chosen=T"]
     assert StudyFolder(tmp_path).there == made.there
 
@@ -210,13 +210,14 @@ def test_what_the_dev_set_chooses_among():
     study = grid(**keys, dev={"choose": ["T", "seeds", "decide"]}, decide=["none", "contextual"])
     assert [len(candidates) for candidates in study.alternatives] == [4, 4, 8, 8]
     for candidates in study.alternatives:
-        assert len({(str(c.variant), c.seed, c.rule) for c in candidates}) == len(candidates)
+        assert len({(c.test[0].variant.name, c.test[0].seed, c.rule) for c in candidates}) == len(candidates)
         assert len({cell.path for c in candidates for cell in c.dev}) == len(candidates) / 2  # a cell has all rules
 
     def score(candidate: Candidate) -> float:
-        return 0.3 + 0.2 * candidate.seed + 0.1 * (bool(candidate.rule) and candidate.test[0].task == "b")
+        (cell,) = candidate.test
+        return 0.3 + 0.2 * cell.seed + 0.1 * (bool(candidate.rule) and cell.task == "b")
 
-    chosen = [choose(study, of, [[score(candidate)] for candidate in of]).cells[0] for of in study.alternatives]
+    chosen = [choose(study, of, [[score(candidate)] for candidate in of])[0][0] for of in study.alternatives]
     assert [(c.task, c.seed, c.rule, c.chosen) for c in chosen] == [
         ("a", 1, "", ("seeds", "decide")),  # of equals, the first: what the model says
         ("b", 1, "contextual", ("seeds", "decide")),
@@ -242,8 +243,7 @@ def test_a_training_is_a_target_of_its_model():
         ["icl", "hf", "deepthink"],
         ["invicl"],
     ]
-    for cell in known(study):
-        assert cell.needs == (Checkpoint(cell.model),)
+    assert {Checkpoint(cell.model).path for cell in known(study)} == {Checkpoint(m).path for m in study.models}
 
 
 # The choice.
@@ -262,6 +262,9 @@ def test_a_training_is_a_target_of_its_model():
     ],
 )
 def test_the_best_mean_is_chosen(candidates, higher, index):
-    found, means = best(candidates, higher)
-    assert found == index and len(means) == len(candidates)
-    assert means[index] == pytest.approx(sum(candidates[index]) / len(candidates[index]))
+    study = grid(methods={"deepthink": {"T": list(range(1, len(candidates) + 1))}}, dev=DEV)
+    (alternatives,) = study.alternatives
+    task = replace(study.tasks["a"], higher_is_better=higher)
+    ((cell,), curve) = choose(Grid(study.study, {"a": task}), alternatives, candidates)
+    assert cell.variant.arguments["T"] == index + 1 and len(curve) == len(candidates)
+    assert curve[index]["score"] == pytest.approx(sum(candidates[index]) / len(candidates[index]))
