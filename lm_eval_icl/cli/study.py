@@ -36,7 +36,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         nargs="?",
         const="cells/*",
         metavar="PATTERN",
-        help="make again what is there and matches (cells/*/icl/*, checkpoints/*), and what needs it (default: cells/*)",
+        help="make again what matches (cells/*/icl/*, checkpoints/*), and what needs it (default: cells/*)",
     )
     parser.add_argument("--model_args", metavar="K=V,...", help="another model (pretrained=...), or more for each")
     parser.add_argument("--tasks", metavar="T,...", help="other tasks")

@@ -227,8 +227,8 @@ class Grid:
                         decide="+".join(map(str, study.rules)),
                     )
                     test = tuple(replace(first, order=order) for order in range(study.orders))
-                    of_dev = {"split": "dev", "data": task.data.get((shots, str(how), seed, "dev"), ""), "limit": None}
-                    dev = tuple(replace(cell, **of_dev) for cell in test) if study.dev else ()
+                    data = task.data.get((shots, str(how), seed, "dev"), "")
+                    dev = tuple(replace(cell, split="dev", data=data, limit=None) for cell in test) if study.dev else ()
                     groups[key] += [Candidate(rule, dev, test) for rule in rules]
         return [tuple(candidates) for candidates in groups.values()]
 
@@ -253,12 +253,8 @@ def passes_of(variant: Variant) -> tuple[str, int]:
 
 
 def choose(grid: Grid, candidates: Sequence[Candidate], scores: Sequence[Sequence[float]]) -> DevChoice:
-    """What the dev set chooses among these: the best mean over orders; of those that are equal up to rounding, the
-    first. A score that is no number is the worst.
-
-    Args:
-        scores: of each candidate, one for every order.
-    """
+    """What the dev set chooses among these, by the scores of each in every order: the best mean, and of equal ones (up
+    to rounding) the first. A score that is no number is the worst."""
     dev = grid.study.dev
     assert dev is not None
     higher = grid.tasks[candidates[0].test[0].task].higher_is_better
@@ -266,7 +262,7 @@ def choose(grid: Grid, candidates: Sequence[Candidate], scores: Sequence[Sequenc
     means = [math.fsum(score if math.isfinite(score) else worst for score in of) / len(of) for of in scores]
     top = max(means) if higher else min(means)
     chosen = candidates[next(i for i, mean in enumerate(means) if math.isclose(mean, top, rel_tol=1e-9))]
-    curve = []
+    curve: list[dict[str, Any]] = []
     for (rule, _, cells), mean in zip(candidates, means, strict=True):
         arguments = {**cells[0].variant.arguments, **({"decide": rule or "none"} if "decide" in dev.choose else {})}
         curve.append({"arguments": arguments, "seed": cells[0].seed, "score": mean})

@@ -47,8 +47,7 @@ class OnRay(Executor):
 
     Args:
         ray: Ray, with a cluster (`connected`).
-        worker: the class of the workers: `run(unit)` returns what came of the unit's targets.
-        arguments: of that class.
+        worker: the class of the workers, with its arguments: `run(unit)` returns what came of the unit's targets.
         needs: what each worker has of Ray's resources: `num_cpus`, `num_gpus`, `memory`.
     """
 
@@ -121,14 +120,8 @@ class OnRay(Executor):
 
 
 def connected(address: str) -> Any:
-    """Ray, with a cluster.
-
-    Args:
-        address: of a cluster that runs; empty for one of this machine, which ends with this process.
-
-    Raises:
-        InputError: Ray is not installed, or no cluster answers.
-    """
+    """Ray, with the cluster at this address; without one, with a cluster of this machine, which ends with this
+    process."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -151,13 +144,8 @@ def connected(address: str) -> Any:
 
 
 class StudyWorker:
-    """A worker of a study.
-
-    Args:
-        study: whose tasks it loads for itself.
-        directory: in which the study was started.
-        options, folder, trainer, include_path: as of `UnitRunner`.
-    """
+    """A worker of a study, whose tasks it loads for itself; `directory` is where the study was started, and the others
+    are arguments of `UnitRunner`."""
 
     def __init__(self, study: Study, directory: Path, options: Options, folder: Path, *others: Any) -> None:
         if directory.is_dir():
@@ -177,11 +165,7 @@ class StudyWorker:
 def study_on_ray(
     address: str, study: Study, options: Options, folder: Path, trainer: Trainer, include_path: str | None
 ) -> OnRay:
-    """The workers of a study: each with a core and a GPU if the cluster has any, unless the study says more.
-
-    Raises:
-        InputError: as for `connected`, or no node has what a worker needs.
-    """
+    """The workers of a study: each with a core and a GPU if the cluster has any, unless the study says otherwise."""
     ray = connected(address)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = float((options.device or "cuda") != "cpu" and any(node.get("GPU", 0) >= 1 for node in nodes))

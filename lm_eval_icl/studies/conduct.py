@@ -46,11 +46,7 @@ class Executor:
 
     def take(self, held: str, holders: Mapping[str, int]) -> Unit | None:
         """The unit that an idle process runs next: of the model that it holds, or else of one that few others hold.
-
-        Args:
-            held: the folder of the model that the process holds.
-            holders: how many processes hold a model, by its folder.
-        """
+        Models are told by their folders; `holders` counts the processes."""
         folders = [folder for folder, units in self.waiting.items() if units]
         if not folders:
             return None
@@ -63,15 +59,12 @@ class Executor:
 
 class Here(Executor):
     """Runs units in this process, all of a model before the next one is loaded, and hands over each target as it is
-    done.
-
-    Args:
-        run: runs a unit, target by target.
-    """
+    done."""
 
     def __init__(self, run: Callable[[Unit], Iterator[Outcome]]) -> None:
         super().__init__()
-        self.run, self._held, self._outcomes = run, "", iter(())
+        self.run, self._held = run, ""
+        self._outcomes: Iterator[Outcome] = iter(())
 
     def wait(self) -> list[Outcome]:
         while (outcome := next(self._outcomes, None)) is None:
@@ -83,11 +76,7 @@ class Here(Executor):
 
 
 def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[str, str]) -> None:
-    """Make what is missing of a study.
-
-    Args:
-        failed: why targets could not be made, by path; those that fail are added.
-    """
+    """Make what is missing of a study. Targets that fail are added to `failed`, with the reason, by path."""
     missing = [target for target, state in states(grid, folder, failed) if state != DONE and isinstance(target, Cell)]
     more = True  # may be ready: what is done on the test set, nothing waits for
     with tqdm(total=len(missing), desc="cells") as bar:
@@ -108,15 +97,10 @@ def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[st
 
 
 def ready(grid: Grid, folder: StudyFolder, running: Collection[str], failed: Mapping[str, str]) -> list[Unit]:
-    """The units whose inputs are there and whose outputs are not: trainings, and cells.
-
-    Args:
-        running: the paths of targets that are being made.
-        failed: why targets could not be made, by path; they are not tried again.
-    """
-    makeable = [
-        target for target, state in states(grid, folder, failed) if state == READY and target.path not in running
-    ]
+    """The units whose inputs are there and whose outputs are not, without targets that are running or have failed:
+    trainings, and cells."""
+    known = states(grid, folder, failed)
+    makeable = [target for target, state in known if state == READY and target.path not in running]
     trainings = [(target,) for target in makeable if isinstance(target, Checkpoint)]
     return [*trainings, *batches(target for target in makeable if isinstance(target, Cell))]
 
@@ -131,21 +115,15 @@ def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[t
     known: dict[str, tuple[Target, str]] = {}
 
     def state_of(target: Target) -> str:
-        path = target.path
-        if path not in known:
-            known[path] = target, DONE if folder.has(target) else missing(target)
+        if (path := target.path) not in known:
+            known[path] = target, DONE if folder.has(target) else failed.get(path) or of_checkpoint(target)
         return known[path][1]
 
-    def missing(target: Target) -> str:
-        if target.path in failed:
-            return failed[target.path]
+    def of_checkpoint(target: Target) -> str:
         if isinstance(target, Checkpoint) or not target.model.training:
             return READY
-        checkpoint = Checkpoint(target.model)
-        state = state_of(checkpoint)
-        if state not in KNOWN:
-            return f"{checkpoint.path} failed: {state}"
-        return READY if state == DONE else WAITING
+        state = state_of(checkpoint := Checkpoint(target.model))
+        return READY if state == DONE else WAITING if state in KNOWN else f"{checkpoint.path} failed: {state}"
 
     for candidates in grid.alternatives:
         on_dev = {cell.path: state_of(cell) for candidate in candidates for cell in candidate.dev}

@@ -41,14 +41,7 @@ _TASKS = 8  # with more tasks, the columns are what the study's file calls its t
 
 
 def conclude(grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console) -> None:
-    """Write `study.json`, and write and print what came out.
-
-    Args:
-        failed: why targets could not be made, by path.
-
-    Raises:
-        InputError: a file cannot be written.
-    """
+    """Write `study.json`, and write and print what came out."""
     study, columns = grid.study, columns_of(grid.study, grid.tasks)
     done = [target for target, state in states(grid, folder, {}) if state == DONE and isinstance(target, Cell)]
     tested = [cell for cell in done if cell.split == "test"]
@@ -99,12 +92,8 @@ class Columns:
     averages: Mapping[str, tuple[str, ...]]
 
     def groups(self, documents: Mapping[Trained, int], names: Mapping[Trained, str]) -> dict[str, dict[str, float]]:
-        """The weights of tasks in each column of which all results are there, averages among them.
-
-        Args:
-            documents: how many were scored of each task.
-            names: of the tasks on the board.
-        """
+        """The weights of tasks in each column of which all results are there, averages among them, by the numbers of
+        documents that were scored and the names of tasks on the board."""
         weights = {}
         for column, tasks in self.tasks.items():
             if tasks and tasks <= documents.keys():
@@ -236,11 +225,7 @@ def expected_of(study: Study, cell: Cell) -> dict[str, float]:
 
 
 def check_model(model: Model) -> None:
-    """Load the tokenizer and the configuration of a model, without its weights.
-
-    Raises:
-        InputError: they cannot be loaded.
-    """
+    """Refuse a model whose tokenizer and configuration cannot be loaded; its weights are not."""
     of_hub = {k: model.arguments[k] for k in ("revision", "subfolder", "trust_remote_code") if k in model.arguments}
     tokenizer = str(model.arguments.get("tokenizer", model.name))
     with refusing(f"tokenizer={tokenizer!r}: the tokenizer cannot be loaded"):
@@ -250,11 +235,7 @@ def check_model(model: Model) -> None:
 
 
 def print_states(grid: Grid, folder: StudyFolder, console: Console, verbose: bool) -> None:
-    """Print how many cells are in which state, and why some could not be made.
-
-    Args:
-        verbose: list all targets that are not done.
-    """
+    """Print how many cells are in which state, and why some could not be made; all that are not done if `verbose`."""
 
     def say(text: str) -> None:
         # Reasons have the texts of other people's tasks: nothing that a terminal would obey.

@@ -30,14 +30,8 @@ from lm_eval_icl.studies.cells import Candidate, Cell, Checkpoint, DevChoice, Gr
 
 
 class StudyFolder:
-    """A study's folder. What cannot be written in it raises `CannotWrite`.
-
-    Args:
-        path: the folder, which is made when it is locked.
-
-    Attributes:
-        there: the paths of the targets that were there when the folder was opened, or were written since.
-    """
+    """A study's folder, which is made when it is locked; `there` are the paths of the targets that were there when it
+    was opened, or were written since. What cannot be written raises `CannotWrite`."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.cells, self.checkpoints = path, path / "cells", path / "checkpoints"
@@ -48,11 +42,7 @@ class StudyFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Inside this context, no other process writes the folder. A process that is killed leaves no lock.
-
-        Raises:
-            InputError: another process has it, or the folder cannot be made or written.
-        """
+        """Inside this context, no other process writes the folder. A process that is killed leaves no lock."""
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             try:
@@ -114,14 +104,7 @@ class StudyFolder:
 
     def forget(self, grid: Grid, pattern: str) -> list[str]:
         """Take what is there, and what was made of it, for missing, so that it is made again. Each file stays until the
-        new one takes its place.
-
-        Args:
-            pattern: of paths below this folder, such as "cells/*/icl/*".
-
-        Returns:
-            The paths.
-        """
+        new one takes its place. The pattern is one of paths, such as "cells/*/icl/*"."""
         forgotten = {path for path in self.there if path.startswith("checkpoints/") and fnmatch(path, pattern)}
 
         def matches(cell: Cell) -> bool:

@@ -143,13 +143,6 @@ def _trainings(given: Any) -> list[Training]:
     return trainings
 
 
-def _metadata(given: Any) -> Any:
-    for key in ("decide", "demonstrations"):
-        if isinstance(given, Mapping) and key in given:
-            raise InputError(f"metadata: {key}={given[key]}: is a key of the study itself: give it there.")
-    return given
-
-
 def _columns(given: Any) -> dict[str, list[str]]:
     """By the name of each part; one part without a name if the file has a list."""
     parts = given if isinstance(given, Mapping) else {"": given}
@@ -191,8 +184,8 @@ class Study(BaseModel):
     paper: str = ""
     deviates: Annotated[tuple[str, ...], Several] = ()
     trainings: Annotated[tuple[Training, ...], BeforeValidator(_trainings), Field(alias="train")] = ()
-    metadata: Annotated[Mapping[str, Any], BeforeValidator(_metadata)] = {}
-    resources: Mapping[Literal["num_cpus", "num_gpus", "memory"], NonNegativeFloat] = {}
+    metadata: Mapping[str, Any] = {}
+    resources: Mapping[Annotated[str, Field(pattern="num_cpus|num_gpus|memory")], NonNegativeFloat] = {}
     columns: Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(_columns)] = {}
     figures: Annotated[tuple[Figure, ...], Several] | None = None
     expected: Annotated[tuple[Mapping[str, Any], ...], Several] = ()
@@ -208,6 +201,8 @@ class Study(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Study:
+        if twice := sorted({"decide", "demonstrations"} & self.metadata.keys()):
+            raise InputError(f"metadata: {twice[0]}: is a key of the study itself: give it there.")
         tasks = {str(task if isinstance(task, str) else task.get("task")) for task in self.tasks}
         if foreign := sorted({target for training in self.trainings for target in training.targets} - tasks):
             raise InputError(f"train: targets: {foreign[0]!r} is none of the study's tasks.")

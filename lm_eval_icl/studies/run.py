@@ -47,8 +47,6 @@ from lm_eval_icl.studies.tasks import prepare
 
 # Checks the options of `lm-eval-icl train`, and returns what trains.
 Trainer = Callable[[Mapping[str, Any]], Callable[[], None]]
-# Of lm-eval's model arguments, those that put other weights in place of a checkpoint's, or on top of them.
-_OTHER_WEIGHTS = {"peft", "delta", "gguf_file", "gptqmodel", "autogptq"}
 
 
 @dataclass(frozen=True)
@@ -74,11 +72,7 @@ class UnitRunner:
         self._chooser: tuple[Any, Chooser] | None = None
 
     def run(self, unit: Unit) -> Iterator[Outcome]:
-        """Run a unit: each target with what it gave, or with the `Failure`.
-
-        Raises:
-            Exception: the device is broken.
-        """
+        """Run a unit: each target with what it gave, or with the `Failure`."""
         left = {target.path: target for target in unit}
         try:
             for target, outcome in self._outcomes(unit):
@@ -106,15 +100,11 @@ class UnitRunner:
             yield from self._run_cells(lm, [target for target in unit if isinstance(target, Cell)])
 
     def training(self, model: Model) -> Callable[[], None]:
-        """What trains a model.
-
-        Raises:
-            InputError: an option of its training cannot be used.
-        """
+        """What trains a model, whose options are checked now."""
         metadata = self.grid.study.metadata
         assert model.training and model.under
         where = f"train: {model.training.name}"
-        if other := sorted(_OTHER_WEIGHTS & model.arguments.keys()):
+        if other := sorted({"peft", "delta", "gguf_file", "gptqmodel", "autogptq"} & model.arguments.keys()):
             raise InputError(f"models: {other[0]}: {where} makes weights of its own: leave it out.")
         options = dict(model.training.options)
         if "metaicl" in options:
@@ -212,12 +202,8 @@ class UnitRunner:
         return results
 
     def _recorded(self, cell: Cell, results: dict[str, Any], task: Any, shared: Mapping[str, Any]) -> dict[str, Any]:
-        """A cell's results, with what was varied under `config.icl.study`.
-
-        Args:
-            shared: how many cells were scored together, and if this was measured, of how many orders, in how many
-                passes and seconds.
-        """
+        """A cell's results, with what was varied under `config.icl.study`; `shared` says how many cells were scored
+        together, of how many orders, in how many passes and seconds."""
         metric, training = self.grid.study.metric_on(cell.split), cell.model.training
         facts: dict[str, Any] = {
             "model": cell.model.name,
@@ -246,11 +232,7 @@ class UnitRunner:
 
 
 class Answered(LM):
-    """A model whose responses are known.
-
-    Args:
-        responses: of each instance, by its id.
-    """
+    """A model whose responses to each instance are known, by its id."""
 
     def __init__(self, model: LM, responses: Mapping[int, Iterator[Any]]) -> None:
         super().__init__()
@@ -272,17 +254,11 @@ def _set_passes(lm: Any, name: str, number: int) -> None:
 
 
 def answer(lm: Any, tasks: Sequence[Any], name: str, numbers: set[int]) -> dict[int, dict[int, Iterator[Any]]]:
-    """The responses of a model to all requests of these tasks.
+    """The responses of a model to all requests of these tasks, by the number of the memory and id(instance).
 
     Args:
         name: of the argument that says how many memories the method makes; empty if it makes one.
         numbers: the memories that are asked.
-
-    Returns:
-        By the number of the memory and id(instance): the responses, as many as are asked for.
-
-    Raises:
-        InputError: an instance cannot be run, or its log-probability is not finite.
     """
     instances = [instance for task in tasks for instance in task.instances]
     kinds = sorted({instance.request_type for instance in instances})

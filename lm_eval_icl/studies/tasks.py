@@ -37,11 +37,7 @@ _DEV_SEED = 0
 
 
 def open_study(study: Study, limit: float | None, include_path: str | None) -> Grid:
-    """The cells of a study, with its tasks loaded and its dev sets drawn.
-
-    Raises:
-        InputError: a task cannot be loaded, its demonstrations or dev set cannot be drawn, or a metric does not exist.
-    """
+    """The cells of a study, with its tasks loaded and its dev sets drawn. What cannot be is refused."""
     tasks = load(study.tasks, include_path, study.metadata)
     for name, task in tasks.items():
         loaded, rows, data, used = task.loaded, {}, {}, set[int]()
@@ -60,11 +56,12 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
                 raise InputError(f"dev: task {name!r} {why}: give `demonstrations`.")
         demonstrations = [row for i, row in enumerate(_pool(loaded)) if i in used]
         dev = dev_set(task, study.dev.size, limit, demonstrations) if study.dev else {}
+        of_dev = digest_of(list(dev.items()))
         for n, how, seed in itertools.product(shots, study.demonstrations, study.seeds):
             shown = _shown(loaded, seed) if isinstance(loaded, MetaICLTask) else None
             inputs = [_contents(loaded), shown, rows[n, str(how), seed]]
-            data[n, str(how), seed, "dev"] = digest_of([*inputs, *dev.items()])
-            data[n, str(how), seed, "test"] = digest_of([*inputs, *dev.items()] if isinstance(how, How) else inputs)
+            data[n, str(how), seed, "dev"] = on_dev = digest_of([*inputs, of_dev])
+            data[n, str(how), seed, "test"] = on_dev if isinstance(how, How) else digest_of(inputs)
         better = loaded.higher_is_better().get(study.metric_on("dev"), True)
         tasks[name] = replace(task, shots=shots, dev=dev, data=data, higher_is_better=better)
     return Grid(study, tasks, limit)
@@ -73,11 +70,7 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
 def load(
     specs: Sequence[str | Mapping[str, Any]], include_path: str | None, metadata: Mapping[str, Any]
 ) -> dict[str, Task]:
-    """The leaf tasks of these names, groups and changed configurations.
-
-    Raises:
-        InputError: there is no such task, or its data cannot be loaded.
-    """
+    """The leaf tasks of these names, groups and changed configurations."""
     manager = task_manager(include_path, metadata)
     tasks, changed = dict[str, Task](), set[str]()
     for spec in specs:
@@ -95,8 +88,6 @@ def load(
         for name, task in loaded["tasks"].items():
             if not isinstance(task, ConfigurableTask):
                 raise InputError(f"tasks: {name}: its own class builds its prompts, so that a study cannot run it.")
-            if "decide" in (task.config.metadata or {}):
-                raise InputError(f"tasks: {name}: decide is in its metadata: give it as a key of the study.")
             if name in tasks and (changes or name in changed):
                 raise InputError(f"tasks: {name} is there twice: two cells would write one file.")
             changed |= {name} if changes else set()
@@ -136,8 +127,6 @@ def prepare(study: Study, task: Task, cell: Cell, choice: Mapping[str, Any] | No
         A copy of the task; `demonstrations` are their indices in the pool, in their order (None if every document has
         its own), and `chosen` is `choice`.
 
-    Raises:
-        InputError: the demonstrations cannot be drawn, or there are not as many orders.
     """
     made: Any = copy.copy(task.loaded)
     made._config = copy.deepcopy(task.loaded.config)
@@ -186,9 +175,6 @@ def draw(
     Args:
         order: 0 for the order in which they are drawn; otherwise the number of a permutation.
         of: the task whose results are to say how many of them replace others, which are evaluated.
-
-    Raises:
-        InputError: as for `prepare`.
     """
     if isinstance(task.loaded, MetaICLTask):
         if how is not None:
@@ -213,11 +199,7 @@ def draw(
 
 
 def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
-    """The permutation of this number: 0 is the order itself, and the others are drawn at random, all different.
-
-    Raises:
-        InputError: there are not as many.
-    """
+    """The permutation of this number: 0 is the order itself, and the others are drawn at random, all different."""
     if order >= math.factorial(len(indices)):
         raise InputError(f"orders: {order + 1}: task {task!r} has {len(indices)} demonstrations: give fewer orders.")
     rnd, permutations = Random(seed), [indices]
@@ -230,16 +212,8 @@ def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
 def dev_set(
     task: Task, size: int | None, limit: float | None, used: Sequence[Mapping[str, Any]]
 ) -> dict[int, Mapping[str, Any]]:
-    """The dev set: rows of the training split with their documents, drawn once, that are no demonstrations.
-
-    Args:
-        size: how many; None for as many as the test set has.
-        limit: as of `lm_eval`, for the test set and the dev set.
-        used: all demonstrations of the study.
-
-    Raises:
-        InputError: there is no training split, or it has too few rows.
-    """
+    """The dev set: rows of the training split with their documents, drawn once, none of which is among the used
+    demonstrations. A size of None is as many as the test set has; `limit` is for both sets."""
     loaded = task.loaded
     if not loaded.has_training_docs():
         raise InputError(f"dev: task {task.name!r} has no training split, from which its documents would be drawn.")

@@ -409,7 +409,7 @@ def test_an_interrupted_study_goes_on(tmp_path, number):
         ({"dev": {"choose": "T"}}, "dev: choose: no method of this study has the argument 'T'."),
         ({"resources": {"num_cpus": -1}}, "resources: num_cpus: -1: "),
         ({"figures": ["t"]}, "figures: 't': "),
-        ({"metadata": {"decide": "batch"}}, "metadata: decide=batch: is a key of the study itself: give it there."),
+        ({"metadata": {"decide": "batch"}}, "metadata: decide: is a key of the study itself: give it there."),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):

@@ -87,7 +87,7 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
     [
         ({"decide": "contextal"}, "decide=contextal: .* did you mean 'contextual'"),
         ({"decide": "knn:m=2"}, "decide: knn:m=2 needs more than .* lm_eval --metadata decide=knn:m=2"),
-        ({"metadata": {"decide": "batch"}}, "metadata: decide=batch: is a key of the study itself"),
+        ({"metadata": {"decide": "batch"}}, "metadata: decide: is a key of the study itself"),
     ],
 )
 def test_what_is_refused_before_anything_runs(keys, said, tmp_path, monkeypatch):
