@@ -185,7 +185,7 @@ class Study(BaseModel):
     deviates: Annotated[tuple[str, ...], Several] = ()
     trainings: Annotated[tuple[Training, ...], BeforeValidator(_trainings), Field(alias="train")] = ()
     metadata: Mapping[str, Any] = {}
-    resources: Mapping[Annotated[str, Field(pattern="num_cpus|num_gpus|memory")], NonNegativeFloat] = {}
+    resources: Mapping[Annotated[str, Field(pattern="^(num_cpus|num_gpus|memory)$")], NonNegativeFloat] = {}
     columns: Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(_columns)] = {}
     figures: Annotated[tuple[Figure, ...], Several] | None = None
     expected: Annotated[tuple[Mapping[str, Any], ...], Several] = ()

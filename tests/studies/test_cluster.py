@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -166,15 +165,6 @@ def test_a_unit_whose_workers_are_lost_fails_and_the_others_go_on(nodes, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_worker_that_cannot_begin_ends_the_study(nodes, tmp_path):
-    pool = on_ray(running.opened(tmp_path / "o", OPTIONS, **STUDY), nodes.address)
-    pool._arguments = pool._arguments[:3]
-    with pool, pytest.raises(InputError, match=r"--ray: a worker cannot begin \(.*missing"):
-        pool.submit((Cell(Model({"pretrained": "m"}), Variant("icl", {}, 0), "t", 2, None, 0),))
-        pool.wait()
-
-
-@pytest.mark.slow
 def test_a_worker_that_fits_no_node_is_refused(nodes, tmp_path):
     study = running.opened(tmp_path / "o", OPTIONS, **STUDY, resources={"num_cpus": 64})
     with pytest.raises(InputError, match="resources: no node of the cluster has num_cpus=64"):
@@ -185,14 +175,6 @@ def test_a_worker_that_fits_no_node_is_refused(nodes, tmp_path):
 
 
 # Without a cluster.
-
-
-def test_an_address_where_nothing_answers_is_refused_at_once():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(InputError, match=rf"--ray {address}: nothing answers there \(ConnectionRefused.*refused\)\.$"):
-        cluster.connected(address)
 
 
 def test_ray_is_not_imported_without_the_option(tmp_path, monkeypatch):

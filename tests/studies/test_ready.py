@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lm_eval_icl.studies.cells import Candidate, Cell, Checkpoint, DevChoice, Grid, Task, batches, choose
+from lm_eval_icl.studies.cells import Candidate, Cell, DevChoice, Grid, Task, batches, choose
 from lm_eval_icl.studies.conduct import DONE, Failure, Here, Unit, conduct, ready, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study
@@ -131,14 +131,6 @@ def test_a_checkpoint_is_made_before_what_needs_it_and_only_for_that():
     assert printed(ready(study, Paths(*without), set(), {})) == ["ch icl"]
 
 
-def test_a_training_that_fails_takes_its_cells_with_it():
-    folder, study = Paths(), grid(train=TRAIN, methods=["icl", "invicl"])
-    assert run_all(study, folder, failing="ch icl") == ["ch icl", "ch invicl", "ce invicl/a"]
-    states_of = {short(t.path): s for t, s in states(study, folder, folder.failed)}
-    (checkpoint,) = folder.failed
-    assert states_of["ce icl/a"] == f"{checkpoint} failed: no room" and states_of["ce invicl/a"] == DONE
-
-
 def test_a_changed_file_runs_what_is_missing():
     folder, keys = Paths(), {"methods": {"deepthink": {"T": [2, 3]}}}
     run_all(grid(**keys, seeds=[0]), folder)
@@ -180,12 +172,6 @@ def test_rerun_of_a_checkpoint_makes_again_its_cells(tmp_path):
     run_all(study, made)
     folder = folder_of(made, tmp_path)
     assert sorted(map(short, folder.forget(study, "checkpoints/*invicl*"))) == ["ce invicl/a", "ch invicl"]
-
-
-def test_here_finishes_a_model_before_the_next_one_is_loaded():
-    order = run_all(grid(models=["pretrained=m", "pretrained=n"], dev=DEV), folder := Paths())
-    assert len(order) == 2 * 5 and len(folder.there) == 2 * (4 + 2)
-    assert [line.startswith("ce n") for line in order] == [False] * 5 + [True] * 5
 
 
 # Cells and batches.
@@ -235,15 +221,6 @@ def test_batches_are_scored_together():
     for cells in alike:
         assert len({(c.model.name, c.task, c.seed, c.split, c.variant.method) for c in cells}) == 1
     assert batches([]) == []
-
-
-def test_a_training_is_a_target_of_its_model():
-    study = grid(train={"tasks": "x", "steps": 3}, methods=["icl", "hf", {"deepthink": {"T": 2}}, "invicl"])
-    assert [[variant.method for variant in study.variants(model)] for model in study.models] == [
-        ["icl", "hf", "deepthink"],
-        ["invicl"],
-    ]
-    assert {Checkpoint(cell.model).path for cell in known(study)} == {Checkpoint(m).path for m in study.models}
 
 
 # The choice.

@@ -1,10 +1,7 @@
 """Studies: every cell is the cell run alone, what is shared is shared, and what was interrupted goes on."""
 
 import json
-import os
-import signal
 import time
-import weakref
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ from datasets import Dataset
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.studies import grid, run
+from lm_eval_icl.studies import run
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.run import Options, UnitRunner
@@ -51,15 +48,6 @@ def test_every_cell_is_that_cell_run_alone(study, tmp_path):
         icl = alone["config"].get("icl", {})  # all that a run alone says is said here too
         said = found["config"]["icl"]
         assert {key: said[key] for key in icl.keys() - COUNTS} == {key: icl[key] for key in icl.keys() - COUNTS}
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_permutations(count):
-    indices = list(range(7, 7 + count))
-    every = [study_tasks.permuted(indices, order, 0, "t") for order in range([1, 1, 2, 6][count])]
-    assert every[0] == indices and len({tuple(each) for each in every}) == len(every)
-    with pytest.raises(InputError, match="give fewer orders"):
-        study_tasks.permuted(indices, [1, 1, 2, 6][count], 0, "t")
 
 
 def test_invariant_methods_encode_and_score_orders_once(study):
@@ -199,27 +187,6 @@ def test_whole_texts_are_scored_too(tmp_path):
     study = conduct(tmp_path / "o", methods=["hf", "icl"], **keys)
     hf, icl = (study.score(cell) for cell in study.cells())
     assert hf == pytest.approx(icl, rel=1e-5) and hf > 1
-
-
-# What is run when.
-
-
-def test_one_model_is_there_at_a_time(tmp_path, checkpoint, monkeypatch):
-    """The next one may not fit beside it."""
-    loaded, load, forget = [], UnitRunner._load, UnitRunner._forget
-
-    def forgets(self):
-        forget(self)
-        assert all(reference() is None for reference in loaded)
-
-    def loads(self, model):
-        loaded.append(weakref.ref((lm := load(self, model)).model))
-        return lm
-
-    monkeypatch.setattr(UnitRunner, "_forget", forgets)
-    monkeypatch.setattr(UnitRunner, "_load", loads)
-    conduct(tmp_path / "o", models=[DEMO["models"], f"pretrained={checkpoint('llama')}"], methods=["icl", "nope"])
-    assert len({id(reference) for reference in loaded}) == 2
 
 
 # A study that is there, grows, or was stopped.
@@ -374,23 +341,6 @@ def test_killed_and_started_again(tmp_path):
     assert running.files_of(tmp_path / "calm") == running.files_of(tmp_path / "killed")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_study_goes_on(tmp_path, number):
-    """By Ctrl-C, or by a scheduler's warning; the exit status is the signal's, 130 or 143 in a shell."""
-    file = write(tmp_path / "s.yaml", methods=["icl", "pcw", "nope", "invicl"], seeds="0..4")
-    process = Process(run_command, command(file, tmp_path / "o"))
-    while not list((tmp_path / "o").glob("cells/*/*/[!.]*/results_*")):
-        assert process.process.is_alive()
-        time.sleep(0.01)
-    os.kill(process.process.pid, number)
-    code, lines = process.finish()
-    assert code == 128 + number and lines[-1].startswith("lm-eval-icl: study: ")
-    assert not any("Traceback" in line for line in lines)
-    assert len(list((tmp_path / "o").glob("cells/*/*/[!.]*/results_*"))) > 0
-    assert Process(run_command, command(file, tmp_path / "o")).finish()[0] == 0
-
-
 # Named studies, and what cannot be.
 
 
@@ -457,9 +407,3 @@ def test_a_dry_run_refuses_what_cannot_be_had(tmp_path):
     file = write(tmp_path / "s.yaml", models=[DEMO["models"], f"pretrained={tmp_path / 'gated'}"], methods="icl")
     said = commands.refused("study", file, "--dry_run", "--limit", 6)
     assert said.startswith(f"tokenizer='{tmp_path / 'gated'}': the tokenizer cannot be loaded")
-
-
-def test_the_list_of_named_studies(capsys):
-    commands.run("study", "--list")
-    said = capsys.readouterr().out
-    assert all(f"{name}: " in said for name in grid.named()) and len(grid.named()) > 10

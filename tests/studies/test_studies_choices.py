@@ -1,19 +1,14 @@
 """Studies in which the models choose the demonstrations: each choice is made once, and all methods have it."""
 
-from pathlib import Path
-
 import pytest
 import transformers
 
 from lm_eval_icl.demonstrations.choosing import Chooser
-from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.run import Options
 from tests.studies import running
-from tests.studies.test_studies import own_task
 
 OPTIONS = Options("cpu", 8, 3)
 
@@ -88,20 +83,3 @@ def test_nothing_of_the_dev_set_is_chosen(tmp_path):
     every = [study.facts(cell) for cell in study.cells()]
     assert {said["split"] for said in every if said["demonstrations"] == "herding"} == {"dev", "test"}
     assert not any(pool[i] in documents for said in every for i in said["indices"])
-
-
-def test_a_task_of_lm_evals_own_kind(tmp_path):
-    """It draws new demonstrations for every document otherwise."""
-    study = conduct(tmp_path / "o", tasks=own_task(tmp_path, "own"), demonstrations=["herding", "random"], orders=2)
-    assert (
-        all(len(set(said["indices"])) == 3 for said in [study.facts(cell) for cell in study.cells()])
-        and len([study.facts(cell) for cell in study.cells()]) == 8
-    )
-
-
-def test_documents_that_are_evaluated_are_not_drawn(tmp_path):
-    file = Path(own_task(tmp_path, "own"))
-    file.write_text(file.read_text().replace("fewshot_split: train", "fewshot_split: test"))
-    (task,) = study_tasks.load([str(file)], None, {}).values()
-    with pytest.raises(InputError, match="would come from the documents that are evaluated"):
-        study_tasks.draw(task, 3, "random", 0)

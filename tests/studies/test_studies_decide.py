@@ -43,16 +43,6 @@ def test_a_cell_is_lm_evals_run_with_its_rules(study):
             assert study.score(cell, name) == alone["results"][TASK][f"acc,{name}"]
 
 
-def test_a_row_for_each_rule(study):
-    columns = end.columns_of(study.study, study.grid.tasks)
-    board = end.board_of(end.results_of(study.folder, study.cells()), columns)
-    of_method = [entry for entry in board.entries if entry.method == "invicl"]
-    assert {entry.rule or "none" for entry in of_method} >= {"none", *NAMES}
-    (cell,) = [cell for cell in study.cells() if cell.variant.method == "invicl"]
-    for entry in of_method:
-        assert entry.cells[TASK].estimate.mean == pytest.approx(study.score(cell, entry.rule or "none"))
-
-
 def test_the_dev_set_chooses_a_rule(tmp_path):
     dev = {"size": 12, "choose": ["T", "decide"]}
     methods = ["icl", {"deepthink": {"T": [1, 3], "eta": 0.9}}]

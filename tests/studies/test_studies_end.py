@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from lm_eval_icl.leaderboard import study_table
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.studies import end, grid
@@ -84,12 +83,6 @@ def test_means_are_weighted_by_documents_and_averages_are_not() -> None:
     assert means(end.board_of(found, even)) == [{"g": 0.55}]
 
 
-def test_a_group_without_all_its_tasks_has_no_number() -> None:
-    columns = columns_of(leaf("a", "g"), leaf("b", "g"), leaf("c"), columns={"": ("a", "g", "c")})
-    board = end.board_of([result("a", [1, 0]), result("b", [0, 0]), result("a", [1, 1], method="nope")], columns)
-    assert means(board) == [{"g": 0.25, "a": 0.5}, {"a": 1.0}]
-
-
 def of_two_trainings(*tasks: str) -> Results:
     return [
         result(task, [1] * n + [0] * (10 - n), training=training)
@@ -153,50 +146,6 @@ def test_the_papers_numbers(entry: dict[str, Any], matches: bool) -> None:
     assert expected([{"values": {"a": 0.1}, **entry}], cell) == ({"a": 0.1} if matches else {})
 
 
-def test_of_two_entries_the_first_counts() -> None:
-    entries = [{"method": "hf", "values": {"a": 1}}, {"values": {"average": 2}}, {"values": {"a": 3, "average": 4}}]
-    assert expected(entries, result("a", [1])[0]) == {"a": 3, "average": 2}
-
-
-# The table as it is printed.
-
-
-def printed(found: Results, columns: end.Columns, title: str = "Title") -> str:
-    board = end.board_of(found, columns)
-    flips = {entry.name: of for entry in board.entries if (of := end.flips_of(entry, columns)) is not None}
-    console = Console(width=80, file=io.StringIO(), color_system=None)
-    with console.capture() as captured:
-        console.print(study_table.table(board, columns.names, end.in_order(board, found), flips, title))
-    return captured.get()
-
-
-def test_five_tasks_fit_eighty_columns() -> None:
-    names = ["icl_sst2", "icl_sst5", "icl_trec", "icl_mr", "icl_agnews"]
-    shown: list[dict[str, Any]] = [{"expected": {"icl_sst2": 0.596}}]
-    shown += [{"method": "deepthink", "arguments": {"T": T, "eta": 0.001}, "chosen": ("T",)} for T in (2, 3)]
-    found = [
-        result(name, [(i + seed * order) % 3 > 0 for i in range(40)], seed, order, **keys)
-        for i, name in enumerate(names)
-        for keys in (shown[0], shown[1 + i % 2])
-        for seed in range(3)
-        for order in range(2)
-    ]
-    columns = columns_of(*map(leaf, names))
-    text = printed(found, columns)
-    assert max(map(len, text.splitlines())) <= 80
-    board = end.board_of(found, columns)
-    assert [entry.method for entry in end.in_order(board, found)] == ["icl", "deepthink"], "what was chosen is one row"
-    for entry in board.entries:
-        for cell in (entry.cells[name] for name in columns.names):  # no number is broken
-            half = 100 * (cell.estimate.high - cell.estimate.low) / 2
-            assert f"{100 * cell.estimate.mean:.1f}±{half:.{int(half < 9.95)}f}" in text.split()
-        flips = end.flips_of(entry, columns)
-        assert flips is not None and f"{100 * flips.low:.1f}–{100 * flips.high:.1f}" in text.split()  # noqa: RUF001
-    words = " ".join(text.split())
-    assert text.count("(59.6)") == 1 and text.count("icl_sst2") == 1 and "flips" in text and "chosen on" in words
-    assert "4 shots. Means ± half of the 95% interval over documents and sets of demonstrations, in percent;" in words
-
-
 # Of a study that was run.
 
 KEYS: dict[str, Any] = {
@@ -258,11 +207,3 @@ def test_study_csv_has_the_scores_of_each_cell_on_the_test_set(study: tuple[runn
     for cell in tested:
         assert table.loc[str(progress.folder.results_path(cell))].value == progress.score(cell)
     assert {"board.html", "study.csv"} <= {path.name for path in progress.folder.path.iterdir()}
-
-
-def test_the_table_has_the_studys_metric(tmp_path: Path, own_tasks: None) -> None:
-    task = {"task": "icl_demo_short", "metric_list": [{"metric": "acc"}, {"metric": "brier_score"}]}
-    keys = {"tasks": [task], "metric": "brier_score", "dev": None, "methods": "icl", "expected": []}
-    progress, text = concluded(tmp_path / "o", **keys)
-    scores = [progress.score(cell) for cell in progress.cells()]
-    assert f"{sum(scores) / 2:.3g}" in text and "percent" not in text
