@@ -123,13 +123,7 @@ def evaluated(
     metadata: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """The same evaluation by lm-eval alone.
-
-    Args:
-        folder: where the task is: a folder of this package's tasks, or another.
-        metadata: of the task.
-        arguments: of `simple_evaluate`, in place of the cell's.
-    """
+    """The same evaluation by lm-eval alone, with other arguments of `simple_evaluate` if they are given."""
     manager = TaskManager(include_path=task_dir() / folder, include_defaults=False, metadata=dict(metadata or {}))
     every = {
         "model": cell.variant.method,

@@ -98,15 +98,3 @@ def test_the_released_codes_prompt(tmp_path, monkeypatch):
         "Review: been discovered , indulged in and rejected as boring before i see this piece of crap again\n"
         "Sentiment: negative\n\nReview: fine .\nSentiment:"
     )
-
-
-def test_instructions_name_all_labels_of_their_task():
-    study, without = STUDIES["invicl-figure1-instructions"], STUDIES["invicl-figure1"]
-    assert list(without.tasks) == [f"icl_{name}" for name in ("sst2", "agnews", "rte", "mrpc", "qnli")]
-    assert list(study.tasks) == [f"{name}_instruction" for name in without.tasks]
-    assert all(getattr(study, key) == getattr(without, key) for key in ("models", "variants", "num_fewshot", "seeds"))
-    with_instruction = below("icl_classification_instruction") - {"icl_classification_instruction"}
-    assert with_instruction == {f"{name}_instruction" for name in CLASSIFICATION}
-    for name in with_instruction:
-        *most, last = config(name.removesuffix("_instruction"))["doc_to_choice"]
-        assert config(name)["description"].endswith(f" with answers({', '.join(most)} or {last}).\n\n")

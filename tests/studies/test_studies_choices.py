@@ -54,23 +54,6 @@ def test_all_methods_have_the_one_choice_of_the_model(tmp_path, chosen):
     assert not chosen  # they are kept
 
 
-def test_a_choice_that_fails_takes_its_cells_with_it_and_the_others_stay(tmp_path, chosen, monkeypatch):
-    keys, choose = {"demonstrations": ["herding", "k_center"]}, Chooser.choose
-
-    def fails(self, how, n, seed, *args, **kwargs):
-        if (how, seed) == ("k_center", 0):
-            raise RuntimeError("no room")
-        return choose(self, how, n, seed, *args, **kwargs)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Chooser, "choose", fails)
-        study = running.conduct(tmp_path / "o", OPTIONS, may_fail=True, methods="icl", **keys)
-    (path,), (why,) = study.failed, study.failed.values()
-    assert "k_center" in path and "seed=0" in path and "no room" in why and len(study.cells()) == 3
-    del chosen[:]
-    assert len(conduct(tmp_path / "o", **keys).cells()) == 4 and chosen == [("k_center", 0)]
-
-
 def test_nothing_of_the_dev_set_is_chosen(tmp_path):
     study = conduct(
         tmp_path / "o",

@@ -2,9 +2,7 @@
 
 import pytest
 
-from lm_eval_icl.errors import InputError
 from lm_eval_icl.studies import end
-from lm_eval_icl.studies.run import UnitRunner
 from tests.studies import running
 from tests.studies.running import OPTIONS, conduct
 
@@ -70,17 +68,3 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
     entries = end.board_of(end.results_of(progress.folder, tested), columns).entries
     said = sorted((entry.method, entry.rule or "none") for entry in entries)
     assert said == [("deepthink", "chosen on dev"), ("icl", "chosen on dev"), ("icl", "none")]
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"decide": "contextal"}, "decide=contextal: .* did you mean 'contextual'"),
-        ({"decide": "knn:m=2"}, "decide: knn:m=2 needs more than .* lm_eval --metadata decide=knn:m=2"),
-        ({"metadata": {"decide": "batch"}}, "metadata: decide: is a key of the study itself"),
-    ],
-)
-def test_what_is_refused_before_anything_runs(keys, said, tmp_path, monkeypatch):
-    monkeypatch.setattr(UnitRunner, "_load", lambda *_: pytest.fail("a model was loaded"))
-    with pytest.raises(InputError, match=said):
-        conduct(tmp_path / "o", **{"methods": "icl", **keys})

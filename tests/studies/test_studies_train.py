@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.metaicl.files import SEEDS
+from lm_eval_icl.metaicl.files import SEEDS, read_rows
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import end, grid
 from lm_eval_icl.studies.cells import Model
@@ -38,16 +38,6 @@ def conduct(output: Path, *args: object, **keys: object) -> running.Ran:
 
 def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
-
-
-def responses(progress: running.Ran) -> dict[tuple, list]:
-    """What the cells scored, by method, task, seed and order."""
-    return {
-        (cell.model.training.name, cell.variant.name, cell.task, cell.seed, cell.order): [
-            sample["resps"] for sample in progress.samples(cell)
-        ]
-        for cell in progress.cells()
-    }
 
 
 @pytest.fixture
@@ -135,8 +125,6 @@ def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
     assert len(list(checkpoints.iterdir())) == 2 and not list(checkpoints.glob("*.part"))
     (model,) = [m for m in study.grid.models if m.checkpoint in {path.name for path in checkpoints.iterdir()}]
     assert weights(checkpoints / model.checkpoint) == weights(study.folder.checkpoints / model.checkpoint)
-    key = ("short", "invicl", "icl_demo_short", 0, 0)
-    assert responses(progress)[key] == responses(study)[key]
     shutil.rmtree(checkpoints)  # the cells are there
     conduct(tmp_path / "o", **keys)
     assert steps["done"] == 2 * 3 and len(ran) == 2 and not checkpoints.exists()
@@ -272,9 +260,7 @@ def test_other_demonstrations_of_metaicl_are_other_cells(data, tmp_path, checkpo
     assert len(list(tmp_path.glob("o/cells/*/*/*"))) == 2
     file = folder / "paws/paws_16_21_train.jsonl"
     file.write_text(file.read_text().replace("film", "book"))
-    from lm_eval_icl.metaicl import files
-
-    files.read_rows.cache_clear()
+    read_rows.cache_clear()
     conduct(tmp_path / "o", options, **keys)
     assert len(list(tmp_path.glob("o/cells/*/*/*"))) == 3
     with pytest.raises(InputError, match="seed 22: MetaICL's files are of the seeds"):
