@@ -226,7 +226,7 @@ class UnitRunner:
         arguments = {name: value for name, value in self.folder.arguments(cell.model).items() if name not in ours}
         config = results["config"]
         config |= {"model": cell.variant.method, "model_args": {**arguments, **cell.variant.arguments}}
-        known = {name: value for name, value in facts.items() if value not in (None, "", {})}
+        known = {name: value for name, value in facts.items() if value not in (None, "")}
         config["icl"] = {**_origin()[2], **config.get("icl", {}), "study": known}
         return results
 

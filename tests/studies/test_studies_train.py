@@ -120,7 +120,7 @@ def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
     monkeypatch.setattr(UnitRunner, "_evaluate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         conduct(tmp_path / "o", **keys)
-    progress = conduct(tmp_path / "o", **keys)
+    conduct(tmp_path / "o", **keys)
     assert steps["done"] == 2 * 3 and len(ran) == len(set(ran)) == 2
     assert len(list(checkpoints.iterdir())) == 2 and not list(checkpoints.glob("*.part"))
     (model,) = [m for m in study.grid.models if m.checkpoint in {path.name for path in checkpoints.iterdir()}]
