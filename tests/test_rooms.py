@@ -47,15 +47,15 @@ LIMITS = {
     "inference": (2973, 2894),
     "methods": (2536, 1714),
     "drawing": (608, 409),
-    "demonstrations": (1714, 565),
+    "demonstrations": (1713, 565),
     "training": (1496, 761),
     "regression": (0, 387),
     "harness": (4000, 4700),
     "results": (3752, 1808),
     "leaderboard": (1158, 291),
-    "studies": (3390, 2444),
+    "studies": (1897, 1883),
     "smoke": (439, 673),
-    "cli": (1123, 313),
+    "cli": (1110, 313),
 }
 
 

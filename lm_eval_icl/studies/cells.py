@@ -128,7 +128,7 @@ Target = Checkpoint | Cell
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class StudyTask:
     """A task of a study (`tasks.load`).
 
     Attributes:
@@ -179,7 +179,7 @@ class Grid:
     """All cells that a study may have, with a `limit` as of `lm_eval`."""
 
     study: Study
-    tasks: Mapping[str, Task]
+    tasks: Mapping[str, StudyTask]
     limit: float | None = None
 
     @cached_property
@@ -199,7 +199,7 @@ class Grid:
         """The variants that run on a model."""
         return [v for v in self.study.variants if model.training is None or trained_under(v) == model.under]
 
-    def tasks_of(self, model: Model) -> list[Task]:
+    def tasks_of(self, model: Model) -> list[StudyTask]:
         """The tasks that a model is evaluated on: if the study trains it, the targets of its training."""
         targets = model.training.targets if model.training else ()
         return [task for task in self.tasks.values() if not targets or not task.inside.keys().isdisjoint(targets)]

@@ -31,7 +31,7 @@ from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
-from lm_eval_icl.studies.cells import Cell, Grid, Model, Task
+from lm_eval_icl.studies.cells import Cell, Grid, Model, StudyTask
 from lm_eval_icl.studies.conduct import DONE, KNOWN, READY, WAITING, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study, Training
@@ -110,7 +110,7 @@ class Columns:
         return {column: of_tasks for column, of_tasks in weights.items() if list(of_tasks) != [column]}
 
 
-def columns_of(study: Study, leaves: Mapping[str, Task]) -> Columns:
+def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
     """The columns that the study's file names. If it names none, its tasks: single ones, or if these are more than
     eight, as the file lists them."""
     parts: Mapping[str, Sequence[str]] = study.columns

@@ -29,7 +29,7 @@ from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These, among, template_of
 from lm_eval_icl.harness.training import task_manager, unknown_task
 from lm_eval_icl.metaicl.files import checked_seed
-from lm_eval_icl.studies.cells import Cell, Grid, Task, digest
+from lm_eval_icl.studies.cells import Cell, Grid, StudyTask, digest
 from lm_eval_icl.studies.grid import Demonstrations, Study
 
 # The dev set is the same for all seeds of the demonstrations.
@@ -69,10 +69,10 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
 
 def load(
     specs: Sequence[str | Mapping[str, Any]], include_path: str | None, metadata: Mapping[str, Any]
-) -> dict[str, Task]:
+) -> dict[str, StudyTask]:
     """The leaf tasks of these names, groups and changed configurations."""
     manager = task_manager(include_path, metadata)
-    tasks, changed = dict[str, Task](), set[str]()
+    tasks, changed = dict[str, StudyTask](), set[str]()
     for spec in specs:
         changes = {} if isinstance(spec, str) else {**spec}
         asked = str(spec if isinstance(spec, str) else changes.pop("task", None))
@@ -91,7 +91,7 @@ def load(
             if name in tasks and (changes or name in changed):
                 raise InputError(f"tasks: {name} is there twice: two cells would write one file.")
             changed |= {name} if changes else set()
-            known = tasks.get(name, Task(name, (), {}, loaded=task))
+            known = tasks.get(name, StudyTask(name, (), {}, loaded=task))
             inside = tuple(group for group, tasks_in in groups.items() if name in tasks_in and not changes)
             tasks[name] = replace(known, inside={**known.inside, asked: inside}, alike=known.alike | alike)
     return tasks
@@ -116,7 +116,7 @@ def _shown(task: MetaICLTask, seed: int) -> Sequence[Any]:
     return task.files.shown(task.source, checked_seed(seed))
 
 
-def prepare(study: Study, task: Task, cell: Cell, choice: Mapping[str, Any] | None, lm: LM) -> Any:
+def prepare(study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any] | None, lm: LM) -> Any:
     """lm-eval's task of a cell, with its demonstrations and requests, which are built once, whatever asks for them.
 
     Args:
@@ -161,7 +161,7 @@ def prepare(study: Study, task: Task, cell: Cell, choice: Mapping[str, Any] | No
 
 
 def draw(
-    task: Task,
+    task: StudyTask,
     shots: int,
     how: Demonstrations | None,
     seed: int,
@@ -210,7 +210,7 @@ def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
 
 
 def dev_set(
-    task: Task, size: int | None, limit: float | None, used: Sequence[Mapping[str, Any]]
+    task: StudyTask, size: int | None, limit: float | None, used: Sequence[Mapping[str, Any]]
 ) -> dict[int, Mapping[str, Any]]:
     """The dev set: rows of the training split with their documents, drawn once, none of which is among the used
     demonstrations. A size of None is as many as the test set has; `limit` is for both sets."""

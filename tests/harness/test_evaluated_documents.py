@@ -211,8 +211,8 @@ def test_a_dev_set_has_no_copies_of_demonstrations(tmp_path):
     study = conduct(tmp_path / "o", Options("cpu", 8), **keys, methods="icl", dev={"size": 20, "choose": ["seeds"]})
     cells = [study.results(cell) for cell in study.cells()]
     shown = {train[row]["text"] for found in cells for row in found["config"]["icl"]["study"]["indices"]}
-    (dev,) = study.opened.dev.values()
-    assert len(dev) == 20 and not shown & {train[row]["text"] for row in dev}
+    (task,) = study.grid.tasks.values()
+    assert len(task.dev) == 20 and not shown & {row["text"] for row in task.dev.values()}
 
 
 # Training.

@@ -1,8 +1,6 @@
 """The cost of conducting, without models: 10,000 cells whose units sleep, on 64 logical workers of Ray on this machine.
 
-    python -m tests.studies.scale [CELLS_A_UNIT] [SECONDS_A_UNIT]
-
-Prints the driver's seconds a cell (processor time) and the share of the workers' time in which they were idle.
+python -m tests.studies.scale [CELLS_A_UNIT] [SECONDS_A_UNIT]
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ def main(cells_a_unit: int = 10, seconds_a_unit: float = 3.0) -> None:
     import ray
 
     import __main__
-    from lm_eval_icl.studies.cells import Grid, Task
+    from lm_eval_icl.studies.cells import Grid, StudyTask
     from lm_eval_icl.studies.cluster import Hired, OnRay
     from lm_eval_icl.studies.conduct import DONE, Outcome, Unit, conduct, states
     from lm_eval_icl.studies.grid import Study
@@ -67,7 +65,9 @@ def main(cells_a_unit: int = 10, seconds_a_unit: float = 3.0) -> None:
     units = CELLS // cells_a_unit
     tasks = [f"t{i}" for i in range(units // 10)]
     keys = {"models": "pretrained=m", "methods": {"deepthink": {"T": f"2..{cells_a_unit + 1}"}}, "seeds": "0..9"}
-    grid = Grid(Study.model_validate({**keys, "tasks": tasks}), {name: Task(name, (2,), {name: ()}) for name in tasks})
+    grid = Grid(
+        Study.model_validate({**keys, "tasks": tasks}), {name: StudyTask(name, (2,), {name: ()}) for name in tasks}
+    )
     folder, failed = Paths(), dict[str, str]()
     ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False)
     with Sleepers(ray, Sleeper, (), {"num_cpus": 1}) as pool:

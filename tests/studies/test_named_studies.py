@@ -7,7 +7,6 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.metaicl.files import SETTINGS
 from lm_eval_icl.studies import grid
 
 STUDIES = {name: grid.read(name, {}) for name in grid.named()}
@@ -68,17 +67,6 @@ def test_expected_numbers_are_of_cells_of_the_study(study, entry):
         assert [*row] == [name for average, columns in averages.items() for name in (*columns, average)]
         for average, columns in averages.items():
             assert row[average] == pytest.approx(sum(map(row.get, columns)) / len(columns), abs=0.0008)
-
-
-@pytest.mark.parametrize("table", [2, 5, 6])
-def test_metaicls_settings_are_trained_and_evaluated_on(table):
-    """Each on all its targets and those in unseen domains, which are its own columns."""
-    study = STUDIES[f"invicl-table{table}"]
-    assert [training.name for training in study.trainings] == [*SETTINGS]
-    for training, *columns in zip(study.trainings, *study.columns.values(), strict=True):
-        name = f"metaicl_{training.name}"
-        assert training.options["metaicl"] == training.name
-        assert [*training.targets] == columns == [name, f"{name}_unseen"]
 
 
 def test_the_released_codes_prompt(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lm_eval_icl.studies.cells import Candidate, Cell, DevChoice, Grid, Task, batches, choose
+from lm_eval_icl.studies.cells import Candidate, Cell, DevChoice, Grid, StudyTask, batches, choose
 from lm_eval_icl.studies.conduct import DONE, Failure, Here, Unit, conduct, ready, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study
@@ -26,7 +26,7 @@ DEV = {"choose": ["T"]}
 def grid(**keys: Any) -> Grid:
     keys = {"models": "pretrained=m", "methods": ["icl", {"deepthink": {"T": [1, 2, 3]}}], "tasks": ["a"], **keys}
     dev = {0: {"text": "of the dev set"}} if keys.get("dev") else {}
-    tasks = {name: Task(name, (2,), {name: ()}, dev=dev) for name in keys["tasks"]}
+    tasks = {name: StudyTask(name, (2,), {name: ()}, dev=dev) for name in keys["tasks"]}
     return Grid(Study.model_validate(keys), tasks)
 
 
@@ -167,27 +167,12 @@ def test_rerun_of_a_dev_cell_makes_again_what_it_chose(tmp_path):
     assert StudyFolder(tmp_path).there == made.there
 
 
-def test_rerun_of_a_checkpoint_makes_again_its_cells(tmp_path):
-    study, made = grid(train=TRAIN, methods=["icl", "invicl"]), Paths()
-    run_all(study, made)
-    folder = folder_of(made, tmp_path)
-    assert sorted(map(short, folder.forget(study, "checkpoints/*invicl*"))) == ["ce invicl/a", "ch invicl"]
-
-
 # Cells and batches.
 
 
 def known(study: Grid) -> list[Cell]:
     cells = [cell for candidates in study.alternatives for c in candidates for cell in (*c.dev, *c.test)]
     return [*{cell.path: cell for cell in cells}.values()]
-
-
-def test_cells_are_the_product_of_the_axes():
-    keys = {"seeds": "0..2", "orders": 2, "models": ["pretrained=m", "pretrained=n"], "tasks": ["a", "b"]}
-    cells = known(grid(**keys, demonstrations=["random", "herding"]))
-    assert len(cells) == len({cell.path for cell in cells}) == 2 * 4 * 2 * 2 * 3 * 2
-    path = "deepthink,T=2/b,num_fewshot=2,demonstrations=herding,seed=2,order=1"
-    assert [cell.model.name for cell in cells if cell.path.partition("/")[2].partition("/")[2] == path] == ["m", "n"]
 
 
 def test_what_the_dev_set_chooses_among():

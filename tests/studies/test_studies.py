@@ -182,13 +182,6 @@ def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
     assert len(opened(tmp_path / "o", **keys, num_fewshot=0).grid.tasks["own"].dev) == 5
 
 
-def test_whole_texts_are_scored_too(tmp_path):
-    keys = {"tasks": own_task(tmp_path, "texts"), "seeds": 0, "num_fewshot": 0, "metric": "word_perplexity"}
-    study = conduct(tmp_path / "o", methods=["hf", "icl"], **keys)
-    hf, icl = (study.score(cell) for cell in study.cells())
-    assert hf == pytest.approx(icl, rel=1e-5) and hf > 1
-
-
 # A study that is there, grows, or was stopped.
 
 
@@ -385,20 +378,6 @@ def test_a_study_that_cannot_be_run_is_refused_before_a_model_is_loaded(tmp_path
     file = write(tmp_path / "s.yaml", **{"methods": "icl", "seeds": 0, **keys})
     assert says in commands.refused("study", file, "--output", tmp_path / "o", "--device", "cpu")
     assert not list(tmp_path.glob("o/cells/*"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "give a study's file or name"),
-        (["invicl-table9"], "invicl-table9: neither a file nor a named study: did you mean 'invicl-table"),
-        (["invicl-table7", "--limit", "0", "--output", "o"], "--limit 0: must be above 0."),
-        (["invicl-table7"], "--output: give the study's folder."),
-        (["invicl-table7", "--output", "/proc/o"], "--output /proc/o: cannot be written"),
-    ],
-)
-def test_options_that_cannot_be(arguments, says):
-    assert commands.refused("study", *arguments).startswith(says)
 
 
 def test_a_dry_run_refuses_what_cannot_be_had(tmp_path):

@@ -15,7 +15,7 @@ from rich.console import Console
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.studies import end, grid
-from lm_eval_icl.studies.cells import Cell, Model, Task
+from lm_eval_icl.studies.cells import Cell, Model, StudyTask
 from lm_eval_icl.studies.grid import Training, Variant
 from lm_eval_icl.studies.run import Options
 from tests.boards import make_result, make_run
@@ -24,12 +24,12 @@ from tests.studies import running
 Results = list[tuple[Cell, Run]]
 
 
-def leaf(name: str, *groups: str, asked: str = "", alike: Sequence[str] = ()) -> Task:
+def leaf(name: str, *groups: str, asked: str = "", alike: Sequence[str] = ()) -> StudyTask:
     """A task that the study asks for by its own name or by another, in groups."""
-    return Task(name, (4,), {asked or name: groups}, frozenset(alike))
+    return StudyTask(name, (4,), {asked or name: groups}, frozenset(alike))
 
 
-def columns_of(*leaves: Task, tasks: Sequence[str] = (), **keys: Any) -> end.Columns:
+def columns_of(*leaves: StudyTask, tasks: Sequence[str] = (), **keys: Any) -> end.Columns:
     names = tuple(tasks) or tuple(leaf.name for leaf in leaves)
     study = grid.Study.model_construct(models=({"pretrained": "M"},), methods=(), tasks=names, **keys)
     return end.columns_of(study, {leaf.name: leaf for leaf in leaves})
@@ -70,7 +70,7 @@ def test_columns_are_the_tasks_or_what_the_file_lists_or_says() -> None:
 
 
 def test_means_are_weighted_by_documents_and_averages_are_not() -> None:
-    """Task a: seeds 0.3 (orders 0.2 and 0.4) and 0.7; task b, with thrice the documents: 0.6."""
+    """StudyTask a: seeds 0.3 (orders 0.2 and 0.4) and 0.7; task b, with thrice the documents: 0.6."""
     columns = columns_of(leaf("a", "g"), leaf("b", "g"), columns={"": ("a", "b", "g")})
     even = columns_of(leaf("a", "g", alike=["g"]), leaf("b", "g"), columns={"": ("g",)})
     shares = {(0, 0): 2, (0, 1): 4, (1, 0): 6, (1, 1): 8}
@@ -94,20 +94,11 @@ def of_two_trainings(*tasks: str) -> Results:
 def test_trainings_with_columns_of_their_own_share_a_row() -> None:
     """A task that is a target of both counts in each column with the training that the column is of."""
     trainings = tuple(Training(name, {}, (f"of {name}",)) for name in ("one", "two"))
-    leaves = [Task(name, (4,), {f"of {t}": (f"of {t}",) for t in ("one", "two")}) for name in "ab"]
+    leaves = [StudyTask(name, (4,), {f"of {t}": (f"of {t}",) for t in ("one", "two")}) for name in "ab"]
     columns = columns_of(*leaves, columns={"first": ("of one", "of two")}, train=trainings)
     assert columns.names == ("of one", "of two", "average, first")
     board = end.board_of(of_two_trainings("a", "b"), columns)
     assert means(board) == [{"of one": 0.15, "of two": 0.65, "average, first": 0.4}]
-
-
-def test_trainings_of_one_column_have_rows_of_their_own() -> None:
-    trainings = tuple(Training(name, {}, ("a", "b")) for name in ("one", "two"))
-    board = end.board_of(of_two_trainings("a", "b"), columns_of(leaf("a"), leaf("b"), train=trainings))
-    assert means(board) == [{"average": 0.65, "a": 0.5, "b": 0.8}, {"average": 0.15, "a": 0.1, "b": 0.2}]
-    assert all(
-        f"trained: {training}" in entry.label for entry, training in zip(board.entries, ("two", "one"), strict=True)
-    )
 
 
 def test_order_sensitivity_is_that_of_the_average_or_the_mean_of_several() -> None:
