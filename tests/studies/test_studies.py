@@ -158,19 +158,15 @@ generation_kwargs: {until: ["\n\n"], max_gen_toks: 4, do_sample: false}
 
 
 def own_task(folder: Path, name: str) -> str:
-    """The file of a task: lm-eval's, "own" with new demonstrations for every document or "texts"; or ours, "said"."""
+    """The file of a task: lm-eval's, "own", with new demonstrations for every document; or ours, "said"."""
     data = {"data_files": {"train": str(folder / "data.jsonl"), "test": str(folder / "test.jsonl")}}
     for file, first in (("data", 0), ("test", 20)):
         rows = [json.dumps({"text": f"film {i}", "label": i % 2}) for i in range(first, first + 20)]
         (folder / f"{file}.jsonl").write_text("\n".join(rows))
     task = {"dataset_path": "json", "dataset_kwargs": data, "training_split": "train", "test_split": "test"}
     options = {"doc_to_text": "{{text}}", "doc_to_choice": ["bad", "good"], "doc_to_target": "label"}
-    metrics = {"metric_list": [{"metric": "acc"}, {"metric": "acc_mutual_info"}]}
-    own = {**task, **options, **metrics, "task": "own", "output_type": "multiple_choice", "fewshot_split": "train"}
-    metrics = {"metric_list": [{"metric": "word_perplexity"}]}
-    texts = {"doc_to_text": "", "doc_to_target": "{{text}}", "output_type": "loglikelihood_rolling", "task": "texts"}
-    for each in (own, {**task, **texts, **metrics}):
-        (folder / f"{each['task']}.yaml").write_text(yaml.safe_dump(each))
+    own = {**task, **options, "task": "own", "output_type": "multiple_choice", "fewshot_split": "train"}
+    (folder / "own.yaml").write_text(yaml.safe_dump(own))
     (folder / "said.yaml").write_text(yaml.safe_dump({**task, "task": "said"}) + SAID)
     return str(folder / f"{name}.yaml")
 
