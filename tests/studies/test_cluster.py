@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from lm_eval_icl.studies.cells import Cell, Model
 from lm_eval_icl.studies.conduct import Executor, Outcome, Unit
 from lm_eval_icl.studies.grid import Variant
 from lm_eval_icl.studies.run import Options
-from tests import commands
 from tests.processes import Process, run_command
 from tests.studies import running
 
@@ -175,16 +173,6 @@ def test_a_worker_that_fits_no_node_is_refused(nodes, tmp_path):
 
 
 # Without a cluster.
-
-
-def test_ray_is_not_imported_without_the_option(tmp_path, monkeypatch):
-    file = running.write(tmp_path / "s.yaml", methods="icl", seeds=0)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    line = ["study", file, "--limit", "2", "--device", "cpu", "--output", tmp_path / "o"]
-    commands.run(*line)
-    assert (
-        commands.refused(*map(str, line), "--ray") == "--ray: Ray is not installed: pip install 'lm-eval-icl[cluster]'."
-    )
 
 
 def test_which_unit_a_worker_takes():

@@ -61,14 +61,6 @@ def means(board: Board) -> list[dict[str, float]]:
 # Columns.
 
 
-def test_columns_are_the_tasks_or_what_the_file_lists_or_says() -> None:
-    leaves = [leaf(f"t{i}", "g", asked="g") for i in range(9)]
-    assert columns_of(*leaves[:3], tasks=["g"]).names == ("t0", "t1", "t2", "average")
-    assert columns_of(*leaves, tasks=["g"]).names == ("g",), "one column has no average"
-    parts = {"one": ("g",), "two": ("t0", "t1")}
-    assert columns_of(*leaves, tasks=["g"], columns=parts).names == ("g", "t0", "t1", "average, two")
-
-
 def test_means_are_weighted_by_documents_and_averages_are_not() -> None:
     """StudyTask a: seeds 0.3 (orders 0.2 and 0.4) and 0.7; task b, with thrice the documents: 0.6."""
     columns = columns_of(leaf("a", "g"), leaf("b", "g"), columns={"": ("a", "b", "g")})
