@@ -73,6 +73,10 @@ def write(
                         for j, label in enumerate(("good", "bad"))
                     },
                     "filter": filter_,
+                    "metrics": ["acc"],
+                    "doc_hash": digest(name, first + i),
+                    "prompt_hash": digest(before, first + i),
+                    "target_hash": digest(wanted[i]),
                     "resps": [[["-1.0", "False"]], [["-2.0", "False"]]],
                     "filtered_resps": [["-1.0" if option == predicted[i] else "-2.0", "False"] for option in range(2)],
                     "acc": score,
@@ -131,8 +135,8 @@ def make_result(task, model, seed, order, *, scores, shots=4, metric="acc"):
     items = np.asarray(scores, float)
     documents = digest("documents", task, len(items))
     answers = Answers(
-        doc_ids=np.arange(len(items)), documents=documents, prompts=digest(task, documents, shots, seed, order),
-        demonstrations=digest(task, shots, seed), items=items, predictions=items.astype(int), chance=0.5,
+        documents=documents, prompts=digest(task, documents, shots, seed, order),
+        demonstrations=digest(task, shots, seed), items=items, predictions=items.astype(int),
     )  # fmt: skip
     switches = dict.fromkeys(("demonstrations", "training", "weights")) | {"shots": str(shots), "documents": documents}
     return TaskResult(
@@ -156,5 +160,4 @@ def make_run(model, result, seed, order, arguments, study, path, pretrained="M")
         path=path, digest=digest(str(path)), model=model, pretrained=pretrained, revision="", dtype="",
         arguments=arguments, icl=icl, seed=seed, order=order, format=0, date=1000.0 + 10 * seed + order, limit=None,
         tasks={result.task: result}, groups={}, results=results, study=facts, rows=row_fields(results, facts),
-        cost="shared",
     )  # fmt: skip

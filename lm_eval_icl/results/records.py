@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,6 @@ class Answers:
     order and the same template. Their answers are paired.
     """
 
-    doc_ids: np.ndarray  # (documents,) integers, rising
     documents: str  # digest of the documents and their targets
     prompts: str  # digest of the documents, their prompts and their targets
     demonstrations: str | None  # digest of the demonstrations of all prompts, whatever their order. None without any
@@ -56,7 +55,6 @@ class Answers:
     items: np.ndarray
     # (documents,) integers: the option with the highest log-likelihood; None if there are no options.
     predictions: np.ndarray | None
-    chance: float | None  # the accuracy of a random choice: the mean of 1 / options; None if there are no options
     # (documents,) integers: the option that is right; None if that is not known of every document.
     golds: np.ndarray | None = None
 
@@ -67,9 +65,19 @@ class RuleFacts:
 
     name: str  # of the filter that has its values: "batch:m=64:of=pool"
     arguments: Mapping[str, Any] = field(default_factory=dict)  # all of the rule's, those with their default too
-    transductive: bool = False  # a document's decision depends on the other documents that are evaluated
-    labels: int | None = None  # how many labels the rule uses beside those of the demonstrations
-    corpus: int | None = None  # of how many documents it takes words
+    # What the rule reads beside the document and the demonstrations: "transductive" (a decision depends on the other
+    # documents), "labels: 2016", "pool: 64" (documents of the few-shot split, without labels).
+    reads: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, facts: Mapping[str, Any]) -> RuleFacts:
+        """From an object of JSON."""
+        arguments, labels = mapping(facts.get("arguments")), count(facts.get("labels"))
+        reads = ["transductive"] if facts.get("transductive") else []
+        reads += [] if labels is None else [f"labels: {labels}"]
+        if arguments.get("of") == "pool":
+            reads.append(f"pool: {count(arguments.get('m')) or count(facts.get('corpus')) or 'all'}")
+        return cls(name, arguments, tuple(reads))
 
 
 @dataclass(frozen=True)
@@ -78,33 +86,25 @@ class StudyFacts:
 
     split: str | None = None  # "test", or "dev": the set on which arguments are chosen
     order: int = 0  # which order of the demonstrations of its seed
-    demonstrations: str | None = None  # how they were chosen, if the study says so
     model: str | None = None  # the checkpoint that the study names
     training: str | None = None  # the name of the training that made this model from it
-    weights: str | None = None  # digest of the files of the model
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # of the method
     chosen: tuple[str, ...] = ()  # the names of what was chosen on the dev set: arguments, "seeds", "decide"
     rule: str | None = None  # the decision rule that was chosen; None for what the model itself says
     metric: str | None = None  # what stands for the task; None for the usual one
     expected: Mapping[str, Any] = field(default_factory=dict)  # the paper's numbers, by column
-    curve: Sequence[Mapping[str, Any]] = ()  # what was measured on the dev set: {"arguments": {...}, "score": x} each
     # "cells" that were scored together, of how many "orders", in how many "seconds".
     shared: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cell: Mapping[str, Any], study: Mapping[str, Any]) -> StudyFacts:
         """From the two objects of JSON; what has another type is as if it were missing. `study.json` comes first."""
-        texts = ("split", "demonstrations", "model", "training", "weights", "rule", "metric")
-        both = {**cell, **study}
-        points = both["curve"] if isinstance(both.get("curve"), list) else []
+        texts = ("split", "model", "training", "rule", "metric")
+        chosen = cell.get("chosen")
         return cls(
             **{name: value for name in texts if isinstance(value := cell.get(name), str)},
             order=count(cell.get("order")) or 0,
-            arguments=mapping(cell.get("arguments")),
-            chosen=tuple(x for x in cell.get("chosen") or () if isinstance(x, str)),
-            expected=mapping(both.get("expected")),
-            curve=[p for p in points if number(at(p, "score")) is not None and isinstance(at(p, "arguments"), dict)],
-            shared=mapping(both.get("shared")),
+            chosen=tuple(x for x in (chosen if isinstance(chosen, list) else ()) if isinstance(x, str)),
+            **{name: mapping({**cell, **study}.get(name)) for name in ("expected", "shared")},
         )
 
 
@@ -159,22 +159,12 @@ class Run:
     study: StudyFacts = StudyFacts()  # what a study says of it
     # Who answered, the declared fields of this kind (`fields`) in three parts: "model", "method", "setting".
     rows: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # "alone", or "shared": of a study's cell, whose tokens and seconds are its part of those of all cells that were
-    # scored together, and whose seconds are those of scoring, not of the whole run. The two do not compare.
-    cost: str = "alone"
-    tokens: float | None = None  # run through the model; None if the file does not say
-    seconds: float | None = None  # that the run took; None if the file does not say
     decided: tuple[TaskResult, ...] = ()  # what the same answers give under decision rules, one for each task and rule
 
     @property
     def all_results(self) -> tuple[TaskResult, ...]:
         """The results of all tasks, first those of the model itself and then those under decision rules."""
         return *self.tasks.values(), *self.decided
-
-    @property
-    def answered(self) -> int:
-        """How many of these results have answers document by document."""
-        return sum(result.answers is not None for result in self.all_results)
 
 
 @dataclass(frozen=True)

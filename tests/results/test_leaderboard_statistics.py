@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import special, stats
 
 from lm_eval_icl.metaicl.metric import macro_f1
-from lm_eval_icl.results.aggregations import AGGREGATIONS, bootstrap, bootstrap_difference
+from lm_eval_icl.results.metrics import AGGREGATIONS, bootstrap, bootstrap_difference
 from lm_eval_icl.results.statistics import (
     HOW,
     Difference,
