@@ -39,10 +39,10 @@ TESTS = Path(__file__).resolve().parent
 # How many lines of Python each room may have in the package, and in tests/; "" is the top folder. Who makes a room
 # smaller lowers its number; nobody raises one.
 LIMITS = {
-    "": (225, 2043),
+    "": (225, 2038),
     "files": (38, 0),
     "prompts": (1029, 694),
-    "metaicl": (632, 593),
+    "metaicl": (632, 592),
     "decisions": (500, 158),
     "inference": (2973, 2894),
     "methods": (2536, 1714),
@@ -50,12 +50,12 @@ LIMITS = {
     "demonstrations": (1714, 565),
     "training": (1496, 761),
     "regression": (0, 387),
-    "harness": (4000, 4700),
-    "results": (3752, 1808),
-    "leaderboard": (1158, 291),
+    "harness": (4000, 4699),
+    "results": (2600, 1682),
+    "leaderboard": (1081, 291),
     "studies": (3390, 2444),
     "smoke": (439, 673),
-    "cli": (1123, 313),
+    "cli": (1113, 313),
 }
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -26,7 +27,7 @@ from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, value
 from lm_eval_icl.results.board import SIGNIFICANT, Board, BoardCell, Column, Entry, rule_in_words
 from lm_eval_icl.results.records import Run
-from lm_eval_icl.results.statistics import HOW, Difference, Estimate
+from lm_eval_icl.results.statistics import Difference, Estimate
 
 LONGEST = 400  # characters of a name or a note; the rest is cut off
 SENTENCE = 20_000  # of a sentence of the summary
@@ -49,6 +50,18 @@ READS = {
     "pool": "The rule reads so many documents of the few-shot split, without their labels.",
 }
 
+# How an interval and a p were found.
+HOW = {
+    "crossed": "over documents and sets of demonstrations",
+    "documents": "over documents, for these demonstrations",
+    "wilson": "over documents, for these demonstrations (Wilson)",
+    "mcnemar": "over documents, for these demonstrations (McNemar, mid-p)",
+    "paired t": "over documents, for these demonstrations (paired t)",
+    "identical": "identical answers",
+    "bootstrap": "pigeonhole bootstrap of documents and sets of demonstrations",
+    "group": "over the tasks' documents and sets of demonstrations",
+    "reported": "the standard error in the results file",
+}
 _TEXTS = "name checkpoint details method arguments conditions rule label".split()
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # characters that are not seen, or that move others
 
@@ -201,7 +214,13 @@ def _sets(entry: Entry, column: Column, cell: BoardCell) -> list[list[str]]:
     rows = []
     for of_set in cell.sets[:RUNS]:
         orders = [value(unit.result.value, column) for unit in of_set.answered]
-        rows.append([clean(of_set.label), value(of_set.value, column, decimals=2), ", ".join(orders)])
+        rows.append(
+            [
+                clean(of_set.label),
+                value(fmean(unit.result.value for unit in of_set.answered), column, decimals=2),
+                ", ".join(orders),
+            ]
+        )
     return rows
 
 

@@ -12,6 +12,7 @@ from lm_eval_icl.results.statistics import Difference, Estimate
 AVERAGE = "average"
 SIGNIFICANT = 0.05  # a p-value up to this
 _LENGTH = 200  # of a name that is shown
+Fields = tuple[tuple[str, str], ...]
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 
@@ -36,6 +37,22 @@ def rule_in_words(rule: str | None) -> str:
     return "without a decision rule" if rule is None else f"under the rule {rule}"
 
 
+@dataclass(frozen=True)
+class RowKey:
+    """Who answered: a row of the board has one of these."""
+
+    model: Fields  # the declared fields of each part, by name
+    method: Fields
+    setting: Fields
+    rule: Fields  # the decision rule and its arguments; empty for what the model itself says
+    switches: Fields  # those that are on
+
+    @property
+    def rival(self) -> tuple[Fields, Fields, Fields]:
+        """What a row has in common with its baseline: all but the method and the switches."""
+        return self.model, self.setting, self.rule
+
+
 @dataclass(frozen=True, eq=False)
 class TaskRun:
     """What one run gave on one task."""
@@ -45,14 +62,9 @@ class TaskRun:
 
     @property
     def answers(self) -> Answers:
-        """The answers of a result that has some."""
+        """Of a result that has some."""
         assert self.result.answers is not None
         return self.result.answers
-
-    @property
-    def asked(self) -> tuple[str, int]:
-        """What was asked. The number of documents is there as a digest may be a stranger's claim."""
-        return self.answers.prompts, len(self.answers.items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +73,6 @@ class PromptSet:
 
     label: str  # "seed 3", or the beginning of the digest where no seed is known
     answered: tuple[TaskRun, ...]  # an element for each order
-    value: float  # the mean of the metric over the orders
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,23 +80,19 @@ class BoardCell:
     """An entry's result on a column."""
 
     estimate: Estimate  # of the metric
-    # This entry less its baseline, which has the same decision rule; None for the baseline itself, and where the two
-    # are not paired.
+    # This entry less its baseline under the same decision rule; None for the baseline itself, and if not paired.
     difference: Difference | None = None
-    # The p-value of `difference`, adjusted for all entries of the column that have one (Holm).
-    p_holm: float | None = None
+    p_holm: float | None = None  # the p of `difference`, adjusted over all entries of the column that have one (Holm)
     # An entry under a decision rule less the same runs without it; None without a rule.
     to_raw: Difference | None = None
-    p_raw: float | None = None  # the p-value of `to_raw`, adjusted for all entries of the column that have one
+    p_raw: float | None = None  # the p of `to_raw`, adjusted in the same way
     is_best: bool = False  # it has the best mean of its column among entries of the same rule
     is_worse: bool = False  # significantly worse than the best, on the same prompts (Holm over all that are compared)
     sets: tuple[PromptSet, ...] = ()  # the prompt sets of a task; empty for groups, and for results without samples
     sensitivity: Estimate | None = None  # order sensitivity: the pairwise flip rate between orders; None with one order
-    # Words on this cell: "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or a sentence
-    # on what is wrong with its files.
+    # "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or a sentence on its files.
     marks: tuple[str, ...] = ()
-    # The score of always giving the most frequent right answer; None where these are not known.
-    majority: float | None = None
+    majority: float | None = None  # the score of always giving the most frequent right answer; None if not known
     expected: float | None = None  # the paper's value, where a study says which one that is
 
 
@@ -131,13 +138,9 @@ class Entry:
     arguments: str  # as text: "T=5, eta=0.01"
     conditions: str  # what else tells this board's rows apart: "8 shots", "chat"; "" if nothing does
     runs: tuple[Run, ...]  # all of its runs, by date
-    # By the column's name; those without a result are missing. The tasks of a column that are no columns themselves are
-    # there too, not compared with anything.
-    cells: Cells
-    # The name of the decision rule of its results; None of those of the model itself, which are an entry of their own.
-    rule: str | None = None
-    # What the rule reads beside the document and the demonstrations: "transductive", "labels: 2016".
-    reads: tuple[str, ...] = ()
+    cells: Cells  # by the column's name; the tasks of a column that are no columns themselves are there too
+    rule: str | None = None  # the name of the decision rule of its results; None of those of the model itself
+    reads: tuple[str, ...] = ()  # as of `RuleFacts`
     shots: tuple[int, int] = (0, 0)  # the numbers of demonstrations, the least and the most of its tasks
 
     @property
@@ -159,12 +162,11 @@ class Board:
     columns: tuple[Column, ...]  # the average first if there are several tasks, groups, then tasks
     # By decision rule, the model itself first; under a rule the best first, by the first column.
     entries: tuple[Entry, ...]
-    # By an entry's name, the name of the entry that its differences are to, if it has one: on the same checkpoint and
-    # under the same rule.
-    baseline: Mapping[str, str]
+    baseline: Mapping[
+        str, str
+    ]  # by an entry's name, the name of the entry that its differences are to, if there is one
     summary: tuple[str, ...]  # sentences that say what is best and what cannot be told apart
     left_out: tuple[LeftOutFile, ...]  # files that were not used
-    files: int  # how many files were read
     common: tuple[str, ...] = ()  # words for what all entries and columns have in common: "8 shots", "limit=60"
 
     def majority(self, column: Column) -> float | None:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.results.board import AVERAGE, Board, BoardCell, Column, Entry, TaskRun, grouped, shown
+from lm_eval_icl.results.board import (
+    AVERAGE,
+    Board,
+    BoardCell,
+    Cells,
+    Column,
+    Entry,
+    Fields,
+    RowKey,
+    TaskRun,
+    grouped,
+    shown,
+)  # fmt: skip
 from lm_eval_icl.results.cells import combined, compare_all, measured, named
 from lm_eval_icl.results.fields import CHOSEN
 from lm_eval_icl.results.records import LeftOutFile, RuleFacts, Run, TaskResult
-from lm_eval_icl.results.rows import Fields, Row, RowKey, as_fields, differing, entries_of, in_words
 from lm_eval_icl.results.summary import summarize
 
 __all__ = ["build", "named"]
@@ -21,6 +36,7 @@ _SHARES = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "em
 _LISTED = 20  # names in a message
 
 Groups = Mapping[str, Mapping[str, float]]
+Row = tuple[RowKey, Sequence[TaskRun], Cells]
 
 
 def build(
@@ -34,17 +50,13 @@ def build(
     """Fold runs into a board.
 
     Args:
-        runs: in any order.
         left_out: files that were not used, which the board lists.
         baseline: the method that the others on the same checkpoint, under the same decision rule, are compared with; or
             the label or name of one entry, with which all are compared. None for `icl`, or `hf` if there is no `icl`.
         tasks: the tasks and groups that are columns; None for all.
-        groups: the groups, name -> the weights of its tasks' columns, which add up to 1; one called `AVERAGE` is the
-            average. None for those that the runs name, and an average over the tasks that most rows have.
+        groups: name -> the weights of its tasks' columns, which add up to 1; one called `AVERAGE` is the average. None
+            for those that the runs name, and an average over the tasks that most rows have.
         columns_by: switches that separate columns, not rows: ("training",) where each column of a study has its own.
-
-    Raises:
-        InputError: there is no run, no entry is the baseline, or no run has one of the tasks.
     """
     runs = sorted(runs, key=lambda run: (run.date, run.digest))
     units = [TaskRun(run, result) for run in runs for result in _results(run)]
@@ -88,9 +100,8 @@ def build(
     limits = {unit.run.limit for unit in units}
     if len(limits) == 1 and (limit := limits.pop()) is not None:
         shared = (*shared, f"limit={limit:g}")
-    files = len({run.path for run in runs} | {file.path for file in left_out})
     summary = summarize(compared, columns, baselines)
-    return Board(columns, compared, baselines, summary, tuple(left_out), files, shared)
+    return Board(columns, compared, baselines, summary, tuple(left_out), shared)
 
 
 def _results(run: Run) -> tuple[TaskResult, ...]:
@@ -98,8 +109,8 @@ def _results(run: Run) -> tuple[TaskResult, ...]:
     What the model says by itself stays beside them, unless other arguments were chosen for the rule."""
     if "decide" not in (study := run.study).chosen:
         return run.all_results
-    reads = {words: None for result in run.decided if result.rule is not None for words in result.rule.reads}
-    rule = RuleFacts(CHOSEN, reads=tuple(words for words in reads if words == "transductive"))
+    is_transductive = any(r.rule is not None and "transductive" in r.rule.reads for r in run.decided)
+    rule = RuleFacts(CHOSEN, reads=("transductive",) if is_transductive else ())
     of_rule = [r for r in run.all_results if (r.rule.name if r.rule is not None else None) == study.rule]
     kept = run.tasks.values() if study.chosen == ("decide",) else ()
     return *kept, *(replace(result, rule=rule) for result in of_rule)
@@ -194,24 +205,15 @@ def _columns(
             percent = metric in _SHARES and all(0 <= part.value <= 1 for part in parts)
             kind = "task" if name in by_column else "average" if name == AVERAGE else "group"
             columns.append(Column(name, kind, metric, percent, higher_is_better, of_tasks))
-    if not columns:
-        raise InputError(
-            f"--tasks {','.join(tasks or ())}: the tasks have different metrics, of which there is no mean."
-        )
     return tuple(sorted(columns, key=lambda column: ("average", "group", "task").index(column.kind)))
 
 
 def _alike(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
-    """Whether two groups have the same tasks and weights."""
     return first.keys() == second.keys() and all(abs(first[name] - second[name]) < 1e-9 for name in first)
 
 
 def _with_average(columns: tuple[Column, ...], cells: Sequence[Mapping[str, BoardCell]]) -> tuple[Column, ...]:
-    """The columns with the average in front, if there are several tasks of one metric.
-
-    It is over the tasks that at least half of the rows have: else one row with a task of its own would take the average
-    from all others.
-    """
+    """The columns with the average in front, over the tasks that at least half of the rows have."""
     tasks = [c for c in columns if c.kind == "task" and c.percent]
     tasks = [column for column in tasks if column.higher_is_better == tasks[0].higher_is_better]
     often = [column for column in tasks if 2 * sum(column.name in of_row for of_row in cells) >= len(cells)]
@@ -222,3 +224,88 @@ def _with_average(columns: tuple[Column, ...], cells: Sequence[Mapping[str, Boar
     metrics = {column.metric for column in often}
     metric = metrics.pop() if len(metrics) == 1 else ""
     return Column(AVERAGE, "average", metric, True, often[0].higher_is_better, even), *columns
+
+
+def as_fields(values: Mapping[str, Any]) -> Fields:
+    return tuple(sorted((name, str(value)) for name, value in values.items()))
+
+
+def in_words(name: str, value: str | None) -> str:
+    """Words for a value in which rows or columns differ."""
+    name = name.removeprefix("generation_kwargs.").removeprefix("metadata.")
+    if not value:
+        return f"no {name}"
+    is_digest = len(value) in (16, 32, 64) and all(char in "0123456789abcdef" for char in value)
+    return shown(f"{name} {value[:6]}" if is_digest else f"{name}={value}")
+
+
+def differing(values: Sequence[Mapping[str, str]]) -> list[str]:
+    """The names of fields in which these differ."""
+    return [name for name in sorted({name for of in values for name in of}) if len({of.get(name) for of in values}) > 1]
+
+
+def _conditions(key: RowKey, units: Sequence[TaskRun]) -> list[str]:
+    """Words for what else tells a row from others."""
+    setting, switches = dict(key.setting), dict(key.switches)
+    shots = [str(of(unit.result.shots for unit in units)) for of in (min, max)]
+    words = [f"{' to '.join(dict.fromkeys(shots))} shot{'s' * (shots != ['1', '1'])}"]
+    if "chat" in setting:
+        words += ["chat", "multiturn" if "multiturn" in setting else "one turn"]
+    if "system" in setting:
+        words.append("system instruction")
+    words += [in_words(name, value) for name, value in key.setting if name not in ("chat", "multiturn", "system")]
+    drawn = dict.fromkeys(unit.result.switches.get("demonstrations") for unit in units)
+    if any(drawn):
+        words.append(in_words("demonstrations", "/".join(way or "drawn by the task" for way in drawn)))
+    elif "demonstrations" in switches:
+        words.append("demonstrations drawn by the task")
+    words += [f"trained: {switches['training']}"] if switches.get("training") else []
+    words += [in_words("weights", switches["weights"])] if "weights" in switches else []
+    return list(map(shown, words))
+
+
+def entries_of(rows: Sequence[Row]) -> tuple[dict[Entry, RowKey], tuple[str, ...]]:
+    """The rows with names, and with labels that say what they differ in; and the words that all have in common."""
+    key_of: dict[Entry, RowKey] = {}
+    conditions = [_conditions(key, units) for key, units, _ in rows]
+    shared = [word for word in conditions[0] if all(word in words for words in conditions)]
+    checkpoints = {dict(key.model).get("checkpoint", "") for key, _, _ in rows}
+    ends = Counter(PurePath(checkpoint).name for checkpoint in checkpoints)
+    for (key, units, cells), words in zip(rows, conditions, strict=True):
+        model, method = dict(key.model), dict(key.method)
+        checkpoint = model.get("checkpoint", "")
+        end = PurePath(checkpoint).name
+        is_path = checkpoint.startswith((".", "/", "~")) or checkpoint.count("/") > 1
+        alike = [dict(other.model) for other, _, _ in rows if dict(other.model).get("checkpoint", "") == checkpoint]
+        plain = ("revision", "dtype")  # values that speak for themselves
+        apart = sorted(differing(alike), key=lambda name: (name != "revision", name != "dtype", name))
+        details = [model.get(n, "") if n in plain else in_words(n, model.get(n)) for n in apart]
+        runs = tuple({unit.run.digest: unit.run for unit in units}.values())
+        given = min(({n: v for n, v in run.arguments.items() if n in method and method[n] != CHOSEN} for run in runs),
+                    key=lambda values: (len(values), str(values)))  # fmt: skip
+        on_dev = [n for n, v in method.items() if v == CHOSEN]
+        arguments = [f"{n}={v}" for n, v in given.items()] + ([f"{' and '.join(on_dev)} {CHOSEN}"] if on_dev else [])
+        rules = [unit.result.rule for unit in units if unit.result.rule is not None]
+        entry = Entry(
+            name=hashlib.sha256(repr(key).encode("utf-8", "replace")).hexdigest()[:8],
+            checkpoint=shown((end if is_path and ends[end] == 1 else checkpoint) or "unnamed"),
+            details=shown(", ".join(filter(None, details))),
+            method=shown(method.get("method", "") or "unnamed"),
+            arguments=shown(", ".join(arguments)),
+            conditions=", ".join(word for word in words if word not in shared),
+            runs=runs,
+            cells=cells,
+            rule=shown(rules[0].name) if rules else None,
+            reads=tuple(dict.fromkeys(words for rule in rules for words in rule.reads)),
+            shots=(min(unit.result.shots for unit in units), max(unit.result.shots for unit in units)),
+        )
+        key_of[entry] = key
+    # Rows with the same label show the fields of the method in which they differ, defaults too.
+    labeled: dict[Entry, RowKey] = {}
+    for of_label in grouped(key_of, lambda entry: (entry.checkpoint, entry.details, entry.label)).values():
+        methods = [dict((*key_of[entry].method, *key_of[entry].rule)) for entry in of_label]
+        for entry, values in zip(of_label, methods, strict=True):
+            more = [f"{n}={values[n]}" for n in differing(methods) if n in values]
+            text = shown(", ".join(filter(None, [entry.arguments, *more])))
+            labeled[replace(entry, arguments=text)] = key_of[entry]
+    return labeled, tuple(shared)

@@ -1,7 +1,7 @@
 """Runs as one small Parquet file each, for a board that people share, and a check of such files.
 
-The results are JSON in the file's metadata, under `_KEY`. The columns are those of `samples.DocumentRow`, without any
-text of a document, and the task; the answers under every decision rule are there as those of the model itself.
+The results are JSON in the file's metadata. The columns are those of `tasks.DocumentRow`, without any text of a
+document, and the task; the answers under every decision rule are there as those of the model itself.
 """
 
 from __future__ import annotations
@@ -22,15 +22,10 @@ _KEY = b"lm_eval_icl.results"
 Documents = dict[str, list[DocumentRow]]  # by task
 
 
-def _number(row: DocumentRow) -> int | None:
-    """The prediction; a text is no part of the file."""
-    return row.prediction if isinstance(row.prediction, int) else None
-
-
 def name_of(results: Mapping[str, Any], documents: Documents) -> str:
     """The name of the file of a run: digests of its results and of its rows, whatever texts were predicted."""
     texts = (
-        json.dumps([task, *row._replace(prediction=_number(row))[:-1]], sort_keys=True)
+        json.dumps([task, *row[:6], *row[7:10], row.prediction if row.options else None], sort_keys=True)
         for task, rows in documents.items()
         for row in rows
     )
@@ -38,11 +33,7 @@ def name_of(results: Mapping[str, Any], documents: Documents) -> str:
 
 
 def load(path: Path) -> tuple[dict[str, Any], Documents]:
-    """The results and rows of a file that `collect` has made.
-
-    Raises:
-        Unusable: it is damaged, or another kind of file.
-    """
+    """The results and rows of a file that `collect` has made; `Unusable` is raised if it is none."""
     import pyarrow.parquet as pq
 
     try:
@@ -62,25 +53,14 @@ def load(path: Path) -> tuple[dict[str, Any], Documents]:
 
 
 def document_rows(run: Run, task: str) -> list[DocumentRow]:
-    """The rows of a task's documents under all filters; none without samples.
-
-    Raises:
-        Unusable: the samples cannot be read.
-    """
+    """The rows of a task's documents under all filters; none without samples."""
     if run.path.suffix == ".parquet":
         return load(run.path)[1].get(task, [])
     return rows_from_samples(run.path, run.results, task)
 
 
 def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Write each run to `<folder>/runs/<digest>.parquet`, whole or not at all. The same run makes the same bytes.
-
-    Returns:
-        The files.
-
-    Raises:
-        InputError: they cannot be written.
-    """
+    """Write each run to `<folder>/runs/<digest>.parquet`, whole or not at all; the same run makes the same bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -93,7 +73,7 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
             {
                 "task": task,
                 **row._asdict(),
-                "prediction": _number(row),
+                "prediction": row.prediction if row.options else None,  # a text is no part of the file
                 "metrics": json.dumps(row.metrics, sort_keys=True),
             }
             for task, rows in documents.items()
@@ -119,9 +99,6 @@ def faults(path: Path) -> list[str]:
     Its name must be the digests of its results and rows. Whatever the name is, under every filter and decision rule the
     documents must be the same, each prediction must follow from the log-likelihoods and each accuracy from the
     prediction, and the answers must give the results' value of every metric that is made of single documents'.
-
-    Raises:
-        Unusable: it is damaged, or another kind of file.
     """
     results, documents = load(path)
     sentences = []
@@ -138,8 +115,7 @@ def faults(path: Path) -> list[str]:
             if (chosen != row.prediction and "metaicl" not in row.metrics) or (
                 has_score and float(row.metrics["acc"]) != float(row.prediction == row.gold)
             ):
-                where = f"document {row.doc_id} under {row.filter!r}"
-                sentences.append(f"task {task!r}: {where} has another answer or score.")
+                sentences.append(f"task {task!r}, document {row.doc_id}, {row.filter!r}: another answer or score.")
                 break
         for key, value in mapping(results["results"].get(task)).items():
             metric, comma, of_filter = key.partition(",")

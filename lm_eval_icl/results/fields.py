@@ -111,12 +111,8 @@ def model_arguments(recorded: Any) -> dict[str, Any]:
 
 
 def declared(kind: str, sources: Mapping[str, Any], task: str = "") -> dict[str, Any]:
-    """The values of the declared fields of a kind, by name; those that are there and not empty.
-
-    Args:
-        sources: by the first part of a path, what is below it.
-        task: whose part is taken of what the file has by task.
-    """
+    """The values of the declared fields of a kind, by name; those that are there and not empty. `sources` has by the
+    first part of a path what is below it; of what the file has by task, the task's part is taken."""
     values: dict[str, Any] = {}
     for field in FIELDS:
         for path in field.paths.split() if field.kind == kind else ():

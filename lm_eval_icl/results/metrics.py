@@ -1,7 +1,6 @@
 """How far a model's confidence can be believed, and metrics that are functions of sums over documents, by bootstrap.
 
-The probability of an option is its log-likelihood, or what a decision rule makes of it, normalised over the document's
-options. Documents whose options or right answer are not known are no part of a mean.
+The probability of an option is its log-likelihood, or what a rule makes of it, normalised over the document's options.
 """
 
 from __future__ import annotations
@@ -132,20 +131,15 @@ def bootstrap(sums: np.ndarray, value: Value, draws: int = 2000, *, bounds: Boun
     that of the drawn sets alone by b, that of both by a + b and a rest. Variances over draws, divided by the
     (n - 1) / n that resamples of n lack, take the place of the mean squares in the formula of `estimate`. (The variance
     of the draws of both would count the rest three times.) The interval is from t, since the draws' quantiles are too
-    narrow for few sets.
+    narrow for few sets. Draws are the same for the same numbers of documents and sets.
 
     Args:
         sums: (documents, sets, k), what an `Aggregation` sums.
-        value: the metric, from sums (..., k) to (...).
-        draws: how many; they are the same for the same numbers of documents and sets.
-        bounds: of the metric.
-
-    Raises:
-        ValueError: the sums have another shape or are not all finite.
+        value, bounds: of the metric: from sums (..., k) to (...).
     """
     sums = checked(sums, axes=3)
     mean = float(value(sums.sum(axis=0)).mean())
-    return from_t(mean, _resampled([sums], value, draws), *sums.shape[:2], bounds, "bootstrap")
+    return from_t(mean, _resampled([sums], value, draws), sums.shape[0], sums.shape[1], bounds, "bootstrap")
 
 
 def bootstrap_difference(
@@ -156,8 +150,8 @@ def bootstrap_difference(
     metrics = [value(sums.sum(axis=0)) for sums in (first, second)]
     spread = _resampled([first, second], value, draws)
     how = "identical" if np.array_equal(first, second) else "bootstrap"
-    mean = float((metrics[0] - metrics[1]).mean())
-    return paired(mean, spread, *first.shape[:2], float(np.abs(metrics).max()), bounds, how)
+    mean, scale = float((metrics[0] - metrics[1]).mean()), float(np.abs(metrics).max())
+    return paired(mean, spread, first.shape[0], first.shape[1], scale, bounds, how)
 
 
 def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int) -> Spread:

@@ -1,7 +1,6 @@
 """Results files of lm-eval, and those that `collect` has made, as runs.
 
-The files come from anyone: what is damaged, foreign or contradictory is left out or marked, with the reason, and never
-stops the others.
+They come from anyone: what is damaged or contradictory is left out or marked, with the reason.
 """
 
 from __future__ import annotations
@@ -43,29 +42,25 @@ def read(
 
     Returns:
         The runs, each of them once, and what was left out: files, and tasks of files that are otherwise used.
-
-    Raises:
-        InputError: a path does not exist.
     """
-    runs: dict[str, tuple[int, Run]] = {}
+    found: list[tuple[int, Run]] = []
     left_out: list[LeftOutFile] = []
     studies: dict[Path, Mapping[str, Any]] = {}
     for path in tqdm(_files(paths), "Reading results", disable=quiet, unit=" files"):
         try:
             with np.errstate(all="ignore"):  # strangers' numbers may be as large as a float can be
                 run, notes = _run(path, _of_study(path, studies), dev, metric)
-            answered = sum(result.answers is not None for result in run.all_results)
-            known = runs.setdefault(run.digest, (answered, run))
-            if known[1] is not run:
-                (_, kept), (_, twice) = sorted([known, (answered, run)], key=lambda pair: -pair[0])
-                left_out.append(LeftOutFile(twice.path, sentence(f"is the same run as {kept.path}")))
-                runs[run.digest] = max(answered, known[0]), kept
+            found.append((sum(result.answers is not None for result in run.all_results), run))
             left_out += [LeftOutFile(path, sentence(note)) for note in notes]
         except Unusable as error:
             left_out.append(LeftOutFile(path, sentence(error)))
         except Exception as error:  # whatever a stranger's file has in it, the others are read
             left_out.append(LeftOutFile(path, f"cannot be understood ({one_line(error)})."))
-    return [run for _, run in runs.values()], left_out
+    runs: dict[str, Run] = {}
+    for _, run in sorted(found, key=lambda pair: -pair[0]):
+        if (kept := runs.setdefault(run.digest, run)) is not run:
+            left_out.append(LeftOutFile(run.path, sentence(f"is the same run as {kept.path}")))
+    return list(runs.values()), left_out
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
@@ -74,14 +69,12 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise InputError(f"{path} does not exist: give results files of lm-eval, or their folders.")
-        in_path = [] if path.is_dir() else [path]
-        for folder, folders, names in os.walk(path):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            in_path += [
-                Path(folder, name)
-                for name in sorted(names)
-                if (name.startswith("results") and name.endswith(".json")) or name.endswith(".parquet")
-            ]
+        in_path = [path] if not path.is_dir() else [
+            file
+            for file in sorted(path.rglob("*"))
+            if file.suffix == ".parquet" or (file.suffix == ".json" and file.name.startswith("results"))
+            if not any(part.startswith(".") for part in file.relative_to(path).parts)
+        ]  # fmt: skip
         for file in in_path:
             files.setdefault(os.path.realpath(file), file)
     return list(files.values())
@@ -118,11 +111,7 @@ def _of_study(path: Path, known: dict[Path, Mapping[str, Any]]) -> Mapping[str, 
 
 
 def _run(path: Path, of_study: Mapping[str, Any], dev: bool, wanted: str | None) -> tuple[Run, list[str]]:
-    """A results file as a run, and sentences on tasks and groups that are left out.
-
-    Raises:
-        Unusable: it is not of lm-eval's form, or no task has a number.
-    """
+    """A results file as a run, and sentences on tasks and groups that are left out."""
     results, kept = _load(path)
     config, icl = results["config"], mapping(at(results, "config", "icl"))
     study = StudyFacts.of(mapping(icl.get("study")), of_study)
@@ -171,7 +160,6 @@ def _run(path: Path, of_study: Mapping[str, Any], dev: bool, wanted: str | None)
         icl=icl,
         seed=count(repetition.get("seed", 0 if config.get("fewshot_seed") == 0 else None)),
         order=study.order,
-        format=count(repetition.get("format")) or 0,
         date=date if 0 <= date < 253_402_300_800 else 0.0,  # before the year 10000
         limit=number(config.get("limit")),
         tasks=tasks,
@@ -199,8 +187,7 @@ def _weights(
 ) -> dict[str, float]:
     """The weights of tasks in a group; empty if the group has no value and is only a name for several tasks.
 
-    lm-eval's value of a group is the mean over all tasks in it, however deep, by their documents or with equal weights.
-    It does not say which: by documents, if both give its value. `Unusable` is raised if its value is no such mean.
+    lm-eval's value of a group is the mean over all tasks in it, by documents or equal; by documents, if both give it.
     """
     key = next((key for key in values if "," in key and "_stderr," not in key), None)
     if key is None or not members:

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-HUGE = 1e100  # what is larger is no result
-
 
 class Unusable(ValueError):
     """Something in a file that cannot be used; the message is a sentence that says why."""
@@ -25,7 +23,7 @@ def at(value: Any, *keys: str) -> Any:
 
 def number(value: Any) -> float | None:
     """A number whose square is one, too; None for anything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < HUGE
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
     return float(value) if is_number else None
 
 
@@ -43,8 +41,7 @@ def mapping(value: Any) -> dict[str, Any]:
 class Answers:
     """What one run answered to one task, document by document, in the order of document ids.
 
-    Two runs with equal `prompts` were asked the same: the same documents, under the same demonstrations in the same
-    order and the same template. Their answers are paired.
+    Two runs with equal `prompts` were asked the same, and their answers are paired.
     """
 
     documents: str  # digest of the documents and their targets
@@ -73,11 +70,10 @@ class RuleFacts:
     def of(cls, name: str, facts: Mapping[str, Any]) -> RuleFacts:
         """From an object of JSON."""
         arguments, labels = mapping(facts.get("arguments")), count(facts.get("labels"))
-        reads = ["transductive"] if facts.get("transductive") else []
-        reads += [] if labels is None else [f"labels: {labels}"]
-        if arguments.get("of") == "pool":
-            reads.append(f"pool: {count(arguments.get('m')) or count(facts.get('corpus')) or 'all'}")
-        return cls(name, arguments, tuple(reads))
+        pool = (count(arguments.get("m")) or count(facts.get("corpus"))) if arguments.get("of") == "pool" else None
+        numbers = {"labels": labels, "pool": pool}
+        reads = [f"{what}: {number}" for what, number in numbers.items() if number is not None]
+        return cls(name, arguments, (*("transductive",) * bool(facts.get("transductive")), *reads))
 
 
 @dataclass(frozen=True)
@@ -98,13 +94,15 @@ class StudyFacts:
     @classmethod
     def of(cls, cell: Mapping[str, Any], study: Mapping[str, Any]) -> StudyFacts:
         """From the two objects of JSON; what has another type is as if it were missing. `study.json` comes first."""
-        texts = ("split", "model", "training", "rule", "metric")
-        chosen = cell.get("chosen")
+        names = ("split", "model", "training", "rule", "metric")
+        texts: dict[str, Any] = {name: x for name in names if isinstance(x := cell.get(name), str)}
+        chosen, both = cell.get("chosen"), {**cell, **study}
         return cls(
-            **{name: value for name in texts if isinstance(value := cell.get(name), str)},
+            **texts,
             order=count(cell.get("order")) or 0,
             chosen=tuple(x for x in (chosen if isinstance(chosen, list) else ()) if isinstance(x, str)),
-            **{name: mapping({**cell, **study}.get(name)) for name in ("expected", "shared")},
+            expected=mapping(both.get("expected")),
+            shared=mapping(both.get("shared")),
         )
 
 
@@ -124,10 +122,10 @@ class TaskResult:
     answers: Answers | None  # None if there are no samples, or they are not used: `marks` say why
     marks: tuple[str, ...] = ()  # what is wrong with this result, each a sentence
     rule: RuleFacts | None = None  # the decision rule that these values are under; None for those of the model itself
-    # What was asked, the declared fields of this kind by name (`fields`).
-    column: Mapping[str, str] = field(default_factory=dict)
-    # Fields that separate rows where a cell would hold two values; None where the file does not say.
-    switches: Mapping[str, str | None] = field(default_factory=dict)
+    column: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what was asked, the fields of this kind by name (`fields`)
+    switches: Mapping[str, str | None] = field(default_factory=dict)  # the same; None where the file does not say
 
     @property
     def reported_filter(self) -> str:
@@ -149,12 +147,10 @@ class Run:
     icl: Mapping[str, Any]  # `config.icl` of this package's models; {} of others
     seed: int | None  # of the demonstrations (`fewshot_seed`)
     order: int  # which order of the demonstrations of this seed, in a study; 0 elsewhere
-    format: int  # of the prompts' format, 0 for the task's own
     date: float  # seconds since 1970
     limit: float | None  # lm-eval's `--limit`
     tasks: Mapping[str, TaskResult]  # by name, what the model itself gave
-    # Of the run: name -> its tasks (no groups among them) with their weights in lm-eval's own value.
-    groups: Mapping[str, Mapping[str, float]]
+    groups: Mapping[str, Mapping[str, float]]  # by name, their tasks with the weights in lm-eval's own value
     results: Mapping[str, Any]  # the whole of lm-eval's results file, as read
     study: StudyFacts = StudyFacts()  # what a study says of it
     # Who answered, the declared fields of this kind (`fields`) in three parts: "model", "method", "setting".

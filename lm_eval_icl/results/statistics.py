@@ -2,8 +2,7 @@
 
 Scores are a matrix (documents, sets), complete and without NaN: every document is asked with every set. Both are
 samples, two crossed random factors, as subjects and items in psychology (Clark 1973; Baayen, Davidson and Bates 2008).
-Distributions are those of `scipy.special`: a board needs 100,000, and the checks of `scipy.stats` take forty times as
-long.
+Distributions are those of `scipy.special`, as the checks of `scipy.stats` take forty times as long.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,23 +18,8 @@ from scipy import special, stats
 
 CONFIDENCE = 0.95
 POWER = 0.8
-# How an interval and a p were found, in words.
-HOW: Mapping[str, str] = {
-    "crossed": "over documents and sets of demonstrations",
-    "documents": "over documents, for these demonstrations",
-    "wilson": "over documents, for these demonstrations (Wilson)",
-    "mcnemar": "over documents, for these demonstrations (McNemar, mid-p)",
-    "paired t": "over documents, for these demonstrations (paired t)",
-    "identical": "identical answers",
-    "bootstrap": "pigeonhole bootstrap of documents and sets of demonstrations",
-    "group": "over the tasks' documents and sets of demonstrations",
-    "reported": "the standard error in the results file",
-}
-
 _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _TINY = 1e-12  # what is less than this share of the scores is rounding
-
-
 Bounds = tuple[float, float]
 
 
@@ -50,13 +34,11 @@ class Estimate:
     df: float  # the degrees of freedom of the interval; infinite for Wilson's
     documents: int  # how many; of a group, in all tasks
     sets: int  # distinct sets of demonstrations; of a group, in all tasks
-    # The standard error over documents for these demonstrations: what would be left of the error with every possible
-    # set. None with one set.
+    # What would be left of the error with every possible set of demonstrations, and with every possible document; None
+    # with one set.
     error_documents: float | None
-    # The standard error over sets for these documents: what would be left of the error with every possible document.
-    # None with one set.
     error_sets: float | None
-    how: str  # a key of `HOW`
+    how: str  # the way in which the interval was found: "crossed", "wilson", ..
 
 
 @dataclass(frozen=True)
@@ -78,17 +60,14 @@ def estimate(scores: np.ndarray, *, bounds: Bounds | None = None) -> Estimate:
     quantiles, whichever is larger.
 
     Args:
-        scores: (documents, sets). Flip rates may take the place of scores.
+        scores: (documents, sets), finite. Flip rates may take the place of scores.
         bounds: of the scores, (0, 1) for an accuracy. An interval does not go beyond what they allow.
-
-    Raises:
-        ValueError: the scores are no matrix, or are not all finite.
     """
     scores = checked(scores)
     n, sets = scores.shape
     mean = float(scores.mean())
     spread = _spread(scores, float(np.abs(scores).max()))
-    one_set = scores.shape[1] == 1
+    one_set = sets == 1
     if bounds in (None, (0, 1)) and is_binary(scores) and (one_set or mean in (0, 1)):
         low, high = wilson(round(n * mean), n)
         error = max(math.sqrt(spread.variance) if n > 1 else 0.0, (high - low) / (2 * _NORMAL))
@@ -105,12 +84,8 @@ def difference(first: np.ndarray, second: np.ndarray, *, bounds: Bounds | None =
     that differ by the same number everywhere the p of the documents' sign flips, 2^(1 - documents).
 
     Args:
-        first: (documents, sets).
-        second: the same documents and sets.
+        first, second: (documents, sets), the same of both.
         bounds: as in `estimate`.
-
-    Raises:
-        ValueError: the scores are not two matrices of the same shape, or are not all finite.
     """
     first, second = checked(first), checked(second, like=first)
     n, sets = first.shape
@@ -120,9 +95,9 @@ def difference(first: np.ndarray, second: np.ndarray, *, bounds: Bounds | None =
     how, p = "crossed", None
     if np.abs(differences).max() <= _TINY * scale:
         how = "identical"
-    elif first.shape[1] == 1 and not binary:
+    elif sets == 1 and not binary:
         how = "paired t"
-    elif first.shape[1] == 1:
+    elif sets == 1:
         how, p = "mcnemar", mcnemar_mid_p(int((differences > 0).sum()), int((differences < 0).sum()))
     result = paired(float(differences.mean(axis=0).mean()), _spread(differences, scale), n, sets, scale, bounds, how, p)
     possible = (0, 1) if binary else bounds
@@ -250,22 +225,16 @@ def mcnemar_mid_p(better: int, worse: int) -> float:
 
 
 def estimate_group(parts: Sequence[Estimate], weights: Sequence[float], *, bounds: Bounds | None = None) -> Estimate:
-    """The weighted mean over tasks whose documents and demonstrations have nothing to do with each other's.
-
-    Variances are added with the squared weights, which are in proportion; degrees of freedom are Satterthwaite's
-    (1946). The error of a task with one set counts as one over documents.
-    """
+    """The weighted mean over tasks whose documents and demonstrations have nothing to do with each other's, with
+    Satterthwaite's degrees of freedom (1946). The error of a task with one set counts as one over documents."""
     return _weighted_mean(parts, weights, bounds, "group")
 
 
 def difference_group(
     parts: Sequence[Difference], weights: Sequence[float], *, bounds: Bounds | None = None
 ) -> Difference:
-    """As `estimate_group`, of the differences of two entries on the tasks.
-
-    If no task shows how differences vary, p is the largest of those tasks' that differ. Where single tasks do not show
-    it, their detectable differences are added as errors are.
-    """
+    """As `estimate_group`, of differences. If no task shows how these vary, p is the largest of the tasks that differ.
+    Where single tasks do not show it, their detectable differences are added as errors are."""
     differing = [part.p for part in parts if part.how != "identical"]
     mean = _weighted_mean(parts, weights, _of_differences(bounds), "group" if differing else "identical")
     result = _tested(mean, max(differing) if differing and mean.error == 0 else None)
@@ -297,10 +266,7 @@ def _weighted_mean(parts: Sequence[Estimate], weights: Sequence[float], bounds: 
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """The p-values of a family of tests adjusted by Holm's method (1979, Scand J Statist 6:65), in the same order.
-
-    It assumes nothing about how the tests depend on each other.
-    """
+    """The p-values of a family of tests adjusted by Holm's method (1979, Scand J Statist 6:65), in the same order."""
     values = np.asarray(p, dtype=float)
     order = np.argsort(values, kind="stable")
     values[order] = np.minimum(np.maximum.accumulate(np.arange(len(order), 0, -1) * values[order]), 1)
@@ -312,11 +278,7 @@ def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
     give different predictions for a document.
 
     Of a document it is 1 - sum_c n_c (n_c - 1) / (k (k - 1)), where n_c of k orders give the prediction c (InvICL,
-    table 7), unbiased for any number of orders. Mean and interval of the rates (documents, sets) are those of
-    `estimate`; None if no set has two orders.
-
-    Args:
-        predictions: for each set of demonstrations, an array (documents, orders) of predicted options.
+    table 7), unbiased for any number of orders. `predictions` are (documents, orders) for each set of demonstrations.
     """
     rates = []
     for of_set in map(np.asarray, predictions):
@@ -327,7 +289,7 @@ def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
 
 
 def checked(scores: np.ndarray, axes: int = 2, like: np.ndarray | None = None) -> np.ndarray:
-    """Floats, finite and with so many axes, of the shape of another array that they are to be compared with."""
+    """Floats, finite, with so many axes, and of the shape of another array; `ValueError` is raised if they are not."""
     values = np.asarray(scores, dtype=float)
     is_other = like is not None and values.shape != like.shape
     if values.ndim != axes or not values.size or is_other or not np.isfinite(values).all():

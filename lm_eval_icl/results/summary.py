@@ -11,13 +11,8 @@ _LISTED = 6  # entries in a sentence
 
 
 def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Mapping[str, str]) -> tuple[str, ...]:
-    """What is best in the first column under each decision rule, which entries are better or worse than their baseline
-    or than the same runs without the rule, and over how many tests p is adjusted.
-
-    Args:
-        entries: the best first.
-        baselines: as of the `Board`.
-    """
+    """What is best in the first column under each rule, which entries (the best first) are better or worse than their
+    baseline or than the same runs without the rule, and over how many tests p is adjusted."""
     several = len({entry.on for entry in entries}) > 1
     column = columns[0]
     cells = {entry: entry.cells[column.name] for entry in entries if column.name in entry.cells}

@@ -1,10 +1,8 @@
 """Results files as pandas tables: a row a run, a row a document.
 
-    from lm_eval_icl import results
+from lm_eval_icl import results
 
-    results.documents("results").groupby(["task", "model", "shots"]).acc.mean()
-
-Every table has the column `run`, by which tables are merged.
+results.documents("results").groupby(["task", "model", "shots"]).acc.mean()
 """
 
 from __future__ import annotations
@@ -43,14 +41,10 @@ def runs(paths: Paths) -> pd.DataFrame:
         run: a digest of the results, the same for copies of one run.
         path: of the results file; date: when the run began, UTC.
         model: the method, or lm-eval's name of the model: "hf", "icl", "vllm", ...
-        pretrained, revision, dtype: of the checkpoint; "" where the file does not say.
-        arguments: the other model arguments as they were given, as JSON.
+        pretrained, revision, dtype: of the checkpoint; arguments: the other model arguments as given, as JSON.
         chat: whether the prompts have the model's chat template.
         seed: of the demonstrations (`fewshot_seed`); order: which order of them, in a study, 0 elsewhere.
         limit: lm-eval's `--limit`; tasks: their names, a tuple.
-
-    Raises:
-        InputError: a path does not exist.
 
     Warns:
         UserWarning: a file, or a task of a file, is left out; with the reason.
@@ -62,7 +56,7 @@ def runs(paths: Paths) -> pd.DataFrame:
             "path": str(run.path),
             "date": pd.to_datetime(run.date, unit="s", utc=True) if run.date else None,
             "arguments": json.dumps(dict(run.arguments), sort_keys=True, default=str),
-            "chat": bool(run.results.get("chat_template") or run.results.get("chat_template_sha")),
+            "chat": "chat" in run.rows["setting"],
             "tasks": tuple(run.tasks),
         }
         for run in _read(paths)
@@ -73,8 +67,8 @@ def runs(paths: Paths) -> pd.DataFrame:
 def documents(paths: Paths) -> pd.DataFrame:
     """One row a run, task, document and filter, of all runs that have samples (`--log_samples`).
 
-    A decision rule is a filter: group by `filter` where a run has some. Args, raises and warns as `runs`. Tasks without
-    samples have no rows here, and those whose samples contradict their results neither.
+    A decision rule is a filter: group by `filter` where a run has some. Args and warns as `runs`. Tasks without samples
+    have no rows here, and those whose samples contradict their results neither.
 
     Returns:
         A table with the columns run, model, pretrained, seed, order (see `runs`), task, filter, shots,

@@ -7,7 +7,6 @@ row without its texts (`DocumentRow`): `collect` keeps these, tables show them, 
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import json
 import math
@@ -23,7 +22,6 @@ import numpy as np
 from lm_eval_icl.results.fields import column_fields, declared, digest, switch_fields
 from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION
 from lm_eval_icl.results.records import (
-    HUGE,
     Answers,
     RuleFacts,
     StudyFacts,
@@ -33,7 +31,7 @@ from lm_eval_icl.results.records import (
     count,
     mapping,
     number,
-)  # fmt: skip
+)
 
 _HASH = 16  # hexadecimal digits that are kept of a hash
 # lm-eval's metrics that are no means over documents (lm_eval/api/metrics.py); they are shown as lm-eval reports them.
@@ -81,11 +79,7 @@ def parse(data: bytes) -> Any:
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The samples of a file, one at a time: all of them together may have some GB.
-
-    Raises:
-        Unusable: the file cannot be read, or a line is no sample.
-    """
+    """The samples of a file, one at a time: all together may have some GB. `Unusable` is raised if a line is none."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -108,13 +102,17 @@ def rows_of(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterator[Docu
             prediction = texts[0]
         prompt = at(sample, "arguments", "gen_args_0", "arg_0")  # a chat's messages are a list
         prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
-        names = sample.get("metrics")
+        # The query is behind the last delimiter; without any, the whole prompt stands for its demonstrations.
+        before = prompt[: prompt.rfind(asked.delimiter)] if asked.delimiter and asked.delimiter in prompt else prompt
+        names, document, hashed = sample.get("metrics"), mapping(sample.get("doc")), sample["doc_hash"]
+        if asked.decided:  # documents say what was predicted, and lm-eval's hash is of that too
+            hashed = digest([json.dumps({n: x for n, x in document.items() if n != "prediction"}, sort_keys=True)])
         yield DocumentRow(
             str(sample.get("filter")),
             sample["doc_id"],
-            _document_hash(sample, asked)[:_HASH] + sample["target_hash"][:8],
+            hashed[:_HASH] + sample["target_hash"][:8],
             sample["prompt_hash"][:_HASH],
-            _demonstrations(prompt, asked.front, asked.delimiter)[:_HASH] if asked.shots else "",
+            _demonstrations(before, asked.front, asked.delimiter) if asked.shots else "",
             options,
             prediction,
             gold,
@@ -125,11 +123,7 @@ def rows_of(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterator[Docu
 
 
 def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
-    """The rows of one filter as arrays.
-
-    Raises:
-        Unusable: there are none, a document is there twice, or they do not have the metric.
-    """
+    """The rows of one filter as arrays; `Unusable` is raised if they are none for the metric."""
     rows = sorted(rows, key=lambda row: row.doc_id)
     if not rows:
         raise Unusable("the samples have none of this filter")
@@ -155,11 +149,8 @@ def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
 
 
 def _choice(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int, int | None, tuple[float, ...]]:
-    """The option that was predicted, how many there are, the one that is right, and their log-likelihoods.
-
-    None, 0 and None if there are no options; the gold is None too where it is not known, as if several are right.
-    lm-eval writes the right option's number, or else its text.
-    """
+    """The option that was predicted, how many there are, the one that is right (lm-eval writes its number, or else its
+    text; None where it is not known), and their log-likelihoods. None, 0 and None if there are no options."""
     target = str(sample.get("target"))
     try:
         scores = [float(response[0]) for response in sample["filtered_resps"]] if asked.options else []
@@ -183,18 +174,9 @@ def _choice(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int, i
     return scores.index(max(scores)), len(scores), gold, tuple(scores)  # the first of equals, as lm-eval's `acc`
 
 
-def _document_hash(sample: Mapping[str, Any], asked: Asked) -> str:
-    """The same for all runs: where documents say what was predicted, lm-eval's hash is of that too."""
-    if asked.decided and isinstance(document := sample.get("doc"), dict):
-        text = json.dumps({name: value for name, value in document.items() if name != "prediction"}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-    return str(sample["doc_hash"])
-
-
 def _items(values: Sequence[Any], metric: str) -> np.ndarray:
-    """(documents,) or (documents, 2): what lm-eval aggregates, a number or the names of the right class and of the
-    predicted one. Classes are numbered by the alphabet of the right ones, so that runs on the same documents agree; -1
-    is a class that is right nowhere."""
+    """(documents,) or (documents, 2): what lm-eval aggregates, a number or the names of the right and predicted class,
+    which are numbered by the alphabet of the right ones; -1 is a class that is right nowhere."""
     if values and all(isinstance(v, list) and len(v) == 2 and all(isinstance(x, str) for x in v) for v in values):
         right = {name: place for place, name in enumerate(sorted({name for name, _ in values}))}
         return np.array([[right.get(name, -1) for name in pair] for pair in values], dtype=float)
@@ -203,23 +185,12 @@ def _items(values: Sequence[Any], metric: str) -> np.ndarray:
     return np.array(values, dtype=float)
 
 
-def _demonstrations(prompt: str, front: tuple[str, ...], delimiter: str) -> str:
-    """A digest of the demonstrations of a prompt, whatever their order.
-
-    A prompt without what is in front of the demonstrations is split at the delimiter; the last piece is the query. A
-    delimiter inside of a demonstration or query makes more pieces, the same ones in any order. With a chat template,
-    and a description that differs between documents, two orders count as two sets.
-    """
-    # Without a delimiter there are no pieces, and the whole prompt stands for its demonstrations.
-    before = prompt[: prompt.rfind(delimiter)] if delimiter in prompt and delimiter else prompt
-    return _of_pieces(before, front, delimiter)
-
-
 @functools.lru_cache(maxsize=1)  # most often, all documents of a task have the same
-def _of_pieces(text: str, front: tuple[str, ...], delimiter: str) -> str:
+def _demonstrations(text: str, front: tuple[str, ...], delimiter: str) -> str:
+    """A digest of the demonstrations in a prompt without its query, whatever their order (not with a chat template)."""
     for before in front:
         text = text.removeprefix(before)
-    return digest(sorted(text.split(delimiter)) if delimiter else [text])
+    return digest(sorted(text.split(delimiter)) if delimiter else [text])[:_HASH]
 
 
 def sentence(text: object) -> str:
@@ -237,7 +208,7 @@ def results_of(
     notes: list[str],
 ) -> list[TaskResult]:
     """A task's result, then those under decision rules; each with its answers, or with marks that say why they are not
-    used. Sentences on rules that are left out are added to `notes`. `Unusable` is raised if the task has no number."""
+    used. Sentences on rules that are left out are added to `notes`; a task without a number is `Unusable`."""
     values, config = mapping(results["results"][task]), results["configs"][task]
     rules = mapping(at(results, "config", "icl", "decided", task))
     metric, of_filter, entry = _metric(values, config, wanted or study.metric, rules)
@@ -280,11 +251,7 @@ def results_of(
 def _metric(
     values: Mapping[str, Any], config: Mapping[str, Any], wanted: str | None, rules: Mapping[str, Any]
 ) -> tuple[str, str, Mapping[str, Any]]:
-    """The metric that stands for a task, its first filter, and what the task's configuration says of it.
-
-    The metric that is asked for comes first; a decision rule is a filter that does not stand for the task itself.
-    `Unusable` is raised if the task has no metric.
-    """
+    """The metric that stands for a task, its first filter that is no decision rule, and its entry in `metric_list`."""
     filters: dict[str, str] = {}
     for key in values:
         metric, comma, of_filter = key.partition(",")
@@ -321,10 +288,7 @@ def _aggregation(metric: str, entry: Mapping[str, Any]) -> str:
 
 def aggregated(rows: Sequence[DocumentRow], metric: str, config: Mapping[str, Any]) -> float | None:
     """A metric of a task's answers under one filter; None if it is not made of numbers of single documents.
-
-    Raises:
-        ValueError: there are no answers, or a document has no such number.
-    """
+    `ValueError` is raised if there are no answers, or a document has no such number."""
     aggregation = _aggregation(metric, _entries(config, [metric]).get(metric, {}))
     return _value(answers_of(rows, metric, 0).items, metric, aggregation)[0] if aggregation else None
 
@@ -338,14 +302,8 @@ def _value(items: np.ndarray, metric: str, aggregation: str) -> tuple[float, str
 
 
 def rows_from_samples(path: Path, results: Mapping[str, Any], task: str) -> list[DocumentRow]:
-    """The rows of the samples beside a results file.
-
-    Raises:
-        Unusable: they cannot be read.
-    """
+    """The rows of the samples beside a results file; `Unusable` is raised if they cannot be read."""
     name = f"samples_{task}_{path.stem.rpartition('_')[2]}.jsonl"
-    if Path(name).name != name:
-        raise Unusable("its name is none of a file")
     samples = path.with_name(name)
     if not os.path.lexists(samples):
         return []
@@ -392,10 +350,8 @@ def _with_answers(result: TaskResult, documents: Sequence[DocumentRow] | Unusabl
             items = answers.items
             if result.documents and len(items) != result.documents:
                 raise Unusable(f"they are of {len(items)} documents, the results of {result.documents}")
-            if not (np.abs(items) < HUGE).all():
+            if not (np.abs(items) < 1e100).all():
                 raise Unusable(f"the {result.metric} of a document is not a finite number")
-            if is_accuracy and (items.min() < 0 or items.max() > 1):
-                raise Unusable(f"the {result.metric} of a document is not between 0 and 1")
             given, aggregation = _value(items, result.metric, result.aggregation)
             if result.metric in CALIBRATION:
                 result = replace(result, value=given)

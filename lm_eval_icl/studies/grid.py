@@ -84,7 +84,7 @@ class Study(BaseModel):
     metadata: Mapping[str, Any] = Field(default_factory=dict, validate_default=True)
     resources: tuple[Resources, ...] = Field((), exclude=True)
     columns: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
-    figures: tuple[Literal["T", "shots", "seeds", "orders", "sensitivity", "dev"], ...] | None = None
+    figures: tuple[Literal["T", "shots", "seeds", "orders", "sensitivity"], ...] | None = None
     expected: tuple[Expected, ...] = Field((), repr=False)
 
     @property
