@@ -64,12 +64,10 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
     to_baseline = sum(cell.difference is not None for cell in cells.values())
     to_raw = sum(cell.to_raw is not None for cell in cells.values())
     if to_baseline or to_raw:
-        families = f"{to_baseline} comparisons with baselines" + f" and {to_raw} with runs without a rule" * bool(
-            to_raw
-        )
+        tested = f"{to_baseline} to baselines" + f" and {to_raw} to runs without a rule" * bool(to_raw)
         sentences.append(
-            "Differences are on the same prompts. Better or worse means a p of at most 5%, adjusted (Holm) over "
-            f"{families}; all other entries that are compared do not differ significantly."
+            "Differences are on the same prompts. Better or worse means a p of at most 5%, adjusted (Holm). Tested "
+            f"differences: {tested}. All other entries that are compared do not differ significantly."
         )
     return tuple(sentences)
 

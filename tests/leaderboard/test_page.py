@@ -51,7 +51,7 @@ def test_what_a_newcomer_is_told(board):
     assert "icl; pcw. Worse than icl: star (\N{MINUS SIGN}25.0 points)." in under
     assert under.endswith("Better than without the rule: icl (+50.0 points); star (+25.0 points).")
     assert constant == "Always giving the most frequent right answer has 50.0%." and "star (on t)" in collapsed
-    assert "over 4 comparisons with baselines and 3 with runs without a rule" in tests
+    assert "differences: 4 to baselines and 3 to runs without a rule" in tests
     assert [entry.rule for entry in board.entries] == [None] * 3 + ["batch"] * 3
     assert board.common == ("4 shots",) and named(board.entries, "pcw").rule is None
     assert named(board.entries, "pcw, decide: batch").rule == "batch"
