@@ -4,15 +4,16 @@
 
 A stand-in has random weights and the positions, windows and tokenizer of its model, so prompts are cut and refused
 where the real model would have them so; its answers mean nothing. Two documents a cell, trainings of two steps, one
-seed, two orders, selections among 1,000 rows. Stand-ins and data come from ../shared/tools where that is beside the
-checkout, else from the Hub: configurations and tokenizers, and what the tasks load. MetaICL's rows are those at hand
-(missing=skip); without any, its studies are left out, which a line says. Prints a line for each study, and exits with 1
-if a cell fails.
+seed, two orders, selections among 1,000 rows, searches among 200. Stand-ins and data come from ../shared/tools where
+that is beside the checkout, else from the Hub: configurations and tokenizers, and what the tasks load. MetaICL's rows
+are those at hand (missing=skip, and without two tasks that have none); without any, its studies are left out, which a
+line says. RTE, MRPC and QNLI are MetaICL's rows of them. Prints a line for each study; exits with 1 if a cell fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import runpy
@@ -30,8 +31,13 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ROOT.parent / "shared/tools"
 STUDIES = {path.stem: path for path in sorted((ROOT / "lm_eval_icl/studies/named").glob("*.yaml"))}
-# Ways to get demonstrations that ask no model; all others choose among `pool` rows.
+# Ways to get demonstrations that ask no model.
 DRAWN = ("stratified", "random", "first")
+# How many rows are chosen among; a search also scores fewer sets, on fewer rows.
+POOL = "pool=1000"
+SMALL = {"lens": "pool=200:m=50:dev=20:beams=2:iterations=2", "best_random": "pool=200:dev=20:sets=4"}
+# Tasks of MetaICL that have a single data set, of which there are no rows beside the checkout.
+WITHOUT_ROWS = ("metaicl_qa_to_qa_unseen", "metaicl_non_qa_to_qa_unseen")
 # The sizes of a stand-in, under the names that configurations have for them.
 NARROW = {
     **dict.fromkeys(("hidden_size", "n_embd", "word_embed_proj_dim"), 32),
@@ -83,10 +89,35 @@ def prepare(out: Path, names: Iterable[str]) -> Path | None:
         runpy.run_path(str(TOOLS / "metaicl_data.py"))["lay_out"](out / "metaicl")
         # The training files of 160 rows belong to the same folder.
         shutil.copytree(out / "metaicl/pool", out / "metaicl/data", dirs_exist_ok=True)
+        pairs_of_glue(out)
     for name in names:  # models that are no paper's
         if not (out / name).is_dir():
             shutil.copytree(out / "huggyllama/llama-7b", out / name)
     return out / "metaicl/data"
+
+
+def pairs_of_glue(out: Path) -> None:
+    """Put MetaICL's rows of three tasks, which are GLUE's, into GLUE's folder, where SST-2 is already: in MetaICL they
+    read "sentence 1: ... [SEP] sentence 2: ..."."""
+    glue, other = out / "nyu-mll/glue", ("entailment", "not_entailment")
+    configs = {"sst2": {path.stem: lines(path) for path in sorted(glue.glob("sst2/*.jsonl"))}}
+    for task, columns, labels in (
+        ("rte", ("sentence1", "sentence2"), other),
+        ("qnli", ("question", "sentence"), other),
+        ("mrpc", ("sentence1", "sentence2"), ("not_equivalent", "equivalent")),
+    ):
+        found = [row for path in sorted(out.glob(f"metaicl/data/glue-{task}/*_16_*.jsonl")) for row in lines(path)]
+        texts = [[part.partition(": ")[2] for part in row["input"].split(" [SEP] ")] for row in found]
+        rows = [
+            {**dict(zip(columns, parts, strict=True)), "label": labels.index(row["output"])}
+            for parts, row in zip(texts, found, strict=True)
+        ]
+        configs[task] = {"train": rows[len(rows) // 2 :], "validation": rows[: len(rows) // 2]}
+    runpy.run_path(str(TOOLS / "local_hub.py"))["write_repo"](glue, configs)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def options(study: dict[str, Any], metaicl: Path | None, limit: int) -> list[str]:
@@ -97,10 +128,14 @@ def options(study: dict[str, Any], metaicl: Path | None, limit: int) -> list[str
         small += ["--orders", "2"]
     ways = [str(way) for way in listed(study.get("demonstrations", "first"))]
     if any(way not in DRAWN for way in ways):
-        small += ["--demonstrations", ",".join(way if way in DRAWN else f"{way}:pool=1000" for way in ways)]
+        small += [
+            "--demonstrations",
+            ",".join(way if way in DRAWN else f"{way}:{SMALL.get(way, POOL)}" for way in ways),
+        ]
     if "train" in study:
         small += ["--train", "steps=2,train_k=160"]
         small += ["--metadata", f"metaicl={metaicl},missing=skip"]
+        small += ["--tasks", ",".join(task for task in listed(study["tasks"]) if task not in WITHOUT_ROWS)]
     return small
 
 
