@@ -152,7 +152,7 @@ def _columns(given: Any) -> dict[str, list[str]]:
 Several = BeforeValidator(expanded)
 Whole = Annotated[int, BeforeValidator(lambda value: whole(value, 0))]  # which may be written 5.0
 Positive = Annotated[int, BeforeValidator(whole)]
-Figure = Literal["T", "shots", "seeds", "orders", "sensitivity", "dev"]
+Figure = Literal["T", "shots", "seeds", "orders", "sensitivity"]
 
 
 class Dev(BaseModel):
