@@ -57,10 +57,9 @@ def packed(folders: list[Path]) -> pd.DataFrame:
     """A row for each entry, set of demonstrations and order, each once whichever folders have it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* of the dev set of a study")
-        documents, runs, scores = results.documents(folders), results.runs(folders), results.scores(folders)
-    documents = documents.drop(columns=["arguments", "shots"])  # with defaults, and once more
+        documents, runs = results.documents(folders), results.runs(folders)
+    documents = documents.drop(columns="arguments")  # with defaults
     table = documents.merge(runs[["run", "arguments", "chat", "limit"]], on="run")
-    table = table.merge(scores.drop_duplicates(["run", "task"])[["run", "task", "shots"]], on=["run", "task"])
     table = table.rename(columns={"model": "method", "filter": "rule"}).sort_values("doc_id")
     table["arguments"] = table.arguments.map(json.loads).map(in_words)
     table = table.drop_duplicates([*SET, "doc_id"])

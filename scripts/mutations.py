@@ -88,7 +88,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("_t_quantile(POWER, df)) * error", "_t_quantile(CONFIDENCE, df)) * error"),
         ("half *= _t_quantile((1 + CONFIDENCE) / 2", "half *= _t_quantile(CONFIDENCE"),
         ("p = 2.0 ** (1 - documents)", "p = 2.0 ** -documents"),
-        ("(estimate.mean - chance) / (1 - chance)", "(estimate.mean - chance) / chance"),
+        ('"confirmed" if agree else "differs"', '"differs" if agree else "confirmed"'),
         ("golds = answers[0].golds", "golds = answers[0].predictions"),
         ("return self.model, self.setting, self.rule", "return self.model, self.setting, ()"),
         ("np.ceil(values[:, 0] * BINS) - 1", "np.floor(values[:, 0] * BINS) - 1"),
@@ -100,9 +100,9 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ('r"([\\\\|`*_<>\\[\\]&~$])"', 'r"([\\\\`*_<>\\[\\]&~$])"'),
     ],
     "studies": [
-        ("return READY if all(state == DONE", "return READY if any(state == DONE"),
+        ("len(candidates) > 1 and all(state == DONE", "len(candidates) > 1 and any(state == DONE"),
         ("max(means) if higher else min(means)", "max(means)"),
-        ("count if is_count else Fraction(value)", "Fraction(value)"),
+        ("math.isclose(mean, top, rel_tol=1e-9)", "mean == top"),
     ],
 }
 # Where the fast tests of a room are, if not in the folder of its name alone.

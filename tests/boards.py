@@ -73,6 +73,8 @@ def write(
                         for j, label in enumerate(("good", "bad"))
                     },
                     "filter": filter_,
+                    **{"metrics": ["acc"], "doc_hash": digest(name, first + i), "target_hash": digest(wanted[i])},
+                    "prompt_hash": digest(before, first + i),
                     "resps": [[["-1.0", "False"]], [["-2.0", "False"]]],
                     "filtered_resps": [["-1.0" if option == predicted[i] else "-2.0", "False"] for option in range(2)],
                     "acc": score,
@@ -118,10 +120,6 @@ def write_samples(results: Path, task: str, samples: Iterable[Any]) -> None:
     samples_of(results, task).write_text("".join(json.dumps(sample) + "\n" for sample in samples))
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Runs.
-
-
 def digest(*parts):
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -130,10 +128,8 @@ def make_result(task, model, seed, order, *, scores, shots=4, metric="acc"):
     """What a run gave on a task: 0 or 1 for each document."""
     items = np.asarray(scores, float)
     documents = digest("documents", task, len(items))
-    answers = Answers(
-        doc_ids=np.arange(len(items)), documents=documents, prompts=digest(task, documents, shots, seed, order),
-        demonstrations=digest(task, shots, seed), items=items, predictions=items.astype(int), chance=0.5,
-    )  # fmt: skip
+    prompts, demonstrations = digest(task, documents, shots, seed, order), digest(task, shots, seed)
+    answers = Answers(documents, prompts, demonstrations, items, predictions=items.astype(int))
     switches = dict.fromkeys(("demonstrations", "training", "weights")) | {"shots": str(shots), "documents": documents}
     return TaskResult(
         task=task, metric=metric, filter="none", value=float(items.mean()), stderr=0.05, higher_is_better=True,
@@ -154,7 +150,6 @@ def make_run(model, result, seed, order, arguments, study, path, pretrained="M")
     result = replace(result, switches={**result.switches, "training": facts.training})
     return Run(
         path=path, digest=digest(str(path)), model=model, pretrained=pretrained, revision="", dtype="",
-        arguments=arguments, icl=icl, seed=seed, order=order, format=0, date=1000.0 + 10 * seed + order, limit=None,
+        arguments=arguments, icl=icl, seed=seed, order=order, date=1000.0 + 10 * seed + order, limit=None,
         tasks={result.task: result}, groups={}, results=results, study=facts, rows=row_fields(results, facts),
-        cost="shared",
     )  # fmt: skip

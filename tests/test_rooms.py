@@ -39,7 +39,7 @@ TESTS = Path(__file__).resolve().parent
 # How many lines of Python each room may have in the package, and in tests/; "" is the top folder. Who makes a room
 # smaller lowers its number; nobody raises one.
 LIMITS = {
-    "": (225, 2008),
+    "": (225, 2003),
     "files": (38, 0),
     "prompts": (900, 674),
     "metaicl": (500, 559),
@@ -50,12 +50,12 @@ LIMITS = {
     "demonstrations": (1293, 521),
     "training": (1099, 679),
     "regression": (0, 387),
-    "harness": (3099, 3235),
-    "results": (3750, 1808),
-    "leaderboard": (1158, 291),
-    "studies": (3386, 2442),
+    "harness": (3099, 3234),
+    "results": (2597, 1682),
+    "leaderboard": (1081, 291),
+    "studies": (1895, 1799),
     "smoke": (439, 672),
-    "cli": (918, 283),
+    "cli": (895, 283),
 }
 
 

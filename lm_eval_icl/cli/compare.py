@@ -15,7 +15,6 @@ from lm_eval_icl.leaderboard import tables
 from lm_eval_icl.results.board import Column, Entry
 from lm_eval_icl.results.build import build, named
 from lm_eval_icl.results.cells import compare
-from lm_eval_icl.results.differing import differing
 from lm_eval_icl.results.read import read
 
 
@@ -29,13 +28,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     )
     parser.add_argument("--tasks", metavar="T,...", help="the tasks and groups to compare (default: all)")
     parser.add_argument("--metric", metavar="M", help="acc_norm, ece, brier, log_probability, ... (default: acc)")
-    parser.add_argument(
-        "--documents", type=int, default=3, metavar="N", help="how many documents of each task to show (default: 3)"
-    )
     args = parser.parse_args(arguments)
     console = Console()
-    if args.documents < 0:
-        raise InputError(f"--documents {args.documents}: must be 0 or more.")
     tasks, names = task_names(args.tasks), (args.first, args.second)
     if args.results:
         board = build(read(args.results, metric=args.metric)[0], tasks=tasks)
@@ -55,10 +49,6 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     note = "A less B, in points where these are percents, with 95% intervals."
     note += " Four of five such comparisons would find a difference that is detectable."
     console.print(note, markup=False, highlight=False)
-    for column in columns:
-        if column.kind == "task" and column.name in differences:
-            for line in differing(first, second, column.name, args.documents):
-                console.print(line, markup=False, highlight=False)
 
 
 def _entry(name: str, tasks: Sequence[str] | None, metric: str | None) -> tuple[Entry, tuple[Column, ...]]:

@@ -19,9 +19,7 @@ from lm_eval_icl.drawing.style import GREY, INK, METADATA, clipped, of_method, o
 from lm_eval_icl.errors import InputError, writing
 from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard.tables import csv_text
-from lm_eval_icl.results import dev
 from lm_eval_icl.results.board import SIGNIFICANT, Board, BoardCell, Column, Entry, grouped, rule_in_words
-from lm_eval_icl.results.cells import values_by_set
 from lm_eval_icl.results.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ class _Mark:
 
 @dataclass(frozen=True)
 class _CurvePoint:
-    """A point of a curve, with the ends of its interval, its line of the CSV file, and whether it has a ring."""
+    """A point of a curve, with the ends of its interval and its line of the CSV file."""
 
     panel: str
     method: str
@@ -65,7 +63,6 @@ class _CurvePoint:
     mean: float
     ends: tuple[float, float]
     line: Numbers
-    has_ring: bool = False
 
 
 def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> list[Path]:
@@ -229,11 +226,12 @@ def _differences(board: Board, most: int) -> _Drawn | None:
 
 
 def _sets(board: Board, most: int, deviations: bool) -> _Drawn | None:
-    """Each set of demonstrations, the mean over its orders; or each order, less the mean of its set."""
-    column = board.columns[0]
+    """Of the first task, each set of demonstrations (the mean over orders), or each order less the mean of its set."""
+    column = next((column for column in board.columns if column.kind == "task"), board.columns[0])
 
     def mark_of(entry: Entry) -> _Mark | None:
-        sets = values_by_set(entry.cells, column)
+        cell = entry.cells.get(column.name)
+        sets = {of.label: [unit.result.value for unit in of.answered] for of in (cell.sets if cell else ())}
         if deviations:
             sets = {n: [v - fmean(values) for v in values] for n, values in sets.items() if len(values) > 1}
         values = [x for of in sets.values() for x in (of if deviations else [fmean(of)])]
@@ -315,13 +313,13 @@ def _shots(board: Board, most: int) -> _Drawn | None:
         return entry.shots[0] if entry.shots[0] == entry.shots[1] else None
 
     def label(entry: Entry) -> str:
-        return _label(replace(entry, conditions=_without(entry.conditions, r"(?:[\d.]+ of )?\d+ shots?")))
+        return _label(replace(entry, conditions=_without(entry.conditions, r"\d+ shots?")))
 
     return _against(board, "Results by number of demonstrations", "demonstrations", x_of, label)
 
 
 def _by_T(board: Board, most: int) -> _Drawn | None:
-    """Against T, a curve for entries that differ in it only; beside it, what a study measured on its dev set."""
+    """Against T, a curve for entries that differ in it only."""
 
     def argument(entry: Entry, name: str) -> float | None:
         """A method's argument if it is a number and was not chosen."""
@@ -337,7 +335,7 @@ def _by_T(board: Board, most: int) -> _Drawn | None:
             arguments = ", ".join(filter(None, [f"eta={eta:g}", arguments]))
         return _label(replace(entry, arguments=arguments))
 
-    return _against(board, "Results by T", "T", lambda entry: argument(entry, "T"), label, dev.score)
+    return _against(board, "Results by T", "T", lambda entry: argument(entry, "T"), label)
 
 
 def _against(
@@ -346,7 +344,6 @@ def _against(
     x_name: str,
     x_of: Callable[[Entry], float | None],
     label: Callable[[Entry], str],
-    dev_of: Callable[[Entry, Column], float | None] = lambda *_: None,
 ) -> _Drawn | None:
     """Results against what entries differ in: a panel for each column like the first, and checkpoint."""
     first = board.columns[0]
@@ -364,28 +361,9 @@ def _against(
             ends = (scale * estimate.low, scale * estimate.high)
             line = _numbers(entry, column, line=label(entry), **{x_name: x}, **_ends(estimate))
             points.append(_CurvePoint(panel, entry.method, label(entry), x, scale * estimate.mean, ends, line))
-            if (on_dev := dev_of(entry, column)) is not None:
-                y, name = scale * on_dev, f"{label(entry)}, dev set"
-                line = _numbers(entry, column, line=name, **{x_name: x}, mean=on_dev)
-                points.append(_CurvePoint(panel, entry.method, name, x, y, (y, y), line))
     lengths = {key: len({p.x for p in of}) for key, of in grouped(points, lambda p: (p.panel, p.label)).items()}
     points = [point for point in points if lengths[point.panel, point.label] > 1]
     return _curves(title, x_name, _axis(board, first).partition(" (")[0], points)
-
-
-def _dev(board: Board, most: int) -> _Drawn | None:
-    """What a study measured on its dev set: the mean over sets of demonstrations, with a ring for each value that was
-    chosen for some of them."""
-    column, x_name, points = board.columns[0], "T", []
-    for entry in (entry for entry in board.entries if entry.rule is None):
-        for (x_name, name), of_curve in sorted(dev.curves(entry.runs).items(), key=lambda item: item[0][1]):
-            for x, mean, is_chosen in of_curve:
-                values = {"line": name, "argument": x_name, "at": x, "score": mean, "chosen": is_chosen}
-                y, line = _scale(column) * mean, _numbers(entry, column, **values)
-                panel = shortened(f"{_label(entry)} on {entry.on}", 60)
-                points.append(_CurvePoint(panel, entry.method, name, x, y, (y, y), line, is_chosen))
-    title = "On the dev set, where arguments are chosen (ring)"
-    return _curves(title, x_name, "score on the dev set" + ", %" * column.percent, points)
 
 
 def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint]) -> _Drawn | None:
@@ -421,10 +399,7 @@ def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint])
             axes.plot(xs, [point.mean for point in ordered], linewidth=1.5, markersize=4.5, zorder=3, **looks[curve])
             lows, highs = zip(*(point.ends for point in ordered), strict=True)
             axes.fill_between(xs, lows, highs, color=looks[curve]["color"], alpha=0.08, linewidth=0)
-            for point in ordered:
-                if point.has_ring:
-                    axes.plot([point.x], [point.mean], "o", color=GREY, markersize=10, fillstyle="none", zorder=4)
-                lines.append(point.line)
+            lines += [point.line for point in ordered]
         axes.set_title(panel, loc="left")
         axes.set_xlabel(x_name)
         axes.grid(color=INK, alpha=0.13)
@@ -442,7 +417,6 @@ FIGURES: Mapping[str, Callable[[Board, int], _Drawn | None]] = {
     "heatmap": _heatmap,
     "shots": _shots,
     "T": _by_T,
-    "dev": _dev,
     "seeds": lambda board, most: _sets(board, most, deviations=False),
     "orders": lambda board, most: _sets(board, most, deviations=True),
     "sensitivity": _sensitivity,

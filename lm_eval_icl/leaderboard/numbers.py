@@ -77,14 +77,6 @@ def p_value(p: float | None) -> str:
     return "<0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.095 else f"{p:.2f}"
 
 
-def rank(ranks: tuple[int, int] | None) -> str:
-    """The range of ranks, such as 1–3."""
-    if ranks is None:
-        return DASH
-    first, last = ranks
-    return f"{first}" if first == last else f"{first}{DASH}{last}"
-
-
 def count(n: int, one: str) -> str:
     """A number of things, such as 1 set or 1,200 sets."""
     return f"{number(n)} {one}{'s' * (n != 1)}"

@@ -4,8 +4,7 @@
 (() => {
   const $ = (selector, root = document) => root.querySelector(selector);
   const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
-  const { columns, entries, pairs } = JSON.parse($("#data").textContent);
-  const between = new Map(pairs.map(([a, b, ...differences]) => [`${a} ${b}`, differences]));
+  const { columns, entries } = JSON.parse($("#data").textContent);
 
   function make(tag, properties = {}, ...children) {
     const element = document.createElement(tag);
@@ -26,21 +25,16 @@
 
   // State, in the address
 
-  const ONE = ["sort", "q", "checkpoint", "method", "rule", "conditions", "cell", "compare"];
-  const blank = () => ({ ...Object.fromEntries(ONE.map((key) => [key, ""])), row: [] });
-  let state = blank();
+  const KEYS = ["sort", "q", "checkpoint", "method", "rule", "conditions", "cell"];
   function parse() {
     const given = new URLSearchParams(location.hash.slice(1));
-    const found = blank();
-    for (const key of ONE) found[key] = given.get(key) ?? "";
-    found.row = given.getAll("row");
-    return found;
+    return Object.fromEntries(KEYS.map((key) => [key, given.get(key) ?? ""]));
   }
+  let state = parse();
   function update(changes) {
     state = { ...state, ...changes };
     const given = new URLSearchParams();
-    for (const key of ONE) if (state[key]) given.set(key, state[key]);
-    for (const value of state.row) given.append("row", value);
+    for (const key of KEYS) if (state[key]) given.set(key, state[key]);
     try {
       history.pushState(null, "", `#${given}`);
     } catch {}  // some frames have no address of their own: the page works, without links to its states
@@ -65,7 +59,7 @@
 
   function sortValue(row, key) {
     if (key === "entry") return entries[row].label.toLowerCase();
-    return (isColumn(key) ? entries[row].cells[place(key)]?.sort : entries[row].extras[key]) ?? null;
+    return (isColumn(key) ? entries[row].cells[place(key)]?.sort : entries[row].flips) ?? null;
   }
   const isShown = (row) => state.q.toLowerCase().split(/\s+/).every((word) => texts[row].includes(word))
     && ["checkpoint", "method", "rule", "conditions"].every((name) => !state[name] || state[name] === `=${entries[row][name]}`);
@@ -88,18 +82,9 @@
       body.hidden = !order.some(isShown);
     }
     heads.forEach((head) => head.setAttribute("aria-sort", head.dataset.key === key ? direction : "none"));
-    rows.forEach((tr, row) => {
-      tr.hidden = !isShown(row);
-      const isTicked = state.row.includes(entries[row].name);
-      tr.classList.toggle("ticked", isTicked);
-      $("input", tr).checked = isTicked;
-    });
+    rows.forEach((tr, row) => { tr.hidden = !isShown(row); });
     $("#status").textContent = `${shown().length} of ${rows.length} entries shown`;
     for (const control of form.elements) if (control.name && control.value !== state[control.name]) control.value = state[control.name];
-    const ticked = state.row.length;
-    $("#bar").hidden = !ticked;
-    $("#bar span").textContent = ticked === 1 ? "1 row ticked. Tick another to compare." : `${ticked} rows ticked`;
-    $("#compare").disabled = ticked < 2;
     dialogs();
   }
 
@@ -113,33 +98,23 @@
     const turned = { ascending: "descending", descending: "ascending" }[head.getAttribute("aria-sort")];
     update({ sort: `${key}:${turned ?? (isColumn(key) && columns[place(key)].higher ? "descending" : "ascending")}` });
   });
-  table.addEventListener("change", ({ target }) => {
-    const { name } = entries[rows.indexOf(target.closest("tr"))];
-    update({ row: target.checked ? [...state.row, name] : state.row.filter((each) => each !== name) });
-  });
-  $("#compare").addEventListener("click", () => update({ compare: "1" }));
-  $("#clear").addEventListener("click", () => update({ row: [], compare: "" }));
 
-  // What a cell opens to, and the comparison
+  // What a cell opens to
 
   const openCell = (td) => update({ cell: `${entries[rows.indexOf(td.parentElement)].name}/${place(keys[td.cellIndex])}` });
   table.addEventListener("click", ({ target }) => target.closest("td[data-open]") && openCell(target.closest("td")));
   table.addEventListener("keydown", ({ key, target }) => key === "Enter" && target.matches("td[data-open]") && openCell(target));
   const dialog = $("#dialog");
   let opened = "";
-  dialog.addEventListener("close", () => !dialog.open && (state.cell || state.compare) && update({ cell: "", compare: "" }));
+  dialog.addEventListener("close", () => !dialog.open && state.cell && update({ cell: "" }));
   dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close());
 
   function dialogs() {
-    const wanted = JSON.stringify([state.cell, state.compare && state.row]);
-    if (wanted === opened) return;
-    opened = wanted;
+    if (state.cell === opened) return;
+    opened = state.cell;
     const [name, column] = state.cell.split("/");
     const entry = entries.find((each) => each.name === name);
-    const ticked = state.row.map((each) => entries.findIndex((other) => other.name === each)).filter((at) => at >= 0);
-    let content = null;
-    if (entry?.cells[column]) content = detail(entry, Number(column));
-    else if (state.compare && ticked.length > 1) content = comparison(ticked);
+    const content = entry?.cells[column] ? detail(entry, Number(column)) : null;
     if (content) {
       $(".sheet", dialog).replaceChildren(...content);
       if (!dialog.open) dialog.showModal();
@@ -162,29 +137,6 @@
       plain(["File", "Date (UTC)", "Seed", "Order", "lm-eval, transformers, lm-eval-icl"], cell.runs),
       make("p", { className: "quiet" }, "On a command line, this entry is called ", make("code", {}, entry.name), "."),
     ];
-  }
-  const WORDS = { better: "better", worse: "worse", same: "no difference found" };
-  function comparison([first, ...others]) {
-    const content = [top("Comparison", "Each difference is the first row less the other, on the same prompts. p is of one comparison: it is not adjusted for others.")];
-    for (const other of others) {
-      const [a, b] = [Math.min(first, other), Math.max(first, other)];
-      const turned = a !== first;
-      const less = (text) => (turned ? text.replace(/^[+−]/, (sign) => (sign === "+" ? "−" : "+")) : text);
-      const known = between.get(`${a} ${b}`);
-      const lines = columns.map((column, index) => {
-        const [one, two] = [entries[first].cells[index], entries[other].cells[index]];
-        if (!one || !two) return null;
-        const of = known?.find(([at]) => at === index);
-        if (!of) return [column.name, one.mean, two.mean, "not paired, or not in this page", "", "", ""];
-        const [, mean, interval, p, how] = of;
-        const ends = turned ? interval.split(" to ").reverse().map(less).join(" to ") : interval;
-        const word = turned ? { better: "worse", worse: "better", same: "same" }[how] : how;
-        return [column.name, one.mean, two.mean, less(mean), ends, p, WORDS[word]];
-      }).filter(Boolean);
-      content.push(make("h3", {}, isolated(entries[first].label), " less ", isolated(entries[other].label)),
-        plain(["Column", "First", "Other", "Difference", "95% interval", "p", ""], lines));
-    }
-    return content;
   }
 
   // Downloads, of the rows shown
@@ -220,7 +172,6 @@
     tr.cells[at].dataset.open = "";
     tr.cells[at].tabIndex = 0;
   }));
-  for (const element of [form, $("#status"), ...$$(".scripted, tbody th input")]) element.hidden = false;
-  state = parse();
+  for (const element of [form, $("#status"), ...$$(".scripted")]) element.hidden = false;
   render();
 })();

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -26,13 +27,11 @@ from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, value
 from lm_eval_icl.results.board import SIGNIFICANT, Board, BoardCell, Column, Entry, rule_in_words
 from lm_eval_icl.results.records import Run
-from lm_eval_icl.results.statistics import HOW, Difference, Estimate
+from lm_eval_icl.results.statistics import Difference, Estimate
 
 LONGEST = 400  # characters of a name or a note; the rest is cut off
-RECORDED = 20_000  # of what the files say of an entry's runs
-PAIRS = 20_000  # differences of two entries that the page has; the others are for `lm-eval-icl compare`
+SENTENCE = 20_000  # of a sentence of the summary
 RUNS = 200  # that an opened cell lists
-PREDICTED = 8  # answers of a task whose shares an opened cell shows
 
 MARKS = {
     "confirmed": "Two runs of different date, with the same prompts, gave the same answer to every document.",
@@ -51,6 +50,18 @@ READS = {
     "pool": "The rule reads so many documents of the few-shot split, without their labels.",
 }
 
+# How an interval and a p were found.
+HOW = {
+    "crossed": "over documents and sets of demonstrations",
+    "documents": "over documents, for these demonstrations",
+    "wilson": "over documents, for these demonstrations (Wilson)",
+    "mcnemar": "over documents, for these demonstrations (McNemar, mid-p)",
+    "paired t": "over documents, for these demonstrations (paired t)",
+    "identical": "identical answers",
+    "bootstrap": "pigeonhole bootstrap of documents and sets of demonstrations",
+    "group": "over the tasks' documents and sets of demonstrations",
+    "reported": "the standard error in the results file",
+}
 _TEXTS = "name checkpoint details method arguments conditions rule label".split()
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # characters that are not seen, or that move others
 
@@ -86,7 +97,7 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
         everywhere=everywhere,
         numbers=numbers,
         level=SIGNIFICANT,
-        extras=extras(board),
+        flips=flips(board),
         majorities={column.name: x for column in board.columns if (x := board.majority(column)) is not None},
         choices={
             name: sorted({str(getattr(entry, name) or "") for entry in board.entries})
@@ -95,9 +106,8 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
         runs=len({run.digest for entry in board.entries for run in entry.runs}),
         tasks=sum(column.kind == "task" for column in board.columns),
         marks=MARKS,
-        recorded=recorded,
         rule_in_words=rule_in_words,
-        summary=[escape(clean(sentence, RECORDED)) for sentence in board.summary],
+        summary=[escape(clean(sentence, SENTENCE)) for sentence in board.summary],
         reads={name: meaning for name, meaning in READS.items() if name in reads},
     )
 
@@ -116,42 +126,20 @@ def _finalize(printed: Any) -> Any:
     return clean(printed) if isinstance(printed, str) and not isinstance(printed, Markup) else printed
 
 
-def recorded(entry: Entry) -> str:
-    """What the files say of an entry's runs, escaped, line by line; it may be longer than other texts."""
-    if len(entry.recorded) > RECORDED:
-        return f"{len(entry.recorded):,} characters, for which there is no room here."
-    return escape("\n".join(clean(line, RECORDED) for line in entry.recorded.split("\n")))
-
-
 def tail(path: Path) -> str:
     """The file and its folder: the whole path would tell who made the page."""
     return "/".join(path.parts[-2:])
 
 
-def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
-    """By title, further columns: for each entry a text and a number to sort by. Those without any number are missing.
+def flips(board: Board) -> list[tuple[str, float | None]]:
+    """Order sensitivity on the first column: for each entry a text and a number to sort by; empty if none has any."""
+    of_first = [entry.cells.get(board.columns[0].name) for entry in board.entries]
+    rates = [cell.sensitivity if cell else None for cell in of_first]
+    return [(_flips(rate) or numbers.DASH, rate.mean if rate else None) for rate in rates] if any(rates) else []
 
-    Rank and order sensitivity are those of the first column. What a study's cells cost has columns of its own.
-    """
-    first = [entry.cells.get(board.columns[0].name) for entry in board.entries]
-    ranks = [cell.rank if cell else None for cell in first]
-    flips = [cell.sensitivity if cell else None for cell in first]
-    columns: dict[str, list[tuple[str, float | None]]] = {
-        # The last rank decides between entries with the same first.
-        "rank": [(numbers.rank(rank), rank and rank[0] + rank[1] / 1e6) for rank in ranks],
-        "order sensitivity": [
-            (f"{numbers.share(flip.mean)} ({numbers.share_interval(flip)})", flip.mean)
-            if flip
-            else (numbers.DASH, None)
-            for flip in flips
-        ],
-    }
-    for title, name in (("tokens run", "tokens"), ("seconds", "seconds")):
-        for shared in (False, True):
-            costs = [getattr(entry, name) if entry.shared == shared else None for entry in board.entries]
-            columns[title + " in a study" * shared] = [(number(cost), cost) for cost in costs]
-    columns["parameters"] = [(number(entry.parameters), entry.parameters) for entry in board.entries]
-    return {title: cells for title, cells in columns.items() if any(order is not None for _, order in cells)}
+
+def _flips(flips: Estimate | None) -> str:
+    return f"{numbers.share(flips.mean)} ({numbers.share_interval(flips)})" if flips else ""
 
 
 def embed(board: Board) -> str:
@@ -162,19 +150,17 @@ def embed(board: Board) -> str:
 
 def data(board: Board) -> dict[str, Any]:
     """What the script needs: numbers to sort by, and what an opened cell shows, as titles and texts."""
-    orders = {title: [order for _, order in cells] for title, cells in extras(board).items()}
+    orders = [order for _, order in flips(board)]
     entries = [
         {
             **{name: clean(str(getattr(entry, name) or "")) for name in _TEXTS},
-            "extras": {
-                title: values[row] if math.isfinite(values[row] or 0) else None for title, values in orders.items()
-            },
+            "flips": orders[row] if orders else None,
             "cells": [_cell(board, entry, column) for column in board.columns],
         }
         for row, entry in enumerate(board.entries)
     ]
     columns = [{"name": clean(c.name), "kind": c.kind, "higher": c.higher_is_better} for c in board.columns]
-    return {"columns": columns, "entries": entries, "pairs": _pairs(board)}
+    return {"columns": columns, "entries": entries}
 
 
 def _cell(board: Board, entry: Entry, column: Column) -> dict[str, Any] | None:
@@ -184,7 +170,6 @@ def _cell(board: Board, entry: Entry, column: Column) -> dict[str, Any] | None:
     texts = (numbers.value(mean, column), numbers.interval(cell.estimate, column), numbers.short(cell, column))
     return {
         "sort": mean if math.isfinite(mean) else None,
-        "corrected": None if cell.corrected is None else value(cell.corrected, column),
         **dict(zip(("mean", "interval", "short"), texts, strict=True)),
         "facts": [[title, clean(text)] for title, text in _facts(board, entry, column, cell) if text],
         "sets": _sets(entry, column, cell),
@@ -194,21 +179,16 @@ def _cell(board: Board, entry: Entry, column: Column) -> dict[str, Any] | None:
 
 def _facts(board: Board, entry: Entry, column: Column, cell: BoardCell) -> Iterator[tuple[str, str]]:
     """What an opened cell shows, by title; empty texts are left out."""
-    estimate, flips = cell.estimate, cell.sensitivity
+    estimate = cell.estimate
     yield "95% interval", f"{numbers.interval(estimate, column, unit=True)}, {HOW.get(estimate.how, estimate.how)}"
     sets = f"{count(estimate.sets, 'set')} of demonstrations, {count(estimate.documents, 'document')}"
     yield "Measured on", sets + (f" in {count(len(column.weights), 'task')}" if column.kind != "task" else "")
     if column.kind != "task":
         yield "Weights", ", ".join(f"{task} {number(weight, 3)}" for task, weight in column.weights.items())
     yield "Standard error", _errors(estimate, column)
-    yield "Chosen on dev", "; ".join(cell.chosen)
     yield "The paper's value", "" if cell.expected is None else value(cell.expected, column, unit=True)
-    yield "Corrected for chance", "" if cell.corrected is None else value(cell.corrected, column)
     yield "Always one answer", "" if cell.majority is None else value(cell.majority, column, unit=True)
-    shares = sorted(cell.predicted.items(), key=lambda pair: -pair[1])[:PREDICTED]
-    yield "Answers given", ", ".join(f"{name} {numbers.share(share)}" for name, share in shares)
-    yield "Order sensitivity", f"{numbers.share(flips.mean)} ({numbers.share_interval(flips)})" if flips else ""
-    yield "Demonstrations left out", number(cell.left_out) if cell.left_out else ""
+    yield "Order sensitivity", _flips(cell.sensitivity)
     base = board.named(board.baseline.get(entry.name))
     for title, difference, p in (
         (f"Difference to {base.label}" if base else "Difference", cell.difference, cell.p_holm),
@@ -216,7 +196,6 @@ def _facts(board: Board, entry: Entry, column: Column, cell: BoardCell) -> Itera
     ):
         if difference is not None:
             yield title, _difference(difference, p, column)
-    yield "Rank", f"{numbers.rank(cell.rank)} among entries of the same rule" if cell.rank else ""
     for mark in cell.marks:
         yield "Mark", f"{mark}: {MARKS[mark]}" if mark in MARKS else mark
 
@@ -227,8 +206,6 @@ def _difference(difference: Difference, p: float | None, column: Column) -> str:
     text += f"; p {p_value(difference.p)}, adjusted over the column {p_value(p)}"
     if math.isfinite(difference.detectable):
         text += f"; {value(difference.detectable, column)} would be found four times in five"
-    if difference.sets > 1:
-        text += f"; higher with {difference.better} and lower with {difference.worse} of {difference.sets} sets"
     return f"{text}; {HOW.get(difference.how, difference.how)}"
 
 
@@ -237,7 +214,13 @@ def _sets(entry: Entry, column: Column, cell: BoardCell) -> list[list[str]]:
     rows = []
     for of_set in cell.sets[:RUNS]:
         orders = [value(unit.result.value, column) for unit in of_set.answered]
-        rows.append([clean(of_set.label), value(of_set.value, column, decimals=2), ", ".join(orders)])
+        rows.append(
+            [
+                clean(of_set.label),
+                value(fmean(unit.result.value for unit in of_set.answered), column, decimals=2),
+                ", ".join(orders),
+            ]
+        )
     return rows
 
 
@@ -256,23 +239,3 @@ def _errors(estimate: Estimate | Difference, column: Column) -> str:
         alone = (value(x, column, decimals=2) for x in (estimate.error_documents, estimate.error_sets))
         text += " (documents alone {}, demonstrations alone {})".format(*alone)
     return text
-
-
-def _pairs(board: Board) -> list[list[Any]]:
-    """[index of the first entry, of the second, [index of the column, text of the difference], ...] for pairs of
-    entries under one decision rule first, as long as there is room."""
-    index = {entry.name: place for place, entry in enumerate(board.entries)}
-    rule = {entry.name: entry.rule for entry in board.entries}
-    columns = {column.name: (place, column) for place, column in enumerate(board.columns)}
-    left, pairs = PAIRS, []
-    for (a, b), differences in sorted(board.pairs.items(), key=lambda pair: rule[pair[0][0]] != rule[pair[0][1]]):
-        if (left := left - len(differences)) < 0:
-            break
-        texts = []
-        for name, difference in differences.items():
-            place, column = columns[name]
-            ends = numbers.interval(difference, column, sign=True)
-            words = column.judged(difference.mean, difference.p)
-            texts.append([place, signed(difference.mean, column), ends, p_value(difference.p), words])
-        pairs.append([index[a], index[b], *texts])
-    return pairs

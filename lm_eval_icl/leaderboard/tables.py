@@ -55,7 +55,6 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
     cell = entry.cells[column.name]
     estimate = cell.estimate
     difference: dict[str, Any] = defaultdict(lambda: None, {} if cell.difference is None else vars(cell.difference))
-    rank_first, rank_last = cell.rank or (None, None)
     return {
         "entry": entry.name,
         **{name: getattr(entry, name) for name in ("checkpoint", "details", "method", "arguments", "conditions")},
@@ -68,12 +67,8 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         **{"p": difference["p"], "p_holm": cell.p_holm},
         **{"to_raw": None if cell.to_raw is None else cell.to_raw.mean, "p_raw": cell.p_raw},
         **{"detectable": difference["detectable"], "paired_by": difference["how"]},
-        **{"rank_first": rank_first, "rank_last": rank_last},
+        **{"best": cell.is_best, "worse_than_best": cell.is_worse},
         "order_sensitivity": cell.sensitivity and cell.sensitivity.mean,
-        "chance_corrected": cell.corrected,
-        "left_out": cell.left_out,
-        **{"tokens": entry.tokens, "seconds": entry.seconds, "in_study": entry.shared},
-        "predicted": "; ".join(f"{name} {share:.4g}" for name, share in cell.predicted.items()),
         **{"majority": cell.majority, "expected": cell.expected, "marks": "; ".join(cell.marks)},
         **{"decide": entry.rule, "reads": "; ".join(entry.reads)},
     }
@@ -123,7 +118,7 @@ def _note(board: Board, escaped: Callable[[str], str]) -> str:
 
 
 def overview(board: Board, most: int) -> Table:
-    """The first column of a board: by decision rule its best entries, with intervals, differences and ranks. What all
+    """The first column of a board: by decision rule its best entries, with intervals and differences. What all
     have in common stands once above, and what always giving one answer would have, below."""
     column = board.columns[0]
     checkpoints = {entry.on for entry in board.entries}
@@ -136,7 +131,7 @@ def overview(board: Board, most: int) -> Table:
     head = ["method"] if len(checkpoints) == 1 else ["checkpoint", "method"]
     to_raw = [f"less raw{points}"] if has_rules else []
     table = _table(shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else ""), head,
-                   ["mean", "interval", f"less {shown(base)}{points}", "p (Holm)", *to_raw, "rank"])  # fmt: skip
+                   ["mean", "interval", f"less {shown(base)}{points}", "p (Holm)", *to_raw])  # fmt: skip
     for rule, entries in sections.items():
         if has_rules:
             name = rule_in_words(rule) + " (transductive)" * ("transductive" in entries[0].reads)
@@ -152,7 +147,6 @@ def overview(board: Board, most: int) -> Table:
                 numbers.signed(cell.difference.mean, column) if cell.difference else "",
                 numbers.p_value(cell.p_holm) if cell.p_holm is not None else "",
                 *raw,
-                numbers.rank(cell.rank) if cell.rank else "",
             )
     if (majority := board.majority(column)) is not None:
         names = ["always one answer"] if len(checkpoints) == 1 else ["", "always the most frequent answer"]

@@ -1,18 +1,17 @@
-"""lm-eval's result files as pandas tables, and statistics on them: `results.runs`, `.scores` and `.documents`."""
+"""lm-eval's result files as pandas tables, and statistics on them: `results.runs` and `results.documents`."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lm_eval_icl.results.calibration import brier, ece, log_probability
-    from lm_eval_icl.results.tables import documents, runs, scores
+    from lm_eval_icl.results.tables import brier, documents, ece, log_probability, runs
 
-__all__ = ["brier", "documents", "ece", "log_probability", "runs", "scores"]
+__all__ = ["brier", "documents", "ece", "log_probability", "runs"]
 
 
 def __getattr__(name: str) -> Any:
     """They are imported when they are used, since pandas takes a third of a second."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lm_eval_icl.results import calibration, tables
+    from lm_eval_icl.results import tables
 
-    return getattr(tables if name in ("documents", "runs", "scores") else calibration, name)
+    return getattr(tables, name)

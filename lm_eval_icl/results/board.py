@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
-from lm_eval_icl.results.records import Answers, LeftOutFile, RuleFacts, Run, TaskResult
+from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 AVERAGE = "average"
 SIGNIFICANT = 0.05  # a p-value up to this
 _LENGTH = 200  # of a name that is shown
-# By the names of two entries and the column: the first less the second.
-Pairs = Mapping[tuple[str, str], Mapping[str, Difference]]
+Fields = tuple[tuple[str, str], ...]
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 
@@ -38,20 +37,20 @@ def rule_in_words(rule: str | None) -> str:
     return "without a decision rule" if rule is None else f"under the rule {rule}"
 
 
-def reads_in_words(rules: Iterable[RuleFacts]) -> tuple[str, ...]:
-    """What a rule reads beside the document and the demonstrations, in several runs and tasks: "transductive",
-    "pool: 64", "labels: 500 to 2016"."""
-    numbers: dict[str, set[int]] = {}
-    for rule in rules:
-        if rule.transductive:
-            numbers.setdefault("transductive", set())
-        if rule.labels is not None:
-            numbers.setdefault("labels", set()).add(rule.labels)
-        if rule.arguments.get("of") == "pool":
-            m = rule.arguments.get("m", rule.corpus)
-            numbers.setdefault("pool", set()).update([m] if type(m) is int else [])
-    ends = {name: sorted({min(of_name), max(of_name)}) if of_name else [] for name, of_name in numbers.items()}
-    return tuple(f"{name}: {' to '.join(map(str, of_name))}" if of_name else name for name, of_name in ends.items())
+@dataclass(frozen=True)
+class RowKey:
+    """Who answered: a row of the board has one of these."""
+
+    model: Fields  # the declared fields of each part, by name
+    method: Fields
+    setting: Fields
+    rule: Fields  # the decision rule and its arguments; empty for what the model itself says
+    switches: Fields  # those that are on
+
+    @property
+    def rival(self) -> tuple[Fields, Fields, Fields]:
+        """What a row has in common with its baseline: all but the method and the switches."""
+        return self.model, self.setting, self.rule
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,18 +59,12 @@ class TaskRun:
 
     run: Run
     result: TaskResult
-    repeats: tuple[Run, ...] = ()  # further runs with the same prompts; of those, `run` is the first by date
 
     @property
     def answers(self) -> Answers:
-        """The answers of a result that has some."""
+        """Of a result that has some."""
         assert self.result.answers is not None
         return self.result.answers
-
-    @property
-    def asked(self) -> tuple[str, int]:
-        """What was asked. The number of documents is there as a digest may be a stranger's claim."""
-        return self.answers.prompts, len(self.answers.items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +73,6 @@ class PromptSet:
 
     label: str  # "seed 3", or the beginning of the digest where no seed is known
     answered: tuple[TaskRun, ...]  # an element for each order
-    value: float  # the mean of the metric over the orders
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,38 +80,23 @@ class BoardCell:
     """An entry's result on a column."""
 
     estimate: Estimate  # of the metric
-    # This entry less its baseline, which has the same decision rule; None for the baseline itself, and where the two
-    # are not paired.
+    # This entry less its baseline under the same decision rule; None for the baseline itself, and if not paired.
     difference: Difference | None = None
-    # The p-value of `difference`, adjusted for all entries of the column that have one (Holm).
-    p_holm: float | None = None
+    p_holm: float | None = None  # the p of `difference`, adjusted over all entries of the column that have one (Holm)
     # An entry under a decision rule less the same runs without it; None without a rule.
     to_raw: Difference | None = None
-    p_raw: float | None = None  # the p-value of `to_raw`, adjusted for all entries of the column that have one
-    # The first and last rank among entries of the same decision rule that the column's paired differences leave
-    # possible, adjusted for all their pairs; None without any.
-    rank: tuple[int, int] | None = None
+    p_raw: float | None = None  # the p of `to_raw`, adjusted in the same way
     is_best: bool = False  # it has the best mean of its column among entries of the same rule
+    is_worse: bool = False  # significantly worse than the best, on the same prompts (Holm over all that are compared)
     sets: tuple[PromptSet, ...] = ()  # the prompt sets of a task; empty for groups, and for results without samples
     sensitivity: Estimate | None = None  # order sensitivity: the pairwise flip rate between orders; None with one order
-    # `estimate.mean` corrected for chance: (mean - chance) / (1 - chance); None without options.
-    corrected: float | None = None
-    # Words on this cell: "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or a sentence
-    # on what is wrong with its files.
+    # "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or a sentence on its files.
     marks: tuple[str, ...] = ()
-    left_out: int = 0  # demonstrations left out because prompts were too long
-    # The share of the answers to a task that name an option, by option; over all prompts.
-    predicted: Mapping[str, float] = field(default_factory=dict)
-    # The score of always giving the most frequent right answer; None where these are not known.
-    majority: float | None = None
+    majority: float | None = None  # the score of always giving the most frequent right answer; None if not known
     expected: float | None = None  # the paper's value, where a study says which one that is
-    # The arguments that a study chose on its dev set for a task, each choice as text: "T=5, eta=0.01".
-    chosen: tuple[str, ...] = ()
 
-    @property
-    def is_worse(self) -> bool:
-        """Whether an entry of the same rule is significantly better."""
-        return self.rank is not None and self.rank[0] > 1
+
+Cells = Mapping[str, BoardCell]  # of a row, by task or column
 
 
 @dataclass(frozen=True)
@@ -132,7 +109,6 @@ class Column:
     percent: bool  # the metric lies between 0 and 1, and is shown as percent
     higher_is_better: bool  # of the metric
     weights: Mapping[str, float]  # of its tasks' columns; they add up to 1. One for a task
-    task: str = ""  # the name of the task; "" for others
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -162,19 +138,10 @@ class Entry:
     arguments: str  # as text: "T=5, eta=0.01"
     conditions: str  # what else tells this board's rows apart: "8 shots", "chat"; "" if nothing does
     runs: tuple[Run, ...]  # all of its runs, by date
-    # By the column's name; those without a result are missing. The tasks of a column that are no columns themselves are
-    # there too, not compared with anything.
-    cells: Mapping[str, BoardCell]
-    parameters: int | None = None  # how many the model has; None if unknown
-    tokens: float | None = None  # run through the model, and of a run, a document; None if the files do not say
-    seconds: float | None = None
-    recorded: str = ""  # what the files say of how the runs were made, as text
-    shared: bool = False  # tokens and seconds are those of a study's cells, which share passes
-    # The name of the decision rule of its results; None of those of the model itself, which are an entry of their own.
-    rule: str | None = None
-    # What the rule reads beside the document and the demonstrations: "transductive", "labels: 2016".
-    reads: tuple[str, ...] = ()
-    shots: tuple[float, float] = (0, 0)  # the numbers of demonstrations, the least and the most of its tasks
+    cells: Cells  # by the column's name; the tasks of a column that are no columns themselves are there too
+    rule: str | None = None  # the name of the decision rule of its results; None of those of the model itself
+    reads: tuple[str, ...] = ()  # as of `RuleFacts`
+    shots: tuple[int, int] = (0, 0)  # the numbers of demonstrations, the least and the most of its tasks
 
     @property
     def label(self) -> str:
@@ -195,15 +162,11 @@ class Board:
     columns: tuple[Column, ...]  # the average first if there are several tasks, groups, then tasks
     # By decision rule, the model itself first; under a rule the best first, by the first column.
     entries: tuple[Entry, ...]
-    # By an entry's name, the name of the entry that its differences are to, if it has one: on the same checkpoint and
-    # under the same rule.
-    baseline: Mapping[str, str]
-    # By the names of two entries, the first of them further up: by column, the first less the second. Columns on which
-    # the two are not paired are missing.
-    pairs: Pairs
+    baseline: Mapping[
+        str, str
+    ]  # by an entry's name, the name of the entry that its differences are to, if there is one
     summary: tuple[str, ...]  # sentences that say what is best and what cannot be told apart
     left_out: tuple[LeftOutFile, ...]  # files that were not used
-    files: int  # how many files were read
     common: tuple[str, ...] = ()  # words for what all entries and columns have in common: "8 shots", "limit=60"
 
     def majority(self, column: Column) -> float | None:

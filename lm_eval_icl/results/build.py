@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
+import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-
-import numpy as np
+from pathlib import PurePath
+from typing import Any
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.results.board import AVERAGE, Board, Column, Entry, TaskRun, grouped, shown
-from lm_eval_icl.results.cells import combined, compare, measured
-from lm_eval_icl.results.compared import compare_all, named
+from lm_eval_icl.results.board import (
+    AVERAGE,
+    Board,
+    BoardCell,
+    Cells,
+    Column,
+    Entry,
+    Fields,
+    RowKey,
+    TaskRun,
+    grouped,
+    shown,
+)  # fmt: skip
+from lm_eval_icl.results.cells import combined, compare_all, measured, named
 from lm_eval_icl.results.fields import CHOSEN
 from lm_eval_icl.results.records import LeftOutFile, RuleFacts, Run, TaskResult
-from lm_eval_icl.results.rows import Cells, Fields, RowKey, as_fields, entries_of, in_words
 from lm_eval_icl.results.summary import summarize
 
 __all__ = ["build", "named"]
@@ -24,11 +34,9 @@ __all__ = ["build", "named"]
 _SHARES = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "em", "f1", "quasi_exact_match",
            "metaicl", "ece"}  # fmt: skip
 _LISTED = 20  # names in a message
-# Switches of what was asked; the others are of who answered.
-_OF_COLUMNS = ("documents",)
-_RULE = "decide"
 
 Groups = Mapping[str, Mapping[str, float]]
+Row = tuple[RowKey, Sequence[TaskRun], Cells]
 
 
 def build(
@@ -42,47 +50,43 @@ def build(
     """Fold runs into a board.
 
     Args:
-        runs: in any order.
         left_out: files that were not used, which the board lists.
         baseline: the method that the others on the same checkpoint, under the same decision rule, are compared with; or
             the label or name of one entry, with which all are compared. None for `icl`, or `hf` if there is no `icl`.
         tasks: the tasks and groups that are columns; None for all.
-        groups: the groups, name -> the weights of its tasks' columns, which add up to 1; one called `AVERAGE` is the
-            average. None for those that the runs name, and an average over the tasks that most rows have.
+        groups: name -> the weights of its tasks' columns, which add up to 1; one called `AVERAGE` is the average. None
+            for those that the runs name, and an average over the tasks that most rows have.
         columns_by: switches that separate columns, not rows: ("training",) where each column of a study has its own.
-
-    Raises:
-        InputError: there is no run, no entry is the baseline, or no run has one of the tasks.
     """
     runs = sorted(runs, key=lambda run: (run.date, run.digest))
     units = [TaskRun(run, result) for run in runs for result in _results(run)]
     if not units:
         raise InputError("no results of lm-eval that can be used were found.")
     keys = _keys(units, columns_by)
-    names = _column_names(keys, units)
-    by_column = grouped(units, lambda unit: names[keys[unit][1]])
-    columns = _columns(units, by_column, {unit: names[keys[unit][1]] for unit in units}, tasks, groups)
+    names = _column_names({column: None for _, column in keys.values()})
+    column_of = {unit: names[column] for unit, (_, column) in keys.items()}
+    columns = _columns(column_of, tasks, groups)
     of_columns = {task for column in columns for task in column.weights}
     shares = {task for column in columns if column.percent for task in column.weights}
-    rows: list[tuple[RowKey, dict[str, list[TaskRun]], Cells]] = []
+    rows: list[tuple[RowKey, list[TaskRun], dict[str, BoardCell]]] = []
     for key, of_row in grouped(units, lambda unit: keys[unit][0]).items():
-        by_task = grouped(of_row, lambda unit: names[keys[unit][1]])
-        cells = {task: measured(of, task in shares) for task, of in by_task.items() if task in of_columns}
-        if cells:
-            rows.append((key, by_task, cells))
+        by_task = grouped(of_row, lambda unit: column_of[unit])
+        if cells := {task: measured(of, task in shares) for task, of in by_task.items() if task in of_columns}:
+            rows.append((key, of_row, cells))
     if groups is None:
         # Decision rules do not decide what the average is over.
         of_models = [cells for key, _, cells in rows if not key.rule]
         columns = _with_average(columns, of_models or [cells for _, _, cells in rows])
-    for _, by_task, cells in rows:
+    for _, of_row, cells in rows:
         for column in columns:
             if column.kind != "task" and cells.keys() >= column.weights.keys():
-                of_group = [unit for task in column.weights for unit in by_task[task]]
+                of_group = [unit for unit in of_row if column_of[unit] in column.weights]
                 cells[column.name] = combined(cells, of_group, column)
     columns = tuple(column for column in columns if any(column.name in cells for _, _, cells in rows))
     if not columns:
         raise InputError("no result of these tasks that can be used was found.")
-    key_of, shared = entries_of([row for row in rows if any(column.name in row[2] for column in columns)])
+    shown_rows: list[Row] = [row for row in rows if any(column.name in row[2] for column in columns)]
+    key_of, shared = entries_of(shown_rows)
     rules = list(dict.fromkeys(entry.rule for entry in sorted(key_of, key=lambda entry: entry.rule is not None)))
 
     def place(entry: Entry) -> tuple[int, int, float, str, str]:
@@ -92,18 +96,12 @@ def build(
         return rules.index(entry.rule), index, -goodness, entry.label, entry.name
 
     entries = sorted(key_of, key=place)
-    pairs = {
-        (first.name, second.name): differences
-        for first, second in itertools.combinations(entries, 2)
-        if (differences := compare(first.cells, second.cells, columns))
-    }
-    compared, baselines = compare_all(entries, key_of, columns, pairs, baseline)
+    compared, baselines = compare_all(entries, key_of, columns, baseline)
     limits = {unit.run.limit for unit in units}
     if len(limits) == 1 and (limit := limits.pop()) is not None:
         shared = (*shared, f"limit={limit:g}")
-    files = len({run.path for run in runs} | {file.path for file in left_out})
     summary = summarize(compared, columns, baselines)
-    return Board(columns, compared, baselines, pairs, summary, tuple(left_out), files, shared)
+    return Board(columns, compared, baselines, summary, tuple(left_out), shared)
 
 
 def _results(run: Run) -> tuple[TaskResult, ...]:
@@ -111,7 +109,8 @@ def _results(run: Run) -> tuple[TaskResult, ...]:
     What the model says by itself stays beside them, unless other arguments were chosen for the rule."""
     if "decide" not in (study := run.study).chosen:
         return run.all_results
-    rule = RuleFacts(CHOSEN, transductive=any(r.rule.transductive for r in run.decided if r.rule is not None))
+    is_transductive = any(r.rule is not None and "transductive" in r.rule.reads for r in run.decided)
+    rule = RuleFacts(CHOSEN, reads=("transductive",) if is_transductive else ())
     of_rule = [r for r in run.all_results if (r.rule.name if r.rule is not None else None) == study.rule]
     kept = run.tasks.values() if study.chosen == ("decide",) else ()
     return *kept, *(replace(result, rule=rule) for result in of_rule)
@@ -124,7 +123,7 @@ def _keys(units: Sequence[TaskRun], columns_by: Sequence[str]) -> dict[TaskRun, 
     of_runs = {run: {part: as_fields(fields) for part, fields in run.rows.items()} for run in {u.run for u in units}}
     for unit in units:
         rule, parts = unit.result.rule, of_runs[unit.run]
-        of_rule = () if rule is None else ((_RULE, rule.name), *as_fields(rule.arguments))
+        of_rule = () if rule is None else (("decide", rule.name), *as_fields(rule.arguments))
         model, method, setting = (parts.get(part, ()) for part in ("model", "method", "setting"))
         rows[unit] = RowKey(model, method, setting, of_rule, ())
         always = {name: unit.result.switches.get(name) or "" for name in columns_by}
@@ -142,29 +141,28 @@ def _keys(units: Sequence[TaskRun], columns_by: Sequence[str]) -> dict[TaskRun, 
                 value = unit.result.switches.get(name)
                 if value is None:  # agrees with one value
                     value = next(iter(known[cell]), "") if len(known[cell]) == 1 else ""
-                if name in _OF_COLUMNS:
+                if name == "documents":  # of what was asked; the other switches are of who answered
                     columns[unit] = as_fields({**dict(columns[unit]), name: value})
                 else:
                     rows[unit] = replace(rows[unit], switches=(*rows[unit].switches, (name, value)))
     return {unit: (rows[unit], columns[unit]) for unit in units}
 
 
-def _column_names(keys: Mapping[TaskRun, tuple[RowKey, Fields]], units: Sequence[TaskRun]) -> dict[Fields, str]:
+def _column_names(columns: Mapping[Fields, None]) -> dict[Fields, str]:
     """Short unique names of the columns: the task, and the fields in which columns of this task differ."""
     names: dict[Fields, str] = {}
-    for task, columns in grouped({keys[unit][1]: None for unit in units}, lambda c: dict(c)["task"]).items():
-        by_field = [dict(column) for column in columns]
-        fields = sorted({name for column in by_field for name in column})
-        differing = [name for name in fields if len({column.get(name) for column in by_field}) > 1]
+    for task, of_task in grouped(columns, lambda column: dict(column)["task"]).items():
+        by_field = [dict(column) for column in of_task]
+        apart = differing(by_field)
         # The number of documents follows from the limit, and what is spelled out says more than the whole prompt.
         for quiet in ("documents", "filter"):
-            rest = [name for name in differing if name != quiet]
-            if len({tuple(column.get(name) for name in rest) for column in by_field}) == len(columns):
-                differing = rest
-        for column, values in zip(columns, by_field, strict=True):
-            words = [w for n in differing if n not in ("training", "metric") and (w := in_words(n, values.get(n)))]
-            words = [values["metric"]] * ("metric" in differing) + words[:4]
-            training = f" [{values['training']}]" if "training" in differing else ""
+            rest = [name for name in apart if name != quiet]
+            if len({tuple(column.get(name) for name in rest) for column in by_field}) == len(of_task):
+                apart = rest
+        for column, values in zip(of_task, by_field, strict=True):
+            words = [values["metric"]] * ("metric" in apart)
+            words += [in_words(n, values.get(n)) for n in apart if n not in ("training", "metric")][:4]
+            training = f" [{values['training']}]" if "training" in apart else ""
             name = f"{task}{training}" + (f" ({', '.join(words)})" if words else "")
             while name == AVERAGE or name in names.values():
                 name += "'"
@@ -173,38 +171,30 @@ def _column_names(keys: Mapping[TaskRun, tuple[RowKey, Fields]], units: Sequence
 
 
 def _columns(
-    units: Sequence[TaskRun],
-    by_column: Mapping[str, list[TaskRun]],
-    names: Mapping[TaskRun, str],
-    tasks: Sequence[str] | None,
-    groups: Groups | None,
+    column_of: Mapping[TaskRun, str], tasks: Sequence[str] | None, groups: Groups | None
 ) -> tuple[Column, ...]:
     """A column for each group, then each task, in the order in which they come up."""
-    weights: dict[str, dict[str, float]] = {}
+    by_column = grouped(column_of, lambda unit: column_of[unit])
+    weights: dict[str, Mapping[str, float]] = {}
     if groups is None:
-        of_groups: dict[str, dict[Fields, dict[str, float]]] = defaultdict(dict)
-        for run, of_run in reversed(grouped(units, lambda unit: unit.run).items()):
-            of_task = {unit.result.task: names[unit] for unit in of_run}
+        for run, of_run in grouped(column_of, lambda unit: unit.run).items():
+            of_task = {unit.result.task: column_of[unit] for unit in of_run}
             for group, of_tasks in run.groups.items():
-                if group != AVERAGE and of_tasks.keys() <= of_task.keys():
-                    of_group = {of_task[task]: weight for task, weight in of_tasks.items()}
-                    rounded = {name: f"{weight:.9g}" for name, weight in of_group.items()}
-                    of_groups[group].setdefault(as_fields(rounded), of_group)
-        for group, variants in of_groups.items():
-            for place, of_group in enumerate(variants.values(), 1):
-                weights[f"{group} ({place})" if len(variants) > 1 else group] = of_group
+                of_group = {of_task[task]: weight for task, weight in of_tasks.items()}
+                name = group
+                while name == AVERAGE or (name in weights and not _alike(weights[name], of_group)):
+                    name += "'"  # of other tasks or weights
+                weights.setdefault(name, of_group)
     else:
-        weights = {name: dict(of) for name, of in groups.items() if of and of.keys() <= by_column.keys()}
+        weights |= {name: of for name, of in groups.items() if of and of.keys() <= by_column.keys()}
     weights |= {name: {name: 1.0} for name in sorted(by_column)}
-    task_of = {name: of[0].result.task for name, of in by_column.items()}
     if tasks is not None:
-        chosen: dict[str, dict[str, float]] = {}
+        chosen: dict[str, Mapping[str, float]] = {}
         for wanted in tasks:
-            found = [n for n in weights if n == wanted or task_of.get(n) == wanted or n.startswith(f"{wanted} (")]
+            found = [name for name in weights if name == wanted or name.startswith((f"{wanted} (", f"{wanted} ["))]
             if not found:
                 known = ", ".join(shown(name) for name in sorted(weights)[:_LISTED])
-                more = f" and {len(weights) - _LISTED} more" if len(weights) > _LISTED else ""
-                raise InputError(f"--tasks: no result of {wanted!r}; there are {known}{more}.")
+                raise InputError(f"--tasks: no result of {wanted!r}; there are {known}.")
             chosen |= {name: weights[name] for name in found}
         weights = chosen
     columns = []
@@ -214,32 +204,108 @@ def _columns(
         if all((part.metric, part.higher_is_better) == (metric, higher_is_better) for part in parts):  # else no mean
             percent = metric in _SHARES and all(0 <= part.value <= 1 for part in parts)
             kind = "task" if name in by_column else "average" if name == AVERAGE else "group"
-            columns.append(Column(name, kind, metric, percent, higher_is_better, of_tasks, task_of.get(name, "")))
-    if not columns:
-        raise InputError(
-            f"--tasks {','.join(tasks or ())}: the tasks have different metrics, of which there is no mean."
-        )
+            columns.append(Column(name, kind, metric, percent, higher_is_better, of_tasks))
     return tuple(sorted(columns, key=lambda column: ("average", "group", "task").index(column.kind)))
 
 
-def _with_average(columns: tuple[Column, ...], cells: Sequence[Cells]) -> tuple[Column, ...]:
-    """The columns with the average in front, if there are several tasks of one metric.
+def _alike(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+    return first.keys() == second.keys() and all(abs(first[name] - second[name]) < 1e-9 for name in first)
 
-    It is over the tasks that at least half of the rows have: else one row with a task of its own would take the average
-    from all others.
-    """
+
+def _with_average(columns: tuple[Column, ...], cells: Sequence[Mapping[str, BoardCell]]) -> tuple[Column, ...]:
+    """The columns with the average in front, over the tasks that at least half of the rows have."""
     tasks = [c for c in columns if c.kind == "task" and c.percent]
-    if tasks:
-        tasks = [column for column in tasks if column.higher_is_better == tasks[0].higher_is_better]
+    tasks = [column for column in tasks if column.higher_is_better == tasks[0].higher_is_better]
     often = [column for column in tasks if 2 * sum(column.name in of_row for of_row in cells) >= len(cells)]
     even = {column.name: 1 / len(often) for column in often}
-    is_a_group = any(
-        column.weights.keys() == even.keys() and np.allclose(list(column.weights.values()), 1 / len(often), 0, 1e-9)
-        for column in columns
-        if column.kind == "group"
-    )
+    is_a_group = any(column.kind == "group" and _alike(column.weights, even) for column in columns)
     if len(often) < 2 or is_a_group or not any(of_row.keys() >= even.keys() for of_row in cells):
         return columns
     metrics = {column.metric for column in often}
     metric = metrics.pop() if len(metrics) == 1 else ""
     return Column(AVERAGE, "average", metric, True, often[0].higher_is_better, even), *columns
+
+
+def as_fields(values: Mapping[str, Any]) -> Fields:
+    return tuple(sorted((name, str(value)) for name, value in values.items()))
+
+
+def in_words(name: str, value: str | None) -> str:
+    """Words for a value in which rows or columns differ."""
+    name = name.removeprefix("generation_kwargs.").removeprefix("metadata.")
+    if not value:
+        return f"no {name}"
+    is_digest = len(value) in (16, 32, 64) and all(char in "0123456789abcdef" for char in value)
+    return shown(f"{name} {value[:6]}" if is_digest else f"{name}={value}")
+
+
+def differing(values: Sequence[Mapping[str, str]]) -> list[str]:
+    """The names of fields in which these differ."""
+    return [name for name in sorted({name for of in values for name in of}) if len({of.get(name) for of in values}) > 1]
+
+
+def _conditions(key: RowKey, units: Sequence[TaskRun]) -> list[str]:
+    """Words for what else tells a row from others."""
+    setting, switches = dict(key.setting), dict(key.switches)
+    shots = [str(of(unit.result.shots for unit in units)) for of in (min, max)]
+    words = [f"{' to '.join(dict.fromkeys(shots))} shot{'s' * (shots != ['1', '1'])}"]
+    if "chat" in setting:
+        words += ["chat", "multiturn" if "multiturn" in setting else "one turn"]
+    if "system" in setting:
+        words.append("system instruction")
+    words += [in_words(name, value) for name, value in key.setting if name not in ("chat", "multiturn", "system")]
+    drawn = dict.fromkeys(unit.result.switches.get("demonstrations") for unit in units)
+    if any(drawn):
+        words.append(in_words("demonstrations", "/".join(way or "drawn by the task" for way in drawn)))
+    elif "demonstrations" in switches:
+        words.append("demonstrations drawn by the task")
+    words += [f"trained: {switches['training']}"] if switches.get("training") else []
+    words += [in_words("weights", switches["weights"])] if "weights" in switches else []
+    return list(map(shown, words))
+
+
+def entries_of(rows: Sequence[Row]) -> tuple[dict[Entry, RowKey], tuple[str, ...]]:
+    """The rows with names, and with labels that say what they differ in; and the words that all have in common."""
+    key_of: dict[Entry, RowKey] = {}
+    conditions = [_conditions(key, units) for key, units, _ in rows]
+    shared = [word for word in conditions[0] if all(word in words for words in conditions)]
+    checkpoints = {dict(key.model).get("checkpoint", "") for key, _, _ in rows}
+    ends = Counter(PurePath(checkpoint).name for checkpoint in checkpoints)
+    for (key, units, cells), words in zip(rows, conditions, strict=True):
+        model, method = dict(key.model), dict(key.method)
+        checkpoint = model.get("checkpoint", "")
+        end = PurePath(checkpoint).name
+        is_path = checkpoint.startswith((".", "/", "~")) or checkpoint.count("/") > 1
+        alike = [dict(other.model) for other, _, _ in rows if dict(other.model).get("checkpoint", "") == checkpoint]
+        plain = ("revision", "dtype")  # values that speak for themselves
+        apart = sorted(differing(alike), key=lambda name: (name != "revision", name != "dtype", name))
+        details = [model.get(n, "") if n in plain else in_words(n, model.get(n)) for n in apart]
+        runs = tuple({unit.run.digest: unit.run for unit in units}.values())
+        given = min(({n: v for n, v in run.arguments.items() if n in method and method[n] != CHOSEN} for run in runs),
+                    key=lambda values: (len(values), str(values)))  # fmt: skip
+        on_dev = [n for n, v in method.items() if v == CHOSEN]
+        arguments = [f"{n}={v}" for n, v in given.items()] + ([f"{' and '.join(on_dev)} {CHOSEN}"] if on_dev else [])
+        rules = [unit.result.rule for unit in units if unit.result.rule is not None]
+        entry = Entry(
+            name=hashlib.sha256(repr(key).encode("utf-8", "replace")).hexdigest()[:8],
+            checkpoint=shown((end if is_path and ends[end] == 1 else checkpoint) or "unnamed"),
+            details=shown(", ".join(filter(None, details))),
+            method=shown(method.get("method", "") or "unnamed"),
+            arguments=shown(", ".join(arguments)),
+            conditions=", ".join(word for word in words if word not in shared),
+            runs=runs,
+            cells=cells,
+            rule=shown(rules[0].name) if rules else None,
+            reads=tuple(dict.fromkeys(words for rule in rules for words in rule.reads)),
+            shots=(min(unit.result.shots for unit in units), max(unit.result.shots for unit in units)),
+        )
+        key_of[entry] = key
+    # Rows with the same label show the fields of the method in which they differ, defaults too.
+    labeled: dict[Entry, RowKey] = {}
+    for of_label in grouped(key_of, lambda entry: (entry.checkpoint, entry.details, entry.label)).values():
+        methods = [dict((*key_of[entry].method, *key_of[entry].rule)) for entry in of_label]
+        for entry, values in zip(of_label, methods, strict=True):
+            more = [f"{n}={values[n]}" for n in differing(methods) if n in values]
+            text = shown(", ".join(filter(None, [entry.arguments, *more])))
+            labeled[replace(entry, arguments=text)] = key_of[entry]
+    return labeled, tuple(shared)

@@ -34,9 +34,8 @@ class Field:
 
     kind: str  # see above
     paths: str  # in lm-eval's file; with all that is inside. Of one name, the first that is there counts
-    name: str = ""  # "" for the path's last part
+    name: str = ""  # of neither: why it does not matter
     part: str = ""  # of a row: "model", "method" or "setting". A baseline differs in the method alone
-    why: str = ""  # of neither: why it does not matter
 
 
 FIELDS = (
@@ -59,32 +58,28 @@ FIELDS = (
     Field("repetition", "config.fewshot_seed", "seed"),
     Field("repetition", "icl.study.order", "order"),
     Field("repetition", "task.metadata.format", "format"),
-    Field("neither", "icl.version icl.commit icl.form", why="code, which is a mark"),
-    Field("neither", "icl.left_out icl.truncated icl.contexts_encoded icl.contexts_reused icl.tokens_run "
-          "icl.tokens_saved", why="counts; what was left out marks the cell"),
+    Field("neither", "icl.version icl.commit icl.form", "code"),
+    Field("neither", "icl.left_out icl.truncated icl.overflow model_args.overflow", "what was left out marks the cell"),
+    Field("neither", "icl.contexts_encoded icl.contexts_reused icl.tokens_run icl.tokens_saved", "counts"),
     Field("neither", "icl.pack_tokens icl.store_bytes model_args.pack_tokens model_args.store_bytes "
           "model_args.batch_size model_args.max_batch_size model_args.attn_implementation config.batch_size "
-          "config.batch_sizes", why="rounding"),
-    Field("neither", "icl.overflow model_args.overflow", why="what was left out marks the cell"),
-    Field("neither", "task.metadata.decided icl.study", why="read as decision rules, and as a study's"),
-    Field("neither", "config.icl config.model_args", why="compared entry by entry"),
+          "config.batch_sizes", "rounding"),
+    Field("neither", "task.metadata.decided icl.study config.icl config.model_args",
+          "read, and compared, entry by entry"),
     Field("neither", "model_args.device model_args.parallelize model_args.device_map model_args.max_memory_per_gpu "
           "model_args.max_cpu_memory model_args.offload_folder model_args.tensor_parallel_size "
           "model_args.data_parallel_size model_args.gpu_memory_utilization model_args.tp_plan "
-          "model_args.num_concurrent config.device", why="where it ran"),
+          "model_args.num_concurrent config.device", "where it ran"),
     Field("neither", "model_args.cache_dir model_args.token model_args.trust_remote_code model_args.max_retries "
-          "model_args.timeout config.use_cache", why="how a checkpoint or an answer is had"),
-    Field("neither", "config.random_seed config.numpy_seed config.torch_seed", why="draws"),
-    Field("neither", "config.bootstrap_iters", why="of lm-eval's standard errors alone"),
-    Field("neither", "config.gen_kwargs", why="lm-eval writes them into the tasks that generate"),
-    Field("neither", "task.task task.task_alias task.tag task.group task.class", why="names"),
-    Field("neither", "task.fewshot_split", why="stands in fewshot_config"),
-    Field("neither", "task.metric_list task.filter_list", why="the column's own are compared"),
-    Field("neither", "task.should_decontaminate task.doc_to_decontamination_query task.unsafe_code",
-          why="not of the numbers"),
-    Field("neither", "task.metadata.version", why="stands in versions"),
-    Field("neither", "task.metadata.config_source", why="a path of somebody's machine"),
-    Field("neither", "task.metadata.decide", why="further values of the same run"),
+          "model_args.timeout config.use_cache", "how a checkpoint or an answer is had"),
+    Field("neither", "config.random_seed config.numpy_seed config.torch_seed config.bootstrap_iters", "draws"),
+    Field("neither", "config.gen_kwargs", "lm-eval writes them into the tasks that generate"),
+    Field("neither", "task.task task.task_alias task.tag task.group task.class", "names"),
+    Field("neither", "task.fewshot_split task.metric_list task.filter_list task.metadata.version",
+          "stand elsewhere: in fewshot_config, as the column's own, in versions"),
+    Field("neither", "task.should_decontaminate task.doc_to_decontamination_query task.unsafe_code "
+          "task.metadata.config_source", "not of the numbers"),
+    Field("neither", "task.metadata.decide", "further values of the same run"),
 )  # fmt: skip
 _DECLARED = {path: field for field in FIELDS for path in field.paths.split()}
 # What makes a task's prompts but the demonstrations; in a demonstration as in the query, where it is not said.
@@ -102,33 +97,21 @@ def digest(texts: Iterable[str]) -> str:
 
 
 def model_arguments(recorded: Any) -> dict[str, Any]:
-    """`model_args`, which are text in results of older versions of lm-eval: `name=value,...`, or JSON."""
-    if isinstance(recorded, str) and recorded.lstrip().startswith("{"):
-        with suppress(ValueError, RecursionError):
-            recorded = json.loads(recorded)
-    if isinstance(recorded, dict):
-        return dict(recorded)
-
-    def value(text: str) -> Any:
-        """As lm-eval reads it."""
-        if text.lower() in ("true", "false", "none"):
-            return {"true": True, "false": False, "none": None}[text.lower()]
-        for kind in (int, float):
-            with suppress(ValueError):
-                return kind(text)
-        return text
-
-    pairs = (part.partition("=") for part in recorded.split(",") if part) if isinstance(recorded, str) else ()
-    return {name.strip(): value(text.strip()) for name, _, text in pairs}
+    """`model_args`, which are text where Python's `simple_evaluate` was given text: `name=value,...`."""
+    if not isinstance(recorded, str):
+        return dict(mapping(recorded))
+    arguments = {}
+    for part in filter(None, recorded.split(",")):
+        name, _, text = part.partition("=")
+        with suppress(ValueError):
+            text = json.loads(text.lower()) if text.lower() in ("true", "false") else json.loads(text)
+        arguments[name.strip()] = text
+    return arguments
 
 
 def declared(kind: str, sources: Mapping[str, Any], task: str = "") -> dict[str, Any]:
-    """The values of the declared fields of a kind, by name; those that are there and not empty.
-
-    Args:
-        sources: by the first part of a path, what is below it.
-        task: whose part is taken of what the file has by task.
-    """
+    """The values of the declared fields of a kind, by name; those that are there and not empty. `sources` has by the
+    first part of a path what is below it; of what the file has by task, the task's part is taken."""
     values: dict[str, Any] = {}
     for field in FIELDS:
         for path in field.paths.split() if field.kind == kind else ():
@@ -172,13 +155,12 @@ def row_fields(results: Mapping[str, Any], study: StudyFacts) -> dict[str, dict[
     if values.get("revision") == "main":  # no revision: it moves
         del values["revision"]
     values["dtype"] = str(values.get("dtype", "")).removeprefix("torch.")
-    chat = {"chat", "multiturn"} if "chat" in values else set()  # without a chat template there are no turns
-    texts = {name: str(value) for name, value in values.items() if name != "multiturn" or chat}
-    parts = {field.name: field.part for field in FIELDS if field.kind == "row"}
-    rows = {
-        part: {name: text for name, text in texts.items() if parts[name] == part}
-        for part in ("model", "method", "setting")
-    }
+    if "chat" not in values:  # without a chat template there are no turns
+        values.pop("multiturn", None)
+    rows: dict[str, dict[str, str]] = {"model": {}, "method": {}, "setting": {}}
+    for field in FIELDS:
+        if field.kind == "row" and field.name in values:
+            rows[field.part][field.name] = str(values[field.name])
     rows["model"] |= undeclared("config", config)
     # How a study trained its model is the switch "training"; what two models of one training differ in, their weights.
     of_icl = undeclared("icl", {**icl, "trained": None} if study.training is not None else icl)
@@ -193,14 +175,12 @@ def column_fields(results: Mapping[str, Any], task: str, metric: str, of_filter:
     """What was asked, as texts by name."""
     config, arguments = mapping(at(results, "configs", task)), mapping(at(results, "config"))
     values = declared("column", {"config": arguments, "file": results, "task": config}, task)
-    texts = {name: as_text(value) for name, value in values.items()}
     shots = mapping(config.get("fewshot_config"))
     query = [config.get(key) for key in _TEMPLATE]
     of_shots = [config.get(key) if shots.get(key) is None else shots[key] for key in _TEMPLATE]
     template = json.dumps([query, of_shots, config.get("description") or ""], sort_keys=True, default=str)
-    metadata = mapping(config.get("metadata"))
     given = model_arguments(arguments.get("model_args"))  # lm-eval adds them to the metadata of tasks
-    metadata = {key: value for key, value in metadata.items() if key not in given}
+    metadata = {key: value for key, value in mapping(config.get("metadata")).items() if key not in given}
     shots = {key: value for key, value in shots.items() if key not in (*_TEMPLATE, "sampler")}
     shots["split"] = shots.get("split") or config.get("fewshot_split")
     function = re.match(r"<function (\w+)", str(shots.get("process_docs")))
@@ -213,23 +193,22 @@ def column_fields(results: Mapping[str, Any], task: str, metric: str, of_filter:
     entries = [entry for entry in filters if at(entry, "name") == of_filter] if isinstance(filters, list) else []
     return {
         **{"metric": metric, "filter": as_text([of_filter, entries] if entries else of_filter)},
-        **texts,
+        **{name: as_text(value) for name, value in values.items()},
         **{"documents": str(documents), "template": digest([as_text(template)])[:6]},
         **undeclared("task", rest),
     }
 
 
-def switch_fields(results: Mapping[str, Any], task: str, study: StudyFacts) -> dict[str, str | None]:
+def switch_fields(results: Mapping[str, Any], task: str) -> dict[str, str | None]:
     """The switches of a task's result by name; None where the file does not say."""
     config = mapping(results.get("config"))
     sources = {"config": config, "icl": mapping(config.get("icl")), "file": results,
                "task": mapping(at(results, "configs", task))}  # fmt: skip
-    values: dict[str, Any] = declared("switch", sources, task)
+    values = {"shots": "0", **declared("switch", sources, task)}
     if values.get("demonstrations") == "default":  # lm-eval's own sampler
         del values["demonstrations"]
-    names = [field.name for field in FIELDS if field.kind == "switch"]
-    texts = {name: None if values.get(name) is None else as_text(values[name]) for name in names}
-    return {**texts, "shots": texts["shots"] or "0"}
+    names = (field.name for field in FIELDS if field.kind == "switch")
+    return {name: as_text(values[name]) if name in values else None for name in names}
 
 
 def _portable(value: Any) -> Any:

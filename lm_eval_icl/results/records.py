@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-HUGE = 1e100  # what is larger is no result
 
 
 class Unusable(ValueError):
@@ -25,7 +23,7 @@ def at(value: Any, *keys: str) -> Any:
 
 def number(value: Any) -> float | None:
     """A number whose square is one, too; None for anything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < HUGE
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
     return float(value) if is_number else None
 
 
@@ -43,11 +41,9 @@ def mapping(value: Any) -> dict[str, Any]:
 class Answers:
     """What one run answered to one task, document by document, in the order of document ids.
 
-    Two runs with equal `prompts` were asked the same: the same documents, under the same demonstrations in the same
-    order and the same template. Their answers are paired.
+    Two runs with equal `prompts` were asked the same, and their answers are paired.
     """
 
-    doc_ids: np.ndarray  # (documents,) integers, rising
     documents: str  # digest of the documents and their targets
     prompts: str  # digest of the documents, their prompts and their targets
     demonstrations: str | None  # digest of the demonstrations of all prompts, whatever their order. None without any
@@ -56,7 +52,6 @@ class Answers:
     items: np.ndarray
     # (documents,) integers: the option with the highest log-likelihood; None if there are no options.
     predictions: np.ndarray | None
-    chance: float | None  # the accuracy of a random choice: the mean of 1 / options; None if there are no options
     # (documents,) integers: the option that is right; None if that is not known of every document.
     golds: np.ndarray | None = None
 
@@ -67,9 +62,18 @@ class RuleFacts:
 
     name: str  # of the filter that has its values: "batch:m=64:of=pool"
     arguments: Mapping[str, Any] = field(default_factory=dict)  # all of the rule's, those with their default too
-    transductive: bool = False  # a document's decision depends on the other documents that are evaluated
-    labels: int | None = None  # how many labels the rule uses beside those of the demonstrations
-    corpus: int | None = None  # of how many documents it takes words
+    # What the rule reads beside the document and the demonstrations: "transductive" (a decision depends on the other
+    # documents), "labels: 2016", "pool: 64" (documents of the few-shot split, without labels).
+    reads: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, facts: Mapping[str, Any]) -> RuleFacts:
+        """From an object of JSON."""
+        arguments, labels = mapping(facts.get("arguments")), count(facts.get("labels"))
+        pool = (count(arguments.get("m")) or count(facts.get("corpus"))) if arguments.get("of") == "pool" else None
+        numbers = {"labels": labels, "pool": pool}
+        reads = [f"{what}: {number}" for what, number in numbers.items() if number is not None]
+        return cls(name, arguments, (*("transductive",) * bool(facts.get("transductive")), *reads))
 
 
 @dataclass(frozen=True)
@@ -78,32 +82,26 @@ class StudyFacts:
 
     split: str | None = None  # "test", or "dev": the set on which arguments are chosen
     order: int = 0  # which order of the demonstrations of its seed
-    demonstrations: str | None = None  # how they were chosen, if the study says so
     model: str | None = None  # the checkpoint that the study names
     training: str | None = None  # the name of the training that made this model from it
-    weights: str | None = None  # digest of the files of the model
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # of the method
     chosen: tuple[str, ...] = ()  # the names of what was chosen on the dev set: arguments, "seeds", "decide"
     rule: str | None = None  # the decision rule that was chosen; None for what the model itself says
     metric: str | None = None  # what stands for the task; None for the usual one
     expected: Mapping[str, Any] = field(default_factory=dict)  # the paper's numbers, by column
-    curve: Sequence[Mapping[str, Any]] = ()  # what was measured on the dev set: {"arguments": {...}, "score": x} each
     # "cells" that were scored together, of how many "orders", in how many "seconds".
     shared: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cell: Mapping[str, Any], study: Mapping[str, Any]) -> StudyFacts:
         """From the two objects of JSON; what has another type is as if it were missing. `study.json` comes first."""
-        texts = ("split", "demonstrations", "model", "training", "weights", "rule", "metric")
-        both = {**cell, **study}
-        points = both["curve"] if isinstance(both.get("curve"), list) else []
+        names = ("split", "model", "training", "rule", "metric")
+        texts: dict[str, Any] = {name: x for name in names if isinstance(x := cell.get(name), str)}
+        chosen, both = cell.get("chosen"), {**cell, **study}
         return cls(
-            **{name: value for name in texts if isinstance(value := cell.get(name), str)},
+            **texts,
             order=count(cell.get("order")) or 0,
-            arguments=mapping(cell.get("arguments")),
-            chosen=tuple(x for x in cell.get("chosen") or () if isinstance(x, str)),
+            chosen=tuple(x for x in (chosen if isinstance(chosen, list) else ()) if isinstance(x, str)),
             expected=mapping(both.get("expected")),
-            curve=[p for p in points if number(at(p, "score")) is not None and isinstance(at(p, "arguments"), dict)],
             shared=mapping(both.get("shared")),
         )
 
@@ -124,10 +122,10 @@ class TaskResult:
     answers: Answers | None  # None if there are no samples, or they are not used: `marks` say why
     marks: tuple[str, ...] = ()  # what is wrong with this result, each a sentence
     rule: RuleFacts | None = None  # the decision rule that these values are under; None for those of the model itself
-    # What was asked, the declared fields of this kind by name (`fields`).
-    column: Mapping[str, str] = field(default_factory=dict)
-    # Fields that separate rows where a cell would hold two values; None where the file does not say.
-    switches: Mapping[str, str | None] = field(default_factory=dict)
+    column: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what was asked, the fields of this kind by name (`fields`)
+    switches: Mapping[str, str | None] = field(default_factory=dict)  # the same; None where the file does not say
 
     @property
     def reported_filter(self) -> str:
@@ -149,32 +147,20 @@ class Run:
     icl: Mapping[str, Any]  # `config.icl` of this package's models; {} of others
     seed: int | None  # of the demonstrations (`fewshot_seed`)
     order: int  # which order of the demonstrations of this seed, in a study; 0 elsewhere
-    format: int  # of the prompts' format, 0 for the task's own
     date: float  # seconds since 1970
     limit: float | None  # lm-eval's `--limit`
     tasks: Mapping[str, TaskResult]  # by name, what the model itself gave
-    # Of the run: name -> its tasks (no groups among them) with their weights in lm-eval's own value.
-    groups: Mapping[str, Mapping[str, float]]
+    groups: Mapping[str, Mapping[str, float]]  # by name, their tasks with the weights in lm-eval's own value
     results: Mapping[str, Any]  # the whole of lm-eval's results file, as read
     study: StudyFacts = StudyFacts()  # what a study says of it
     # Who answered, the declared fields of this kind (`fields`) in three parts: "model", "method", "setting".
     rows: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # "alone", or "shared": of a study's cell, whose tokens and seconds are its part of those of all cells that were
-    # scored together, and whose seconds are those of scoring, not of the whole run. The two do not compare.
-    cost: str = "alone"
-    tokens: float | None = None  # run through the model; None if the file does not say
-    seconds: float | None = None  # that the run took; None if the file does not say
     decided: tuple[TaskResult, ...] = ()  # what the same answers give under decision rules, one for each task and rule
 
     @property
     def all_results(self) -> tuple[TaskResult, ...]:
         """The results of all tasks, first those of the model itself and then those under decision rules."""
         return *self.tasks.values(), *self.decided
-
-    @property
-    def answered(self) -> int:
-        """How many of these results have answers document by document."""
-        return sum(result.answers is not None for result in self.all_results)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,8 @@
-"""Means, differences, intervals and ranks from scores of documents under several sets of demonstrations.
+"""Means, differences and intervals from scores of documents under several sets of demonstrations.
 
 Scores are a matrix (documents, sets), complete and without NaN: every document is asked with every set. Both are
 samples, two crossed random factors, as subjects and items in psychology (Clark 1973; Baayen, Davidson and Bates 2008).
-Neither the error over documents alone nor that over sets alone is the error of the mean.
-
-Distributions are scipy's. Those of t and of binomial variables are taken from `scipy.special`, on which `scipy.stats.t`
-and `.binom` are built: a large board needs 100,000 of them, and the checks of `scipy.stats` take forty times as long.
+Distributions are those of `scipy.special`, as the checks of `scipy.stats` take forty times as long.
 """
 
 from __future__ import annotations
@@ -13,32 +10,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 from scipy import special, stats
 
 CONFIDENCE = 0.95
 POWER = 0.8
-# How an interval and a p were found, in words.
-HOW: Mapping[str, str] = {
-    "crossed": "over documents and sets of demonstrations",
-    "documents": "over documents, for these demonstrations",
-    "wilson": "over documents, for these demonstrations (Wilson)",
-    "mcnemar": "over documents, for these demonstrations (McNemar, mid-p)",
-    "paired t": "over documents, for these demonstrations (paired t)",
-    "identical": "identical answers",
-    "bootstrap": "pigeonhole bootstrap of documents and sets of demonstrations",
-    "group": "over the tasks' documents and sets of demonstrations",
-    "reported": "the standard error in the results file",
-}
-
 _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _TINY = 1e-12  # what is less than this share of the scores is rounding
-
-
 Bounds = tuple[float, float]
 
 
@@ -53,13 +34,11 @@ class Estimate:
     df: float  # the degrees of freedom of the interval; infinite for Wilson's
     documents: int  # how many; of a group, in all tasks
     sets: int  # distinct sets of demonstrations; of a group, in all tasks
-    # The standard error over documents for these demonstrations: what would be left of the error with every possible
-    # set. None with one set.
+    # What would be left of the error with every possible set of demonstrations, and with every possible document; None
+    # with one set.
     error_documents: float | None
-    # The standard error over sets for these documents: what would be left of the error with every possible document.
-    # None with one set.
     error_sets: float | None
-    how: str  # a key of `HOW`
+    how: str  # the way in which the interval was found: "crossed", "wilson", ..
 
 
 @dataclass(frozen=True)
@@ -71,15 +50,9 @@ class Difference(Estimate):
     # and 80% power, times the standard error (Miller 2024, arXiv 2411.00640). Where the error is 0, that of as many
     # documents as could differ unseen. Infinite if nothing can be said.
     detectable: float
-    better: int  # in how many sets the first has the higher mean; of a group, in all tasks
-    worse: int  # in how many sets the first has the lower mean; of a group, in all tasks
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# One entry, and two entries on the same documents with the same demonstrations.
-
-
-def estimate(scores: np.ndarray, *, drawn: bool = True, bounds: Bounds | None = None) -> Estimate:
+def estimate(scores: np.ndarray, *, bounds: Bounds | None = None) -> Estimate:
     """The mean of an entry's scores, with an interval for other documents and other sets of demonstrations.
 
     With one set of scores that are 0 or 1, or several that are all 0 or all 1, the interval is Wilson's for as many
@@ -87,21 +60,14 @@ def estimate(scores: np.ndarray, *, drawn: bool = True, bounds: Bounds | None = 
     quantiles, whichever is larger.
 
     Args:
-        scores: (documents, sets). Flip rates may take the place of scores.
-        drawn: whether the sets are draws from those that there could be. If not, as without demonstrations, the scores
-            are averaged over sets first, and the interval is for these sets.
-        bounds: of the scores. An interval does not go beyond them.
-
-    Raises:
-        ValueError: the scores are no matrix, or are not all finite.
+        scores: (documents, sets), finite. Flip rates may take the place of scores.
+        bounds: of the scores, (0, 1) for an accuracy. An interval does not go beyond what they allow.
     """
-    scores = checked(scores, "The scores")
+    scores = checked(scores)
     n, sets = scores.shape
-    if not drawn:
-        scores = scores.mean(axis=1, keepdims=True)
     mean = float(scores.mean())
     spread = _spread(scores, float(np.abs(scores).max()))
-    one_set = scores.shape[1] == 1
+    one_set = sets == 1
     if bounds in (None, (0, 1)) and is_binary(scores) and (one_set or mean in (0, 1)):
         low, high = wilson(round(n * mean), n)
         error = max(math.sqrt(spread.variance) if n > 1 else 0.0, (high - low) / (2 * _NORMAL))
@@ -110,9 +76,7 @@ def estimate(scores: np.ndarray, *, drawn: bool = True, bounds: Bounds | None = 
     return from_t(mean, spread, n, sets, bounds, "documents" if one_set else "crossed")
 
 
-def difference(
-    first: np.ndarray, second: np.ndarray, *, drawn: bool = True, bounds: Bounds | None = None
-) -> Difference:
+def difference(first: np.ndarray, second: np.ndarray, *, bounds: Bounds | None = None) -> Difference:
     """The mean of the paired differences of two entries, with an interval for other documents and other sets.
 
     The interval and p are those of t; with one set of scores that are 0 or 1, p is the mid-p of McNemar's test, which
@@ -120,29 +84,22 @@ def difference(
     that differ by the same number everywhere the p of the documents' sign flips, 2^(1 - documents).
 
     Args:
-        first: (documents, sets).
-        second: the same documents and sets. A zero-shot entry's one column may be broadcast.
-        drawn: as in `estimate`.
-        bounds: of the scores, (0, 1) for an accuracy. An interval does not go beyond what they allow.
-
-    Raises:
-        ValueError: the scores are not two matrices of the same shape, or are not all finite.
+        first, second: (documents, sets), the same of both.
+        bounds: as in `estimate`.
     """
-    first, second = checked(first, "The first scores"), checked(second, "The second scores", like=first)
+    first, second = checked(first), checked(second, like=first)
     n, sets = first.shape
-    if not drawn:
-        first, second = first.mean(axis=1, keepdims=True), second.mean(axis=1, keepdims=True)
     scale = float(max(np.abs(first).max(), np.abs(second).max()))
     differences = first - second
     binary = is_binary(first) and is_binary(second)
     how, p = "crossed", None
     if np.abs(differences).max() <= _TINY * scale:
         how = "identical"
-    elif first.shape[1] == 1 and not binary:
+    elif sets == 1 and not binary:
         how = "paired t"
-    elif first.shape[1] == 1:
+    elif sets == 1:
         how, p = "mcnemar", mcnemar_mid_p(int((differences > 0).sum()), int((differences < 0).sum()))
-    result = paired(differences.mean(axis=0), _spread(differences, scale), n, sets, scale, bounds, how, p)
+    result = paired(float(differences.mean(axis=0).mean()), _spread(differences, scale), n, sets, scale, bounds, how, p)
     possible = (0, 1) if binary else bounds
     if result.error != 0 or possible is None:
         return result
@@ -216,7 +173,7 @@ def from_t(mean: float, spread: Spread, documents: int, sets: int, bounds: Bound
 
 
 def paired(
-    of_sets: np.ndarray,
+    mean: float,
     spread: Spread,
     documents: int,
     sets: int,
@@ -225,23 +182,19 @@ def paired(
     how: str,
     p: float | None = None,
 ) -> Difference:
-    """The difference from the sets' mean differences. `bounds` are of the scores; p None is that of t."""
-    tolerance = _TINY * scale
+    """The difference with this mean. `bounds` are of the scores; p None is that of t."""
     if how == "identical":
-        of_sets = np.zeros_like(of_sets)
-        spread = Spread(0, spread.df, *((0.0, 0.0) if len(of_sets) > 1 else ()))
-    elif p is None and spread.variance == 0 and abs(of_sets.mean()) > tolerance:
+        mean, spread = 0.0, Spread(0, spread.df, *(None if x is None else 0.0 for x in (spread.documents, spread.sets)))
+    elif p is None and spread.variance == 0 and abs(mean) > _TINY * scale:
         p = 2.0 ** (1 - documents)
-    estimated = from_t(float(of_sets.mean()), spread, documents, sets, _of_differences(bounds), how)
-    better, worse = int((of_sets > tolerance).sum()), int((of_sets < -tolerance).sum())
-    return _tested(estimated, p, better, worse)
+    return _tested(from_t(mean, spread, documents, sets, _of_differences(bounds), how), p)
 
 
 def _of_differences(bounds: Bounds | None) -> Bounds | None:
     return None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
 
 
-def _tested(estimated: Estimate, p: float | None, better: int, worse: int) -> Difference:
+def _tested(estimated: Estimate, p: float | None) -> Difference:
     """An estimate of a difference with its p, that of t if it is None, and what could be detected."""
     detectable, error, df = math.inf, estimated.error, estimated.df
     if error != 0 and not math.isinf(error):
@@ -249,7 +202,7 @@ def _tested(estimated: Estimate, p: float | None, better: int, worse: int) -> Di
         if p is None:
             t = -abs(estimated.mean) / error
             p = 2 * float(special.ndtr(t) if math.isinf(df) else special.stdtr(df, t))
-    return Difference(**vars(estimated), p=1.0 if p is None else p, detectable=detectable, better=better, worse=worse)
+    return Difference(**vars(estimated), p=1.0 if p is None else p, detectable=detectable)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -265,67 +218,34 @@ def wilson(successes: int, trials: int) -> Bounds:
 
 
 def mcnemar_mid_p(better: int, worse: int) -> float:
-    """The mid-p of McNemar's test (Fagerland, Lydersen and Laake 2013, BMC Med Res Methodol 13:91).
-
-    It is twice the one-sided mid-p, and so 1 if as many documents are right with the first alone (`better`) as with the
-    second alone (`worse`), where the paper's is a little less.
-    """
+    """The mid-p of McNemar's test (Fagerland, Lydersen and Laake 2013, BMC Med Res Methodol 13:91); 1 for a tie."""
     few, all_ = min(better, worse), better + worse
     # Twice the exact one-sided p, less the probability of what was seen.
     return float(special.bdtr(few, all_, 0.5) + (special.bdtr(few - 1, all_, 0.5) if few else 0))
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Groups of tasks.
-
-
 def estimate_group(parts: Sequence[Estimate], weights: Sequence[float], *, bounds: Bounds | None = None) -> Estimate:
-    """The weighted mean over tasks whose documents and demonstrations have nothing to do with each other's.
-
-    Variances are added with the squared weights, degrees of freedom are Satterthwaite's (1946). The error of a task
-    with one set counts as one over documents.
-
-    Args:
-        weights: in proportion: all the same for an average of tasks, numbers of documents for lm-eval's default.
-        bounds: of the scores. The interval does not go beyond them.
-
-    Raises:
-        ValueError: there are no tasks, or the weights are not one for each, or are negative or all 0.
-    """
-    return _weighted_mean(_weighted(parts, weights), bounds, "group")
+    """The weighted mean over tasks whose documents and demonstrations have nothing to do with each other's, with
+    Satterthwaite's degrees of freedom (1946). The error of a task with one set counts as one over documents."""
+    return _weighted_mean(parts, weights, bounds, "group")
 
 
 def difference_group(
     parts: Sequence[Difference], weights: Sequence[float], *, bounds: Bounds | None = None
 ) -> Difference:
-    """As `estimate_group`, of the differences of two entries on the tasks.
-
-    If no task shows how differences vary, p is the largest of those tasks' that differ. Where single tasks do not show
-    it, their detectable differences are added as errors are.
-    """
-    weighted = _weighted(parts, weights)
-    differing = [part.p for part, _ in weighted if part.how != "identical"]
-    mean = _weighted_mean(weighted, _of_differences(bounds), "group" if differing else "identical")
-    p = max(differing) if differing and mean.error == 0 else None
-    result = _tested(mean, p, sum(part.better for part, _ in weighted), sum(part.worse for part, _ in weighted))
-    unseen = [share * part.detectable for part, share in weighted if part.error == 0]
+    """As `estimate_group`, of differences. If no task shows how these vary, p is the largest of the tasks that differ.
+    Where single tasks do not show it, their detectable differences are added as errors are."""
+    differing = [part.p for part in parts if part.how != "identical"]
+    mean = _weighted_mean(parts, weights, _of_differences(bounds), "group" if differing else "identical")
+    result = _tested(mean, max(differing) if differing and mean.error == 0 else None)
+    total = math.fsum(weights)
+    unseen = [w / total * part.detectable for part, w in zip(parts, weights, strict=True) if part.error == 0]
     return replace(result, detectable=math.hypot(result.detectable if result.error else 0.0, *unseen))
 
 
-_Part = TypeVar("_Part", bound=Estimate)
-
-
-def _weighted(parts: Sequence[_Part], weights: Sequence[float]) -> list[tuple[_Part, float]]:
-    """The parts that weigh something, with their weights as shares."""
-    if len(parts) != len(weights):
-        raise ValueError(f"A group of {len(parts)} tasks has {len(weights)} weights; give one for each.")
+def _weighted_mean(parts: Sequence[Estimate], weights: Sequence[float], bounds: Bounds | None, how: str) -> Estimate:
     total = math.fsum(weights)
-    if not (0 < total < math.inf) or min(weights) < 0:
-        raise ValueError(f"The weights of a group must be positive numbers, not {list(weights)}.")
-    return [(part, weight / total) for part, weight in zip(parts, weights, strict=True) if weight]
-
-
-def _weighted_mean(weighted: Sequence[tuple[Estimate, float]], bounds: Bounds | None, how: str) -> Estimate:
+    weighted = [(part, weight / total) for part, weight in zip(parts, weights, strict=True)]
     variances = [(share * part.error) ** 2 for part, share in weighted]
     variance = math.fsum(variances)
     if math.isinf(variance):
@@ -345,45 +265,12 @@ def _weighted_mean(weighted: Sequence[tuple[Estimate, float]], bounds: Bounds | 
     return from_t(mean, Spread(variance, df, of_documents, of_sets), documents, sets, bounds, how)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Many comparisons.
-
-
 def holm(p: Sequence[float]) -> list[float]:
-    """The p-values of a family of tests adjusted by Holm's method (1979, Scand J Statist 6:65), in the same order.
-
-    It assumes nothing about how the tests depend on each other. A NaN is no test of the family, and stays.
-    """
+    """The p-values of a family of tests adjusted by Holm's method (1979, Scand J Statist 6:65), in the same order."""
     values = np.asarray(p, dtype=float)
-    tests = np.flatnonzero(~np.isnan(values))
-    order = tests[np.argsort(values[tests], kind="stable")]
-    factors = np.arange(len(order), 0, -1)
-    values[order] = np.minimum(np.maximum.accumulate(factors * values[order]), 1)
+    order = np.argsort(values, kind="stable")
+    values[order] = np.minimum(np.maximum.accumulate(np.arange(len(order), 0, -1) * values[order]), 1)
     return values.tolist()
-
-
-def rank_ranges(means: Sequence[float], p: np.ndarray, alpha: float = 0.05) -> list[tuple[int, int]]:
-    """The best and the worst rank that each entry of a column may have.
-
-    Two entries are told apart if their p, adjusted by Holm's method over all pairs, is at most alpha. The best rank is
-    1 plus the number of those that are better, the worst the number of entries less those that are worse.
-
-    Args:
-        means: higher is better.
-        p: (entries, entries), the two-sided p of each pair, symmetric. NaN for two that cannot be compared.
-    """
-    values, entries = np.asarray(means, dtype=float), len(means)
-    rows, columns = np.triu_indices(entries, 1)
-    apart = np.zeros((entries, entries), dtype=bool)
-    apart[rows, columns] = np.asarray(holm(p[rows, columns].tolist())) <= alpha
-    apart |= apart.T
-    better = apart & (values[None] > values[:, None])  # [i, j]: j is better than i
-    worse = apart & (values[None] < values[:, None])
-    return [(1 + int(b), entries - int(w)) for b, w in zip(better.sum(axis=1), worse.sum(axis=1), strict=True)]
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Order sensitivity.
 
 
 def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
@@ -391,15 +278,7 @@ def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
     give different predictions for a document.
 
     Of a document it is 1 - sum_c n_c (n_c - 1) / (k (k - 1)), where n_c of k orders give the prediction c (InvICL,
-    table 7: how often another order changes the prediction), unbiased for any number of orders. Mean and interval of
-    the rates (documents, sets of demonstrations) are those of `estimate`.
-
-    Args:
-        predictions: for each set of demonstrations, an array (documents, orders) of predicted options. Every set has
-            the same documents, in the same order. Sets with fewer than two orders say nothing, and are passed over.
-
-    Returns:
-        None if no set has two orders.
+    table 7), unbiased for any number of orders. `predictions` are (documents, orders) for each set of demonstrations.
     """
     rates = []
     for of_set in map(np.asarray, predictions):
@@ -409,23 +288,13 @@ def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
     return estimate(np.stack(rates, axis=1), bounds=(0.0, 1.0)) if rates else None
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# What is given.
-
-_MATRIX = ("documents", "sets")
-
-
-def checked(
-    scores: np.ndarray, what: str, axes: tuple[str, ...] = _MATRIX, like: np.ndarray | None = None
-) -> np.ndarray:
-    """Floats, finite and with these axes, of the shape of another array that they are to be compared with."""
+def checked(scores: np.ndarray, axes: int = 2, like: np.ndarray | None = None) -> np.ndarray:
+    """Floats, finite, with so many axes, and of the shape of another array; `ValueError` is raised if they are not."""
     values = np.asarray(scores, dtype=float)
-    if values.ndim != len(axes) or not values.size:
-        raise ValueError(f"{what} must be an array of {' x '.join(axes)}, not of shape {values.shape}.")
-    if not np.isfinite(values).all():
-        raise ValueError(f"{what} must be finite numbers, without NaN: leave out documents and sets that have none.")
-    if like is not None and values.shape != like.shape:
-        raise ValueError(f"{what} must have one shape with the first, not {like.shape} and {values.shape}.")
+    is_other = like is not None and values.shape != like.shape
+    if values.ndim != axes or not values.size or is_other or not np.isfinite(values).all():
+        what = f"documents x sets{' x features' * (axes == 3)}, finite numbers"
+        raise ValueError(f"scores must be {what}, not of shape {values.shape}, and of one shape to be compared.")
     return values
 
 

@@ -1,10 +1,8 @@
-"""Results files as pandas tables: a row a run, a row a score, a row a document.
+"""Results files as pandas tables: a row a run, a row a document.
 
-    from lm_eval_icl import results
+from lm_eval_icl import results
 
-    results.documents("results").groupby(["task", "model", "shots"]).acc.mean()
-
-Every table has the column `run`, by which tables are merged.
+results.documents("results").groupby(["task", "model", "shots"]).acc.mean()
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ from typing import Any
 import pandas as pd
 
 from lm_eval_icl.results.board import grouped
-from lm_eval_icl.results.calibration import probabilities
-from lm_eval_icl.results.read import document_rows, read
-from lm_eval_icl.results.records import Run, TaskResult, Unusable, number
+from lm_eval_icl.results.collect import document_rows
+from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION, probabilities
+from lm_eval_icl.results.read import read
+from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.tasks import options
 
 _WHICH = ["run", "model", "pretrained", "seed", "order", "task"]
-_RUN = "run path date model pretrained revision dtype arguments chat seed order limit tasks tokens seconds cost".split()
-_SCORE = [*_WHICH, "metric", "filter", "value", "stderr", "shots", "documents"]
+_RUN = "run path date model pretrained revision dtype arguments chat seed order limit tasks".split()
 _DOCUMENT = [*_WHICH, "filter", "shots", "arguments", "options", "doc_id", "document", "prompt", "demonstrations"]
 _DOCUMENT += ["target", "gold", "prediction", "loglikelihoods", "probabilities"]
 
@@ -43,30 +41,22 @@ def runs(paths: Paths) -> pd.DataFrame:
         run: a digest of the results, the same for copies of one run.
         path: of the results file; date: when the run began, UTC.
         model: the method, or lm-eval's name of the model: "hf", "icl", "vllm", ...
-        pretrained, revision, dtype: of the checkpoint; "" where the file does not say.
-        arguments: the other model arguments as they were given, as JSON.
+        pretrained, revision, dtype: of the checkpoint; arguments: the other model arguments as given, as JSON.
         chat: whether the prompts have the model's chat template.
         seed: of the demonstrations (`fewshot_seed`); order: which order of them, in a study, 0 elsewhere.
         limit: lm-eval's `--limit`; tasks: their names, a tuple.
-        tokens, seconds: run through the model, and that the run took. What a file does not say is missing.
-        cost: "alone", or "shared" of a study's cell, whose tokens and seconds are its part of those of all cells that
-            were scored together, without the loading of the model. The two kinds do not compare: group by `cost`.
-
-    Raises:
-        InputError: a path does not exist.
 
     Warns:
         UserWarning: a file, or a task of a file, is left out; with the reason.
     """
-    own = "model pretrained revision dtype seed order limit tokens seconds cost".split()
     rows = [
         {
-            **{name: getattr(run, name) for name in own},
+            **{name: getattr(run, name) for name in "model pretrained revision dtype seed order limit".split()},
             "run": run.digest,
             "path": str(run.path),
             "date": pd.to_datetime(run.date, unit="s", utc=True) if run.date else None,
             "arguments": json.dumps(dict(run.arguments), sort_keys=True, default=str),
-            "chat": bool(run.results.get("chat_template") or run.results.get("chat_template_sha")),
+            "chat": "chat" in run.rows["setting"],
             "tasks": tuple(run.tasks),
         }
         for run in _read(paths)
@@ -74,33 +64,11 @@ def runs(paths: Paths) -> pd.DataFrame:
     return _table(rows, _RUN)
 
 
-def scores(paths: Paths) -> pd.DataFrame:
-    """One row a run, task, metric and filter: the numbers of lm-eval's own table.
-
-    Args, raises and warns as `runs`.
-
-    Returns:
-        A table with the columns run, model, pretrained, seed, order (see `runs`), task, metric, filter, value, stderr
-        (missing where lm-eval gives none), shots (demonstrations a prompt), documents (how many were scored).
-    """
-    rows = []
-    for run in _read(paths):
-        for result in run.tasks.values():
-            values = run.results["results"][result.task]
-            for name, value in values.items():
-                metric, comma, of_filter = name.partition(",")
-                if comma and not metric.endswith("_stderr") and type(value) in (int, float):
-                    error = values.get(f"{metric}_stderr,{of_filter}")
-                    row = {"metric": metric, "filter": of_filter, "value": value, "stderr": number(error)}
-                    rows.append({**_which(run, result), **row, "shots": result.shots, "documents": result.documents})
-    return _table(rows, _SCORE)
-
-
 def documents(paths: Paths) -> pd.DataFrame:
     """One row a run, task, document and filter, of all runs that have samples (`--log_samples`).
 
-    A decision rule is a filter: group by `filter` where a run has some. Args, raises and warns as `runs`. Tasks without
-    samples have no rows here, and those whose samples contradict their results neither.
+    A decision rule is a filter: group by `filter` where a run has some. Args and warns as `runs`. Tasks without samples
+    have no rows here, and those whose samples contradict their results neither.
 
     Returns:
         A table with the columns run, model, pretrained, seed, order (see `runs`), task, filter, shots,
@@ -118,32 +86,53 @@ def documents(paths: Paths) -> pd.DataFrame:
     """
     rows = []
     for run in _read(paths):
-        own = {name: value for name, value in run.rows["method"].items() if name != "method"}
-        arguments = json.dumps(own, sort_keys=True)
-        for task, results in grouped(run.all_results, lambda result: result.task).items():
-            for result in results:
+        arguments = json.dumps({name: x for name, x in run.rows["method"].items() if name != "method"}, sort_keys=True)
+        for task, of_task in grouped(run.all_results, lambda result: result.task).items():
+            for result in of_task:
                 for mark in result.marks:
-                    rule = "" if result.rule is None else f" under the decision rule {result.rule.name!r}"
-                    warnings.warn(f"{run.path}: task {task!r}{rule}: {mark}", stacklevel=2)
-            if all(result.answers is None for result in results):
-                continue
-            unused = {result.reported_filter for result in results if result.answers is None}
-            which = {**_which(run, results[0]), "shots": results[0].shots, "arguments": arguments}
+                    warnings.warn(f"{run.path}: task {task!r}, {result.reported_filter}: {mark}", stacklevel=2)
+            unused = {result.reported_filter for result in of_task if result.answers is None}
+            which = {name: getattr(run, name) for name in ("model", "pretrained", "seed", "order")}
+            which |= {"run": run.digest, "task": task, "shots": of_task[0].shots, "arguments": arguments}
             which["options"] = tuple(options(run.results, task))
-            try:
-                for row in document_rows(run, task):
-                    if row.filter in unused:
-                        continue
-                    values = row._asdict() | {"options": which["options"], "loglikelihoods": row.logprobs}
-                    values["probabilities"] = tuple(map(float, probabilities(row.logprobs))) if row.logprobs else ()
-                    metrics = values.pop("metrics")
-                    del values["logprobs"]
-                    values["target"] = row.target or (None if row.gold is None else str(row.gold))
-                    pairs = {name: tuple(x) if isinstance(x, list) else x for name, x in metrics.items()}
-                    rows.append({**which, **values, **pairs})
-            except Unusable as error:
-                warnings.warn(f"{run.path}: task {task!r}: its samples are not used: {error}", stacklevel=2)
+            for row in document_rows(run, task) if len(unused) < len(of_task) else ():
+                if row.filter in unused:
+                    continue
+                own = row._asdict()
+                del own["options"], own["logprobs"], own["metrics"]
+                own["loglikelihoods"] = row.logprobs
+                own["probabilities"] = tuple(map(float, probabilities(row.logprobs))) if row.logprobs else ()
+                own["target"] = row.target or (None if row.gold is None else str(row.gold))
+                pairs = {name: tuple(x) if isinstance(x, list) else x for name, x in row.metrics.items()}
+                rows.append({**which, **own, **pairs})
     return _table(rows, _DOCUMENT)
+
+
+def _metric(documents: pd.DataFrame, name: str) -> float:
+    """One of `CALIBRATION`, of rows of `documents`."""
+    pairs = zip(documents.loglikelihoods, documents.gold, strict=True)
+    rows = [(logprobs, int(gold)) for logprobs, gold in pairs if logprobs and not pd.isna(gold)]
+    if not rows:
+        raise ValueError("no document has the log-likelihoods of its options and a right answer that is known.")
+    logprobs, golds = zip(*rows, strict=True)
+    aggregation = AGGREGATIONS[CALIBRATION[name].aggregation]
+    items = CALIBRATION[name].items(logprobs, golds)
+    return float(aggregation.value(aggregation.features(items).sum(axis=0)))
+
+
+def ece(documents: pd.DataFrame) -> float:
+    """The expected calibration error, with 15 bins of equal width (Guo et al. 2017), of rows of `results.documents`."""
+    return _metric(documents, "ece")
+
+
+def brier(documents: pd.DataFrame) -> float:
+    """The mean Brier score: the sum over options of (probability - whether it is right)^2; 0 is best, 2 is worst."""
+    return _metric(documents, "brier")
+
+
+def log_probability(documents: pd.DataFrame) -> float:
+    """The mean logarithm of the right option's probability."""
+    return _metric(documents, "log_probability")
 
 
 def _read(paths: Paths) -> list[Run]:
@@ -152,11 +141,6 @@ def _read(paths: Paths) -> list[Run]:
     for file in left_out:
         warnings.warn(f"{file.path}: {file.why}", stacklevel=3)
     return sorted(runs_read, key=lambda run: (run.date, run.digest))
-
-
-def _which(run: Run, result: TaskResult) -> dict[str, Any]:
-    own = {name: getattr(run, name) for name in ("model", "pretrained", "seed", "order")}
-    return {**own, "run": run.digest, "task": result.task}
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:

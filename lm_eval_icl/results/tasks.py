@@ -1,21 +1,27 @@
-"""A task of a results file: its value, and those under decision rules, with the answers that they are of."""
+"""A task of a results file: its value, and those under decision rules, with the answers that they are of.
+
+The answers are in the samples that lm-eval writes with `--log_samples`. A document of a task under a filter becomes a
+row without its texts (`DocumentRow`): `collect` keeps these, tables show them, `answers_of` makes arrays of them.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm_eval_icl.results.aggregations import AGGREGATIONS
-from lm_eval_icl.results.calibration import METRICS as CALIBRATION
-from lm_eval_icl.results.fields import column_fields, declared, switch_fields
+from lm_eval_icl.results.fields import column_fields, declared, digest, switch_fields
+from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION
 from lm_eval_icl.results.records import (
-    HUGE,
     Answers,
     RuleFacts,
     StudyFacts,
@@ -26,41 +32,165 @@ from lm_eval_icl.results.records import (
     mapping,
     number,
 )
-from lm_eval_icl.results.samples import Asked, DocumentRow, answers_of, lines, rows_of
 
-# lm-eval's metrics whose aggregation is not the mean, or of which less is better (lm_eval/api/metrics.py).
-_METRICS: Mapping[str, tuple[str, bool]] = {
-    "f1": ("f1", True),
-    "mcc": ("matthews_corrcoef", True),
-    "perplexity": ("perplexity", False),
-    "word_perplexity": ("weighted_perplexity", False),
-    "byte_perplexity": ("weighted_perplexity", False),
-    "bits_per_byte": ("bits_per_byte", False),
-    "brier_score": ("brier_score", False),
-    "bleu": ("bleu", True),
-    "chrf": ("chrf", True),
-    "chrf++": ("chrf++", True),
-    "ter": ("ter", False),
-    "bypass": ("bypass", True),
-}
-_OF_PAIRS = ("f1", "matthews_corrcoef", "weighted_perplexity", "bits_per_byte", "macro_f1", "ece")
+_HASH = 16  # hexadecimal digits that are kept of a hash
+# lm-eval's metrics that are no means over documents (lm_eval/api/metrics.py); they are shown as lm-eval reports them.
+_NO_MEANS = (
+    *("f1", "mcc", "perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "brier_score"),
+    *("bleu", "chrf", "chrf++", "ter", "bypass"),
+)
+
+
+class DocumentRow(NamedTuple):
+    """A document of a task under a filter."""
+
+    filter: str
+    doc_id: int  # its number in the task
+    document: str  # digest of it and its right answer
+    prompt: str  # digest of the prompt
+    demonstrations: str  # digest of the prompt's demonstrations, whatever their order; "" without any
+    options: int  # the texts of the options are as many as this; 0 if there are none
+    prediction: int | str | None  # the number of the option that is predicted, or the text that the filter left
+    gold: int | None  # the option that is right; None where that is not known
+    logprobs: tuple[float, ...]  # the options' log-likelihoods, or what a decision rule makes of them
+    metrics: Mapping[str, Any]  # by lm-eval's name, the value that it aggregates
+    target: str = ""  # the right answer, as lm-eval writes it; `collect` keeps no such text
 
 
 @dataclass(frozen=True)
-class ResultsFile:
-    """A file that may hold results."""
+class Asked:
+    """What a task's results say about its samples."""
 
-    path: Path
-    named: bool  # it was named itself, not found in a folder
-    root: Path  # links out of this folder are not followed
+    # The requests of a document are options, of which the one with the highest log-likelihood is predicted.
+    options: bool
+    decided: bool  # the task decides otherwise, and its documents say which option it predicts (MetaICL's)
+    shots: int  # demonstrations a prompt
+    # Texts before the demonstrations, in this order: the system instruction, a delimiter, the description.
+    front: tuple[str, ...]
+    delimiter: str  # between demonstrations
 
 
-def is_inside(path: Path, root: Path) -> bool:
-    """Whether a path is a file, and no link out of a folder."""
+def parse(data: bytes) -> Any:
+    """JSON; `Unusable` is raised if it is damaged."""
     try:
-        return path.is_file() and (not path.is_symlink() or path.resolve().is_relative_to(root))
-    except (OSError, RuntimeError):  # a link to itself
-        return False
+        return json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise Unusable(f"is damaged, half-written or no JSON ({' '.join(str(error).split())})") from error
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The samples of a file, one at a time: all together may have some GB. `Unusable` is raised if a line is none."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                sample = parse(line)
+                hashes = [at(sample, name) for name in ("doc_hash", "prompt_hash", "target_hash")]
+                if type(at(sample, "doc_id")) is not int or not all(isinstance(text, str) for text in hashes):
+                    raise Unusable(f"line {number} is no sample of lm-eval, which has the hashes of its document")
+                yield sample
+    except (OSError, Unusable) as error:
+        raise Unusable(f"{path.name}: {error}") from error
+
+
+def rows_of(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterator[DocumentRow]:
+    """The samples of a task as rows, one a document and filter."""
+    for sample in samples:
+        prediction: int | str | None
+        prediction, options, gold, logprobs = _choice(sample, asked)
+        texts = sample.get("filtered_resps")
+        if prediction is None and isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str):
+            prediction = texts[0]
+        prompt = at(sample, "arguments", "gen_args_0", "arg_0")  # a chat's messages are a list
+        prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
+        # The query is behind the last delimiter; without any, the whole prompt stands for its demonstrations.
+        before = prompt[: prompt.rfind(asked.delimiter)] if asked.delimiter and asked.delimiter in prompt else prompt
+        names, document, hashed = sample.get("metrics"), mapping(sample.get("doc")), sample["doc_hash"]
+        if asked.decided:  # documents say what was predicted, and lm-eval's hash is of that too
+            hashed = digest([json.dumps({n: x for n, x in document.items() if n != "prediction"}, sort_keys=True)])
+        yield DocumentRow(
+            str(sample.get("filter")),
+            sample["doc_id"],
+            hashed[:_HASH] + sample["target_hash"][:8],
+            sample["prompt_hash"][:_HASH],
+            _demonstrations(before, asked.front, asked.delimiter) if asked.shots else "",
+            options,
+            prediction,
+            gold,
+            logprobs,
+            {str(name): sample.get(str(name)) for name in (names if isinstance(names, list) else [])},
+            str(sample.get("target")),
+        )
+
+
+def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
+    """The rows of one filter as arrays; `Unusable` is raised if they are none for the metric."""
+    rows = sorted(rows, key=lambda row: row.doc_id)
+    if not rows:
+        raise Unusable("the samples have none of this filter")
+    if twice := [one.doc_id for one, other in itertools.pairwise(rows) if one.doc_id == other.doc_id]:
+        raise Unusable(f"document {twice[0]} is in the samples twice")
+    known = all(row.options and isinstance(row.prediction, int) for row in rows)
+    golds = [row.gold for row in rows]
+    if metric in CALIBRATION:
+        if not known or None in golds or any(len(row.logprobs) != row.options for row in rows):
+            raise Unusable(f"{metric} needs the options' log-likelihoods, and which option is right")
+        items = CALIBRATION[metric].items([row.logprobs for row in rows], golds)  # type: ignore[arg-type]
+    else:
+        items = _items([row.metrics.get(metric) for row in rows], metric)
+    documents = [f"{row.doc_id} {row.document}" for row in rows]
+    return Answers(
+        documents=digest(documents),
+        prompts=digest(f"{document} {row.prompt}" for document, row in zip(documents, rows, strict=True)),
+        demonstrations=digest(row.demonstrations for row in rows) if shots else None,
+        items=items,
+        predictions=np.array([row.prediction for row in rows]) if known else None,
+        golds=np.array(golds) if known and None not in golds else None,
+    )
+
+
+def _choice(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int, int | None, tuple[float, ...]]:
+    """The option that was predicted, how many there are, the one that is right (lm-eval writes its number, or else its
+    text; None where it is not known), and their log-likelihoods. None, 0 and None if there are no options."""
+    target = str(sample.get("target"))
+    try:
+        scores = [float(response[0]) for response in sample["filtered_resps"]] if asked.options else []
+    except (TypeError, ValueError, LookupError, OverflowError):  # a response is no log-likelihood
+        scores = []
+    if asked.decided:
+        content = mapping(sample.get("doc"))
+        prediction, options = content.get("prediction"), content.get("options")
+        if type(prediction) is not int or not isinstance(options, list) or not 0 <= prediction < len(options):
+            return None, 0, None, ()
+        logprobs = tuple(scores) if len(scores) == len(options) else ()
+        return prediction, len(options), options.index(target) if target in options else None, logprobs
+    if not scores:
+        return None, 0, None, ()
+    if re.fullmatch("[0-9]{1,9}", target):
+        gold = int(target) if int(target) < len(scores) else None
+    else:
+        requests = (at(sample, "arguments", f"gen_args_{number}", "arg_1") for number in range(len(scores)))
+        texts = [str(text).strip() for text in requests]
+        gold = texts.index(target.strip()) if texts.count(target.strip()) == 1 else None
+    return scores.index(max(scores)), len(scores), gold, tuple(scores)  # the first of equals, as lm-eval's `acc`
+
+
+def _items(values: Sequence[Any], metric: str) -> np.ndarray:
+    """(documents,) or (documents, 2): what lm-eval aggregates, a number or the names of the right and predicted class,
+    which are numbered by the alphabet of the right ones; -1 is a class that is right nowhere."""
+    if values and all(isinstance(v, list) and len(v) == 2 and all(isinstance(x, str) for x in v) for v in values):
+        right = {name: place for place, name in enumerate(sorted({name for name, _ in values}))}
+        return np.array([[right.get(name, -1) for name in pair] for pair in values], dtype=float)
+    if not all(isinstance(value, int | float) for value in values):  # a boolean is an integer, as for lm-eval
+        raise Unusable(f"a document has no {metric} that is a number, or the names of two classes")
+    return np.array(values, dtype=float)
+
+
+@functools.lru_cache(maxsize=1)  # most often, all documents of a task have the same
+def _demonstrations(text: str, front: tuple[str, ...], delimiter: str) -> str:
+    """A digest of the demonstrations in a prompt without its query, whatever their order (not with a chat template)."""
+    for before in front:
+        text = text.removeprefix(before)
+    return digest(sorted(text.split(delimiter)) if delimiter else [text])[:_HASH]
 
 
 def sentence(text: object) -> str:
@@ -78,78 +208,54 @@ def results_of(
     notes: list[str],
 ) -> list[TaskResult]:
     """A task's result, then those under decision rules; each with its answers, or with marks that say why they are not
-    used. Sentences on rules that are left out are added to `notes`. `Unusable` is raised if the task has no number."""
+    used. Sentences on rules that are left out are added to `notes`; a task without a number is `Unusable`."""
     values, config = mapping(results["results"][task]), results["configs"][task]
     rules = mapping(at(config, "metadata", "decided"))
-    for key, value in values.items():
-        if "_stderr," in key and (number(value) or 0) < 0:
-            raise Unusable(f"{key.partition(',')[0]} is {value:g}, and no standard error is negative")
     metric, of_filter, entry = _metric(values, config, wanted or study.metric, rules)
-    aggregation, higher = _METRICS.get(metric, ("mean", True))
-    aggregation = str(entry.get("aggregation", aggregation))
-    is_of_probabilities = metric in CALIBRATION
-    if is_of_probabilities:
-        aggregation, higher = CALIBRATION[metric].aggregation, CALIBRATION[metric].higher_is_better
-    if aggregation == "bypass":
-        raise Unusable("it was run with --predict_only, without a metric")
-    switches = switch_fields(results, task, study)
+    higher = at(results, "higher_is_better", task, metric)
+    higher = entry.get("higher_is_better") if higher is None else higher
+    switches = switch_fields(results, task)
     size = count(at(results, "n-samples", task, "effective")) or count(values.get("sample_len")) or 0
-    shown = at(results, "higher_is_better", task, metric)
-    known = {*AGGREGATIONS, *(name for name, _ in _METRICS.values())}
-    plain = TaskResult(
-        task=task,
-        metric=metric,
-        filter=of_filter,
-        value=math.nan,
-        stderr=None,
-        higher_is_better=(entry.get("higher_is_better", higher) if shown is None else shown) is not False,
-        aggregation=aggregation if aggregation in known else "unknown",
-        shots=int(number(int(switches["shots"] or 0)) or 0) if str(switches["shots"]).isdecimal() else 0,
-        documents=size,
-        answers=None,
-        column=column_fields(results, task, metric, of_filter, size),
-        switches=switches,
-    )
-    of_task = [plain]
-    for name, facts in rules.items():
-        if metric == "exact_match":  # of the most probable text, whatever the values of the options
-            notes.append(f"task {task!r} under the decision rule {name!r} is left out: no rule changes exact_match")
-        elif not isinstance(facts, dict) or type(facts.get("transductive")) is not bool:
-            notes.append(f"task {task!r} under the decision rule {name!r} is left out: its record is damaged")
-        else:
-            labels, corpus = count(facts.get("labels")), count(facts.get("corpus"))
-            rule = RuleFacts(name, mapping(facts.get("arguments")), facts["transductive"], labels, corpus)
-            of_task.append(replace(plain, rule=rule))
-    complete = []
-    for result in of_task:
+    of_task = []
+    for rule in (None, *rules):
+        key = f"{metric},{of_filter if rule is None else rule}"
+        value = number(values.get(key))
         try:
-            if not is_of_probabilities:
-                key = f"{metric},{result.reported_filter}"
-                if (value := number(values.get(key))) is None:
-                    says = f"its {metric} is {str(values[key])[:40]!r}, which is not a number"
-                    raise Unusable(says if key in values else f"there is no {key}")
-                stderr = number(values.get(f"{metric}_stderr,{result.reported_filter}"))
-                result = replace(result, value=value, stderr=stderr)
-            complete.append(_with_answers(result, documents))
+            if rule is not None and metric == "exact_match":  # of the most probable text
+                raise Unusable("no rule changes exact_match")
+            if value is None and metric not in CALIBRATION:
+                raise Unusable(f"its {key} is {str(values.get(key))[:40]!r}, which is not a number")
+            result = TaskResult(
+                task=task,
+                metric=metric,
+                filter=of_filter,
+                value=math.nan if value is None else value,
+                stderr=number(values.get(key.replace(",", "_stderr,", 1))),
+                higher_is_better=CALIBRATION[metric].higher_is_better if metric in CALIBRATION else higher is not False,
+                aggregation=_aggregation(metric, entry),
+                shots=int(str(switches["shots"])) if str(switches["shots"]).isdecimal() else 0,
+                documents=size,
+                answers=None,
+                rule=None if rule is None else RuleFacts.of(rule, mapping(rules[rule])),
+                column=column_fields(results, task, metric, of_filter, size),
+                switches=switches,
+            )
+            of_task.append(_with_answers(result, documents))
         except Unusable as error:
-            if result.rule is None:
+            if rule is None:
                 raise
-            notes.append(f"task {task!r} under the decision rule {result.rule.name!r} is left out: {error}")
-    return complete
+            notes.append(f"task {task!r} under the decision rule {rule!r} is left out: {error}")
+    return of_task
 
 
 def _metric(
     values: Mapping[str, Any], config: Mapping[str, Any], wanted: str | None, rules: Mapping[str, Any]
 ) -> tuple[str, str, Mapping[str, Any]]:
-    """The metric that stands for a task, its first filter, and what the task's configuration says of it.
-
-    The metric that is asked for comes first; a decision rule is a filter that does not stand for the task itself.
-    `Unusable` is raised if the task has no metric.
-    """
+    """The metric that stands for a task, its first filter that is no decision rule, and its entry in `metric_list`."""
     filters: dict[str, str] = {}
     for key in values:
         metric, comma, of_filter = key.partition(",")
-        if comma and not metric.endswith("_stderr") and of_filter not in rules:
+        if comma and not metric.endswith("_stderr") and metric != "bypass" and of_filter not in rules:
             filters.setdefault(metric, of_filter)
     if wanted in CALIBRATION and filters:
         return str(wanted), next(iter(filters.values())), {}
@@ -172,52 +278,36 @@ def _entries(config: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, Map
     return entries
 
 
+def _aggregation(metric: str, entry: Mapping[str, Any]) -> str:
+    """A name of `AGGREGATIONS`, or "" if there is none for the metric."""
+    if metric in CALIBRATION:
+        return CALIBRATION[metric].aggregation
+    name = str(entry.get("aggregation", "" if metric in _NO_MEANS else "mean"))
+    return name if name in AGGREGATIONS else ""
+
+
 def aggregated(rows: Sequence[DocumentRow], metric: str, config: Mapping[str, Any]) -> float | None:
     """A metric of a task's answers under one filter; None if it is not made of numbers of single documents.
-
-    Raises:
-        Unusable: there are no answers, or a document has no such number.
-    """
-    entry = _entries(config, [metric]).get(metric, {})
-    aggregation = str(entry.get("aggregation", _METRICS.get(metric, ("mean", True))[0]))
-    if aggregation not in AGGREGATIONS:
-        return None
-    items = answers_of(rows, metric, 0).items
-    of = AGGREGATIONS["macro_f1" if metric == "metaicl" and items.ndim == 2 else aggregation]
-    try:
-        return float(of.value(of.features(items).sum(axis=0)))
-    except ValueError as error:
-        raise Unusable(str(error).removesuffix(".")) from None
+    `ValueError` is raised if there are no answers, or a document has no such number."""
+    aggregation = _aggregation(metric, _entries(config, [metric]).get(metric, {}))
+    return _value(answers_of(rows, metric, 0).items, metric, aggregation)[0] if aggregation else None
 
 
-def documents_of(file: ResultsFile, results: Mapping[str, Any], task: str) -> list[DocumentRow] | Unusable:
-    """`rows_from_samples`, or why they cannot be used."""
-    try:
-        return rows_from_samples(file, results, task)
-    except Unusable as error:
-        return error
+def _value(items: np.ndarray, metric: str, aggregation: str) -> tuple[float, str]:
+    """The metric of what lm-eval aggregates, and the aggregation."""
+    if metric == "metaicl" and items.ndim == 2:  # of classification
+        aggregation = "macro_f1"
+    of = AGGREGATIONS[aggregation]
+    return float(of.value(of.features(items).sum(axis=0))), aggregation
 
 
-def rows_from_samples(file: ResultsFile, results: Mapping[str, Any], task: str) -> list[DocumentRow]:
-    """The rows of the samples beside the results."""
-    path = samples_file(file.path, task)
-    if not os.path.lexists(path):
+def rows_from_samples(path: Path, results: Mapping[str, Any], task: str) -> list[DocumentRow]:
+    """The rows of the samples beside a results file; `Unusable` is raised if they cannot be read."""
+    name = f"samples_{task}_{path.stem.rpartition('_')[2]}.jsonl"
+    samples = path.with_name(name)
+    if not os.path.lexists(samples):
         return []
-    if not is_inside(path, file.root):
-        raise Unusable(f"{path.name} is a link out of its folder, or a device")
-    return list(rows_of(lines(path), asked(results, task)))
-
-
-def samples_file(results: Path, task: str) -> Path:
-    """The file beside a results file in which lm-eval puts the samples of a task.
-
-    Raises:
-        Unusable: the task's name leads to another folder.
-    """
-    name = f"samples_{task}_{results.stem.rpartition('_')[2]}.jsonl"
-    if Path(name).name != name:
-        raise Unusable("its name is none of a file")
-    return results.with_name(name)
+    return list(rows_of(lines(samples), asked(results, task)))
 
 
 def options(results: Mapping[str, Any], task: str) -> list[str]:
@@ -230,71 +320,50 @@ def options(results: Mapping[str, Any], task: str) -> list[str]:
 def asked(results: Mapping[str, Any], task: str) -> Asked:
     """What a task's results say about its samples."""
     values, config = mapping(results["results"][task]), results["configs"][task]
-    metrics = dict.fromkeys(key.partition(",")[0] for key in values if "," in key and "_stderr," not in key)
-    filters = [key.partition(",")[2] for key in values if "," in key]
     system, delimiter = results.get("system_instruction"), config.get("fewshot_delimiter", "\n\n")
     delimiter = delimiter if isinstance(delimiter, str) else ""
     front = (system, delimiter, config.get("description")) if system else (config.get("description"),)
-    listed = config.get("metric_list")
     return Asked(
-        filter=filters[0] if filters else "none",
-        options=config.get("output_type") == "multiple_choice",
+        # With acc_mutual_info, there is a second request for each option, without the prompt.
+        options=config.get("output_type") == "multiple_choice" and not _entries(config, ["acc_mutual_info"]),
         decided=any(key.startswith("metaicl,") for key in values),
-        unconditional=any(at(e, "metric") == "acc_mutual_info" for e in (listed if isinstance(listed, list) else [])),
         shots=int(declared("switch", {"file": results, "task": config}, task).get("shots", 0)),
         front=tuple(text for text in front if isinstance(text, str)),
         delimiter=delimiter,
-        metrics=metrics,
     )
 
 
 def _with_answers(result: TaskResult, documents: Sequence[DocumentRow] | Unusable) -> TaskResult:
-    """A result with its answers, or with marks that say why they are not used."""
-    marks, answers = [], None
+    """A result with its answers, or with a mark that says why they are not used."""
+    mark, answers = "", None
     is_accuracy = result.metric.startswith("acc") or result.metric == "exact_match"
     if is_accuracy and not 0 <= result.value <= 1:
         raise Unusable(f"its {result.metric} of {result.value:g} is not between 0 and 1")
-    if result.aggregation not in AGGREGATIONS:
-        marks.append(f"its {result.metric} is not computed from numbers of single documents: it is shown as reported")
+    if not result.aggregation:
+        mark = f"its {result.metric} is not computed from numbers of single documents: it is shown as reported"
     elif isinstance(documents, Unusable):
-        marks.append(f"its samples are not used: {documents}")
-    elif documents and not marks:
+        mark = f"its samples are not used: {documents}"
+    elif documents:
         try:
             rows = [row for row in documents if row.filter == result.reported_filter]
             answers = answers_of(rows, result.metric, result.shots)
-            if answers.items.ndim == 2 and result.metric == "metaicl":  # of classification
-                result = replace(result, aggregation="macro_f1")
+            items = answers.items
+            if result.documents and len(items) != result.documents:
+                raise Unusable(f"they are of {len(items)} documents, the results of {result.documents}")
+            if not (np.abs(items) < 1e100).all():
+                raise Unusable(f"the {result.metric} of a document is not a finite number")
+            given, aggregation = _value(items, result.metric, result.aggregation)
             if result.metric in CALIBRATION:
-                metric = AGGREGATIONS[result.aggregation]
-                result = replace(result, value=float(metric.value(metric.features(answers.items).sum(axis=0))))
-            if why := _contradiction(answers, result, is_accuracy):
-                raise Unusable(why)
-        except Unusable as error:
-            marks.append(f"its samples are not used: {error}")
-            answers = None
+                result = replace(result, value=given)
+            elif not math.isclose(given, result.value, rel_tol=1e-9, abs_tol=1e-12):
+                raise Unusable(f"their {result.metric} is {given:.6g}, in the results it is {result.value:.6g}")
+            result = replace(result, aggregation=aggregation)
+        except ValueError as error:
+            mark, answers = f"its samples are not used: {error}", None
     if math.isnan(result.value):
-        raise Unusable(marks[0] if marks else f"its {result.metric} needs samples (--log_samples)")
+        raise Unusable(mark or f"its {result.metric} needs samples (--log_samples)")
     if answers is None:
-        return replace(result, marks=tuple(dict.fromkeys(map(sentence, marks))))
-    size = str(len(answers.items))
+        return replace(result, marks=(sentence(mark),) if mark else ())
     switches = {**result.switches, "documents": answers.documents}
-    column = {**result.column, "documents": size}
+    column = {**result.column, "documents": str(len(answers.items))}
     return replace(result, documents=len(answers.items), answers=answers, switches=switches, column=column)
-
-
-def _contradiction(answers: Answers, result: TaskResult, is_accuracy: bool) -> str:
-    """Why answers are not those that the result is of; "" if they can be."""
-    items = answers.items
-    if result.documents and len(items) != result.documents:
-        return f"they are of {len(items)} documents, the results of {result.documents}"
-    if (np.abs(items) > HUGE).any() or (np.isnan(items).any() and result.aggregation != "nanmean"):
-        return f"the {result.metric} of a document is not a finite number"
-    if is_accuracy and (items.min() < 0 or items.max() > 1):
-        return f"the {result.metric} of a document is not between 0 and 1"
-    if (items.ndim == 2) != (result.aggregation in _OF_PAIRS):
-        return f"the {result.metric} of a document is not what lm-eval's {result.aggregation} is computed from"
-    if result.aggregation in ("mean", "nanmean") and not np.isnan(items).all():
-        mean = float(np.nanmean(items))
-        if not math.isclose(mean, result.value, rel_tol=1e-9, abs_tol=1e-12):
-            return f"their mean {result.metric} is {mean:.6g}, in the results it is {result.value:.6g}"
-    return ""

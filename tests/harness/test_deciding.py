@@ -16,7 +16,6 @@ from lm_eval_icl.harness import deciding
 from lm_eval_icl.harness.rule_queries import RuleQueries
 from lm_eval_icl.harness.tasks import ICLTask
 from lm_eval_icl.methods import Predictor, make
-from lm_eval_icl.results.board import reads_in_words
 from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from tests import evaluation, tiny
@@ -393,7 +392,7 @@ def test_a_board_has_the_raw_values_of_such_a_run_and_those_of_each_rule(model, 
     assert ("method" in with_rules.icl) == (model == "icl")
     assert not raw.decided and len(with_rules.decided) == 3
     reads = {"batch": ("transductive",), "contextual": (), "batch:m=5:of=pool": ("pool: 5",)}
-    assert {of.rule.name: reads_in_words([of.rule]) for of in with_rules.decided} == reads
+    assert {of.rule.name: of.rule.reads for of in with_rules.decided} == reads
     for of in with_rules.decided:
         responses = [[float(value) for value, _ in row["filtered_resps"]] for row in rows[of.rule.name]]
         assert of.answers.predictions.tolist() == [row.index(max(row)) for row in responses]

@@ -42,15 +42,16 @@ def board(tmp_path) -> Board:
 
 def test_what_a_newcomer_is_told(board):
     """What is best without a rule and under one, and by how much; over how many tests p is adjusted."""
-    raw, under, rule, constant, collapsed, tests = board.summary
+    raw, under, constant, collapsed, tests = board.summary
     assert raw == (
-        "Without a decision rule, the highest value on t is 95.0% (95% interval 87.9% to 100.0%): pcw, "
-        "better than icl (+45.0 points)."
+        "Without a decision rule, the highest value on t is 95.0% (95% interval 87.9% to 100.0%): pcw. "
+        "Better than icl: pcw (+45.0 points)."
     )
-    assert under.startswith("Under the rule batch, the highest value on t is 100.0%: icl and pcw. Worse than icl: star")
-    assert rule.endswith("is better for icl (+50.0 points) and star (+25.0 points).")
+    assert under.startswith("Under the rule batch, the highest value on t is 100.0% (95% interval")
+    assert "icl; pcw. Worse than icl: star (\N{MINUS SIGN}25.0 points)." in under
+    assert under.endswith("Better than without the rule: icl (+50.0 points); star (+25.0 points).")
     assert constant == "Always giving the most frequent right answer has 50.0%." and "star (on t)" in collapsed
-    assert "over 4 comparisons with baselines and 3 comparisons with runs without a rule" in tests
+    assert "differences: 4 to baselines and 3 to runs without a rule" in tests
     assert [entry.rule for entry in board.entries] == [None] * 3 + ["batch"] * 3
     assert board.common == ("4 shots",) and named(board.entries, "pcw").rule is None
     assert named(board.entries, "pcw, decide: batch").rule == "batch"
@@ -111,7 +112,7 @@ def test_compare(tmp_path, capsys):
     folder = results(tmp_path / "r")
     commands.run("compare", "pcw", "star, decide: batch", "--results", str(folder))
     said = capsys.readouterr().out
-    assert "+20.0" in said and "in points" in said and "documents that differ most" in said
+    assert "+20.0" in said and "in points" in said
     with pytest.raises(InputError, match="there is no such entry"):
         commands.run("compare", "pcw", "nothing", "--results", str(folder))
 
@@ -176,7 +177,6 @@ def test_without_script_the_table_is_there(board):
     rows = re.findall(r'<tr data-row="\d+"', text)
     assert len(rows) == 6 and "Under the rule batch" in text and "always the most frequent answer" in text
     assert "vs icl ▲" in text and "vs raw ▲" in text and "vs icl ▼" in text
-    assert "model: &#34;pcw&#34;" in text and "lm_eval --model pcw" not in text
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])

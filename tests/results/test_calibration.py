@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lm_eval_icl import results
-from lm_eval_icl.results import calibration
+from lm_eval_icl.results import metrics
 from lm_eval_icl.results.build import build
 from lm_eval_icl.results.collect import collect
 from lm_eval_icl.results.read import read
@@ -61,9 +61,9 @@ def sampled(folder: Path, model: str = "icl", seed: int = 0) -> Path:
 
 def test_the_edges_of_bins():
     """A confidence of exactly m / 15 is in the bin that ends there; 1 is in the last."""
-    sums = calibration.binned(np.array([[1 / 15, 0.0], [1.0, 1.0], [0.5, 1.0]])).reshape(3, 2, 15)
+    sums = metrics.binned(np.array([[1 / 15, 0.0], [1.0, 1.0], [0.5, 1.0]])).reshape(3, 2, 15)
     assert sums[:, 1].argmax(axis=1).tolist() == [0, 14, 7]
-    assert float(calibration.calibration_error(sums.reshape(3, -1).sum(axis=0))) == pytest.approx((1 / 15 + 0.5) / 3)
+    assert float(metrics.calibration_error(sums.reshape(3, -1).sum(axis=0))) == pytest.approx((1 / 15 + 0.5) / 3)
 
 
 @pytest.mark.parametrize("model", ["icl", "hf"])

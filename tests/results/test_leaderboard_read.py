@@ -19,9 +19,8 @@ from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.results import packed
 from lm_eval_icl.results import read as reading
-from lm_eval_icl.results.collect import collect, faults
+from lm_eval_icl.results.collect import collect, faults, load, name_of
 from lm_eval_icl.results.records import Run, TaskResult
 from lm_eval_icl.smoke.demo import model_path
 from tests import boards, evaluation
@@ -46,7 +45,6 @@ GENERATE = evaluation.task(
 CHOICE = {"output_type": "multiple_choice", "doc_to_choice": ["no", "yes"]}
 METRICS = {
     "f1": evaluation.task("f1", **CHOICE, metric_list=[{"metric": "f1"}, {"metric": "mcc"}]),
-    "mcc": evaluation.task("mcc", **CHOICE, metric_list=[{"metric": "mcc"}]),
     "brier": evaluation.task("brier", **CHOICE, metric_list=[{"metric": "brier_score"}]),
     "mutual": evaluation.TASKS["mutual"],
     "described": evaluation.TASKS["described"],
@@ -148,7 +146,6 @@ def test_a_run_as_lm_eval_wrote_it(made):
     assert result.answers.items.mean() == result.value
     right = result.answers.predictions == [int(sample["target"]) for sample in samples]
     assert right.tolist() == (result.answers.items == 1).tolist()
-    assert result.answers.doc_ids.tolist() == list(range(6)) and result.answers.chance == 0.5
 
 
 def test_each_run_has_its_own_samples(made):
@@ -206,24 +203,20 @@ def test_metrics(made):
     run = one(made["metrics"])
     of = run.tasks
     assert {name: (result.metric, result.aggregation) for name, result in of.items()} == {
-        "f1": ("f1", "f1"),
-        "mcc": ("mcc", "matthews_corrcoef"),
-        "brier": ("brier_score", "brier_score"),
+        "f1": ("f1", ""),
+        "brier": ("brier_score", ""),
         "mutual": ("acc_mutual_info", "mean"),
         "described": ("acc", "mean"),
-        "surprise": ("perplexity", "perplexity"),
-        "own": ("acc", "unknown"),
+        "surprise": ("perplexity", ""),
+        "own": ("acc", ""),
         "generate": ("exact_match", "mean"),
     }
-    assert of["f1"].answers.items.shape == of["mcc"].answers.items.shape == (6, 2)
-    assert of["f1"].answers.items[:, 1].tolist() == of["f1"].answers.predictions.tolist()
-    assert math.isclose(math.exp(-of["surprise"].answers.items.mean()), of["surprise"].value)
-    assert of["surprise"].answers.chance is None and not of["surprise"].higher_is_better
-    assert of["mutual"].answers.chance == 0.5  # lm-eval asks for each option twice
+    assert not of["surprise"].higher_is_better
+    assert of["mutual"].answers.predictions is None  # lm-eval asks for each option twice
     assert of["generate"].filter == "first" and of["generate"].answers.predictions is None
-    assert of["own"].value == 0.25 and of["own"].answers is None and of["brier"].answers is None
-    assert "shown as reported" in of["own"].marks[0] and "shown as reported" in of["brier"].marks[0]
-    assert {name for name, result in of.items() if result.marks} == {"own", "brier"}
+    reported = ("f1", "brier", "surprise", "own")
+    assert of["own"].value == 0.25 and all("shown as reported" in of[name].marks[0] for name in reported)
+    assert {name for name, result in of.items() if result.marks or result.answers is None} == {*reported}
 
 
 def test_groups(made):
@@ -235,21 +228,19 @@ def test_groups(made):
     for name, weights in run.groups.items():
         mean = sum(weight * run.tasks[task].value for task, weight in weights.items())
         assert mean == pytest.approx(run.results["groups"][name]["acc,none"])
-    assert {task: result.answers.doc_ids.tolist() for task, result in run.tasks.items()} == ASKED
+    assert {task: len(result.answers.items) for task, result in run.tasks.items()} == {
+        t: len(a) for t, a in ASKED.items()
+    }
 
 
-def results_of(scores: dict[str, list[float]], errors: bool = True) -> dict:
+def results_of(scores: dict[str, list[float]]) -> dict:
     """The results of a group of tasks as lm-eval would write them, by documents."""
     tasks = {
         name: {"acc,none": sum(of) / len(of), "acc_stderr,none": 0.01 * (1 + len(of)), "sample_len": len(of)}
         for name, of in scores.items()
     }
     n = sum(map(len, scores.values()))
-    square = sum(of["sample_len"] * (of["sample_len"] - 1) * of["acc_stderr,none"] ** 2 for of in tasks.values())
-    group = {
-        "acc,none": sum(map(sum, scores.values())) / n,
-        "acc_stderr,none": math.sqrt(square / max(n - len(tasks), 1) / n) if errors else "N/A",
-    }
+    group = {"acc,none": sum(map(sum, scores.values())) / n, "acc_stderr,none": "N/A"}
     return {
         "results": {**tasks, "all": group},
         "groups": {"all": group},
@@ -265,7 +256,9 @@ def samples_of(scores: list[float]) -> str:
             "doc_id": number,
             "doc": {"text": f"SECRET {number}"},
             "target": "0",
-            "arguments": [["SECRET prompt", " no"], ["SECRET prompt", " yes"]],
+            "arguments": {f"gen_args_{i}": {"arg_0": "SECRET", "arg_1": x} for i, x in enumerate((" no", " yes"))},
+            **{"filter": "none", "metrics": ["acc"], "doc_hash": str(number)},
+            **dict.fromkeys(("prompt_hash", "target_hash"), "SHA"),
             "filtered_resps": [[-1.0, False], [-1.0 - (score == 1), False]],
             "acc": score,
         }
@@ -286,27 +279,23 @@ def write(
 
 
 def test_weights_that_two_ways_give(tmp_path):
-    """All tasks have the same accuracy: the standard error tells, and without it they count by documents."""
-    scores = {"a": [0.0, 1.0], "b": [0.0, 1.0] * 3}
-    results = results_of(scores)
+    """All tasks have the same accuracy: they count by documents."""
+    results = results_of({"a": [0.0, 1.0], "b": [0.0, 1.0] * 3})
     assert one(write(tmp_path, results)).groups["all"] == {"a": 0.25, "b": 0.75}
-    results["groups"]["all"]["acc_stderr,none"] = math.hypot(0.03, 0.07) / 2
-    assert one(write(tmp_path, results)).groups["all"] == {"a": 0.5, "b": 0.5}
-    assert one(write(tmp_path, results_of(scores, errors=False))).groups["all"] == {"a": 0.25, "b": 0.75}
     results["groups"]["all"]["acc,none"] = 0.9
     (run,), (left,) = reading.read([write(tmp_path, results)], quiet=True)
     assert not run.groups and len(run.tasks) == 2
-    assert left.why == "group 'all' is left out: its acc is no mean of its tasks', by documents or equal."
+    assert left.why == "group 'all' is left out: its acc,none is no mean of its tasks', by documents or equal."
 
 
-def test_older_files(tmp_path):
-    """Arguments as text, samples without hashes and with requests as a list."""
+def test_arguments_as_text(tmp_path):
+    """As Python's `simple_evaluate` records them; ties of options go to the first."""
     scores = [1.0, 0.0, 1.0]
     run = one(write(tmp_path, results_of({"a": scores}), {"a": samples_of(scores)}))
     assert (run.pretrained, run.revision, run.dtype) == ("a/b", "x", "float16")
     assert run.arguments == {"parallelize": True, "k": 2}
     answers = run.tasks["a"].answers
-    assert answers.items.tolist() == scores and answers.predictions.tolist() == [0, 0, 0]  # ties go to the first
+    assert answers.items.tolist() == scores and answers.predictions.tolist() == [0, 0, 0]
     assert (run.tasks["a"].documents, run.date, run.seed) == (3, 0.0, None)
 
 
@@ -317,7 +306,7 @@ def test_a_run_counts_once(tmp_path):
     bare = write(tmp_path / "a", json.dumps(results, indent=4))
     runs, (left,) = reading.read([tmp_path], quiet=True)
     assert [run.path for run in runs] == [full.path] and left.path == bare
-    assert left.why == f"is the same run as {full.path}, with fewer samples."
+    assert left.why == f"is the same run as {full.path}."
     write(tmp_path / "z", results, samples)
     collect(runs, tmp_path / "n")
     runs, left_out = reading.read([tmp_path, bare], quiet=True)
@@ -339,17 +328,16 @@ def damaged(change: Callable[[str], str]) -> tuple[dict, str]:
 
 FILE = "samples_a_2026-01-01T00-00-00.jsonl"
 MARKED = {
-    "their mean acc is 0.5, in the results it is 0.75": of_two([1.0, 0.0], **{"acc,none": 0.75}),
+    "their acc is 0.5, in the results it is 0.75": of_two([1.0, 0.0], **{"acc,none": 0.75}),
     "they are of 3 documents, the results of 2": of_two([1.0, 0.0, 0.5]),
     "the acc of a document is not a finite number": of_two([1.0, math.nan]),
-    "the acc of a document is not between 0 and 1": of_two([2.0, -1.0]),
-    f"line 2 of {FILE} is damaged, half-written or no JSON": damaged(lambda text: text[:-9]),
-    f"line 1 of {FILE} is nested too deeply": damaged(lambda text: "[" * 100_000),
-    f"line 1 of {FILE} is no sample of lm-eval": damaged(lambda text: "[]\n" + text),
+    f"{FILE}: is damaged, half-written or no JSON": damaged(lambda text: text[:-9]),
+    f"{FILE}: is damaged, half-written or no JSON (maximum": damaged(lambda text: "[" * 100_000),
+    f"{FILE}: line 1 is no sample of lm-eval": damaged(lambda text: "[]\n" + text),
     "document 1 is in the samples twice": damaged(lambda text: text + text.splitlines()[1]),
-    "the samples have none of this filter": damaged(lambda text: text.replace('"acc"', '"filter": "x", "acc"')),
-    "the sample of document 1 has no acc": damaged(lambda text: text.replace('"acc": 0.0', '"acc": "0.0"')),
-    "is no sample of lm-eval, which has the number": damaged(lambda text: text.replace('"doc_id": 1', '"doc_id": 1.5')),
+    "the samples have none of this filter": damaged(lambda text: text.replace('"filter": "none"', '"filter": "x"')),
+    "a document has no acc that is a number": damaged(lambda text: text.replace('"acc": 0.0', '"acc": "0.0"')),
+    "is no sample of lm-eval, which has the hashes": damaged(lambda text: text.replace('"doc_id": 1', '"doc_id": 1.5')),
 }
 
 
@@ -364,13 +352,12 @@ def test_samples_that_are_damaged_or_contradict_the_results_are_not_used(tmp_pat
 LEFT_OUT = {
     "is damaged, half-written or no JSON": '{"results": {"a": {"acc,none": 0.5',
     "is damaged, half-written or no JSON (Exceeds the limit": f'{{"results": {"9" * 5000}}}',
-    "is nested too deeply": '{"results": ' + "[" * 100_000,
+    "half-written or no JSON (maximum recursion": '{"results": ' + "[" * 100_000,
     "is no results file of lm-eval, which has 'results', 'configs' and 'config'": '{"results": {"a": 1}}',
-    "which has 'results', 'configs' and 'config'.": '["results"]',
     "has 'results', 'configs' and 'config'.": '{"results": {}, "configs": {}}',
     "has no result of a task.": '{"results": {}, "configs": {}, "config": {}}',
-    "its acc is 'nan', which is not a number": json.dumps(results_of({"a": [math.nan]})),
-    "its acc is 'inf', which is not a number": json.dumps(results_of({"a": [math.inf]})),
+    "its acc,none is 'nan', which is not a number": json.dumps(results_of({"a": [math.nan]})),
+    "its acc,none is 'inf', which is not a number": json.dumps(results_of({"a": [math.inf]})),
     "(task 'a' is left out: its a bcccc": json.dumps(results_of({"a": [1.0]}))
     .replace("acc,none", r"a\nb" + "c" * 5000 + ",none")
     .replace("1.0", '"x"'),
@@ -392,53 +379,36 @@ def test_left_out(tmp_path, why):
 def test_a_task_of_several_is_left_out(tmp_path):
     (run,), left_out = reading.read([write(tmp_path, results_of({"a": [math.nan], "b": [1.0, 0.0]}))], quiet=True)
     assert list(run.tasks) == ["b"] and [left.why for left in left_out] == [
-        "task 'a' is left out: its acc is 'nan', which is not a number.",
+        "task 'a' is left out: its acc,none is 'nan', which is not a number.",
         "group 'all' is left out: it has no result of its task 'a'.",
     ]
 
 
 def test_what_a_folder_has_besides(tmp_path):
-    """Other JSON files are passed over, links out of the folder are not followed; samples alone are named."""
-    tmp_path.joinpath("folder").mkdir()
-    results = results_of({"a": [1.0, 0.0]})
-    outside = write(tmp_path / "outside", results, {"a": samples_of([1.0, 0.0])})
+    """Only files that are named as lm-eval's and our own are read; what is none is no traceback."""
     folder = tmp_path / "folder"
-    write(folder / ".hidden", results)
+    write(folder / ".hidden", results_of({"a": [1.0, 0.0]}))
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "loop").symlink_to(folder)
-    (folder / "out").symlink_to(outside.parent)
-    (folder / "link.json").symlink_to(outside)
-    (folder / "self.json").symlink_to(folder / "self.json")
+    (folder / "results_self.json").symlink_to(folder / "results_self.json")
     os.mkfifo(folder / "results_pipe.json")
-    (folder / "samples_a_x.jsonl").write_text("")
     (folder / os.fsdecode(b"results_\xff.json")).write_text("{}")
     runs, left_out = reading.read([folder], quiet=True)
-    assert not runs and {left.path.name: left.why.split()[1] for left in left_out} == {
-        "link.json": "not",
-        "self.json": "not",
-        "results_pipe.json": "not",
-        "samples_a_x.jsonl": "results",
-        "results_?.json": "name",
-    }
-    runs, left_out = reading.read([folder / "config.json"], quiet=True)  # named itself
-    assert not runs and "is no results file of lm-eval" in left_out[0].why
-    (folder / "results_y.json").write_text(json.dumps(results))
-    (folder / "samples_a_y.jsonl").symlink_to(outside.with_name("samples_a_2026-01-01T00-00-00.jsonl"))
-    assert "is a link out of its folder" in one(folder / "results_y.json").tasks["a"].marks[0]
+    assert not runs and [left.why.split()[1] for left in left_out] == ["no", "no", "no"]
+    runs, (left,) = reading.read([folder / "config.json"], quiet=True)  # named itself
+    assert not runs and "is no results file of lm-eval" in left.why
 
 
 def test_a_task_name_leads_to_no_other_folder(tmp_path):
     write(tmp_path / "other", "", {"a": samples_of([1.0])}, time="t")
     (tmp_path / "samples_..").mkdir()
-    run = one(write(tmp_path, results_of({"../other/samples_a": [1.0]}), time="t"))
-    assert run.tasks["../other/samples_a"].answers is None
+    runs, _ = reading.read([write(tmp_path, results_of({"../other/samples_a": [1.0]}), time="t")], quiet=True)
+    assert not runs
 
 
 def test_a_path_that_does_not_exist(tmp_path):
-    for path in (tmp_path / "none", tmp_path / ("x" * 5000), tmp_path / "\0"):
-        with pytest.raises(InputError) as refused:
-            reading.read([path], quiet=True)
-        assert "\n" not in str(refused.value)
+    with pytest.raises(InputError, match="does not exist"):
+        reading.read([tmp_path / "none"], quiet=True)
 
 
 def test_names_that_cannot_be_printed(tmp_path):
@@ -464,7 +434,7 @@ def test_collected(made, tmp_path):
     twice = collect(again, tmp_path / "twice")
     assert {file.name for file in twice} == set(before), "names are of what is in them"
     for run, file in zip(runs, files, strict=True):
-        results, documents = packed.load(file)
+        results, documents = load(file)
         assert results == json.loads(run.path.read_text()) and set(documents) <= set(run.tasks)
         rows = repr([row for of_task in documents.values() for row in of_task])
         for task in run.tasks:
@@ -508,11 +478,11 @@ def test_a_check_compares_all_answers_with_the_results(tmp_path, monkeypatch, ho
     (run,), _ = reading.read([with_rules(tmp_path)], quiet=True)
     (file,) = collect([run], tmp_path / "board")
     assert faults(file) == [] and {r.rule.name for r in one(file).decided} == {"one", "two"}
-    results, documents = packed.load(file)
+    results, documents = load(file)
     forged = {task: FORGED[how](rows) for task, rows in documents.items()}
     monkeypatch.setattr("lm_eval_icl.results.collect.load", lambda path: (results, forged))
     assert "was changed" in faults(file)[0]
-    name = packed.name_of(results, [(task, row) for task, rows in forged.items() for row in rows])
+    name = name_of(results, forged)
     assert faults(tmp_path / f"{name}.parquet"), "a new name does not help"
 
 

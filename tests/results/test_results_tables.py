@@ -1,7 +1,9 @@
 """Results files as tables, for a notebook."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 from lm_eval.tasks import TaskManager
 
@@ -31,10 +33,11 @@ def folder(tmp_path_factory):
 def test_documents_are_lm_evals_samples(folder):
     table = results.documents(folder)
     found = table.groupby(["task", "model"]).acc.mean()
-    scores = results.scores(folder)
+    runs = results.runs(folder)
     for (task, model), mean in found.dropna().items():
-        values = scores[(scores.task == task) & (scores.model == model) & (scores.metric == "acc")].value
-        assert mean == pytest.approx(values.mean())
+        paths = [Path(path) for path in runs[runs.model == model].path]
+        values = [json.loads(path.read_text())["results"].get(task, {}).get("acc,none", np.nan) for path in paths]
+        assert mean == pytest.approx(np.nanmean(values))
     of_demo = table[table.task == TASK]
     assert len(of_demo) == 18 and set(of_demo.doc_id) == set(range(6))
     samples = [json.loads(line) for path in folder.rglob(f"samples_{TASK}_*.jsonl") for line in path.open()]
@@ -55,8 +58,6 @@ def test_a_row_for_each_filter_and_a_column_for_each_metric(folder):
     assert generated.acc.isna().all() and all(isinstance(text, str) for text in generated.prediction)
     both = table[table.task == "both"]
     assert both[["acc", "acc_norm", "f1"]].notna().all(axis=None) and len(both.f1.iloc[0]) == 2
-    values = results.scores(folder).set_index(["task", "metric", "filter"]).value
-    assert values["both", "acc_norm", "none"] == pytest.approx(both.acc_norm.mean())
 
 
 def test_runs(folder):
@@ -66,22 +67,6 @@ def test_runs(folder):
     assert list(results.runs([*table.path][::-1]).path) == list(table.path)  # in the order of the dates
     assert set(table.seed.dropna()) == {7, 8, 1234} and set(table.order) == {0}
     assert table.merge(results.documents(folder), on="run").pretrained_x.nunique() == 1
-    assert set(table.cost) == {"alone"} and table.tokens.isna().eq(table.model == "hf").all()
-
-
-def test_costs_that_cells_share_are_not_those_of_a_run_alone(tmp_path):
-    """A study's cell has its part of them, and says so."""
-    study = {"shared": {"cells": 4, "orders": 2, "passes": 3, "seconds": 2.0}}
-    for name, icl, seconds in (("a", {"tokens_run": 100}, "12.5"), ("b", {"tokens_run": 100, "study": study}, "90")):
-        whole = results_of({"a": [1.0]})
-        whole["config"]["icl"], whole["total_evaluation_time_seconds"], whole["date"] = icl, seconds, 1e9 + len(icl)
-        write(tmp_path, whole, time=name)
-    write(tmp_path, results_of({"a": [0.0]}) | {"chat_template_sha": "1f"}, time="c")
-    table = results.runs(tmp_path).sort_values("path")
-    assert table.chat.tolist() == [False, False, True]
-    assert table.cost.tolist() == ["alone", "shared", "alone"]
-    assert table.tokens.tolist()[:2] == [100, 25] and table.seconds.tolist()[:2] == [12.5, 0.5]
-    assert table[["tokens", "seconds"]].iloc[2].isna().all()
 
 
 def test_what_is_left_out_is_said(tmp_path):
@@ -90,7 +75,7 @@ def test_what_is_left_out_is_said(tmp_path):
     with pytest.warns(UserWarning, match="results_bad.json: is damaged"):
         assert len(results.documents(tmp_path)) == 2
     write(tmp_path, results_of({"a": [1.0, 1.0]}), {"a": samples_of([1.0, 0.0])}, time="wrong")
-    with pytest.warns(UserWarning, match="task 'a': its samples are not used: their mean acc"):
+    with pytest.warns(UserWarning, match="task 'a', none: its samples are not used: their acc"):
         assert len(results.documents(tmp_path)) == 2
 
 

@@ -193,7 +193,7 @@ def test_rules_beside_raw(tmp_path):
     assert under.difference.mean == -0.25 and under.to_raw.mean == -0.25
     raw = board.named(board.baseline[board.entries[0].name])
     assert raw.label == "icl" and raw.rule is None
-    assert max(e.cells["t"].rank[1] for e in board.entries) == 2, "ranks are among the two of one rule"
+    assert [e.cells["t"].is_best for e in board.entries] == [True, False, True, False], "among the two of one rule"
 
 
 def test_hf_beside_icl_on_a_local_model(tmp_path):
@@ -230,7 +230,7 @@ def test_metaicls_macro_f1(tmp_path):
         file = run(tmp_path, icl=ICL, seed=seed, put={"config.icl.study": study(metric="metaicl")})
         samples = [json.loads(line) for line in samples_of(file, "t").open()]
         for number, sample in enumerate(samples):
-            sample["metaicl"] = [["a", "b"][number % 2], "a"]
+            sample["metaicl"], sample["metrics"] = [["a", "b"][number % 2], "a"], ["acc", "metaicl"]
             sample["doc"] |= {"prediction": 0, "options": ["a", "b"]}
         samples_of(file, "t").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
         results = json.loads(file.read_text())
@@ -295,12 +295,11 @@ def test_one_run_does_not_confirm_itself(tmp_path):
 
 def test_study_json_is_read_beside_the_cells(tmp_path):
     file = run(tmp_path, icl={**DEEP, "study": study(arguments={"T": 5})}, right=[1, 0] * 20)
-    curve = [{"arguments": {"T": T}, "score": T / 10} for T in (4, 5)]
-    says = {"expected": {"t": 0.6}, "curve": curve, "shared": {"cells": 2, "orders": 1, "seconds": 4.0}}
+    says = {"expected": {"t": 0.6}, "shared": {"cells": 2, "orders": 1, "seconds": 4.0}}
     cells = {file.relative_to(tmp_path).as_posix(): says}
     (tmp_path / "study.json").write_text(json.dumps({"study": "x", "cells": cells, "failures": {}}))
     (found,), _ = read([tmp_path], quiet=True)
-    assert found.study.curve == curve and (found.cost, found.seconds) == ("shared", 2.0)
+    assert found.study.shared == says["shared"]
     assert board_of(tmp_path).entries[0].cells["t"].expected == 0.6
 
 

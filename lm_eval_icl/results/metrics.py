@@ -1,0 +1,186 @@
+"""How far a model's confidence can be believed, and metrics that are functions of sums over documents, by bootstrap.
+
+The probability of an option is its log-likelihood, or what a rule makes of it, normalised over the document's options.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from lm_eval_icl.results.statistics import Bounds, Difference, Estimate, Spread, checked, crossed, from_t, paired
+
+BINS = 15  # of equal width (Guo et al. 2017, "On Calibration of Modern Neural Networks")
+_CLASSES = 1000  # of a macro-F1, fewer
+Logprobs = Sequence[Sequence[float]]
+Value = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """A metric that is a function of sums over documents."""
+
+    features: Callable[[ArrayLike], np.ndarray]  # what is summed: from lm-eval's items of n documents to (n, k)
+    value: Value  # the metric: from sums (..., k) to (...)
+    bounds: Bounds | None  # the least and the greatest value
+
+
+@dataclass(frozen=True)
+class CalibrationMetric:
+    """A metric that is made of log-likelihoods."""
+
+    # From log-likelihoods and right options, what is aggregated of each document.
+    items: Callable[[Logprobs, Sequence[int]], np.ndarray]
+    aggregation: str  # a name of `AGGREGATIONS`
+    higher_is_better: bool
+
+
+def probabilities(logprobs: Sequence[float]) -> np.ndarray:
+    """(options,) probabilities that add up to 1."""
+    shares: np.ndarray = special.softmax(np.asarray(logprobs, dtype=float))
+    return shares
+
+
+def confidences(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
+    """(documents, 2): the probability of the predicted option, and whether it is the right one."""
+    by_document = [probabilities(values) for values in logprobs]
+    return np.array([[p.max(), float(p.argmax() == gold)] for p, gold in zip(by_document, golds, strict=True)])
+
+
+def _squared(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
+    """(documents,) the sums over options of (probability - whether it is right)^2."""
+    by_document = [probabilities(values) for values in logprobs]
+    return np.array([((p - (np.arange(len(p)) == g)) ** 2).sum() for p, g in zip(by_document, golds, strict=True)])
+
+
+def _of_the_right(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
+    """(documents,) the logarithms of the right options' probabilities."""
+    return np.array([special.log_softmax(x)[gold] for x, gold in zip(logprobs, golds, strict=True)])
+
+
+CALIBRATION = {
+    "ece": CalibrationMetric(confidences, "ece", False),
+    "brier": CalibrationMetric(_squared, "mean", False),
+    "log_probability": CalibrationMetric(_of_the_right, "mean", True),
+}
+
+
+def binned(items: ArrayLike) -> np.ndarray:
+    """(documents, 2 bins): what is summed for the expected calibration error: by bin of confidence, whether the
+    prediction is right less its confidence, and 1 for each document. Bins are open below and closed above."""
+    values = np.asarray(items, dtype=float)
+    places = np.clip(np.ceil(values[:, 0] * BINS) - 1, 0, BINS - 1).astype(int)
+    is_in = places[:, None] == np.arange(BINS)
+    return np.hstack([is_in * (values[:, 1] - values[:, 0])[:, None], is_in.astype(float)])
+
+
+def calibration_error(sums: np.ndarray) -> np.ndarray:
+    """From sums (..., 2 bins) the mean over documents of |accuracy - confidence| of their bins: (...)."""
+    gaps, counts = np.split(np.asarray(sums, dtype=float), 2, axis=-1)
+    error: np.ndarray = np.abs(gaps).sum(axis=-1) / counts.sum(axis=-1)
+    return error
+
+
+def _counted(items: ArrayLike) -> np.ndarray:
+    """Numbers, and 1 for each."""
+    values = np.asarray(items, dtype=float)
+    if values.ndim != 1:
+        raise ValueError(f"each document must have one number, not items of shape {values.shape}")
+    return np.stack([values, np.ones_like(values)], axis=1)
+
+
+def _class_counts(items: ArrayLike) -> np.ndarray:
+    """From pairs of the right class and the predicted one: of each class that is right somewhere, whether it is right,
+    predicted, and both."""
+    values = np.asarray(items, dtype=float)
+    right = values[:, 0] if values.shape[1:] == (2,) else np.array([math.nan])
+    if not (right == np.floor(np.abs(right))).all() or right.max() >= _CLASSES:
+        raise ValueError(f"each document must have two classes, the right one a whole number below {_CLASSES:,}")
+    classes = np.arange(right.max() + 1)
+    is_right, is_predicted = right[:, None] == classes, values[:, 1:] == classes
+    return np.hstack([is_right, is_predicted, is_right & is_predicted]).astype(float)
+
+
+def _macro_f1(sums: np.ndarray) -> np.ndarray:
+    """The mean of the F1 of the classes that are right somewhere (MetaICL's metric of classification)."""
+    right, predicted, both = np.split(sums, 3, axis=-1)
+    counts, below = right > 0, right + predicted
+    f1 = counts * np.divide(2 * both, below, out=np.zeros_like(both), where=below != 0)
+    mean: np.ndarray = f1.sum(axis=-1) / counts.sum(axis=-1)
+    return mean
+
+
+# By their names in lm-eval or MetaICL. Metrics of other aggregations are shown as lm-eval reports them.
+AGGREGATIONS: Mapping[str, Aggregation] = {
+    "mean": Aggregation(_counted, lambda sums: sums[..., 0] / sums[..., 1], None),
+    "macro_f1": Aggregation(_class_counts, _macro_f1, (0, 1)),
+    "ece": Aggregation(binned, calibration_error, (0, 1)),
+}
+
+
+def bootstrap(sums: np.ndarray, value: Value, draws: int = 2000, *, bounds: Bounds | None = None) -> Estimate:
+    """The mean over sets of a metric, with the pigeonhole bootstrap (Owen 2007, Ann Appl Stat 1:386).
+
+    The mean is that of the metrics of the sets, each over all documents: what runs report. In each draw, documents and
+    sets are drawn with replacement, independently of each other. The metric of the drawn documents alone deviates by a,
+    that of the drawn sets alone by b, that of both by a + b and a rest. Variances over draws, divided by the
+    (n - 1) / n that resamples of n lack, take the place of the mean squares in the formula of `estimate`. (The variance
+    of the draws of both would count the rest three times.) The interval is from t, since the draws' quantiles are too
+    narrow for few sets. Draws are the same for the same numbers of documents and sets.
+
+    Args:
+        sums: (documents, sets, k), what an `Aggregation` sums.
+        value, bounds: of the metric: from sums (..., k) to (...).
+    """
+    sums = checked(sums, axes=3)
+    mean = float(value(sums.sum(axis=0)).mean())
+    return from_t(mean, _resampled([sums], value, draws), sums.shape[0], sums.shape[1], bounds, "bootstrap")
+
+
+def bootstrap_difference(
+    first: np.ndarray, second: np.ndarray, value: Value, draws: int = 2000, *, bounds: Bounds | None = None
+) -> Difference:
+    """The difference of two entries' metrics: as `bootstrap`, with the same documents and sets drawn for both."""
+    first, second = checked(first, axes=3), checked(second, axes=3, like=first)
+    metrics = [value(sums.sum(axis=0)) for sums in (first, second)]
+    spread = _resampled([first, second], value, draws)
+    how = "identical" if np.array_equal(first, second) else "bootstrap"
+    mean, scale = float((metrics[0] - metrics[1]).mean()), float(np.abs(metrics).max())
+    return paired(mean, spread, first.shape[0], first.shape[1], scale, bounds, how)
+
+
+def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int) -> Spread:
+    """The variance of the metric of one entry, or of the difference of two."""
+    n, sets, _ = entries[0].shape
+    if n == 1:
+        return Spread(math.inf, 0)
+
+    def of_sets(weights: np.ndarray) -> np.ndarray:
+        """(draws, sets) from (draws, documents)."""
+        metrics = [value((weights @ sums.reshape(n, -1)).reshape(-1, sets, sums.shape[2])) for sums in entries]
+        return metrics[0] - metrics[1] if len(metrics) == 2 else metrics[0]
+
+    whole = of_sets(np.ones((1, n)))[0]
+    rng = np.random.default_rng(0)
+    chunks = []
+    at_a_time = max(1, 2**21 // n)  # 16 MB
+    for start in range(0, draws, at_a_time):
+        rows = min(at_a_time, draws - start)
+        # How often each document, and each set, is drawn.
+        places = rng.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
+        documents = np.bincount(places.ravel(), minlength=rows * n).reshape(rows, n).astype(float)
+        columns = rng.multinomial(sets, np.full(sets, 1 / sets), size=rows).astype(float)
+        metrics = of_sets(documents)
+        chunks.append([metrics.mean(axis=1), (whole * columns).mean(axis=1), (metrics * columns).mean(axis=1)])
+    a, b, both = np.concatenate(chunks, axis=1)
+    of_documents = float(a.var(ddof=1)) * n / (n - 1)
+    if sets == 1:
+        return Spread(of_documents, n - 1)
+    of_columns = float(b.var(ddof=1)) * sets / (sets - 1)
+    of_rest = float((both - a - b).var(ddof=1)) * n * sets / ((n - 1) * (sets - 1))
+    return crossed(of_documents, of_columns, of_rest, n, sets)
