@@ -39,7 +39,7 @@ TESTS = Path(__file__).resolve().parent
 # How many lines of Python each room may have in the package, and in tests/; "" is the top folder. Who makes a room
 # smaller lowers its number; nobody raises one.
 LIMITS = {
-    "": (225, 2022),
+    "": (225, 2008),
     "files": (38, 0),
     "prompts": (900, 674),
     "metaicl": (500, 559),
@@ -50,7 +50,7 @@ LIMITS = {
     "demonstrations": (1293, 521),
     "training": (1099, 679),
     "regression": (0, 387),
-    "harness": (3085, 3264),
+    "harness": (3085, 3232),
     "results": (3750, 1808),
     "leaderboard": (1158, 291),
     "studies": (3386, 2442),
