@@ -100,9 +100,9 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ('r"([\\\\|`*_<>\\[\\]&~$])"', 'r"([\\\\`*_<>\\[\\]&~$])"'),
     ],
     "studies": [
-        ("return READY if all(state == DONE", "return READY if any(state == DONE"),
+        ("len(candidates) > 1 and all(state == DONE", "len(candidates) > 1 and any(state == DONE"),
         ("max(means) if higher else min(means)", "max(means)"),
-        ("count if is_count else Fraction(value)", "Fraction(value)"),
+        ("math.isclose(mean, top, rel_tol=1e-9)", "mean == top"),
     ],
 }
 # Where the fast tests of a room are, if not in the folder of its name alone.

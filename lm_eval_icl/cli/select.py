@@ -16,7 +16,7 @@ from lm_eval_icl.demonstrations.how import METHODS, read
 from lm_eval_icl.errors import InputError, naming, refusing, writing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.studies.parts import expanded
+from lm_eval_icl.studies.grid import expanded
 
 if TYPE_CHECKING:
     from lm_eval_icl.methods import Predictor
@@ -40,7 +40,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     args = parser.parse_args(arguments)
     if (how := read(args.how)) is None:
         raise InputError(f"{args.how!r}: there are {', '.join(METHODS)}.")
-    seeds = expanded("--seeds", [int(text) if text.isdecimal() else text for text in args.seeds.split(",")])
+    with naming("--seeds"):
+        seeds = expanded([int(text) if text.isdecimal() else text for text in args.seeds.split(",")])
     for seed in seeds:
         if not isinstance(seed, int):
             raise InputError(f"--seeds {seed}: must be whole numbers, 0 or more, or ranges such as 0..9.")

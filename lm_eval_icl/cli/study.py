@@ -13,11 +13,12 @@ from rich.console import Console
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.studies.grid import Study, named, read
+from lm_eval_icl.studies.grid import named, read
 
 if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fault of the study's file, do not need it
+    from lm_eval_icl.studies.cells import Grid
     from lm_eval_icl.studies.folder import StudyFolder
-    from lm_eval_icl.studies.run import Options
+    from lm_eval_icl.studies.run import Options, UnitRunner
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -35,7 +36,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         nargs="?",
         const="cells/*",
         metavar="PATTERN",
-        help="make again what is there and matches (cells/*/icl/*, choices/*), and what needs it (default: cells/*)",
+        help="make again what matches (cells/*/icl/*, checkpoints/*), and what needs it (default: cells/*)",
     )
     parser.add_argument("--model_args", metavar="K=V,...", help="another model (pretrained=...), or more for each")
     parser.add_argument("--tasks", metavar="T,...", help="other tasks")
@@ -71,26 +72,28 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     check_folders(args.include_path, None)
     study = read(args.study, _overrides(args))
 
-    from lm_eval_icl.studies import screen
+    from lm_eval_icl.studies import end
     from lm_eval_icl.studies.folder import StudyFolder
-    from lm_eval_icl.studies.opening import open_study
     from lm_eval_icl.studies.run import Options
+    from lm_eval_icl.studies.tasks import open_study
 
     whole = args.limit is not None and args.limit == int(args.limit)
     options = Options(args.device, args.batch_size, int(args.limit) if whole else args.limit)
-    if args.dry_run:
-        _dry_run(study, args, options, console)
-        return
-    if args.output is None:
+    if args.output is None and not args.dry_run:
         raise InputError("--output: give the study's folder.")
-    if args.status:
-        if not (args.output / "cells").is_dir():
-            raise InputError(f"--output {args.output}: there is no study.")
-        opened = open_study(study, options.limit, args.include_path)
-        screen.print_status(opened, StudyFolder(args.output), console, args.verbose)
-        return
-    with StudyFolder(args.output).locked():
-        _run(study, StudyFolder(args.output), args, options, console)
+    if args.status and not (args.output / "cells").is_dir():
+        raise InputError(f"--output {args.output}: there is no study.")
+    folder = StudyFolder(args.output or Path("the study's folder"))
+    if args.dry_run or args.status:
+        grid = open_study(study, options.limit, args.include_path)
+        if args.dry_run:
+            _runner(grid, folder, args, options)
+            for model in grid.models:
+                end.check_model(model)
+        end.print_states(grid, folder, console, args.verbose)
+    else:
+        with folder.locked():
+            _run(open_study(study, options.limit, args.include_path), StudyFolder(args.output), args, options, console)
 
 
 def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -105,56 +108,39 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
     return {name: value for name, value in overrides.items() if value is not None}
 
 
-def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: Console) -> None:
-    """Print what would be run. If something for it cannot be had, it is refused behind what can be said without it."""
+def _runner(grid: Grid, folder: StudyFolder, args: argparse.Namespace, options: Options) -> UnitRunner:
+    """What runs units here. What cannot be trained is refused before anything is run."""
     from lm_eval_icl.cli.train import training
-    from lm_eval_icl.studies import screen
-    from lm_eval_icl.studies.folder import StudyFolder
-    from lm_eval_icl.studies.opening import open_study
-    from lm_eval_icl.studies.units import UnitRunner
+    from lm_eval_icl.studies.run import UnitRunner
 
-    lacking: dict[str, str] = {}
-    folder = StudyFolder(args.output or Path("the study's folder"))
-    opened = open_study(study, options.limit, args.include_path, lacking)
-    runner = UnitRunner(opened, options, folder, training, args.include_path)
-    for model in opened.grid.models:
+    runner = UnitRunner(grid, options, folder, training, args.include_path)
+    for model in grid.models:
         if model.training:
-            try:
-                runner.training(model)
-            except InputError as error:
-                lacking[model.checkpoint] = error.message
-    if lacking := dict(screen.print_plan(opened, options, lacking, console, args.verbose)):
-        raise InputError(f"{args.study}: cannot be run as it is: {len(lacking)} missing, as listed above.")
+            runner.training(model)
+    return runner
 
 
-def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: Options, console: Console) -> None:
+def _run(grid: Grid, folder: StudyFolder, args: argparse.Namespace, options: Options, console: Console) -> None:
     """Run a study, and write and print its results."""
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies.cells import Cell
     from lm_eval_icl.studies.conduct import Here, conduct, states
     from lm_eval_icl.studies.end import conclude, failures
-    from lm_eval_icl.studies.opening import open_study
-    from lm_eval_icl.studies.units import UnitRunner
 
-    opened = open_study(study, options.limit, args.include_path)
-    grid = opened.grid
-    runner = UnitRunner(opened, options, folder, training, args.include_path)
-    for model in grid.models:
-        if model.training:
-            runner.training(model)  # refuses what cannot be trained before anything is run
+    runner = _runner(grid, folder, args, options)
     if args.rerun is not None:
-        removed = folder.remove(grid, args.rerun)
-        console.print(f"--rerun {args.rerun}: {len(removed)} are made again", markup=False, highlight=False)
+        again = folder.forget(grid, args.rerun)
+        console.print(f"--rerun {args.rerun}: {len(again)} are made again", markup=False, highlight=False)
     failed: dict[str, str] = {}
     if args.ray is None:
         conduct(grid, folder, Here(runner.run), failed)
     else:
-        from lm_eval_icl.studies.cluster import Setup, study_on_ray
+        from lm_eval_icl.studies.cluster import study_on_ray
 
-        setup = Setup(study, options, args.include_path, training, folder.path)
-        with study_on_ray(args.ray, setup, grid.models) as executor:
+        where = options, folder.path, training, args.include_path
+        with study_on_ray(args.ray, grid.study, *where) as executor:
             conduct(grid, folder, executor, failed)
-    conclude(opened, folder, args.study, failed, console)
+    conclude(grid, folder, args.study, failed, console)
     if not_made := failures(grid, folder, failed):
         cells = [target for target, _ in states(grid, folder, failed) if isinstance(target, Cell)]
         number = sum(cell.path in not_made for cell in cells)

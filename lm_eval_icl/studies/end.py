@@ -3,11 +3,10 @@
 What only the study knows stands in `study.json`, beside the cells:
 
     study     its name
-    cells     by the path of each results file: "expected" (the paper's numbers for the columns that the cell counts in,
-              by column), "curve" (the dev set's scores for this cell and those that it was chosen among: a list of
-              {"arguments", "seed", "score"}, the mean over orders), "shared" (the costs of the cells that were scored
-              together)
-    failures  why cells, checkpoints and choices of demonstrations could not be made, by their paths
+    cells     by the path of each results file on the test set: "expected" (the paper's numbers, by column) and "curve"
+              (the dev set's scores for this cell and those that it was chosen among, means over orders: a list of
+              {"arguments", "seed", "score"})
+    failures  why cells and checkpoints could not be made, by their paths
 """
 
 from __future__ import annotations
@@ -15,13 +14,15 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
+from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
 from rich.console import Console
+from rich.text import Text
+from transformers import AutoConfig, AutoTokenizer
 
+from lm_eval_icl import results as tables
+from lm_eval_icl.errors import refusing
 from lm_eval_icl.leaderboard import figures, study_table
 from lm_eval_icl.leaderboard.page import page
 from lm_eval_icl.results import statistics
@@ -30,54 +31,34 @@ from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
-from lm_eval_icl.studies.cells import Cell, Grid
-from lm_eval_icl.studies.choose import documents, score
-from lm_eval_icl.studies.conduct import DONE, READY, WAITING, states
+from lm_eval_icl.studies.cells import Cell, Grid, Model, StudyTask
+from lm_eval_icl.studies.conduct import DONE, KNOWN, READY, WAITING, states
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.grid import Study, trained_under
-from lm_eval_icl.studies.opening import Opened
-from lm_eval_icl.studies.parts import Training
-from lm_eval_icl.studies.tasks import Leaf
+from lm_eval_icl.studies.grid import Study, Training
 
 Results = Sequence[tuple[Cell, Run]]
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
-_OWN_WAY = "as the task says"  # in place of the name of a way to draw demonstrations
-_CELL = (
-    *("path", "model", "method", "arguments", "task", "num_fewshot", "demonstrations", "seed", "order", "split"),
-    *("chosen", "documents", "score", "seconds", "training", "commit", "decide"),
-)
 
 
-def conclude(opened: Opened, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console) -> None:
-    """Write `study.json`, and write and print what came out.
-
-    Args:
-        failed: why targets could not be made, by path.
-
-    Raises:
-        InputError: a file cannot be written.
-    """
-    grid, study = opened.grid, opened.grid.study
-    columns = columns_of(study, opened.leaves)
+def conclude(grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console) -> None:
+    """Write `study.json`, and write and print what came out."""
+    study, columns = grid.study, columns_of(grid.study, grid.tasks)
     done = [target for target, state in states(grid, folder, {}) if state == DONE and isinstance(target, Cell)]
-    record = {"study": name, "cells": of_cells(grid, folder, done, columns), "failures": failures(grid, folder, failed)}
+    tested = [cell for cell in done if cell.split == "test"]
+    record = {"study": name, "cells": of_cells(grid, folder, tested), "failures": failures(grid, folder, failed)}
     folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
-    results = results_of(study, folder, done)
-    table = cells_table(grid, folder, results)
-    folder.write_file("study.csv", table.to_csv(index=False))
-    written = "study.json, study.csv; there are no results on the test set"
-    tested = [(cell, run) for cell, run in results if cell.split == "test"]
-    if tested:
-        board = board_of(tested, columns)
+    written = "study.json; there are no results on the test set"
+    if found := results_of(folder, tested):
+        paths = [run.path for _, run in found]
+        folder.write_file("study.csv", tables.runs(paths).merge(tables.scores(paths)).to_csv(index=False))
+        board = board_of(found, columns)
         drawn = figures.draw(board, folder.path / "figures", study.figures)
         folder.write_file("board.html", page(board, figures.svgs(board)))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
         flips = {entry.name: rate for entry in board.entries if (rate := flips_of(entry, columns)) is not None}
         title = " ".join(filter(None, [study.paper, study.title]))
-        entries = in_order(board, tested)
-        console.print(study_table.table(board, columns.names, entries, flips, title, _about(study, table)))
-        for line in measures(study, folder, tested, entries, flips):
-            console.print(line, markup=False, highlight=False)
+        entries = in_order(board, found)
+        console.print(study_table.table(board, columns.names, entries, flips, title))
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
@@ -86,7 +67,7 @@ def conclude(opened: Opened, folder: StudyFolder, name: str, failed: Mapping[str
 def failures(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> dict[str, str]:
     """Why targets could not be made, and all that need them, by path."""
     known = states(grid, folder, failed)
-    return {target.path: state for target, state in known if state not in (DONE, READY, WAITING)}
+    return {target.path: state for target, state in known if state not in KNOWN}
 
 
 # Columns.
@@ -110,18 +91,9 @@ class Columns:
     alike: frozenset[str]
     averages: Mapping[str, tuple[str, ...]]
 
-    def having(self, task: Trained) -> set[str]:
-        """The columns that a task counts in, averages among them."""
-        own = {column for column, tasks in self.tasks.items() if task in tasks}
-        return own | {average for average, columns in self.averages.items() if own.intersection(columns)}
-
     def groups(self, documents: Mapping[Trained, int], names: Mapping[Trained, str]) -> dict[str, dict[str, float]]:
-        """The weights of tasks in each column of which all results are there, averages among them.
-
-        Args:
-            documents: how many were scored of each task.
-            names: of the tasks on the board.
-        """
+        """The weights of tasks in each column of which all results are there, averages among them, by the numbers of
+        documents that were scored and the names of tasks on the board."""
         weights = {}
         for column, tasks in self.tasks.items():
             if tasks and tasks <= documents.keys():
@@ -138,7 +110,7 @@ class Columns:
         return {column: of_tasks for column, of_tasks in weights.items() if list(of_tasks) != [column]}
 
 
-def columns_of(study: Study, leaves: Mapping[str, Leaf]) -> Columns:
+def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
     """The columns that the study's file names. If it names none, its tasks: single ones, or if these are more than
     eight, as the file lists them."""
     parts: Mapping[str, Sequence[str]] = study.columns
@@ -149,8 +121,9 @@ def columns_of(study: Study, leaves: Mapping[str, Leaf]) -> Columns:
     tasks: dict[str, set[Trained]] = {column: set() for columns in parts.values() for column in columns}
     for leaf in leaves.values():
         for training in trainings:
-            if training is None or not leaf.inside.keys().isdisjoint(training.targets):
-                for column in {leaf.name, *leaf.groups(training.targets if training else None)} & tasks.keys():
+            targets = training.targets if training else ()
+            if not targets or not leaf.inside.keys().isdisjoint(targets):
+                for column in {leaf.name, *leaf.groups(targets)} & tasks.keys():
                     tasks[column].add((training.name if training else "", leaf.name))
     names: list[str] = []
     averages = {}
@@ -199,136 +172,84 @@ def flips_of(entry: Entry, columns: Columns) -> Estimate | None:
 
 def in_order(board: Board, results: Results) -> list[Entry]:
     """The board's entries in the order of the study's models and methods."""
-    places = {run.path: place for place, (_, run) in enumerate(results)}
+    models = list(dict.fromkeys(cell.model.name for cell, _ in results))
+    places = {run.path: (models.index(cell.model.name), cell.variant.entry, i) for i, (cell, run) in enumerate(results)}
     return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
 
 
 # Cells.
 
 
-def of_cells(grid: Grid, folder: StudyFolder, cells: Sequence[Cell], columns: Columns) -> dict[str, dict[str, Any]]:
-    """What `study.json` says of cells that are done."""
+def of_cells(grid: Grid, folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+    """What `study.json` says of cells on the test set that are done."""
     curves: dict[str, Any] = {}
     for candidates in grid.alternatives if grid.study.dev else ():
         if all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
-            choice = folder.choice(grid, candidates)
-            curves |= {cell.path: choice.curve for cell in choice.cells}
-    known = {}
-    for cell in cells:
-        tested = cell.split == "test"
-        expected = expected_of(grid.study, cell, columns.having(_trained(cell))) if tested else {}
-        says = {"expected": expected, "curve": curves.get(cell.path), "shared": folder.facts(cell)["shared"]}
-        path = folder.results_path(cell).relative_to(folder.path).as_posix()
-        known[path] = {key: value for key, value in says.items() if value}
-    return known
+            chosen, curve = folder.choice(grid, candidates)
+            curves |= {cell.path: curve for cell in chosen}
+    return {
+        folder.results_path(cell).relative_to(folder.path).as_posix(): {
+            "expected": expected_of(grid.study, cell),
+            "curve": curves.get(cell.path, []),
+        }
+        for cell in cells
+    }
 
 
-def results_of(study: Study, folder: StudyFolder, cells: Sequence[Cell]) -> Results:
-    """Cells that are done with their results, in the order of the study's models and methods."""
-    models, variants = list(study.models), list(study.variants)
-    ordered = sorted(cells, key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
-    runs = {run.path: run for run in read([folder.results_path(cell) for cell in ordered], quiet=True, dev=True)[0]}
-    return [(cell, runs[path]) for cell in ordered if (path := folder.results_path(cell)) in runs]
+def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
+    """Cells that are done with their results."""
+    runs = {run.path: run for run in read([folder.results_path(cell) for cell in cells], quiet=True, dev=True)[0]}
+    return [(cell, runs[path]) for cell in cells if (path := folder.results_path(cell)) in runs]
 
 
-def matching(study: Study, cell: Cell) -> list[Mapping[str, Any]]:
-    """The entries of `expected` that agree with a cell in all that they say."""
+def expected_of(study: Study, cell: Cell) -> dict[str, float]:
+    """The paper's numbers, by column: those of the first entry of `expected` which agrees with the cell in all that it
+    says."""
     own = {
         "model": cell.model.name,
         "training": _trained(cell)[0],
         "method": cell.variant.method,
         "num_fewshot": cell.num_fewshot,
-        "demonstrations": cell.drawn or _OWN_WAY,
+        "demonstrations": cell.drawn,
         "chosen": bool(cell.chosen),
     }
-    return [
-        entry
-        for entry in study.expected
-        if all(entry.get(name) in (None, value) for name, value in own.items())
-        and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items()
-    ]
-
-
-def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]:
-    """The paper's number for each of these columns: that of the first entry of `expected` which matches the cell."""
     values: dict[str, float] = {}
-    for entry in matching(study, cell):
-        given = entry.get("values", {})
-        values = {name: float(value) for name, value in given.items() if name in columns} | values
+    for entry in study.expected:
+        agrees = all(entry.get(name) in (None, value) for name, value in own.items())
+        if agrees and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items():
+            values = entry.get("values", {}) | values
     return values
 
 
-def measures(
-    study: Study, folder: StudyFolder, results: Results, entries: Sequence[Entry], flips: Mapping[str, Estimate]
-) -> list[str]:
-    """A line for each of the paper's numbers that are no scores (`parts.Expected`), beside ours."""
-    lines = []
-    entry_of = {run.path: entry for entry in entries for run in entry.runs}
-    for expected in study.expected:
-        alike = [(cell, run) for cell, run in results if run.path in entry_of and expected in matching(study, cell)]
-        for name, value in expected.get("measures", {}).items() if alike else ():
-            ours: list[float] = []
-            for cell, run in alike:
-                flip, shared = flips.get(entry_of[run.path].name), run.study.shared
-                if name == "order flips" and flip is not None:
-                    ours.append(flip.mean)
-                elif name == "milliseconds" and "seconds" in shared:
-                    ours.append(1000 * shared["seconds"] / shared["cells"] / run.all_results[0].documents)
-                elif name == "kept":
-                    kept = folder.training_record(cell.model).get("kept", {})
-                    ours += [kept[cell.variant.method]] if cell.variant.method in kept else []
-            here = f"{fmean(ours):.3g}" if ours else "not measured"
-            lines.append(f"{entry_of[alike[0][1].path].label}: {name} {here} (the paper: {value:g})")
-    return lines
+# Before the end.
 
 
-def cells_table(grid: Grid, folder: StudyFolder, results: Results) -> pd.DataFrame:
-    """One row a finished cell and decision rule, on the test set and on the dev set.
-
-    Returns:
-        The columns of `study.csv`; the index is the path of the results file. `chosen` is true if the arguments and the
-        seed were chosen on the dev set, or if nothing was to be chosen. `seconds` are those of scoring, missing where
-        they were not measured (`hf`, texts); cells that share passes have equal parts of them.
-    """
-    chosen = set()  # the paths of cells with the rules that were chosen, or that are not chosen among
-    rules = [str(rule or "none") for rule in grid.study.decide]
-    for candidates in grid.alternatives:
-        best, tested, of_rule = candidates[0], candidates[0].test, rules
-        if len(candidates) > 1:
-            if not all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
-                continue
-            tested = folder.choice(grid, candidates).cells
-            first = replace(tested[0], chosen=(), rule="").path
-            best = next(candidate for candidate in candidates if candidate.test[0].path == first)
-            of_rule = [tested[0].rule or "none"] if "decide" in tested[0].chosen else rules
-        chosen |= {(cell.path, rule) for cell in (*best.dev, *tested) for rule in of_rule}
-    rows = []
-    for cell, run in results:
-        task, dev = grid.tasks[cell.task].reported, grid.study.dev
-        metric = dev.metric if dev and cell.split == "dev" else grid.study.metric
-        own = {"path": run.path, "model": cell.model.name, "method": cell.variant.method, "task": cell.task}
-        own |= {"num_fewshot": cell.num_fewshot, "demonstrations": cell.drawn or _OWN_WAY, "seed": cell.seed}
-        own |= {"order": cell.order, "split": cell.split, "training": _trained(cell)[0]}
-        own |= {"commit": run.icl.get("commit"), "arguments": json.dumps(dict(cell.variant.arguments), default=str)}
-        if "seconds" in run.study.shared:
-            own["seconds"] = run.study.shared["seconds"] / run.study.shared["cells"]
-        for rule in rules:
-            value = score(run.results, task, metric, "" if rule == "none" else rule)
-            line = {"decide": rule, "score": value, "chosen": (cell.path, rule) in chosen}
-            rows.append({**own, **line, "documents": documents(run.results, task)})
-    return pd.DataFrame(rows, columns=_CELL).set_index("path")
+def check_model(model: Model) -> None:
+    """Refuse a model whose tokenizer and configuration cannot be loaded; its weights are not."""
+    of_hub = {k: model.arguments[k] for k in ("revision", "subfolder", "trust_remote_code") if k in model.arguments}
+    tokenizer = str(model.arguments.get("tokenizer", model.name))
+    with refusing(f"tokenizer={tokenizer!r}: the tokenizer cannot be loaded"):
+        AutoTokenizer.from_pretrained(tokenizer, **of_hub)
+    with refusing(f"pretrained={model.name!r}: the configuration cannot be loaded"):
+        AutoConfig.from_pretrained(model.name, **of_hub)
 
 
-def _about(study: Study, cells: pd.DataFrame) -> str:
-    """What the table says about training and about the code; "" if there is nothing to say."""
-    sentences = []
-    if study.trainings:
-        under = {variant.method: trained_under(variant).method for variant in study.variants}
-        others = sorted(name for name, trained in under.items() if name != trained)
-        but = f" ({', '.join(others)}: under {under[others[0]]})" if others else ""
-        sentences.append(f"Each line's model was trained from the one above it under the line's method{but}.")
-    commits = cells.loc[~cells.index.duplicated()].commit.fillna("unknown").value_counts()
-    if len(commits) > 1:
-        counts = ", ".join(f"{commit[:7]} {number}" for commit, number in commits.items())
-        sentences.append(f"The cells are of several commits of lm-eval-icl: {counts}.")
-    return " ".join(sentences)
+def print_states(grid: Grid, folder: StudyFolder, console: Console, verbose: bool) -> None:
+    """Print how many cells are in which state, and why some could not be made; all that are not done if `verbose`."""
+
+    def say(text: str) -> None:
+        # Reasons have the texts of other people's tasks: nothing that a terminal would obey.
+        console.print(Text("".join(c if c.isprintable() else "\ufffd" for c in text)), soft_wrap=True)
+
+    names = {DONE: "done", READY: "missing", WAITING: "waiting for others"}
+    known = states(grid, folder, folder.failures())
+    cells = Counter((target.split, names.get(s, "failed")) for target, s in known if isinstance(target, Cell))
+    for (split, state), number in cells.items():
+        say(f"{number:,} cells on the {split} set: {state}")
+    if trained := sum(not isinstance(target, Cell) for target, _ in known):
+        say(f"{trained:,} checkpoints to be trained first")
+    for target, state in known:
+        if state not in names:
+            say(f"failed: {target.path}: {state}")
+        elif verbose and state != DONE:
+            say(f"{names[state]}: {target.path}")

@@ -1,47 +1,51 @@
-"""Runs cells of a study, sharing what can be shared.
+"""Runs the units of a study in one process, which holds one model at a time: trainings, and cells.
 
-A model is loaded once. The requests of a task with some demonstrations are made once for all methods. The cells of one
-method that differ only in the order of the demonstrations, or in the number of passes of Deep-Thinking, are scored
-together: prompts that are the same for the method are run once, and the memory after each pass is scored on the way to
-the last. Every cell then goes through lm-eval with the scores that were found.
+The cells of a unit differ only in the order of the demonstrations and in the number of Deep-Thinking's passes: prompts
+that are the same for the method are run once, and the memory after each pass is scored on the way to the last. Every
+cell then goes through lm-eval with the responses that were found.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
+import gc
+import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
+from unittest import mock
 
 import lm_eval
 import lm_eval.evaluator
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
-from tqdm import tqdm
 
 from lm_eval_icl import version
-from lm_eval_icl.errors import InputError, naming
+from lm_eval_icl.demonstrations import kept
+from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.demonstrations.how import How
+from lm_eval_icl.errors import InputError, naming, reason
 from lm_eval_icl.harness.arguments import CommonArguments
+from lm_eval_icl.harness.choosing import PoolOfTask, predictor
 from lm_eval_icl.harness.deciding import give_rules
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
 from lm_eval_icl.harness.models import ICLModel, model_class
-from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.responses import check_finite
-from lm_eval_icl.inference.scoring import Score
-from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.methods.runner import grouped
-from lm_eval_icl.studies.cells import Cell, digest, passes_of
-from lm_eval_icl.studies.grid import HF, Study
-from lm_eval_icl.studies.parts import Variant
+from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Model, digest, passes_of
+from lm_eval_icl.studies.conduct import Failure, Outcome, Unit
+from lm_eval_icl.studies.folder import StudyFolder
+from lm_eval_icl.studies.grid import HF
+from lm_eval_icl.studies.tasks import prepare
 
-# The number of a memory -> id(instance) -> its score.
-Scores = dict[int, dict[int, Score]]
+# Checks the options of `lm-eval-icl train`, and returns what trains.
+Trainer = Callable[[Mapping[str, Any]], Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -53,296 +57,266 @@ class Options:
     limit: float | None = None
 
 
+class UnitRunner:
+    """Runs units in this process, and keeps the model that it loaded last. The study's folder is only read, but for
+    trainings, which write beside their place."""
+
+    def __init__(
+        self, grid: Grid, options: Options, folder: StudyFolder, trainer: Trainer, include_path: str | None
+    ) -> None:
+        self.grid, self.options, self.folder = grid, options, folder
+        self.trainer, self.include_path = trainer, include_path
+        self._model: Model | None = None
+        self._lm: ICLModel | None = None  # the model under plain ICL, which has loaded the checkpoint
+        self._chooser: tuple[Any, Chooser] | None = None
+
+    def run(self, unit: Unit) -> Iterator[Outcome]:
+        """Run a unit: each target with what it gave, or with the `Failure`."""
+        left = {target.path: target for target in unit}
+        try:
+            for target, outcome in self._outcomes(unit):
+                del left[target.path]
+                yield target, outcome
+        except Exception as error:
+            # A broken device runs nothing else in this process. Out of memory is an error of one unit.
+            if isinstance(error, getattr(torch, "AcceleratorError", ())) and "out of memory" not in str(error):
+                raise
+            why = reason(error)
+        else:
+            return
+        make_room()  # now that the error no longer holds references to the model's tensors
+        yield from ((target, Failure(why)) for target in left.values())
+
+    def _outcomes(self, unit: Unit) -> Iterator[Outcome]:
+        first = unit[0]
+        if isinstance(first, Checkpoint):
+            self._forget()
+            self.training(first.model)()
+            yield first, None
+            return
+        lm = self._load(first.model)
+        with naming(f"{first.model.name}, {first.variant.name}"):
+            yield from self._run_cells(lm, [target for target in unit if isinstance(target, Cell)])
+
+    def training(self, model: Model) -> Callable[[], None]:
+        """What trains a model, whose options are checked now."""
+        metadata = self.grid.study.metadata
+        assert model.training and model.under
+        where = f"train: {model.training.name}"
+        if other := sorted({"peft", "delta", "gguf_file", "gptqmodel", "autogptq"} & model.arguments.keys()):
+            raise InputError(f"models: {other[0]}: {where} makes weights of its own: leave it out.")
+        options = dict(model.training.options)
+        if "metaicl" in options:
+            options.setdefault("data", metadata.get("metaicl"))
+        device = self.options.device
+        arguments = {
+            **options,
+            "method": model.under.method,
+            "model_args": model.training_arguments,
+            "output": str(self.folder.unfinished(model)),
+            "resume": True,
+            "metadata": metadata,
+            "include_path": self.include_path,
+            "device": device.removesuffix(":0") if device else None,
+        }
+        with naming(where):
+            return self.trainer({name: value for name, value in arguments.items() if value is not None})
+
+    def _forget(self) -> None:
+        self._model = self._lm = self._chooser = None
+        make_room()
+
+    def _load(self, model: Model) -> ICLModel:
+        """Load a model, in place of the one before."""
+        if self._lm is None or self._model != model:
+            self._forget()
+            several = {"parallelize": True} if self.grid.study.resources.get("num_gpus", 0) > 1 else {}
+            where = {"device": self.options.device, "batch_size": self.options.batch_size}
+            arguments = {**self.folder.arguments(model), **several}
+            self._lm, self._model = model_class("icl").create_from_arg_obj(arguments, where), model
+            if self._lm._is_tensor_parallel:
+                raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
+            identity = json.dumps(self._lm.model_identity(), sort_keys=True)
+            self._weights = self._lm.model_files_digest or digest(identity)
+        return self._lm
+
+    def _chosen(self, lm: ICLModel, cell: Cell) -> dict[str, Any] | None:
+        """What the model chooses, or has chosen before (`demonstrations.kept`); None if demonstrations are drawn."""
+        task, how = self.grid.tasks[cell.task], cell.demonstrations
+        if not isinstance(how, How) or not cell.num_fewshot:
+            return None
+        if self._chooser is None or self._chooser[0] != (cell.task, how.pool):  # which reads the documents
+            pool = PoolOfTask(task.loaded, list(task.dev.values()))
+            self._chooser = (cell.task, how.pool), Chooser(pool, predictor(lm), how.pool)
+        chooser = self._chooser[1]
+        about = kept.about_model(str(lm.pretrained), lm.model_identity())
+        about |= {"max_length": lm.max_length, "add_bos_token": lm.add_bos_token, "data": cell.data}
+        return kept.chosen(kept.Wanted(chooser.pool, how, cell.num_fewshot, cell.seed, about), chooser)
+
+    def _run_cells(self, loaded: ICLModel, cells: Sequence[Cell]) -> Iterator[Outcome]:
+        """Run cells that differ in nothing but the order of the demonstrations and the number of passes."""
+        first = max(cells, key=lambda cell: passes_of(cell.variant)[1])
+        choice = self._chosen(loaded, first)
+        lm: Any = CheckedHFLM(Loaded(loaded))
+        if first.variant.method != HF:
+            lm = model_class(first.variant.method)(Loaded(loaded), **first.variant.arguments)
+        study, task = self.grid.study, self.grid.tasks[first.task]
+        tasks = {cell.order: prepare(study, task, cell, choice, lm) for cell in cells}
+        begun = time.perf_counter()
+        for made in tasks.values():  # the queries of decision rules, which depend on what a model leaves out of prompts
+            give_rules(made, lm)
+            made.build_all_requests()
+        name = passes_of(first.variant)[0]
+        numbers = {cell.path: passes_of(cell.variant)[1] for cell in cells}
+        answers = answer(lm, list(tasks.values()), name, {*numbers.values()})
+        shared: dict[str, Any] = {"cells": len(cells), "orders": len(tasks)}
+        if isinstance(lm, ICLModel):
+            lm.finish()
+            shared["passes"] = lm.runner.passes_run
+        shared["seconds"] = round(time.perf_counter() - begun, 3)
+        for cell in cells:
+            _set_passes(lm, name, numbers[cell.path])
+            results = self._evaluate(Answered(lm, answers[numbers[cell.path]]), cell, tasks[cell.order])
+            yield cell, self._recorded(cell, results, tasks[cell.order], shared)
+
+    def _evaluate(self, lm: LM, cell: Cell, task: ConfigurableTask) -> dict[str, Any]:
+        """lm-eval's results of a cell."""
+        for instance in task.instances:  # which has the responses of the cell before
+            instance.resps, instance.filtered_resps = [], {}
+        environment, commit, _ = _origin()
+        once: dict[str, Any] = {
+            "add_env_info": lambda storage: storage.update(environment),
+            "get_git_commit_hash": lambda: commit,
+        }
+        with mock.patch.multiple(lm_eval.evaluator, **once):
+            results: dict[str, Any] = lm_eval.simple_evaluate(
+                model=lm,
+                tasks=[task],
+                task_manager=TaskManager(include_defaults=False),  # the task is loaded: no folder is scanned
+                limit=cell.limit,
+                fewshot_random_seed=cell.seed,
+                batch_size=self.options.batch_size,
+                device=self.options.device,
+            )
+        return results
+
+    def _recorded(self, cell: Cell, results: dict[str, Any], task: Any, shared: Mapping[str, Any]) -> dict[str, Any]:
+        """A cell's results, with what was varied under `config.icl.study`; `shared` says how many cells were scored
+        together, of how many orders, in how many passes and seconds."""
+        metric, training = self.grid.study.metric_on(cell.split), cell.model.training
+        facts: dict[str, Any] = {
+            "model": cell.model.name,
+            "training": training.name if training else None,
+            "arguments": dict(cell.variant.arguments),
+            "demonstrations": cell.drawn,
+            "indices": task.demonstrations,
+            "choice": task.chosen,
+            "seed": cell.seed,
+            "order": cell.order,
+            "split": cell.split,
+            "metric": metric if metric != "acc" else None,
+            "chosen": list(cell.chosen) or None,
+            "rule": cell.rule,
+            "weights": self._weights,
+            "shared": dict(shared),
+        }
+        # `hf` has none of the arguments of this package's models.
+        ours = {field.name for field in fields(CommonArguments)} if cell.variant.method == HF else set()
+        arguments = {name: value for name, value in self.folder.arguments(cell.model).items() if name not in ours}
+        config = results["config"]
+        config |= {"model": cell.variant.method, "model_args": {**arguments, **cell.variant.arguments}}
+        known = {name: value for name, value in facts.items() if value not in (None, "")}
+        config["icl"] = {**_origin()[2], **config.get("icl", {}), "study": known}
+        return results
+
+
 class Answered(LM):
-    """A model whose log-likelihoods are known."""
+    """A model whose responses to each instance are known, by its id."""
 
-    def __init__(self, model: ICLModel, scores: Mapping[int, Score]) -> None:
+    def __init__(self, model: LM, responses: Mapping[int, Iterator[Any]]) -> None:
         super().__init__()
-        self.model, self.scores, self.config = model, scores, model.config
+        self.model, self.responses, self.config = model, responses, model.config
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Score]:
-        return [self.scores[id(instance)] for instance in requests]
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
+        return [next(self.responses[id(instance)]) for instance in requests]
 
-    loglikelihood_rolling = generate_until = None  # nothing else is asked
+    loglikelihood_rolling = generate_until = loglikelihood
 
     def __getattr__(self, name: str) -> Any:
         """What lm-eval asks of a model beyond its interface: the tokenizer, the device, `get_model_info`, ..."""
         return getattr(self.model, name)
 
 
-class OneTokenizer(RequestTokenizer):
-    """A tokenizer of requests that tokenizes each only once, until `forget`."""
-
-    def __init__(self, tokenize: RequestTokenizer) -> None:
-        super().__init__(tokenize.prompts, tokenize.max_gen_toks)
-        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Sequence[Instance], list[Request]]] = {}
-
-    def __call__(self, instances: Sequence[Instance], left_out: tuple[int, ...] = ()) -> list[Request]:
-        key = (tuple(map(id, instances)), left_out)
-        if key not in self._known:  # instances are kept, since an id is unique only as long as its object exists
-            self._known[key] = (instances, super().__call__(instances, left_out))
-        return self._known[key][1]
-
-    def forget(self) -> None:
-        self._known.clear()
-
-
-class Models:
-    """A checkpoint, loaded once, as the model of every method.
-
-    Args:
-        arguments: as `--model_args`.
-        parts: whether it is loaded in parts, on several devices.
-
-    Attributes:
-        first: the model under plain ICL.
-        weights: a digest of its files; of what was loaded, if they are not here.
-
-    Raises:
-        InputError: it cannot be loaded, its weights cannot be read, or its passes are divided among processes.
-    """
-
-    def __init__(self, arguments: Mapping[str, Any], options: Options, parts: bool = False) -> None:
-        self.arguments = arguments
-        where = {"device": options.device, "batch_size": options.batch_size}
-        loaded = {**arguments, **({"parallelize": True} if parts else {})}
-        self.first: ICLModel = model_class("icl").create_from_arg_obj(loaded, where)
-        if self.first._is_tensor_parallel:
-            raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
-        self.loaded = Loaded(self.first)
-        identity = json.dumps(self.first.model_identity(), sort_keys=True)
-        self.weights: str = self.first.model_files_digest or digest(identity)
-        self._tokenizers: dict[tuple[bool, bool], OneTokenizer] = {}
-        self._models: dict[str, ICLModel] = {}
-        self._latest = self.first
-
-    def under(self, variant: Variant) -> ICLModel:
-        """The model of a method, which is refused if the model does not do what it needs."""
-        if variant.name not in self._models:
-            model = model_class(variant.method)(self.loaded, **variant.arguments)
-            key = (model.method.treats_demonstrations_alike, model.canonical_order)
-            model.tokenize = self._tokenizers.setdefault(key, OneTokenizer(model.tokenize))
-            self._models[variant.name] = model
-        if self._latest is not self._models[variant.name]:
-            self._latest.begin([])  # its memories would stay
-            self._latest = self._models[variant.name]
-        return self._latest
-
-    def hf(self) -> CheckedHFLM:
-        """The checkpoint as lm-eval's own model: a new one for each cell, since batch sizes that were found for one may
-        be too large for another."""
-        return CheckedHFLM(self.loaded)
-
-    def naming(self, variant: Variant) -> AbstractContextManager[None]:
-        """Inside this context, the model and the method stand before an error's message."""
-        return naming(f"{self.arguments['pretrained']}, {variant.name}")
-
-    def forget_requests(self) -> None:
-        for tokenize in self._tokenizers.values():
-            tokenize.forget()
-
-
-def run_cells(
-    models: Models, cells: Sequence[Cell], prepared: Callable[[int], Any], study: Study, options: Options
-) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Run cells that differ in nothing but the order of the demonstrations and the number of passes.
-
-    Args:
-        prepared: the task of an order.
-
-    Yields:
-        Each cell with lm-eval's results.
-    """
-    variant = max((cell.variant for cell in cells), key=lambda variant: passes_of(variant)[1])
-    tasks = {cell.order: prepared(cell.order) for cell in cells}
-    kinds = {instance.request_type for task in tasks.values() for instance in task.instances}
-    whole = models.first.runner.capabilities.no_memory  # prompts are read as a whole
-    if variant.method == HF or kinds != {"loglikelihood"} or whole:
-        for cell in cells:
-            number = passes_of(cell.variant)[1]
-            lm: LM = models.hf() if variant.method == HF else _with_passes(models, cell.variant, number)
-            with models.naming(cell.variant):
-                results = evaluate(lm, cell, _with_rules(tasks[cell.order], lm), options)
-            yield cell, recorded(cell, results, tasks[cell.order], models, study, {"cells": 1})
-        return
-    wanted = {passes_of(cell.variant)[1] for cell in cells}
-    model = _with_passes(models, variant, max(wanted))
-    with models.naming(variant):
-        rounds = _together(model, tasks.values(), wanted)
-    for numbers in rounds:
-        begun = time.perf_counter()
-        of_these = [cell for cell in cells if passes_of(cell.variant)[1] in numbers]
-        model = _with_passes(models, variant, max(numbers))
-        with models.naming(variant):
-            model.begin([])  # so that its limits are those of this number of passes
-            deciding = {order: _with_rules(task, model) for order, task in tasks.items()}
-            instances = [instance for task in deciding.values() for instance in task.instances]
-            scores = score(model, list(deciding.values()), instances, numbers)
-            model.finish()
-        seconds = round(time.perf_counter() - begun, 3)
-        counts = {"cells": len(of_these), "orders": len(tasks), "passes": model.runner.passes_run, "seconds": seconds}
-        for cell in of_these:
-            number = passes_of(cell.variant)[1]
-            answered = Answered(_with_passes(models, variant, number), scores[number])
-            results = evaluate(answered, cell, deciding[cell.order], options)
-            yield cell, recorded(cell, results, tasks[cell.order], models, study, counts)
-
-
-def _with_passes(models: Models, variant: Variant, number: int) -> ICLModel:
-    """The model of a method, with this number of passes, which it keeps until it is given another."""
-    model, (name, _) = models.under(variant), passes_of(variant)
+def _set_passes(lm: Any, name: str, number: int) -> None:
     if name:
-        changed: dict[str, Any] = {name: number}
-        model.runner.method = replace(model.runner.method, **changed)
-    return model
+        lm.runner.method = replace(lm.runner.method, **{name: number})
 
 
-def _with_rules(task: ConfigurableTask, model: LM) -> ConfigurableTask:
-    """A task with the queries of its decision rules, which depend on what a model leaves out of prompts."""
-    task = copy.copy(task)
-    give_rules(task, model)
-    task.build_all_requests()
-    return task
+def answer(lm: Any, tasks: Sequence[Any], name: str, numbers: set[int]) -> dict[int, dict[int, Iterator[Any]]]:
+    """The responses of a model to all requests of these tasks, by the number of the memory and id(instance).
 
-
-def _together(model: ICLModel, tasks: Iterable[Any], wanted: set[int]) -> list[set[int]]:
-    """The numbers of passes that are scored together.
-
-    One pass takes fewer positions than several. Where the prompts of several do not fit, so that something is left out
-    of them, the cells of one pass are scored by themselves, as they have other prompts.
+    Args:
+        name: of the argument that says how many memories the method makes; empty if it makes one.
+        numbers: the memories that are asked.
     """
-    if len(wanted) > 1 and 1 in wanted and model.common.overflow != "error":
-        model.begin(list(tasks))
-        model.run.check()
-        if model.run.left_out or model.run.truncated:
-            return [{1}, wanted - {1}]
-    return [wanted]
+    instances = [instance for task in tasks for instance in task.instances]
+    kinds = sorted({instance.request_type for instance in instances})
+    if isinstance(lm, ICLModel) and kinds == ["loglikelihood"] and not lm.runner.capabilities.no_memory:
+        return _log_likelihoods(lm, tasks, instances, numbers)
+    answers = {}
+    for number in numbers:
+        _set_passes(lm, name, number)
+        if isinstance(lm, ICLModel):
+            lm.begin(tasks)
+        responses = defaultdict[int, list[Any]](list)
+        for kind in kinds:
+            asked = [
+                i for instance in instances if instance.request_type == kind for i in [instance] * instance.repeats
+            ]
+            for instance, response in zip(asked, getattr(lm, kind)(asked, disable_tqdm=True), strict=True):
+                responses[id(instance)].append(response)
+        answers[number] = {key: iter(several) for key, several in responses.items()}
+    return answers
 
 
-def score(model: ICLModel, tasks: Sequence[Any], instances: Sequence[Instance], numbers: set[int]) -> Scores:
-    """The log-likelihoods of all instances, on the memory after each of these numbers of passes.
-
-    Raises:
-        InputError: an instance cannot be run, or its log-probability is not finite.
-    """
-    model.begin(tasks)
-    run, runner = model.run, model.runner
+def _log_likelihoods(
+    lm: ICLModel, tasks: Sequence[Any], instances: Sequence[Instance], numbers: set[int]
+) -> dict[int, dict[int, Iterator[Any]]]:
+    """`answer` of log-likelihoods, on all memories on the way to the last."""
+    lm.begin(tasks)
+    run, runner = lm.run, lm.runner
     run.logs = False  # the progress is that of the study's cells
     requests = run.requests(instances)
     run.tokens_alone += sum({id(request): request.length for request in requests}.values()) * len(numbers)
-    scores: Scores = {number: {} for number in numbers}
-    with (
-        tqdm(total=len(instances) * len(numbers), leave=False, desc=model.method.name) as bar,
-        runner.mixed_precision(),
-    ):
+    answers: dict[int, dict[int, Iterator[Any]]] = {number: {} for number in numbers}
+    with runner.mixed_precision():
         for context, queries in grouped((request.prompt, request.answer) for request in requests).items():
             asked = {query: list(answers) for query, answers in queries.items()}
-            if model.method.counts_memories and context.demonstrations:
+            if lm.method.counts_memories and context.demonstrations:
                 memories = runner.score_memories(context, asked, numbers)
             else:  # one memory, whatever the number
-                memories = ((1, scored) for scored in runner.score({context: asked}))
-            last: dict[int, Score] = {}
+                memories = ((0, scored) for scored in runner.score({context: asked}))
             for number, scored in memories:
-                for (_, query, answer), value in zip(*scored, strict=True):
-                    for i in queries[query][answer]:
+                for (_, query, ids), value in zip(*scored, strict=True):
+                    for i in queries[query][ids]:
                         check_finite(instances[i], value[0], runner.model)
-                        last[id(instances[i])] = value
-                        if number in numbers:
-                            scores[number][id(instances[i])] = value
-            for of_number in scores.values():
-                # Without demonstrations there is one memory, after however many passes.
-                of_number.update({key: value for key, value in last.items() if key not in of_number})
-            bar.update(len(last) * len(numbers))
+                        for of_number in [number] if number else numbers:
+                            answers[of_number][id(instances[i])] = itertools.repeat(value)
             runner.forget(context)
-    return scores
-
-
-def evaluate(lm: LM, cell: Cell, task: ConfigurableTask, options: Options) -> dict[str, Any]:
-    """lm-eval's results of a cell."""
-    for instance in task.instances:  # which has the responses of the cell before
-        instance.resps, instance.filtered_resps = [], {}
-    with environment_once():
-        results: dict[str, Any] = lm_eval.simple_evaluate(
-            model=lm,
-            tasks=[task],
-            task_manager=TaskManager(include_defaults=False),  # the task is loaded: no folder is scanned
-            limit=options.limit if cell.split == "test" else None,  # the dev set is as large as it should be
-            fewshot_random_seed=cell.seed,
-            batch_size=options.batch_size,
-            device=options.device,
-        )
-    return results
-
-
-def recorded(
-    cell: Cell,
-    results: dict[str, Any],
-    task: Any,
-    models: Models,
-    study: Study,
-    shared: Mapping[str, Any],
-) -> dict[str, Any]:
-    """A cell's results, with what was varied under `config.icl.study`.
-
-    Args:
-        shared: how many cells were scored together, and if this was measured, of how many orders, in how many passes
-            and seconds.
-    """
-    # `hf` has none of the arguments of this package's models.
-    ours = {field.name for field in fields(CommonArguments)} if cell.variant.method == HF else set()
-    of_model = {name: value for name, value in models.arguments.items() if name not in ours}
-    metric = study.dev.metric if study.dev and cell.split == "dev" else study.metric
-    facts: dict[str, Any] = {
-        "model": cell.model.name,
-        "arguments": dict(cell.variant.arguments),
-        "task": cell.task,
-        "num_fewshot": cell.num_fewshot,
-        "demonstrations": cell.drawn,
-        "indices": task.demonstrations,
-        "seed": cell.seed,
-        "order": cell.order,
-        "split": cell.split,
-        "weights": models.weights,
-        "shared": dict(shared),
-    }
-    where_there_are_some = {
-        "training": cell.model.training.name if cell.model.training else "",
-        "checkpoint": cell.model.checkpoint,
-        "choice": task.choice,
-        "changes": task.changes,
-        "chosen": list(cell.chosen),
-        "metric": metric if metric != "acc" else "",
-    }
-    facts |= {name: value for name, value in where_there_are_some.items() if value}
-    if "decide" in cell.chosen:
-        facts["rule"] = cell.rule or None
-    config = results["config"]
-    config |= {"model": cell.variant.method, "model_args": {**of_model, **cell.variant.arguments}}
-    config["icl"] = {**origin(), **config.get("icl", {}), "study": facts}
-    return results
+    return answers
 
 
 @functools.cache
-def _environment(add: Callable[[dict[str, Any]], None], commit: Callable[[], str | None]) -> tuple[dict[str, Any], Any]:
+def _origin() -> tuple[dict[str, Any], str | None, dict[str, str | None]]:
+    """What lm-eval finds out about the machine and the commit, which takes seconds; the version and the commit of this
+    package."""
     facts: dict[str, Any] = {}
-    add(facts)
-    return facts, commit()
+    lm_eval.evaluator.add_env_info(facts)
+    commit = lm_eval.evaluator.get_git_commit_hash()
+    return facts, commit, {"version": version.version(), "commit": version.commit()}
 
 
-@contextmanager
-def environment_once() -> Iterator[None]:
-    """Inside this context, lm-eval finds out about the machine and the commit only once, which takes seconds."""
-    module: Any = lm_eval.evaluator
-    add, commit = module.add_env_info, module.get_git_commit_hash
-    module.add_env_info = lambda storage: storage.update(_environment(add, commit)[0])
-    module.get_git_commit_hash = lambda: _environment(add, commit)[1]
-    try:
-        yield
-    finally:
-        module.add_env_info, module.get_git_commit_hash = add, commit
-
-
-@functools.cache
-def origin() -> dict[str, str | None]:
-    """The version and the commit of this package."""
-    return {"version": version.version(), "commit": version.commit()}
+def make_room() -> None:
+    """Free the memory of a model that is no longer used: it refers to itself, and the next one needs its place."""
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import lm_eval
-import pandas as pd
 import yaml
 from lm_eval.tasks import TaskManager
 
@@ -17,15 +16,13 @@ from lm_eval_icl.cli.train import training
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies import end, grid
-from lm_eval_icl.studies.cells import Cell
-from lm_eval_icl.studies.choose import DevChoice
+from lm_eval_icl.studies import grid
+from lm_eval_icl.studies.cells import Cell, DevChoice, Grid
 from lm_eval_icl.studies.conduct import DONE, Executor, Here, states
 from lm_eval_icl.studies.conduct import conduct as conduct_study
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.opening import Opened, open_study
-from lm_eval_icl.studies.run import Options
-from lm_eval_icl.studies.units import UnitRunner
+from lm_eval_icl.studies.run import Options, UnitRunner
+from lm_eval_icl.studies.tasks import open_study
 
 MODEL = f"pretrained={model_path()}"
 DEMO = {"models": MODEL, "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": "0..1"}
@@ -44,21 +41,21 @@ def write(path: Path, **keys: object) -> str:
 class Ran:
     """A study, and its folder."""
 
-    opened: Opened
+    grid: Grid
     folder: StudyFolder
     options: Options
     failed: dict[str, str] = field(default_factory=dict)
 
     @property
     def study(self) -> grid.Study:
-        return self.opened.grid.study
+        return self.grid.study
 
     def cells(self, state: str = DONE) -> list[Cell]:
-        known = states(self.opened.grid, self.folder, self.failed)
+        known = states(self.grid, self.folder, self.failed)
         return [target for target, of_target in known if isinstance(target, Cell) and of_target == state]
 
     def facts(self, cell: Cell) -> dict[str, Any]:
-        return self.folder.facts(cell)
+        return dict(self.results(cell)["config"]["icl"]["study"])
 
     def results(self, cell: Cell) -> dict[str, Any]:
         return self.folder.results(cell)
@@ -72,13 +69,8 @@ class Ran:
 
     def choices(self) -> list[DevChoice]:
         """What the dev set has chosen among several."""
-        several = [candidates for candidates in self.opened.grid.alternatives if len(candidates) > 1]
-        return [self.folder.choice(self.opened.grid, candidates) for candidates in several]
-
-    def rows(self) -> pd.DataFrame:
-        """What `study.csv` says of the finished cells."""
-        results = end.results_of(self.study, self.folder, self.cells())
-        return end.cells_table(self.opened.grid, self.folder, results)
+        several = [candidates for candidates in self.grid.alternatives if len(candidates) > 1]
+        return [self.folder.choice(self.grid, candidates) for candidates in several]
 
 
 def opened(
@@ -104,8 +96,8 @@ def conduct(
     """A study of `opened`, which is run: in this process, or as `executor` says."""
     study = opened(output, options, include_path, **keys)
     with study.folder.locked():
-        runner = UnitRunner(study.opened, options, study.folder, training, include_path)
-        conduct_study(study.opened.grid, study.folder, executor(study) if executor else Here(runner.run), study.failed)
+        runner = UnitRunner(study.grid, options, study.folder, training, include_path)
+        conduct_study(study.grid, study.folder, executor(study) if executor else Here(runner.run), study.failed)
     if study.failed and not may_fail:
         raise InputError(next(iter(study.failed.values())))
     return study
@@ -131,13 +123,7 @@ def evaluated(
     metadata: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """The same evaluation by lm-eval alone.
-
-    Args:
-        folder: where the task is: a folder of this package's tasks, or another.
-        metadata: of the task.
-        arguments: of `simple_evaluate`, in place of the cell's.
-    """
+    """The same evaluation by lm-eval alone, with other arguments of `simple_evaluate` if they are given."""
     manager = TaskManager(include_path=task_dir() / folder, include_defaults=False, metadata=dict(metadata or {}))
     every = {
         "model": cell.variant.method,

@@ -1,8 +1,6 @@
 """The cost of conducting, without models: 10,000 cells whose units sleep, on 64 logical workers of Ray on this machine.
 
-    python -m tests.studies.scale [CELLS_A_UNIT] [SECONDS_A_UNIT]
-
-Prints the driver's seconds a cell (processor time) and the share of the workers' time in which they were idle.
+python -m tests.studies.scale [CELLS_A_UNIT] [SECONDS_A_UNIT]
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 WORKERS, CELLS = 64, 10_000
@@ -17,9 +16,6 @@ WORKERS, CELLS = 64, 10_000
 
 class Sleeper:
     """A worker that imports nothing."""
-
-    def refusal(self) -> str:
-        return ""
 
     def run(self, seconds: float) -> None:
         import time
@@ -31,7 +27,7 @@ def main(cells_a_unit: int = 10, seconds_a_unit: float = 3.0) -> None:
     import ray
 
     import __main__
-    from lm_eval_icl.studies.cells import Grid, GridTask
+    from lm_eval_icl.studies.cells import Grid, StudyTask
     from lm_eval_icl.studies.cluster import Hired, OnRay
     from lm_eval_icl.studies.conduct import DONE, Outcome, Unit, conduct, states
     from lm_eval_icl.studies.grid import Study
@@ -40,53 +36,48 @@ def main(cells_a_unit: int = 10, seconds_a_unit: float = 3.0) -> None:
     class Sleepers(OnRay):
         """Workers are sent how long they sleep, and not the unit, whose classes they would have to import."""
 
-        slept, begun = 0.0, None
-
-        def _give_unit(self, worker: Hired) -> None:
-            super()._give_unit(worker)
-            if worker.unit is not None and sum(w.unit is not None for w in self.workers) == WORKERS:
-                self.begun = self.begun or (time.perf_counter(), time.process_time())
+        slept, begun = 0.0, (0.0, 0.0)
 
         def _answer(self, worker: Hired) -> list[Outcome]:
-            unit = worker.unit
+            unit = worker.unit or ()
             super()._answer(worker)
-            return [(target, {}) for target in unit.targets] if unit else []
+            return [(target, {}) for target in unit]
 
         def _dismiss(self, worker: Hired) -> None:
             worker.actor = worker.actor.actor
             super()._dismiss(worker)
 
-    class Handle:
+    def handle(actor: Any) -> Any:
         """An actor to which a unit is the time that it sleeps."""
 
-        def __init__(self, actor: Any) -> None:
-            self.actor, self.refusal, self.run = actor, actor.refusal, self
+        def run(unit: Unit) -> Any:
+            if pool.begun[0]:
+                pool.slept += (seconds := seconds_a_unit * random.uniform(0.5, 1.5))
+                return actor.run.remote(seconds)
+            if sum(worker.unit is not None for worker in pool.workers) == WORKERS:  # all have begun
+                ray.get([worker.actor.actor.run.remote(0) for worker in pool.workers])
+                pool.begun = time.perf_counter(), time.process_time()
+            return actor.run.remote(0)
 
-        def remote(self, unit: Unit) -> Any:
-            seconds = seconds_a_unit * random.uniform(0.5, 1.5)
-            if pool.begun:
-                pool.slept += seconds
-            return self.actor.run.remote(seconds)
-
-    class Class:
-        def options(self, **options: Any) -> Any:
-            made = ray.remote(__main__.Sleeper).options(**options)
-            return type("Options", (), {"remote": staticmethod(lambda: Handle(made.remote()))})
+        return SimpleNamespace(actor=actor, run=SimpleNamespace(remote=run))
 
     random.seed(0)
     units = CELLS // cells_a_unit
     tasks = [f"t{i}" for i in range(units // 10)]
-    keys = {"models": "pretrained=m", "methods": {"deepthink": {"T": f"1..{cells_a_unit}"}}, "seeds": "0..9"}
-    grid = Grid(Study.model_validate({**keys, "tasks": tasks}), {t: GridTask(t, (2,), (t,), reported=t) for t in tasks})
+    keys = {"models": "pretrained=m", "methods": {"deepthink": {"T": f"2..{cells_a_unit + 1}"}}, "seeds": "0..9"}
+    grid = Grid(
+        Study.model_validate({**keys, "tasks": tasks}), {name: StudyTask(name, (2,), {name: ()}) for name in tasks}
+    )
     folder, failed = Paths(), dict[str, str]()
     ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False)
-    pool = Sleepers(ray, Sleeper, (), lambda model: {"num_cpus": 1})
-    pool._class = Class()
-    with pool:
+    with Sleepers(ray, Sleeper, (), {"num_cpus": 1}) as pool:
+        made = ray.remote(__main__.Sleeper)
+        pool._class = SimpleNamespace(
+            options=lambda **options: SimpleNamespace(remote=lambda: handle(made.options(**options).remote()))
+        )
         conduct(grid, folder, pool, failed)
         wall, processor = time.perf_counter() - pool.begun[0], time.process_time() - pool.begun[1]
-    cells = [state for _, state in states(grid, folder, failed)]
-    assert cells == [DONE] * CELLS and not failed
+    assert [state for _, state in states(grid, folder, failed)] == [DONE] * CELLS and not failed
     print(f"{CELLS} cells in {units} units of {seconds_a_unit} s on {WORKERS} workers: {wall:.1f} s")
     print(f"driver: {1000 * processor / CELLS:.2f} ms of processor time a cell")
     print(f"idle: {100 * (1 - pool.slept / (WORKERS * wall)):.1f} % of the workers' time, from when all are busy")

@@ -7,7 +7,6 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.metaicl.files import SETTINGS
 from lm_eval_icl.studies import grid
 
 STUDIES = {name: grid.read(name, {}) for name in grid.named()}
@@ -18,8 +17,6 @@ EXPECTED = [
     for name, study in STUDIES.items()
     for number, entry in enumerate(study.expected)
 ]
-# The five tasks of Deep-Thinking's tables, which the tables' last column averages.
-CLASSIFICATION = ["icl_sst2", "icl_sst5", "icl_trec", "icl_mr", "icl_agnews"]
 
 
 def tasks_of(study: grid.Study) -> list[str]:
@@ -70,25 +67,6 @@ def test_expected_numbers_are_of_cells_of_the_study(study, entry):
             assert row[average] == pytest.approx(sum(map(row.get, columns)) / len(columns), abs=0.0008)
 
 
-@pytest.mark.parametrize("table", [2, 5, 6])
-def test_metaicls_settings_are_trained_and_evaluated_on(table):
-    """Each on all its targets and those in unseen domains, which are its own columns."""
-    study = STUDIES[f"invicl-table{table}"]
-    assert [training.name for training in study.trainings] == [*SETTINGS]
-    for training, *columns in zip(study.trainings, *study.columns.values(), strict=True):
-        name = f"metaicl_{training.name}"
-        assert training.options["metaicl"] == training.name
-        assert [*training.targets] == columns == [name, f"{name}_unseen"]
-
-
-def test_the_released_codes_accuracies_are_whole_numbers_of_right_answers():
-    expected = STUDIES["released-code"].expected
-    assert [entry["arguments"] for entry in expected] == [{"T": T} for T in range(1, 16)]
-    for entry in expected:
-        right = entry["values"]["icl_sst2"] * 872
-        assert right == pytest.approx(round(right), abs=872 * 0.5e-6)
-
-
 def test_the_released_codes_prompt(tmp_path, monkeypatch):
     """What the authors' README prints in front of every query."""
     folder = tmp_path / "stanfordnlp" / "sst2"
@@ -106,15 +84,3 @@ def test_the_released_codes_prompt(tmp_path, monkeypatch):
         "Review: been discovered , indulged in and rejected as boring before i see this piece of crap again\n"
         "Sentiment: negative\n\nReview: fine .\nSentiment:"
     )
-
-
-def test_instructions_name_all_labels_of_their_task():
-    study, without = STUDIES["invicl-figure1-instructions"], STUDIES["invicl-figure1"]
-    assert list(without.tasks) == [f"icl_{name}" for name in ("sst2", "agnews", "rte", "mrpc", "qnli")]
-    assert list(study.tasks) == [f"{name}_instruction" for name in without.tasks]
-    assert all(getattr(study, key) == getattr(without, key) for key in ("models", "variants", "num_fewshot", "seeds"))
-    with_instruction = below("icl_classification_instruction") - {"icl_classification_instruction"}
-    assert with_instruction == {f"{name}_instruction" for name in CLASSIFICATION}
-    for name in with_instruction:
-        *most, last = config(name.removesuffix("_instruction"))["doc_to_choice"]
-        assert config(name)["description"].endswith(f" with answers({', '.join(most)} or {last}).\n\n")

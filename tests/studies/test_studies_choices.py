@@ -1,20 +1,14 @@
 """Studies in which the models choose the demonstrations: each choice is made once, and all methods have it."""
 
-from pathlib import Path
-
 import pytest
 import transformers
+from lm_eval_icl.harness.pools import PoolOfTask
 
 from lm_eval_icl.demonstrations.choosing import Chooser
-from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.choosing import PoolOfTask
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.run import Options
-from tests import commands
 from tests.studies import running
-from tests.studies.test_studies import own_task
 
 OPTIONS = Options("cpu", 8, 3)
 
@@ -47,7 +41,7 @@ def test_all_methods_have_the_one_choice_of_the_model(tmp_path, chosen):
     assert chosen == [("herding", 0), ("herding", 1)]
     model = transformers.AutoModelForCausalLM.from_pretrained(model_path())
     asked = Predictor(model, transformers.AutoTokenizer.from_pretrained(model_path()), ICL())
-    pool = PoolOfTask(study.opened.leaves["icl_demo_short"].task)
+    pool = PoolOfTask(study.grid.tasks["icl_demo_short"].loaded)
     expected = Chooser(pool, asked, 5000).choose("herding", 3, 1, unit=True)
     rows: dict = {}
     for said in [study.facts(cell) for cell in study.cells()]:
@@ -57,40 +51,7 @@ def test_all_methods_have_the_one_choice_of_the_model(tmp_path, chosen):
     assert rows[1, 0] == {expected.indices} != rows[1, 1]
     del chosen[:]
     conduct(tmp_path / "o", methods="pcw", seeds=0, demonstrations={"herding": {"unit": True}})
-    assert not chosen
-    (file,) = (tmp_path / "o/choices").glob("*/*herding*seed=1*")
-    file.write_text("{}")
-    with pytest.raises(InputError, match="no file of choices"):
-        conduct(tmp_path / "o", methods="nope", demonstrations="herding:unit=True")
-    file.write_text("{")
-    with pytest.raises(InputError, match=r"is not whole .*the same command chooses again"):
-        conduct(tmp_path / "o", methods="nope", demonstrations="herding:unit=True")
-
-
-def test_lists_of_arguments_are_a_way_each(tmp_path):
-    hows = ["stratified", None, "cal", {"lens": {"m": [50, 60], "rho": 2.5}}, {"cal": {"k": "3..4"}}]
-    found = opened(tmp_path / "o", demonstrations=hows).study.demonstrations
-    lens = [f"lens:m={m}:rho=2.5" for m in (50, 60)]
-    assert [how and str(how) for how in found] == ["stratified", None, "cal", *lens, "cal:k=3", "cal:k=4"]
-
-
-def test_a_choice_that_fails_takes_its_cells_with_it_and_the_others_stay(tmp_path, chosen, monkeypatch):
-    keys, choose = {"demonstrations": ["herding", "k_center"]}, Chooser.choose
-
-    def fails(self, how, n, seed, *args, **kwargs):
-        if (how, seed) == ("k_center", 0):
-            raise RuntimeError("no room")
-        return choose(self, how, n, seed, *args, **kwargs)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Chooser, "choose", fails)
-        study = running.conduct(tmp_path / "o", OPTIONS, may_fail=True, methods="icl", **keys)
-    (path,), (why,) = study.failed, study.failed.values()
-    assert "k_center" in path and "no room" in why and len(study.cells()) == 3
-    (cell,) = study.cells(f"{path} failed: {why}")
-    assert (cell.drawn, cell.seed) == ("k_center", 0)
-    del chosen[:]
-    assert len(conduct(tmp_path / "o", **keys).cells()) == 4 and chosen == [("k_center", 0)]
+    assert not chosen  # they are kept
 
 
 def test_nothing_of_the_dev_set_is_chosen(tmp_path):
@@ -100,35 +61,8 @@ def test_nothing_of_the_dev_set_is_chosen(tmp_path):
         demonstrations=["random", "herding"],
         dev={"size": 150, "choose": ["T", "seeds"]},
     )
-    leaf = study.opened.leaves["icl_demo_short"]
-    pool, rows = leaf.task.sampler.df, leaf.task.training_docs()
-    documents = [rows[i] for i in study.opened.dev["icl_demo_short"]]
+    task = study.grid.tasks["icl_demo_short"]
+    pool, documents = task.loaded.sampler.df, list(task.dev.values())
     every = [study.facts(cell) for cell in study.cells()]
     assert {said["split"] for said in every if said["demonstrations"] == "herding"} == {"dev", "test"}
     assert not any(pool[i] in documents for said in every for i in said["indices"])
-
-
-def test_a_task_of_lm_evals_own_kind(tmp_path):
-    """It draws new demonstrations for every document otherwise."""
-    study = conduct(tmp_path / "o", tasks=own_task(tmp_path, "own"), demonstrations=["herding", "random"], orders=2)
-    assert (
-        all(len(set(said["indices"])) == 3 for said in [study.facts(cell) for cell in study.cells()])
-        and len([study.facts(cell) for cell in study.cells()]) == 8
-    )
-
-
-def test_other_ways_by_the_command_and_a_plan(tmp_path, capsys):
-    file = running.write(tmp_path / "s.yaml", methods="icl", demonstrations="lens")
-    ways = ["--demonstrations", "random,herding:unit=True"]
-    commands.run("study", file, *ways, "--dry_run", "--verbose", "--limit", 3)
-    said = capsys.readouterr().out
-    assert "demonstrations=herding-unit=True" in said and "demonstrations=random" in said and "lens" not in said
-    assert "What the models take to choose demonstrations is not counted." in said
-
-
-def test_documents_that_are_evaluated_are_not_drawn(tmp_path):
-    file = Path(own_task(tmp_path, "own"))
-    file.write_text(file.read_text().replace("fewshot_split: train", "fewshot_split: test"))
-    (leaf,) = study_tasks.load([str(file)], None)
-    with pytest.raises(InputError, match="would come from the documents that are evaluated"):
-        study_tasks.draw(leaf, 3, "random", 0)

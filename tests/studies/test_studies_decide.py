@@ -2,8 +2,7 @@
 
 import pytest
 
-from lm_eval_icl.errors import InputError
-from lm_eval_icl.studies import end, units
+from lm_eval_icl.studies import end
 from tests.studies import running
 from tests.studies.running import OPTIONS, conduct
 
@@ -24,7 +23,6 @@ def study(tmp_path_factory, own_tasks):
 
 def test_a_cell_is_lm_evals_run_with_its_rules(study):
     """Up to rounding, and with no token more: nothing runs twice."""
-    table = study.rows()
     for cell in study.cells():
         found = study.results(cell)
         decide = found["configs"][TASK]["metadata"]["decide"]
@@ -38,21 +36,9 @@ def test_a_cell_is_lm_evals_run_with_its_rules(study):
         decided = found["configs"][TASK]["metadata"]["decided"]
         assert decided.keys() == alone["configs"][TASK]["metadata"]["decided"].keys()
         if cell.variant.method == "invicl":
-            assert found["config"]["icl"]["tokens_run"] == alone["config"]["icl"]["tokens_run"]
-        scores = table.loc[study.folder.results_path(cell)].set_index("decide").score
-        assert scores.to_dict() == {name: alone["results"][TASK][f"acc,{name}"] for name in ["none", *decided]}
-
-
-def test_a_row_for_each_rule(study):
-    columns = end.columns_of(study.study, study.opened.leaves)
-    board = end.board_of(end.results_of(study.study, study.folder, study.cells()), columns)
-    of_method = [entry for entry in board.entries if entry.method == "invicl"]
-    assert {entry.rule or "none" for entry in of_method} >= {"none", *NAMES}
-    table = study.rows()
-    for entry in of_method:
-        rule = entry.rule or "none"
-        (score,) = table[(table.method == "invicl") & (table.decide == rule)].score
-        assert entry.cells[TASK].estimate.mean == pytest.approx(score)
+            assert mine["tokens_run"] == theirs["tokens_run"]
+        for name in ["none", *mine["decided"][TASK]]:
+            assert study.score(cell, name) == alone["results"][TASK][f"acc,{name}"]
 
 
 def test_the_dev_set_chooses_a_rule(tmp_path):
@@ -61,7 +47,6 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
     decide = ["none", "contextual", "batch", {"batch": {"by": "difference"}}]
     progress = conduct(tmp_path / "study", tasks=TASK, seeds=1, decide=decide, dev=dev, methods=methods)
     names = ["none", "contextual", "batch", "batch:by=difference"]
-    table = progress.rows().reset_index()
     tested = [cell for cell in progress.cells() if cell.split == "test"]
     assert [cell.chosen for cell in tested] == [("decide",), ("T", "decide")]
     for cell, numbers in zip(tested, ([None], [1, 3]), strict=True):
@@ -73,36 +58,13 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
             for name in names
         }
         best = next(key for key, score in curve.items() if score == max(curve.values()))
-        choice = next(choice for choice in progress.choices() if choice.cells == (cell,))
-        assert [(each["arguments"].get("T"), each["arguments"]["decide"]) for each in choice.curve] == [*curve]
-        assert [each["score"] for each in choice.curve] == pytest.approx([*curve.values()])
+        points = next(points for cells, points in progress.choices() if cells == (cell,))
+        assert [(each["arguments"].get("T"), each["arguments"]["decide"]) for each in points] == [*curve]
+        assert [each["score"] for each in points] == pytest.approx([*curve.values()])
         assert (cell.variant.arguments.get("T"), cell.rule or "none") == best and best[0] in numbers
         said = progress.facts(cell)
-        assert (said["chosen"], said["rule"] or "none") == (list(cell.chosen), best[1])
-        of_cell = table[(table.method == cell.variant.method) & (table.split == "test")]
-        assert of_cell[of_cell.chosen].decide.tolist() == [best[1]]
-        of_dev = table[(table.method == cell.variant.method) & (table.split == "dev") & table.chosen]
-        assert of_dev.decide.tolist() == [best[1]] and of_dev.score.tolist() == pytest.approx([max(curve.values())])
-    columns = end.columns_of(progress.study, progress.opened.leaves)
-    found = end.results_of(progress.study, progress.folder, progress.cells())
-    tested = [(cell, run) for cell, run in found if cell.split == "test"]
-    entries = end.board_of(tested, columns).entries
+        assert (said["chosen"], said.get("rule", "none")) == (list(cell.chosen), best[1])
+    columns = end.columns_of(progress.study, progress.grid.tasks)
+    entries = end.board_of(end.results_of(progress.folder, tested), columns).entries
     said = sorted((entry.method, entry.rule or "none") for entry in entries)
     assert said == [("deepthink", "chosen on dev"), ("icl", "chosen on dev"), ("icl", "none")]
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"decide": "contextal"}, "decide=contextal: .* did you mean 'contextual'"),
-        ({"decide": "knn:m=2"}, "decide: knn:m=2 reads what .* lm_eval --metadata decide=knn:m=2"),
-        ({"decide": ["pmi", "pmi"]}, "decide: pmi is there twice"),
-        ({"decide": "batch:of=pool:m=1000"}, "task 'icl_demo_short': decide=batch:m=1000:of=pool: m=1000: only"),
-        ({"metadata": {"decide": "batch"}}, r"metadata: decide=batch: .* give decide: \[none, batch\]"),
-        ({"decide": "batch:by=difference", "metric": "acc_norm"}, "acc_norm means nothing under decide=batch:by="),
-    ],
-)
-def test_what_is_refused_before_anything_runs(keys, said, tmp_path, monkeypatch):
-    monkeypatch.setattr(units, "Models", lambda *_: pytest.fail("a model was loaded"))
-    with pytest.raises(InputError, match=said):
-        conduct(tmp_path / "o", **{"methods": "icl", **keys})
