@@ -2,9 +2,9 @@
 
 import pytest
 import transformers
-from lm_eval_icl.harness.pools import PoolOfTask
 
 from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.harness.choosing import PoolOfTask
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies.run import Options
