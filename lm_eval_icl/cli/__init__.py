@@ -30,22 +30,32 @@ COMMANDS = {
 }
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, by which a scheduler warns a process before it kills it."""
+
+
 def main() -> None:
     """Run a command, ours or lm-eval's. An error in ours is one line on standard error and exit status 1, or 130 after
-    Ctrl-C or SIGTERM; with --debug, an error that is no `InputError` has its traceback."""
+    Ctrl-C and 143 after SIGTERM; with --debug, an error that is no `InputError` has its traceback."""
+
+    def terminate(number: int, frame: object) -> NoReturn:
+        raise Terminated
+
     name = "".join(sys.argv[1:2])
     if name not in COMMANDS:
         lm_eval(sys.argv[1:])
         return
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # by which a scheduler warns: ended as by Ctrl-C
+    signal.signal(signal.SIGTERM, terminate)
     try:
         run(arguments)
     except InputError as error:
         sys.exit(str(error))
-    except KeyboardInterrupt:
-        print(f"\nlm-eval-icl: {name}: interrupted.", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+    except KeyboardInterrupt as stopped:
+        ended = isinstance(stopped, Terminated)
+        number, how = (signal.SIGTERM, "terminated") if ended else (signal.SIGINT, "interrupted")
+        print(f"\nlm-eval-icl: {name}: {how}.", file=sys.stderr)
+        sys.exit(128 + number)
     except Exception as error:
         if "--debug" in sys.argv:
             raise

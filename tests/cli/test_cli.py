@@ -180,15 +180,18 @@ def test_other_commands_are_lm_eval_s():
     assert done.returncode == 1 and "ValueError: Tasks not found: icl_sst22" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_signal_is_one_line(number):
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [(signal.SIGINT, "interrupted"), pytest.param(signal.SIGTERM, "terminated", marks=pytest.mark.slow)],
+)
+def test_a_signal_is_one_line(number, says):
     with subprocess.Popen([COMMAND, "smoke"], stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
             time.sleep(0.01)
         time.sleep(5)  # Python or a library may ignore an exception while a module is imported
         process.send_signal(number)
         _, said = process.communicate()
-    assert (process.returncode, said.splitlines()[-1]) == (130, "lm-eval-icl: smoke: interrupted.")
+    assert (process.returncode, said.splitlines()[-1]) == (128 + number, f"lm-eval-icl: smoke: {says}.")
     assert "Traceback" not in said
 
 
