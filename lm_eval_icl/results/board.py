@@ -92,6 +92,7 @@ class BoardCell:
     sensitivity: Estimate | None = None  # order sensitivity: the pairwise flip rate between orders; None with one order
     # "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or a sentence on its files.
     marks: tuple[str, ...] = ()
+    left_out: int = 0  # demonstrations left out because prompts were too long
     majority: float | None = None  # the score of always giving the most frequent right answer; None if not known
     expected: float | None = None  # the paper's value, where a study says which one that is
 
