@@ -51,7 +51,7 @@ LIMITS = {
     "training": (1496, 761),
     "regression": (0, 387),
     "harness": (4000, 4699),
-    "results": (2600, 1682),
+    "results": (2598, 1682),
     "leaderboard": (1081, 291),
     "studies": (3390, 2444),
     "smoke": (439, 673),

@@ -75,7 +75,7 @@ def test_what_is_left_out_is_said(tmp_path):
     with pytest.warns(UserWarning, match="results_bad.json: is damaged"):
         assert len(results.documents(tmp_path)) == 2
     write(tmp_path, results_of({"a": [1.0, 1.0]}), {"a": samples_of([1.0, 0.0])}, time="wrong")
-    with pytest.warns(UserWarning, match="task 'a': its samples are not used: their acc"):
+    with pytest.warns(UserWarning, match="task 'a', none: its samples are not used: their acc"):
         assert len(results.documents(tmp_path)) == 2
 
 
