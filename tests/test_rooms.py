@@ -51,7 +51,7 @@ LIMITS = {
     "training": (1496, 761),
     "regression": (0, 387),
     "harness": (4000, 4699),
-    "results": (2671, 1753),
+    "results": (2661, 1753),
     "leaderboard": (1091, 291),
     "studies": (3390, 2444),
     "smoke": (439, 673),

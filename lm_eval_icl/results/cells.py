@@ -71,7 +71,8 @@ def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) ->
 
 
 def _majority(metric: str, answers: Sequence[Answers], marks: list[str]) -> float | None:
-    """The accuracy of always giving the most frequent right answer; a mark says if nearly all predictions are one."""
+    """The accuracy of always giving the most frequent right answer; a mark says with how many prompts nearly all
+    predictions are one."""
 
     def most_frequent(options: np.ndarray) -> float:
         return float(np.unique(options, return_counts=True)[1].max() / len(options))
@@ -81,9 +82,10 @@ def _majority(metric: str, answers: Sequence[Answers], marks: list[str]) -> floa
         return None
     golds = answers[0].golds
     majority = None if golds is None else most_frequent(golds)
-    collapsed = all(most_frequent(of_prompt) >= _COLLAPSED for of_prompt in predictions)
+    collapsed, n = sum(most_frequent(of_prompt) >= _COLLAPSED for of_prompt in predictions), len(predictions)
     if collapsed and len(predictions[0]) >= _FEW_DOCUMENTS and (majority is None or majority < _COLLAPSED):
-        marks.append("collapsed")
+        some = f"With {collapsed} of {n} prompts it gives one answer to nearly all documents."
+        marks.append("collapsed" if collapsed == n else some)
     return majority if metric == "acc" else None
 
 

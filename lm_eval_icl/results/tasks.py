@@ -21,17 +21,7 @@ import numpy as np
 
 from lm_eval_icl.results.fields import column_fields, declared, digest, switch_fields
 from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION
-from lm_eval_icl.results.records import (
-    Answers,
-    RuleFacts,
-    StudyFacts,
-    TaskResult,
-    Unusable,
-    at,
-    count,
-    mapping,
-    number,
-)
+from lm_eval_icl.results.records import Answers, RuleFacts, StudyFacts, TaskResult, Unusable, at, count, mapping, number
 
 _HASH = 16  # hexadecimal digits that are kept of a hash
 # Of lm-eval's metrics that are no means over documents (lm_eval/api/metrics.py), the aggregation; "" if it is unknown.
