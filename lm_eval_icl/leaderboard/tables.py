@@ -68,7 +68,7 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         **{"to_raw": None if cell.to_raw is None else cell.to_raw.mean, "p_raw": cell.p_raw},
         **{"detectable": difference["detectable"], "paired_by": difference["how"]},
         **{"best": cell.is_best, "worse_than_best": cell.is_worse},
-        "order_sensitivity": cell.sensitivity and cell.sensitivity.mean,
+        **{"order_sensitivity": cell.sensitivity and cell.sensitivity.mean, "left_out": cell.left_out},
         **{"majority": cell.majority, "expected": cell.expected, "marks": "; ".join(cell.marks)},
         **{"decide": entry.rule, "reads": "; ".join(entry.reads)},
     }
@@ -158,6 +158,7 @@ def comparison(first: Entry, second: Entry, columns: Sequence[Column], differenc
     """Both means, and the difference with all that belongs to it, column by column."""
     title = f"A: {first.label} on {first.on}\nB: {second.label} on {second.on}"
     table = _table(title, ["column"], ["A", "B", "A - B", "interval", "p", "detect-\nable", "documents\nx sets"])
+    lost = []
     for column in columns:
         if column.name not in first.cells or column.name not in second.cells:
             continue
@@ -175,11 +176,20 @@ def comparison(first: Entry, second: Entry, columns: Sequence[Column], differenc
             numbers.value(difference.detectable, column, unit=True),
             f"{difference.documents} x {difference.sets}",
         )
+        for name, entry in (("A", first), ("B", second)):
+            if count := entry.cells[column.name].left_out:
+                lost.append(f"{escape(shown(column.name))}: {count} demonstrations were left out of {name}'s prompts.")
+    table.caption = "\n".join(lost) or None
     return table
 
 
 def _table(title: str, names: Sequence[str], of_numbers: Sequence[str]) -> Table:
-    looks: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+    looks: dict[str, Any] = {
+        "title_justify": "left",
+        "caption_justify": "left",
+        "title_style": "bold",
+        "box": box.SIMPLE_HEAD,
+    }
     table = Table(title=f"\n{escape(title)}", **looks, show_edge=False, padding=(0, 1, 0, 0))
     for name in names:
         table.add_column(name, overflow="fold")

@@ -92,6 +92,7 @@ class BoardCell:
     sensitivity: Estimate | None = None  # order sensitivity: the pairwise flip rate between orders; None with one order
     # "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or a sentence on its files.
     marks: tuple[str, ...] = ()
+    left_out: int = 0  # demonstrations left out because prompts were too long
     majority: float | None = None  # the score of always giving the most frequent right answer; None if not known
     expected: float | None = None  # the paper's value, where a study says which one that is
 
@@ -162,9 +163,8 @@ class Board:
     columns: tuple[Column, ...]  # the average first if there are several tasks, groups, then tasks
     # By decision rule, the model itself first; under a rule the best first, by the first column.
     entries: tuple[Entry, ...]
-    baseline: Mapping[
-        str, str
-    ]  # by an entry's name, the name of the entry that its differences are to, if there is one
+    # By an entry's name, the name of the entry that its differences are to, if there is one.
+    baseline: Mapping[str, str]
     summary: tuple[str, ...]  # sentences that say what is best and what cannot be told apart
     left_out: tuple[LeftOutFile, ...]  # files that were not used
     common: tuple[str, ...] = ()  # words for what all entries and columns have in common: "8 shots", "limit=60"

@@ -26,18 +26,21 @@ def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
     """The numbers of a row on a task, of what its runs gave on it by date, not yet compared with other rows."""
     answered = [unit for unit in units if unit.result.answers is not None]
     marks = [mark for unit in units for mark in unit.result.marks]
-    for done, of, what in (
-        ("left_out", "demonstrations", "were left out, since prompts were too long"),
-        ("truncated", "documents", "were cut at their beginning: they do not fit without demonstrations"),
-    ):
-        if cut := max(count(at(unit.run.icl, done, unit.result.task, of)) or 0 for unit in units):
-            marks.append(f"{cut} {of} {what}.")
+    lost, of_documents, cut = (
+        max(count(at(unit.run.icl, done, unit.result.task, of)) or 0 for unit in units)
+        for done, of in (("left_out", "demonstrations"), ("left_out", "documents"), ("truncated", "documents"))
+    )
+    if lost:
+        marks.append(f"{lost} demonstrations were left out of {of_documents} documents' prompts, which were too long.")
+    if cut:
+        marks.append(f"{cut} documents were cut at their beginning: they do not fit without demonstrations.")
     cell = _from_answers(answered, is_share, marks) if answered else BoardCell(_reported(units, is_share))
     if not answered:
         marks.append("aggregate only")
     elif len(answered) < len(units):
         marks.append(f"{len(units) - len(answered)} of {len(units)} runs without samples are not counted")
-    return replace(cell, marks=tuple(dict.fromkeys(marks)), expected=_expected(units, units[0].result.task))
+    expected = _expected(units, units[0].result.task)
+    return replace(cell, marks=tuple(dict.fromkeys(marks)), left_out=lost, expected=expected)
 
 
 def _expected(units: Iterable[TaskRun], column: str) -> float | None:
@@ -68,7 +71,8 @@ def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) ->
 
 
 def _majority(metric: str, answers: Sequence[Answers], marks: list[str]) -> float | None:
-    """The accuracy of always giving the most frequent right answer; a mark says if nearly all predictions are one."""
+    """The accuracy of always giving the most frequent right answer; a mark says with how many prompts nearly all
+    predictions are one."""
 
     def most_frequent(options: np.ndarray) -> float:
         return float(np.unique(options, return_counts=True)[1].max() / len(options))
@@ -78,9 +82,10 @@ def _majority(metric: str, answers: Sequence[Answers], marks: list[str]) -> floa
         return None
     golds = answers[0].golds
     majority = None if golds is None else most_frequent(golds)
-    collapsed = all(most_frequent(of_prompt) >= _COLLAPSED for of_prompt in predictions)
+    collapsed, n = sum(most_frequent(of_prompt) >= _COLLAPSED for of_prompt in predictions), len(predictions)
     if collapsed and len(predictions[0]) >= _FEW_DOCUMENTS and (majority is None or majority < _COLLAPSED):
-        marks.append("collapsed")
+        some = f"With {collapsed} of {n} prompts it gives one answer to nearly all documents."
+        marks.append("collapsed" if collapsed == n else some)
     return majority if metric == "acc" else None
 
 
@@ -137,6 +142,7 @@ def combined(cells: Mapping[str, BoardCell], units: Iterable[TaskRun], column: C
         statistics.estimate_group([part.estimate for part in parts], weights, bounds=column.bounds),
         sensitivity=statistics.estimate_group(flips, weights, bounds=(0.0, 1.0)) if len(flips) == n else None,
         marks=tuple(dict.fromkeys(mark for part in parts for mark in part.marks)),
+        left_out=sum(part.left_out for part in parts),
         majority=math.fsum(map(math.prod, zip(weights, majorities, strict=True))) if len(majorities) == n else None,
         expected=_expected(units, column.name),
     )
@@ -244,9 +250,12 @@ def compare_all(
                 difference, p_holm = to_baseline.get(entry.name, (None, None))
                 raw_difference, p_raw = to_raw.get(entry.name, (None, None))
                 marks = cell.marks
-                if difference is not None and difference.sets < cell.estimate.sets:
-                    marks += (f"Paired on {difference.sets} of {cell.estimate.sets} sets of demonstrations.",)
-                elif difference is None and entry.name in bases and column.name in bases[entry.name].cells:
+                if difference is not None:
+                    if difference.sets < cell.estimate.sets:
+                        marks += (f"Paired on {difference.sets} of {cell.estimate.sets} sets of demonstrations.",)
+                    if lost := bases[entry.name].cells[column.name].left_out:
+                        marks += (f"{lost} demonstrations were left out of its baseline's prompts.",)
+                elif entry.name in bases and column.name in bases[entry.name].cells:
                     marks += ("unpaired",) * ("aggregate only" not in marks)
                 below, p_best = to_best.get(entry.name, (None, None))
                 cells[entry.name][column.name] = replace(

@@ -5,6 +5,7 @@ The probability of an option is its log-likelihood, or what a rule makes of it, 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from lm_eval_icl.results.statistics import Bounds, Difference, Estimate, Spread, checked, crossed, from_t, paired
+from lm_eval_icl.results.statistics import (
+    Bounds,
+    Difference,
+    Estimate,
+    Spread,
+    checked,
+    crossed,
+    from_t,
+    is_binary,
+    paired,
+)
 
 BINS = 15  # of equal width (Guo et al. 2017, "On Calibration of Modern Neural Networks")
 _CLASSES = 1000  # of a macro-F1, fewer
@@ -86,39 +97,87 @@ def calibration_error(sums: np.ndarray) -> np.ndarray:
     return error
 
 
-def _counted(items: ArrayLike) -> np.ndarray:
-    """Numbers, and 1 for each."""
+def _items(items: ArrayLike, columns: int) -> np.ndarray:
+    """lm-eval's items of n documents: (n, columns), one number or two each."""
     values = np.asarray(items, dtype=float)
-    if values.ndim != 1:
-        raise ValueError(f"each document must have one number, not items of shape {values.shape}")
-    return np.stack([values, np.ones_like(values)], axis=1)
+    if values.shape != (len(values),) + (columns,) * (columns > 1):
+        count = "one number" if columns == 1 else "two numbers"
+        raise ValueError(f"each document must have {count}, not items of shape {values.shape}")
+    return values.reshape(len(values), columns)
+
+
+def _counted(items: ArrayLike) -> np.ndarray:
+    """Numbers and 1 for each, but 0 and 0 for a NaN."""
+    values = _items(items, 1)
+    is_number = ~np.isnan(values)
+    return np.hstack([np.where(is_number, values, 0), is_number])
+
+
+def _confusions(items: ArrayLike) -> np.ndarray:
+    """From pairs of the right answer and the prediction, 0 or 1: true and false positives, false and true negatives."""
+    values = _items(items, 2)
+    if not is_binary(values):
+        raise ValueError("the right answers and predictions must be 0 or 1")
+    is_right, is_predicted = values.T == 1
+    return np.stack([is_right & is_predicted, ~is_right & is_predicted, is_right & ~is_predicted,
+                     ~is_right & ~is_predicted], axis=1).astype(float)  # fmt: skip
 
 
 def _class_counts(items: ArrayLike) -> np.ndarray:
     """From pairs of the right class and the predicted one: of each class that is right somewhere, whether it is right,
     predicted, and both."""
-    values = np.asarray(items, dtype=float)
-    right = values[:, 0] if values.shape[1:] == (2,) else np.array([math.nan])
+    right, predicted = _items(items, 2).T
     if not (right == np.floor(np.abs(right))).all() or right.max() >= _CLASSES:
-        raise ValueError(f"each document must have two classes, the right one a whole number below {_CLASSES:,}")
+        raise ValueError(f"the right class of each document must be a whole number below {_CLASSES:,}")
     classes = np.arange(right.max() + 1)
-    is_right, is_predicted = right[:, None] == classes, values[:, 1:] == classes
+    is_right, is_predicted = right[:, None] == classes, predicted[:, None] == classes
     return np.hstack([is_right, is_predicted, is_right & is_predicted]).astype(float)
+
+
+def _ratio(above: np.ndarray, below: np.ndarray, otherwise: float = 0.0) -> np.ndarray:
+    return np.divide(above, below, out=np.full(np.shape(above), otherwise), where=below != 0)
+
+
+def _quotient(sums: np.ndarray) -> np.ndarray:
+    return _ratio(sums[..., 0], sums[..., 1], math.nan)
+
+
+def _perplexity(sums: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # infinite
+        return np.exp(-_quotient(sums))
+
+
+def _f1(sums: np.ndarray) -> np.ndarray:
+    hits, false_alarms, misses, _ = np.moveaxis(sums, -1, 0)
+    return _ratio(2 * hits, 2 * hits + false_alarms + misses)
+
+
+def _matthews(sums: np.ndarray) -> np.ndarray:
+    hits, false_alarms, misses, rejections = np.moveaxis(sums, -1, 0)
+    margins = np.sqrt((hits + false_alarms) * (hits + misses) * (rejections + false_alarms) * (rejections + misses))
+    return _ratio(hits * rejections - false_alarms * misses, margins)
 
 
 def _macro_f1(sums: np.ndarray) -> np.ndarray:
     """The mean of the F1 of the classes that are right somewhere (MetaICL's metric of classification)."""
     right, predicted, both = np.split(sums, 3, axis=-1)
-    counts, below = right > 0, right + predicted
-    f1 = counts * np.divide(2 * both, below, out=np.zeros_like(both), where=below != 0)
-    mean: np.ndarray = f1.sum(axis=-1) / counts.sum(axis=-1)
+    counts = right > 0
+    mean: np.ndarray = (counts * _ratio(2 * both, right + predicted)).sum(axis=-1) / counts.sum(axis=-1)
     return mean
 
 
-# By their names in lm-eval or MetaICL. Metrics of other aggregations are shown as lm-eval reports them.
+_pairs = functools.partial(_items, columns=2)
+# By their names in lm-eval or MetaICL. F1 and Matthews' correlation are those of two classes, and 0 where they are not
+# defined, as scikit-learn's. Metrics of other aggregations are shown as lm-eval reports them.
 AGGREGATIONS: Mapping[str, Aggregation] = {
-    "mean": Aggregation(_counted, lambda sums: sums[..., 0] / sums[..., 1], None),
+    "mean": Aggregation(_counted, _quotient, None),
+    "nanmean": Aggregation(_counted, _quotient, None),
+    "f1": Aggregation(_confusions, _f1, (0, 1)),
     "macro_f1": Aggregation(_class_counts, _macro_f1, (0, 1)),
+    "matthews_corrcoef": Aggregation(_confusions, _matthews, (-1, 1)),
+    "perplexity": Aggregation(_counted, _perplexity, (0, math.inf)),
+    "weighted_perplexity": Aggregation(_pairs, _perplexity, (0, math.inf)),
+    "bits_per_byte": Aggregation(_pairs, lambda sums: -_quotient(sums) / math.log(2), (0, math.inf)),
     "ece": Aggregation(binned, calibration_error, (0, 1)),
 }
 
@@ -155,7 +214,7 @@ def bootstrap_difference(
 
 
 def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int) -> Spread:
-    """The variance of the metric of one entry, or of the difference of two."""
+    """The variance of the metric of one entry, or of the difference of two; infinite if a draw has no such metric."""
     n, sets, _ = entries[0].shape
     if n == 1:
         return Spread(math.inf, 0)
@@ -178,6 +237,8 @@ def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int) -> Sprea
         metrics = of_sets(documents)
         chunks.append([metrics.mean(axis=1), (whole * columns).mean(axis=1), (metrics * columns).mean(axis=1)])
     a, b, both = np.concatenate(chunks, axis=1)
+    if not np.isfinite([a, b, both]).all():
+        return Spread(math.inf, 0)
     of_documents = float(a.var(ddof=1)) * n / (n - 1)
     if sets == 1:
         return Spread(of_documents, n - 1)

@@ -122,9 +122,8 @@ class TaskResult:
     answers: Answers | None  # None if there are no samples, or they are not used: `marks` say why
     marks: tuple[str, ...] = ()  # what is wrong with this result, each a sentence
     rule: RuleFacts | None = None  # the decision rule that these values are under; None for those of the model itself
-    column: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what was asked, the fields of this kind by name (`fields`)
+    # What was asked, the fields of this kind by name (`fields`).
+    column: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, str | None] = field(default_factory=dict)  # the same; None where the file does not say
 
     @property

@@ -21,24 +21,15 @@ import numpy as np
 
 from lm_eval_icl.results.fields import column_fields, declared, digest, switch_fields
 from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION
-from lm_eval_icl.results.records import (
-    Answers,
-    RuleFacts,
-    StudyFacts,
-    TaskResult,
-    Unusable,
-    at,
-    count,
-    mapping,
-    number,
-)
+from lm_eval_icl.results.records import Answers, RuleFacts, StudyFacts, TaskResult, Unusable, at, count, mapping, number
 
 _HASH = 16  # hexadecimal digits that are kept of a hash
-# lm-eval's metrics that are no means over documents (lm_eval/api/metrics.py); they are shown as lm-eval reports them.
-_NO_MEANS = (
-    *("f1", "mcc", "perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "brier_score"),
-    *("bleu", "chrf", "chrf++", "ter", "bypass"),
-)
+# Of lm-eval's metrics that are no means over documents (lm_eval/api/metrics.py), the aggregation; "" if it is unknown.
+_NO_MEANS = {
+    **{"f1": "f1", "mcc": "matthews_corrcoef", "perplexity": "perplexity", "bits_per_byte": "bits_per_byte"},
+    **dict.fromkeys(("word_perplexity", "byte_perplexity"), "weighted_perplexity"),
+    **dict.fromkeys(("brier_score", "bleu", "chrf", "chrf++", "ter", "bypass"), ""),
+}
 
 
 class DocumentRow(NamedTuple):
@@ -175,14 +166,16 @@ def _choice(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int, i
 
 
 def _items(values: Sequence[Any], metric: str) -> np.ndarray:
-    """(documents,) or (documents, 2): what lm-eval aggregates, a number or the names of the right and predicted class,
-    which are numbered by the alphabet of the right ones; -1 is a class that is right nowhere."""
+    """(documents,) or (documents, 2): what lm-eval aggregates, a number, two, or the names of the right and predicted
+    class, which are numbered by the alphabet of the right ones; -1 is a class that is right nowhere."""
     if values and all(isinstance(v, list) and len(v) == 2 and all(isinstance(x, str) for x in v) for v in values):
         right = {name: place for place, name in enumerate(sorted({name for name, _ in values}))}
         return np.array([[right.get(name, -1) for name in pair] for pair in values], dtype=float)
-    if not all(isinstance(value, int | float) for value in values):  # a boolean is an integer, as for lm-eval
-        raise Unusable(f"a document has no {metric} that is a number, or the names of two classes")
-    return np.array(values, dtype=float)
+    items = [value if isinstance(value, list) else [value] for value in values]
+    # A boolean is an integer, as for lm-eval.
+    if len(set(map(len, items))) > 1 or not all(isinstance(x, int | float) for item in items for x in item):
+        raise Unusable(f"a document has no {metric} that is a number, a pair of numbers, or the names of two classes")
+    return np.array(items if len(items[0]) > 1 else [item[0] for item in items], dtype=float)
 
 
 @functools.lru_cache(maxsize=1)  # most often, all documents of a task have the same
@@ -282,7 +275,7 @@ def _aggregation(metric: str, entry: Mapping[str, Any]) -> str:
     """A name of `AGGREGATIONS`, or "" if there is none for the metric."""
     if metric in CALIBRATION:
         return CALIBRATION[metric].aggregation
-    name = str(entry.get("aggregation", "" if metric in _NO_MEANS else "mean"))
+    name = str(entry.get("aggregation", _NO_MEANS.get(metric, "mean")))
     return name if name in AGGREGATIONS else ""
 
 
@@ -350,7 +343,8 @@ def _with_answers(result: TaskResult, documents: Sequence[DocumentRow] | Unusabl
             items = answers.items
             if result.documents and len(items) != result.documents:
                 raise Unusable(f"they are of {len(items)} documents, the results of {result.documents}")
-            if not (np.abs(items) < 1e100).all():
+            numbers = items[~np.isnan(items)] if result.aggregation == "nanmean" else items
+            if not (np.abs(numbers) < 1e100).all():
                 raise Unusable(f"the {result.metric} of a document is not a finite number")
             given, aggregation = _value(items, result.metric, result.aggregation)
             if result.metric in CALIBRATION:

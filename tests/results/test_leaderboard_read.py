@@ -45,6 +45,7 @@ GENERATE = evaluation.task(
 CHOICE = {"output_type": "multiple_choice", "doc_to_choice": ["no", "yes"]}
 METRICS = {
     "f1": evaluation.task("f1", **CHOICE, metric_list=[{"metric": "f1"}, {"metric": "mcc"}]),
+    "mcc": evaluation.task("mcc", **CHOICE, metric_list=[{"metric": "mcc"}]),
     "brier": evaluation.task("brier", **CHOICE, metric_list=[{"metric": "brier_score"}]),
     "mutual": evaluation.TASKS["mutual"],
     "described": evaluation.TASKS["described"],
@@ -203,18 +204,22 @@ def test_metrics(made):
     run = one(made["metrics"])
     of = run.tasks
     assert {name: (result.metric, result.aggregation) for name, result in of.items()} == {
-        "f1": ("f1", ""),
+        "f1": ("f1", "f1"),
+        "mcc": ("mcc", "matthews_corrcoef"),
         "brier": ("brier_score", ""),
         "mutual": ("acc_mutual_info", "mean"),
         "described": ("acc", "mean"),
-        "surprise": ("perplexity", ""),
+        "surprise": ("perplexity", "perplexity"),
         "own": ("acc", ""),
         "generate": ("exact_match", "mean"),
     }
+    assert of["f1"].answers.items.shape == of["mcc"].answers.items.shape == (6, 2)
+    assert of["f1"].answers.items[:, 1].tolist() == of["f1"].answers.predictions.tolist()
+    assert math.isclose(math.exp(-of["surprise"].answers.items.mean()), of["surprise"].value)
     assert not of["surprise"].higher_is_better
     assert of["mutual"].answers.predictions is None  # lm-eval asks for each option twice
     assert of["generate"].filter == "first" and of["generate"].answers.predictions is None
-    reported = ("f1", "brier", "surprise", "own")
+    reported = ("brier", "own")
     assert of["own"].value == 0.25 and all("shown as reported" in of[name].marks[0] for name in reported)
     assert {name for name, result in of.items() if result.marks or result.answers is None} == {*reported}
 

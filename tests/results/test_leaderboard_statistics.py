@@ -393,16 +393,49 @@ def test_holm_keeps_the_order_and_lowers_nothing(p: list[float]) -> None:
 # Metrics that are no means.
 
 
-def test_macro_f1_is_metaicls() -> None:
-    """Classes are numbered; -1 is one that is right nowhere."""
-    rng, ours = np.random.default_rng(0), AGGREGATIONS["macro_f1"]
-    for n in (1, 2, 50):
+def items(name: str, n: int, rng: np.random.Generator) -> list[Any]:
+    """Items as lm-eval's tasks, or MetaICL's, give them."""
+    right = rng.random(n) < 0.7
+    if name in ("f1", "matthews_corrcoef"):
+        gold = rng.integers(2, size=n)
+        return np.stack([gold, np.where(right, gold, 1 - gold)], axis=1).tolist()
+    if name == "macro_f1":  # classes by their number; -1 is one that is right nowhere
         gold = np.unique(rng.integers(4, size=n), return_inverse=True)[1]
-        pairs = np.stack([gold, np.where(rng.random(n) < 0.5, gold, rng.integers(-1, 4, n))], axis=1)
-        features = ours.features(pairs)
-        theirs = macro_f1([(str(a), str(b)) for a, b in pairs])
-        assert float(ours.value(features.sum(axis=0))) == pytest.approx(theirs)
-        assert ours.value(np.stack([features, features]).sum(axis=1)).shape == (2,) and 0 <= theirs <= 1
+        return np.stack([gold, np.where(right, gold, rng.integers(-1, 4, n))], axis=1).tolist()
+    if name in ("weighted_perplexity", "bits_per_byte"):
+        return np.stack([-rng.random(n) * 50, rng.integers(1, 40, n)], axis=1).tolist()
+    values = (-rng.random(n)).tolist()
+    return [*values, math.nan] if name == "nanmean" else values
+
+
+@pytest.mark.parametrize("name", [name for name in AGGREGATIONS if name != "ece"])  # which is none of lm-eval's
+def test_aggregations_are_lm_evals(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from lm_eval.api.registry import get_aggregation
+
+        rng, ours = np.random.default_rng(0), AGGREGATIONS[name]
+        theirs = macro_f1 if name == "macro_f1" else get_aggregation(name)
+        for n in (1, 2, 50):
+            some = items(name, n, rng)
+            features = ours.features(some)
+            wanted = theirs([(str(a), str(b)) for a, b in some] if name == "macro_f1" else some)
+            assert float(ours.value(features.sum(axis=0))) == pytest.approx(wanted)
+            assert ours.value(np.stack([features, features]).sum(axis=1)).shape == (2,)
+            if ours.bounds:
+                assert ours.bounds[0] <= wanted <= ours.bounds[1]
+
+
+@pytest.mark.parametrize("gold, predicted", [((0, 0), (0, 0)), ((1, 1), (1, 1)), ((0, 1), (0, 0)), ((1, 0), (0, 1))])
+def test_f1_and_correlation_where_classes_are_missing(gold: tuple[int, ...], predicted: tuple[int, ...]) -> None:
+    from sklearn import metrics
+
+    pairs = list(zip(gold, predicted, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = metrics.f1_score(gold, predicted), metrics.matthews_corrcoef(gold, predicted)
+    for name, value in zip(("f1", "matthews_corrcoef"), expected, strict=True):
+        assert float(AGGREGATIONS[name].value(AGGREGATIONS[name].features(pairs).sum(axis=0))) == value
 
 
 def test_the_bootstrap_of_a_mean_is_nearly_the_formula() -> None:
@@ -427,10 +460,8 @@ def test_the_bootstrap_of_a_mean_is_nearly_the_formula() -> None:
 
 
 def test_bootstrap_differences() -> None:
-    rng, f1 = np.random.default_rng(0), AGGREGATIONS["macro_f1"]
-    gold = rng.integers(2, size=40)
-    answers = np.where(rng.random((2, 4, 40)) < 0.7, gold, 1 - gold)
-    first, second = (np.stack([f1.features(np.stack([gold, x], axis=1)) for x in of], axis=1) for of in answers)
+    rng, f1 = np.random.default_rng(0), AGGREGATIONS["f1"]
+    first, second = (np.stack([f1.features(items("f1", 40, rng)) for _ in range(4)], axis=1) for _ in range(2))
     one, two = bootstrap_difference(first, second, f1.value), bootstrap_difference(second, first, f1.value)
     assert close(two, negated(one), rel=1e-15)
     assert one == bootstrap_difference(first, second, f1.value)  # the same draws
@@ -443,9 +474,27 @@ def test_bootstrap_differences() -> None:
     assert bootstrap_difference(first, nearly, f1.value).error < 0.5 * bootstrap(first, f1.value).error
 
 
-def test_bootstrap_of_one_document() -> None:
-    f1 = AGGREGATIONS["macro_f1"]
+def test_bootstrap_of_little() -> None:
+    f1, mean = AGGREGATIONS["f1"], AGGREGATIONS["nanmean"]
     assert bootstrap(f1.features([(1, 1)])[:, None], f1.value).error == math.inf
+    nothing = bootstrap(np.repeat(f1.features([(0, 0), (0, 0)])[:, None], 3, axis=1), f1.value)
+    assert (nothing.mean, nothing.low, nothing.high) == (0, 0, 0)
+    # Some draws have no document with a number.
+    sums = np.repeat(mean.features([1.0, math.nan])[:, None], 2, axis=1)
+    assert bootstrap(sums, mean.value).error == math.inf and bootstrap_difference(sums, 2 * sums, mean.value).p == 1
+
+
+def test_numbers_of_the_bootstrap() -> None:
+    """Draws are seeded: no change of the code moves them."""
+    f1, rng = AGGREGATIONS["f1"], np.random.default_rng(0)
+    first, second = (np.stack([f1.features(items("f1", 40, rng)) for _ in range(4)], axis=1) for _ in range(2))
+    found, less = bootstrap(first, f1.value, bounds=f1.bounds), bootstrap_difference(first, second, f1.value)
+    numbers = (found.mean, found.low, found.high, found.df, less.mean, less.low, less.high, less.p)
+    interval, of_difference = (
+        (0.65716221447929, 0.55764513003902, 0.75667929891955, 39),
+        (0.02067860364547, -0.25014403001006),
+    )
+    assert numbers == pytest.approx((*interval, *of_difference, 0.29150123730100, 0.83743844594437), rel=1e-9)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -483,6 +532,8 @@ def test_order_sensitivity_by_hand() -> None:
         (order_sensitivity, [[np.zeros((3, 2)), np.zeros((2, 2))]], "same shape"),
         (order_sensitivity, [[np.zeros((0, 2))]], r"not of shape \(0, 1\)"),
         (bootstrap, [np.zeros((2, 2)), AGGREGATIONS["macro_f1"].value], "documents x sets x features"),
+        (AGGREGATIONS["f1"].features, [[(0, 2)]], "must be 0 or 1"),
+        (AGGREGATIONS["bits_per_byte"].features, [[1, 2]], "two numbers"),
         (AGGREGATIONS["mean"].features, [[(1, 2)]], "one number"),
         *((AGGREGATIONS["macro_f1"].features, [[(0, 0), (gold, 0)]], "whole number below 1,000")
           for gold in (-1, 0.5, math.inf, 1e9)),

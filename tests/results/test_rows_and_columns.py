@@ -325,6 +325,21 @@ def test_a_thousand_runs(tmp_path):
     assert len(board.entries) == 50 and time.process_time() - start < 10
 
 
+def test_demonstrations_that_were_left_out_mark_cells_and_differences(tmp_path):
+    lost = {"left_out": {"t": {"documents": 3, "demonstrations": 7}}}
+    for method, facts in (("icl", lost), ("pcw", {}), ("nope", lost)):
+        run(tmp_path, icl={**ICL, **facts, "method": method}, right=[1, 0] * 20)
+    cells = {entry.method: entry.cells["t"] for entry in board_of(tmp_path).entries}
+    own = "7 demonstrations were left out of 3 documents' prompts, which were too long."
+    of_baseline = "7 demonstrations were left out of its baseline's prompts."
+    assert {method: [mark for mark in cell.marks if "left out" in mark] for method, cell in cells.items()} == {
+        "icl": [own],
+        "pcw": [of_baseline],
+        "nope": [own, of_baseline],
+    }
+    assert {method: cell.left_out for method, cell in cells.items()} == {"icl": 7, "pcw": 0, "nope": 7}
+
+
 def test_documents_that_were_cut_mark_their_cell(tmp_path):
     run(tmp_path, icl={**ICL, "truncated": {"sst2": {"documents": 3, "tokens": 70}}}, task="sst2", right=[1, 0] * 20)
     run(tmp_path, icl={**ICL, "method": "pcw"}, task="sst2", right=[1, 0] * 20)
