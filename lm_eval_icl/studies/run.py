@@ -262,8 +262,8 @@ def answer(lm: Any, tasks: Sequence[Any], name: str, numbers: set[int]) -> dict[
     """
     instances = [instance for task in tasks for instance in task.instances]
     kinds = sorted({instance.request_type for instance in instances})
-    if max(numbers) > 1 and kinds == ["loglikelihood"] and not lm.runner.capabilities.no_memory:
-        return _score_memories(lm, tasks, instances, numbers)
+    if isinstance(lm, ICLModel) and kinds == ["loglikelihood"] and not lm.runner.capabilities.no_memory:
+        return _log_likelihoods(lm, tasks, instances, numbers)
     answers = {}
     for number in numbers:
         _set_passes(lm, name, number)
@@ -280,10 +280,10 @@ def answer(lm: Any, tasks: Sequence[Any], name: str, numbers: set[int]) -> dict[
     return answers
 
 
-def _score_memories(
+def _log_likelihoods(
     lm: ICLModel, tasks: Sequence[Any], instances: Sequence[Instance], numbers: set[int]
 ) -> dict[int, dict[int, Iterator[Any]]]:
-    """`answer`, with log-likelihoods on all memories on the way to the last."""
+    """`answer` of log-likelihoods, on all memories on the way to the last."""
     lm.begin(tasks)
     run, runner = lm.run, lm.runner
     run.logs = False  # the progress is that of the study's cells
@@ -293,7 +293,7 @@ def _score_memories(
     with runner.mixed_precision():
         for context, queries in grouped((request.prompt, request.answer) for request in requests).items():
             asked = {query: list(answers) for query, answers in queries.items()}
-            if context.demonstrations:
+            if lm.method.counts_memories and context.demonstrations:
                 memories = runner.score_memories(context, asked, numbers)
             else:  # one memory, whatever the number
                 memories = ((0, scored) for scored in runner.score({context: asked}))

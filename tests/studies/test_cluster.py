@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,10 @@ class Sabotaged(cluster.OnRay):
 
     def _answer(self, worker: cluster.Hired) -> Sequence[Outcome]:
         outcomes = super()._answer(worker)
-        names = {process: process.name() for process in psutil.Process().children(recursive=True)}
-        mine = [process for process, name in names.items() if name in ("ray::StudyWorker", "ray::StudyWorker.run")]
+        mine = []
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                mine += [process] if process.name() in ("ray::StudyWorker", "ray::StudyWorker.run") else []
         if outcomes and self.kills and mine:
             random.choice(mine).kill()
             self.kills -= 1

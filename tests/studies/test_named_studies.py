@@ -17,8 +17,6 @@ EXPECTED = [
     for name, study in STUDIES.items()
     for number, entry in enumerate(study.expected)
 ]
-# The five tasks of Deep-Thinking's tables, which the tables' last column averages.
-CLASSIFICATION = ["icl_sst2", "icl_sst5", "icl_trec", "icl_mr", "icl_agnews"]
 
 
 def tasks_of(study: grid.Study) -> list[str]:

@@ -57,8 +57,7 @@ def test_invariant_methods_encode_and_score_orders_once(study):
         shared = study.facts(cell)["shared"]
         if cell.variant.arguments.get("T") != 1:
             passes[cell.variant.method] = (shared.get("passes"), shared["cells"])
-    # Short contexts of `icl` are read and scored side by side.
-    assert passes["invicl"] == (2, 2) and passes["icl"] == (1, 2)
+    assert passes["invicl"] == (2, 2) and passes["icl"] == (4, 2)
     # Of two orders, the context is read once for each T, since each goes on from the one before. T=1 runs by itself.
     assert passes["deepthink"] == (2 * (3 + 2), 2 * 2)
 
