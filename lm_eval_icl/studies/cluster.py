@@ -107,7 +107,7 @@ class OnRay(Executor):
                 self.workers.append(Hired(actor, needs))
         for worker in [worker for worker in self.workers if worker.unit is None]:
             holders = Counter(other.held for other in self.workers)
-            worker.unit = self.take(worker.held, holders, lambda model, own=worker.needs: self.needs(model) == own)
+            worker.unit = self.take(worker.held, holders, lambda model: self.needs(model) == worker.needs)
             if worker.unit is not None:
                 worker.held, worker.call = worker.unit[0].model.folder, worker.actor.run.remote(worker.unit)
             elif room(worker.needs) < 0 or any(other.unit and other.needs != worker.needs for other in self.workers):
@@ -149,9 +149,7 @@ def connected(address: str) -> Any:
         dashboard = None if address else False  # a cluster that runs has one, or has not
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
     except Exception as error:  # of any kind: a node that takes too long raises no other
-        # Without an address Ray turns tokens on by itself; with one, only if it is told to.
-        token = "; if it asks for a token, set RAY_AUTH_MODE=token" if "RAY_AUTH_MODE" not in os.environ else ""
-        how = f"--ray {address}: this cluster cannot be joined{token}" if address else "--ray: Ray cannot be started"
+        how = f"--ray {address}: this cluster cannot be joined" if address else "--ray: Ray cannot be started"
         raise InputError(f"{how} ({one_line(error)}).") from error
     signal.signal(signal.SIGTERM, terminated)  # which Ray has replaced
     return ray
@@ -164,16 +162,9 @@ def versions() -> dict[str, str]:
 
 
 class StudyWorker:
-    """A worker of a study, whose tasks it loads for itself.
-
-    Args:
-        theirs: the versions of the process that conducts the study.
-        of_study: a reference to what is read after these were compared: the study, the folder in which it was started,
-            and arguments of `UnitRunner`.
-
-    Raises:
-        InputError: a version is another one here, or a task cannot be loaded.
-    """
+    """A worker of a study, whose tasks it loads for itself. It compares `versions` with those of the process that
+    conducts the study before it reads anything else: the study, the folder in which it was started, and arguments of
+    `UnitRunner`, to which `of_study` has a reference."""
 
     def __init__(self, theirs: Mapping[str, str], of_study: Sequence[Any]) -> None:
         import ray

@@ -116,15 +116,15 @@ def print_plan(grid: Grid, folder: StudyFolder, runner: UnitRunner, console: Con
     still to choose, the values that take most stand for the chosen ones."""
     most: dict[str, Cell] = {}
     for candidates in grid.alternatives:
-        largest = max(candidates, key=lambda candidate: passes_of(candidate.variant)[1])
+        largest = max(candidates, key=lambda candidate: passes_of(candidate.test[0].variant)[1])
         most |= {cell.path: large for cell, large in zip(candidates[0].test, largest.test, strict=True)}
     missing: dict[str, list[Cell]] = defaultdict(list)
     for target, state in states(grid, folder, {}):
         if isinstance(target, Cell) and state != DONE:
-            missing[target.model.name].append(most.get(target.path, target))
+            missing[str(target.model.arguments)].append(most.get(target.path, target))
     refused = []
-    for name, cells in missing.items():
-        said = f"{name}: {len(cells):,} cells"
+    for cells in missing.values():
+        said = f"{(name := cells[0].model.name)}: {len(cells):,} cells"
         try:
             plan = Plan(grid, cells[0].model)
             work = sum(map(plan.work, batches(cells)), Counter[str]())
