@@ -17,6 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -107,11 +108,14 @@ class OnRay(Executor):
                 self.workers.append(Hired(actor, needs))
         for worker in [worker for worker in self.workers if worker.unit is None]:
             holders = Counter(other.held for other in self.workers)
-            worker.unit = self.take(worker.held, holders, lambda model: self.needs(model) == worker.needs)
+            worker.unit = self.take(worker.held, holders, partial(self._suits, worker))
             if worker.unit is not None:
                 worker.held, worker.call = worker.unit[0].model.folder, worker.actor.run.remote(worker.unit)
             elif room(worker.needs) < 0 or any(other.unit and other.needs != worker.needs for other in self.workers):
                 self._dismiss(worker)
+
+    def _suits(self, worker: Hired, model: Model) -> bool:
+        return self.needs(model) == worker.needs
 
     def _answer(self, worker: Hired) -> Sequence[Outcome]:
         """What came of the unit of a worker that has answered."""
