@@ -243,7 +243,9 @@ def measures(
             elif name == "milliseconds":
                 ours = [1000 * run.seconds / run.all_results[0].documents for _, run in alike if run.seconds]
             else:
-                ours = [share for cell, _ in alike if (share := folder.kept(cell.model, cell.variant.method))]
+                ours = [
+                    share for cell, _ in alike if (share := folder.kept(cell.model, cell.variant.method)) is not None
+                ]
             here = f"{fmean(ours):.3g}" if ours else "not measured"
             trained = f", trained on {expected['training']}" if "training" in expected else ""
             lines.append(f"{entry.label}{trained}: {name} {here} (the paper: {value:g})")
