@@ -126,7 +126,7 @@ class OnRay(Executor):
         except self.ray.exceptions.RayError as error:  # it cannot begin, was killed too often, or its node is gone
             self._dismiss(worker)
             if "creation task" in str(error):
-                why = str(error).strip().splitlines()[-1].rpartition("InputError: ")[2]
+                why = str(error).strip().splitlines()[-1].rpartition("InputError: lm-eval-icl: ")[2]
                 raise InputError(f"--ray: a worker cannot begin ({why.removesuffix('.')}).") from error
             why = " ".join(str(error).rpartition("is dead because ")[2].split())[:300]
             return [(target, Failure(f"its worker was lost {_TRIES} times; the last time: {why}")) for target in unit]
