@@ -86,11 +86,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     folder = StudyFolder(args.output or Path("the study's folder"))
     if args.dry_run or args.status:
         grid = open_study(study, options.limit, args.include_path)
-        if args.dry_run:
-            _runner(grid, folder, args, options)
-            for model in grid.models:
-                end.check_model(model)
         end.print_states(grid, folder, console, args.verbose)
+        if args.dry_run:
+            from lm_eval_icl.studies.plan import print_plan
+
+            print_plan(grid, folder, _runner(grid, folder, args, options), console)
     else:
         with folder.locked():
             _run(open_study(study, options.limit, args.include_path), StudyFolder(args.output), args, options, console)
@@ -138,7 +138,7 @@ def _run(grid: Grid, folder: StudyFolder, args: argparse.Namespace, options: Opt
         from lm_eval_icl.studies.cluster import study_on_ray
 
         where = options, folder.path, training, args.include_path
-        with study_on_ray(args.ray, grid.study, *where) as executor:
+        with study_on_ray(args.ray, grid, *where) as executor:
             conduct(grid, folder, executor, failed)
     conclude(grid, folder, args.study, failed, console)
     if not_made := failures(grid, folder, failed):

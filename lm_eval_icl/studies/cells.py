@@ -24,12 +24,14 @@ from lm_eval_icl.studies.grid import HF, Demonstrations, Study, Training, Varian
 @dataclass(frozen=True)
 class Model:
     """A model of a study: one that is there, with its arguments as of `--model_args`; or one that the study trains from
-    that, under a method. `metadata` are those of the tasks that it is trained on."""
+    that, under a method. `metadata` are those of the tasks that it is trained on, and `resources` Ray's for a worker
+    that has it, as far as the study says: they change no number."""
 
     arguments: Mapping[str, Any]
     training: Training | None = None
     under: Variant | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -139,7 +141,7 @@ class StudyTask:
         dev: the rows of its training split that are its dev set, and their documents.
         data: a digest of its documents, prompts, pool and drawn demonstrations, and of the dev set's documents where
             these are evaluated or kept from being chosen; by number, way and seed of the demonstrations, and by split.
-        higher_is_better: of the dev set's metric.
+        higher_is_better: of the study's metric.
     """
 
     name: str
@@ -187,11 +189,13 @@ class Grid:
         """The study's models, or one for each training and each method that is trained under."""
         study, models = self.study, list[Model]()
         metadata = {key: value for key, value in study.metadata.items() if key != "metaicl"}
-        for arguments in study.models:
+        for given in study.models:
+            arguments = {key: value for key, value in given.items() if key != "resources"}
+            resources = {**study.resources, **given.get("resources", {})}
             if not study.trainings:
-                models.append(Model(arguments))
+                models.append(Model(arguments, resources=resources))
             for training, under in itertools.product(study.trainings, map(trained_under, study.variants)):
-                if (model := Model(arguments, training, under, metadata)) not in models:
+                if (model := Model(arguments, training, under, metadata, resources)) not in models:
                     models.append(model)
         return models
 

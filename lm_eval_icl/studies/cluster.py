@@ -7,6 +7,7 @@ opened, and not before.
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
 import signal
@@ -14,44 +15,49 @@ import socket
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from lm_eval_icl import version
 from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.studies.cells import Grid, Model
 from lm_eval_icl.studies.conduct import Executor, Failure, Outcome, Unit
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.grid import Study
 from lm_eval_icl.studies.run import Options, Trainer, UnitRunner
 from lm_eval_icl.studies.tasks import open_study
 
 _TRIES = 3  # of a unit whose worker is lost
 _RESTARTS = 10  # of a worker
 _RAY = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+# What a worker has of Ray's resources, by these names.
+Needs = tuple[tuple[str, float], ...]
 
 
 @dataclass(eq=False)
 class Hired:
-    """A worker; the folder of the model that it holds; what it runs (None if it is idle), and what stands for the
-    answer."""
+    """A worker; what it has; the folder of the model that it holds; what it runs (None if it is idle), and what stands
+    for the answer."""
 
     actor: Any
+    needs: Needs
     held: str = ""
     unit: Unit | None = None
     call: Any = None
 
 
 class OnRay(Executor):
-    """Runs units on workers of a Ray cluster: as many as it has room for.
+    """Runs units on workers of a Ray cluster: as many as it has room for under what their models need.
 
     Args:
         ray: Ray, with a cluster (`connected`).
         worker: the class of the workers, with its arguments: `run(unit)` returns what came of the unit's targets.
-        needs: what each worker has of Ray's resources: `num_cpus`, `num_gpus`, `memory`.
+        needs: what a worker with a model has.
     """
 
-    def __init__(self, ray: Any, worker: type, arguments: Sequence[Any], needs: Mapping[str, float]) -> None:
+    def __init__(self, ray: Any, worker: type, arguments: Sequence[Any], needs: Callable[[Model], Needs]) -> None:
         super().__init__()
         self.ray, self._class, self._arguments, self.needs = ray, ray.remote(worker), arguments, needs
         self.workers: list[Hired] = []
@@ -81,24 +87,35 @@ class OnRay(Executor):
                 return outcomes
 
     def _give_units(self) -> None:
-        """Give units to idle workers, and to new ones while the cluster has room for them. Where a node was lost, idle
-        workers make room for those that Ray begins again."""
-        size = self.ray.cluster_resources()
-        room = min(int(size.get(_RAY[name], 0) // number) for name, number in self.needs.items() if number)
-        while len(self.workers) < room and sum(map(len, self.waiting.values())) > self._idle():
-            options = {**self.needs, "max_restarts": _RESTARTS, "max_task_retries": _TRIES - 1}
-            actor = self._class.options(**options, scheduling_strategy="SPREAD").remote(*self._arguments)
-            self.workers.append(Hired(actor))
+        """Give units to idle workers, and to new ones while the cluster has room for them. Idle workers make room for
+        those of models with other needs, and where a node was lost, for those that Ray begins again."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+
+        def room(needs: Needs) -> int:
+            """How many more workers would fit if there were only such."""
+            fit = sum(min(int(node.get(_RAY[name], 0) // each) for name, each in needs if each) for node in nodes)
+            return fit - sum(worker.needs == needs for worker in self.workers)
+
+        waiting = Counter[Needs]()
+        for units in self.waiting.values():
+            if units:
+                waiting[self.needs(units[0][0].model)] += len(units)
+        for needs, number in waiting.items():
+            idle = sum(worker.unit is None and worker.needs == needs for worker in self.workers)
+            for _ in range(min(room(needs), number - idle)):
+                options = {**dict(needs), "max_restarts": _RESTARTS, "max_task_retries": _TRIES - 1}
+                actor = self._class.options(**options, scheduling_strategy="SPREAD").remote(*self._arguments)
+                self.workers.append(Hired(actor, needs))
         for worker in [worker for worker in self.workers if worker.unit is None]:
             holders = Counter(other.held for other in self.workers)
-            worker.unit = self.take(worker.held, holders)
+            worker.unit = self.take(worker.held, holders, partial(self._suits, worker))
             if worker.unit is not None:
                 worker.held, worker.call = worker.unit[0].model.folder, worker.actor.run.remote(worker.unit)
-            elif len(self.workers) > room:
+            elif room(worker.needs) < 0 or any(other.unit and other.needs != worker.needs for other in self.workers):
                 self._dismiss(worker)
 
-    def _idle(self) -> int:
-        return sum(worker.unit is None for worker in self.workers)
+    def _suits(self, worker: Hired, model: Model) -> bool:
+        return self.needs(model) == worker.needs
 
     def _answer(self, worker: Hired) -> Sequence[Outcome]:
         """What came of the unit of a worker that has answered."""
@@ -109,7 +126,8 @@ class OnRay(Executor):
         except self.ray.exceptions.RayError as error:  # it cannot begin, was killed too often, or its node is gone
             self._dismiss(worker)
             if "creation task" in str(error):
-                raise InputError(f"--ray: a worker cannot begin ({str(error).strip().splitlines()[-1]}).") from error
+                why = str(error).strip().splitlines()[-1].rpartition("InputError: lm-eval-icl: ")[2]
+                raise InputError(f"--ray: a worker cannot begin ({why.removesuffix('.')}).") from error
             why = " ".join(str(error).rpartition("is dead because ")[2].split())[:300]
             return [(target, Failure(f"its worker was lost {_TRIES} times; the last time: {why}")) for target in unit]
         return outcomes
@@ -135,19 +153,31 @@ def connected(address: str) -> Any:
         dashboard = None if address else False  # a cluster that runs has one, or has not
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
     except Exception as error:  # of any kind: a node that takes too long raises no other
-        # Without an address Ray turns tokens on by itself; with one, only if it is told to.
-        token = "; if it asks for a token, set RAY_AUTH_MODE=token" if "RAY_AUTH_MODE" not in os.environ else ""
-        how = f"--ray {address}: this cluster cannot be joined{token}" if address else "--ray: Ray cannot be started"
+        how = f"--ray {address}: this cluster cannot be joined" if address else "--ray: Ray cannot be started"
         raise InputError(f"{how} ({one_line(error)}).") from error
     signal.signal(signal.SIGTERM, terminated)  # which Ray has replaced
     return ray
 
 
-class StudyWorker:
-    """A worker of a study, whose tasks it loads for itself; `directory` is where the study was started, and the others
-    are arguments of `UnitRunner`."""
+def versions() -> dict[str, str]:
+    """Versions that all workers share, since numbers depend on them."""
+    names = ("lm_eval", "transformers", "torch")
+    return {"lm-eval-icl": version.version(), **{name: importlib.metadata.version(name) for name in names}}
 
-    def __init__(self, study: Study, directory: Path, options: Options, folder: Path, *others: Any) -> None:
+
+class StudyWorker:
+    """A worker of a study, whose tasks it loads for itself. It compares `versions` with those of the process that
+    conducts the study before it reads anything else: the study, the folder in which it was started, and arguments of
+    `UnitRunner`, to which `of_study` has a reference."""
+
+    def __init__(self, theirs: Mapping[str, str], of_study: Sequence[Any]) -> None:
+        import ray
+
+        for name, ours in versions().items():
+            if ours != theirs[name]:
+                here = f"on {socket.gethostname()}: {name} {ours}"
+                raise InputError(f"{here}, and the study was started with {theirs[name]}")
+        study, directory, options, folder, *others = ray.get(of_study[0])
         if directory.is_dir():
             os.chdir(directory)
         grid = open_study(study, options.limit, include_path=others[-1])
@@ -163,17 +193,21 @@ class StudyWorker:
 
 
 def study_on_ray(
-    address: str, study: Study, options: Options, folder: Path, trainer: Trainer, include_path: str | None
+    address: str, grid: Grid, options: Options, folder: Path, trainer: Trainer, include_path: str | None
 ) -> OnRay:
     """The workers of a study: each with a core and a GPU if the cluster has any, unless the study says otherwise."""
     ray = connected(address)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = float((options.device or "cuda") != "cpu" and any(node.get("GPU", 0) >= 1 for node in nodes))
-    asked = {"num_cpus": 1.0, "num_gpus": gpus, **study.resources}
-    needs = {name: number for name, number in asked.items() if number}
-    if not needs or not any(all(node.get(_RAY[name], 0) >= n for name, n in needs.items()) for node in nodes):
-        ray.shutdown()
-        what = ", ".join(f"{name}={number:g}" for name, number in needs.items()) or "no need of anything"
-        raise InputError(f"resources: no node of the cluster has {what}.")
-    arguments = study, Path.cwd(), options, folder, trainer, include_path
-    return OnRay(ray, StudyWorker, arguments, {"num_cpus": 0, **needs})
+
+    def needs(model: Model) -> Needs:
+        return tuple({"num_cpus": 1.0, "num_gpus": gpus, **model.resources}.items())
+
+    for model in grid.models:
+        asked = [(name, number) for name, number in needs(model) if number]
+        if not asked or not any(all(node.get(_RAY[name], 0) >= n for name, n in asked) for node in nodes):
+            ray.shutdown()
+            what = ", ".join(f"{name}={number:g}" for name, number in asked) or "no need of anything"
+            raise InputError(f"resources: {model.name}: no node of the cluster has {what}.")
+    of_study = ray.put((grid.study, Path.cwd(), options, folder, trainer, include_path))
+    return OnRay(ray, StudyWorker, (versions(), [of_study]), needs)

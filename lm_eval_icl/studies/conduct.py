@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Target, batches
+from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Model, Target, batches
 from lm_eval_icl.studies.folder import StudyFolder
 
 # States of a target. Any other text is the reason why it cannot be made.
@@ -44,10 +44,10 @@ class Executor:
         self.waiting[unit[0].model.folder].append(unit)
         self.running |= {target.path for target in unit}
 
-    def take(self, held: str, holders: Mapping[str, int]) -> Unit | None:
-        """The unit that an idle process runs next: of the model that it holds, or else of one that few others hold.
-        Models are told by their folders; `holders` counts the processes."""
-        folders = [folder for folder, units in self.waiting.items() if units]
+    def take(self, held: str, holders: Mapping[str, int], may: Callable[[Model], bool] = lambda _: True) -> Unit | None:
+        """The unit that an idle process runs next: of the model that it holds, or else of one that few others hold and
+        that it `may` hold. Models are told by their folders; `holders` counts the processes."""
+        folders = [folder for folder, units in self.waiting.items() if units and may(units[0][0].model)]
         if not folders:
             return None
         return self.waiting[min(folders, key=lambda folder: (folder != held, holders.get(folder, 0)))].popleft()

@@ -15,14 +15,13 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
-from transformers import AutoConfig, AutoTokenizer
 
 from lm_eval_icl import results as tables
-from lm_eval_icl.errors import refusing
 from lm_eval_icl.leaderboard import figures, study_table
 from lm_eval_icl.leaderboard.page import page
 from lm_eval_icl.results import statistics
@@ -31,7 +30,7 @@ from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
-from lm_eval_icl.studies.cells import Cell, Grid, Model, StudyTask
+from lm_eval_icl.studies.cells import Cell, Grid, StudyTask
 from lm_eval_icl.studies.conduct import DONE, KNOWN, READY, WAITING, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study, Training
@@ -59,6 +58,8 @@ def conclude(grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, st
         title = " ".join(filter(None, [study.paper, study.title]))
         entries = in_order(board, found)
         console.print(study_table.table(board, columns.names, entries, flips, title))
+        for line in measures(study, folder, found, entries, flips):
+            console.print(line, markup=False, highlight=False)
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
@@ -203,8 +204,15 @@ def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
 
 
 def expected_of(study: Study, cell: Cell) -> dict[str, float]:
-    """The paper's numbers, by column: those of the first entry of `expected` which agrees with the cell in all that it
-    says."""
+    """The paper's numbers, by column: those of the first entry of `expected` which matches the cell."""
+    values: dict[str, float] = {}
+    for entry in study.expected:
+        values = (entry.get("values", {}) if matches(entry, cell) else {}) | values
+    return values
+
+
+def matches(entry: Mapping[str, Any], cell: Cell) -> bool:
+    """Whether an entry of `expected` agrees with a cell in all that it says."""
     own = {
         "model": cell.model.name,
         "training": _trained(cell)[0],
@@ -213,25 +221,38 @@ def expected_of(study: Study, cell: Cell) -> dict[str, float]:
         "demonstrations": cell.drawn,
         "chosen": bool(cell.chosen),
     }
-    values: dict[str, float] = {}
-    for entry in study.expected:
-        agrees = all(entry.get(name) in (None, value) for name, value in own.items())
-        if agrees and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items():
-            values = entry.get("values", {}) | values
-    return values
+    agrees = all(entry.get(name) in (None, value) for name, value in own.items())
+    return agrees and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items()
+
+
+def measures(
+    study: Study, folder: StudyFolder, results: Results, entries: Sequence[Entry], flips: Mapping[str, Estimate]
+) -> list[str]:
+    """A line for each of the paper's numbers that are no scores (`measures`), with ours: "order flips", "milliseconds"
+    of an inference, and the share of training rows "kept"."""
+    entry_of = {run.path: entry for entry in entries for run in entry.runs}
+    lines = []
+    for expected in study.expected:
+        for name, value in expected.get("measures", {}).items():
+            alike = [(cell, run) for cell, run in results if run.path in entry_of and matches(expected, cell)]
+            if not alike:
+                continue
+            entry = entry_of[alike[0][1].path]
+            if name == "order flips":
+                ours = [flips[entry.name].mean] if entry.name in flips else []
+            elif name == "milliseconds":
+                ours = [1000 * run.seconds / run.all_results[0].documents for _, run in alike if run.seconds]
+            else:
+                ours = [
+                    share for cell, _ in alike if (share := folder.kept(cell.model, cell.variant.method)) is not None
+                ]
+            here = f"{fmean(ours):.3g}" if ours else "not measured"
+            trained = f", trained on {expected['training']}" if "training" in expected else ""
+            lines.append(f"{entry.label}{trained}: {name} {here} (the paper: {value:g})")
+    return lines
 
 
 # Before the end.
-
-
-def check_model(model: Model) -> None:
-    """Refuse a model whose tokenizer and configuration cannot be loaded; its weights are not."""
-    of_hub = {k: model.arguments[k] for k in ("revision", "subfolder", "trust_remote_code") if k in model.arguments}
-    tokenizer = str(model.arguments.get("tokenizer", model.name))
-    with refusing(f"tokenizer={tokenizer!r}: the tokenizer cannot be loaded"):
-        AutoTokenizer.from_pretrained(tokenizer, **of_hub)
-    with refusing(f"pretrained={model.name!r}: the configuration cannot be loaded"):
-        AutoConfig.from_pretrained(model.name, **of_hub)
 
 
 def print_states(grid: Grid, folder: StudyFolder, console: Console, verbose: bool) -> None:

@@ -71,7 +71,7 @@ class StudyFolder:
 
     def choice(self, grid: Grid, candidates: Sequence[Candidate]) -> DevChoice:
         """What the dev set chooses, whose cells are all there."""
-        metric = f"{grid.study.metric_on('dev')},"  # of several filters of a task's own, the first counts
+        metric = f"{grid.study.metric},"  # of several filters of a task's own, the first counts
 
         def score(cell: Cell, rule: str) -> float:
             values = self.results(cell)["results"][cell.task]
@@ -92,6 +92,11 @@ class StudyFolder:
         of_base = ("tokenizer", "revision", "subfolder")
         own = {key: value for key, value in model.arguments.items() if key not in of_base}
         return {**own, "pretrained": str(self.checkpoints / model.checkpoint)}
+
+    def kept(self, model: Model, method: str) -> float | None:
+        """The share of a training's rows that nothing is cut of under a method; None if that is not known."""
+        record = self.checkpoints / model.checkpoint / "training.json"
+        return json.loads(record.read_text("utf-8")).get("kept", {}).get(method) if record.is_file() else None
 
     def unfinished(self, model: Model) -> Path:
         """The folder in which a model is trained."""

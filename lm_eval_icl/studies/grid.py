@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 import yaml
 from lm_eval.utils import simple_parse_args_string
@@ -21,7 +21,9 @@ from pydantic import (
     NonNegativeFloat,
     ValidationError,
     model_validator,
+    with_config,
 )
+from typing_extensions import TypedDict
 
 from lm_eval_icl import methods
 from lm_eval_icl.decisions.how import NEIGHBORS, Rule
@@ -153,16 +155,23 @@ Several = BeforeValidator(expanded)
 Whole = Annotated[int, BeforeValidator(lambda value: whole(value, 0))]  # which may be written 5.0
 Positive = Annotated[int, BeforeValidator(whole)]
 Figure = Literal["T", "shots", "seeds", "orders", "sensitivity"]
+Resources = Mapping[Annotated[str, Field(pattern="^(num_cpus|num_gpus|memory)$")], NonNegativeFloat]
+
+
+@with_config(ConfigDict(extra="allow"))
+class ModelArguments(TypedDict):
+    """The arguments of a model, as of `--model_args`, among which `resources` may be of this model alone."""
+
+    resources: NotRequired[Resources]
 
 
 class Dev(BaseModel):
-    """On how many documents (None: as many as the test set has) values are chosen, which values (arguments of methods,
-    "seeds", "decide"), and by which metric (None: the study's)."""
+    """On how many documents (None: as many as the test set has) values are chosen, and which values (arguments of
+    methods, "seeds", "decide")."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     size: Annotated[Positive | None, BeforeValidator(lambda size: None if size == "test" else size)] = None
     choose: Annotated[tuple[str, ...], Several] = ()
-    metric: str | None = None
 
 
 class Study(BaseModel):
@@ -170,7 +179,7 @@ class Study(BaseModel):
     there. None is the task's own number or way of demonstrations, and in `decide` what the model says by itself."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-    models: Annotated[tuple[Annotated[dict[str, Any], BeforeValidator(_model)], ...], Several, Field(min_length=1)]
+    models: Annotated[tuple[Annotated[ModelArguments, BeforeValidator(_model)], ...], Several, Field(min_length=1)]
     variants: Annotated[tuple[Variant, ...], BeforeValidator(_variants), Field(alias="methods", min_length=1)]
     tasks: Annotated[tuple[str | Mapping[str, Any], ...], Several, Field(min_length=1)]
     num_fewshot: Annotated[tuple[Whole | None, ...], Several, Field(min_length=1)] = (None,)
@@ -185,7 +194,7 @@ class Study(BaseModel):
     deviates: Annotated[tuple[str, ...], Several] = ()
     trainings: Annotated[tuple[Training, ...], BeforeValidator(_trainings), Field(alias="train")] = ()
     metadata: Mapping[str, Any] = {}
-    resources: Mapping[Annotated[str, Field(pattern="^(num_cpus|num_gpus|memory)$")], NonNegativeFloat] = {}
+    resources: Resources = {}
     columns: Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(_columns)] = {}
     figures: Annotated[tuple[Figure, ...], Several] | None = None
     expected: Annotated[tuple[Mapping[str, Any], ...], Several] = ()
@@ -194,10 +203,6 @@ class Study(BaseModel):
     def rules(self) -> tuple[Rule, ...]:
         """The decision rules, all of which every cell has as filters."""
         return tuple(rule for rule in self.decide if rule is not None)
-
-    def metric_on(self, split: str) -> str:
-        """The metric that stands for a cell."""
-        return self.dev.metric or self.metric if self.dev and split == "dev" else self.metric
 
     @model_validator(mode="after")
     def _check(self) -> Study:

@@ -94,7 +94,7 @@ class UnitRunner:
             self.training(first.model)()
             yield first, None
             return
-        lm = self._load(first.model)
+        lm = self.load(first.model)
         with naming(f"{first.model.name}, {first.variant.name}"):
             yield from self._run_cells(lm, [target for target in unit if isinstance(target, Cell)])
 
@@ -126,11 +126,11 @@ class UnitRunner:
         self._model = self._lm = self._chooser = None
         make_room()
 
-    def _load(self, model: Model) -> ICLModel:
+    def load(self, model: Model) -> ICLModel:
         """Load a model, in place of the one before."""
         if self._lm is None or self._model != model:
             self._forget()
-            several = {"parallelize": True} if self.grid.study.resources.get("num_gpus", 0) > 1 else {}
+            several = {"parallelize": True} if model.resources.get("num_gpus", 0) > 1 else {}
             where = {"device": self.options.device, "batch_size": self.options.batch_size}
             arguments = {**self.folder.arguments(model), **several}
             self._lm, self._model = model_class("icl").create_from_arg_obj(arguments, where), model
@@ -161,7 +161,7 @@ class UnitRunner:
         if first.variant.method != HF:
             lm = model_class(first.variant.method)(Loaded(loaded), **first.variant.arguments)
         study, task = self.grid.study, self.grid.tasks[first.task]
-        tasks = {cell.order: prepare(study, task, cell, choice, lm) for cell in cells}
+        tasks = {cell.order: prepare(study, task, cell, choice, lambda made: made.bind(lm)) for cell in cells}
         begun = time.perf_counter()
         for made in tasks.values():  # the queries of decision rules, which depend on what a model leaves out of prompts
             give_rules(made, lm)
@@ -203,7 +203,7 @@ class UnitRunner:
     def _recorded(self, cell: Cell, results: dict[str, Any], task: Any, shared: Mapping[str, Any]) -> dict[str, Any]:
         """A cell's results, with what was varied under `config.icl.study`; `shared` says how many cells were scored
         together, of how many orders, in how many passes and seconds."""
-        metric, training = self.grid.study.metric_on(cell.split), cell.model.training
+        metric, training = self.grid.study.metric, cell.model.training
         facts: dict[str, Any] = {
             "model": cell.model.name,
             "training": training.name if training else None,

@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,7 +16,6 @@ from typing import Any
 from unittest import mock
 
 import lm_eval.api.task
-from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator_utils import get_sample_size
 
@@ -41,8 +40,8 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
     tasks = load(study.tasks, include_path, study.metadata)
     for name, task in tasks.items():
         loaded, rows, data, used = task.loaded, {}, {}, set[int]()
-        for metric in {study.metric, study.metric_on("dev")} - {*(known := loaded.aggregation())}:
-            raise InputError(f"metric: task {name!r} has no {metric!r}, only {', '.join(sorted(known))}.")
+        if study.metric not in (known := loaded.aggregation()):
+            raise InputError(f"metric: task {name!r} has no {study.metric!r}, only {', '.join(sorted(known))}.")
         if study.rules:
             check_options(loaded, study.rules)
         own = loaded.config.num_fewshot  # as lm-eval decides it: a task with 0 in its configuration keeps 0
@@ -62,7 +61,7 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
             inputs = [_contents(loaded), shown, rows[n, str(how), seed]]
             data[n, str(how), seed, "dev"] = on_dev = digest_of([*inputs, of_dev])
             data[n, str(how), seed, "test"] = on_dev if isinstance(how, How) else digest_of(inputs)
-        better = loaded.higher_is_better().get(study.metric_on("dev"), True)
+        better = loaded.higher_is_better().get(study.metric, True)
         tasks[name] = replace(task, shots=shots, dev=dev, data=data, higher_is_better=better)
     return Grid(study, tasks, limit)
 
@@ -116,12 +115,14 @@ def _shown(task: MetaICLTask, seed: int) -> Sequence[Any]:
     return task.files.shown(task.source, checked_seed(seed))
 
 
-def prepare(study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any] | None, lm: LM) -> Any:
+def prepare(
+    study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any] | None, bind: Callable[[Any], None]
+) -> Any:
     """lm-eval's task of a cell, with its demonstrations and requests, which are built once, whatever asks for them.
 
     Args:
         choice: what a model has chosen, if one chooses the demonstrations.
-        lm: the model that is evaluated, by which MetaICL's tasks cut their texts.
+        bind: tells a task of MetaICL's the model that is evaluated, by which it cuts its texts.
 
     Returns:
         A copy of the task; `demonstrations` are their indices in the pool, in their order (None if every document has
@@ -137,7 +138,7 @@ def prepare(study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any]
     if isinstance(made, MetaICLTask):
         made.set_fewshot_seed(cell.seed)
         made.reorder(indices or [])
-        made.bind(lm)
+        bind(made)
         made.fix()
     elif indices is not None:
         pool = _pool(task.loaded)

@@ -70,7 +70,7 @@ def main(cells_a_unit: int = 10, seconds_a_unit: float = 3.0) -> None:
     )
     folder, failed = Paths(), dict[str, str]()
     ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False)
-    with Sleepers(ray, Sleeper, (), {"num_cpus": 1}) as pool:
+    with Sleepers(ray, Sleeper, (), lambda _: (("num_cpus", 1),)) as pool:
         made = ray.remote(__main__.Sleeper)
         pool._class = SimpleNamespace(
             options=lambda **options: SimpleNamespace(remote=lambda: handle(made.options(**options).remote()))

@@ -17,7 +17,7 @@ from lm_eval_icl.cli.train import training
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import cluster
-from lm_eval_icl.studies.cells import Cell, Model
+from lm_eval_icl.studies.cells import Cell, Checkpoint, Model
 from lm_eval_icl.studies.conduct import Executor, Outcome, Unit
 from lm_eval_icl.studies.grid import Variant
 from lm_eval_icl.studies.run import Options
@@ -69,7 +69,7 @@ def assert_alike(study: running.Ran, one: running.Ran) -> None:
 
 
 def on_ray(study: running.Ran, address: str, kind: type = cluster.OnRay) -> Any:
-    made = cluster.study_on_ray(address, study.study, study.options, study.folder.path, training, None)
+    made = cluster.study_on_ray(address, study.grid, study.options, study.folder.path, training, None)
     made.__class__ = kind
     return made
 
@@ -156,7 +156,7 @@ def test_a_unit_whose_workers_are_lost_fails_and_the_others_go_on(nodes, tmp_pat
 
     model = Model({"pretrained": "m"})
     units = [(Cell(model, Variant("icl", {}, 0), task, 2, None, 0),) for task in ("icl_demo_four", "icl_demo_short")]
-    with cluster.OnRay(cluster.connected(nodes.address), Deadly, (), {"num_cpus": 1}) as pool:
+    with cluster.OnRay(cluster.connected(nodes.address), Deadly, (), lambda _: (("num_cpus", 1),)) as pool:
         for unit in units:
             pool.submit(unit)
         outcomes = dict[str, Any]()
@@ -167,12 +167,41 @@ def test_a_unit_whose_workers_are_lost_fails_and_the_others_go_on(nodes, tmp_pat
 
 @pytest.mark.slow
 def test_a_worker_that_fits_no_node_is_refused(nodes, tmp_path):
-    study = running.opened(tmp_path / "o", OPTIONS, **STUDY, resources={"num_cpus": 64})
-    with pytest.raises(InputError, match="resources: no node of the cluster has num_cpus=64"):
+    large = {"pretrained": str(model_path()), "max_length": 500, "resources": {"num_cpus": 64}}
+    study = running.opened(tmp_path / "o", OPTIONS, **{**STUDY, "models": [STUDY["models"], large]})
+    with pytest.raises(InputError, match=r"resources: .*: no node of the cluster has num_cpus=64"):
         on_ray(study, nodes.address)
     study = running.opened(tmp_path / "o", OPTIONS, **STUDY, resources={"num_cpus": 0, "memory": 0})
-    with pytest.raises(InputError, match="resources: no node of the cluster has no need"):
+    with pytest.raises(InputError, match=r"resources: .*: no node of the cluster has no need"):
         on_ray(study, nodes.address)
+
+
+@pytest.mark.slow
+def test_a_worker_with_other_versions_is_refused(nodes, tmp_path):
+    study = running.opened(tmp_path / "o", OPTIONS, **STUDY)
+    pool = on_ray(study, nodes.address)
+    pool._arguments = ({**cluster.versions(), "torch": "0.1"}, pool._arguments[1])
+    with pool, pytest.raises(InputError, match=r"a worker cannot begin \(on \S+: torch .*started with 0.1\)\.$"):
+        pool.submit((Checkpoint(study.grid.models[0]),))
+        pool.wait()
+
+
+@pytest.mark.slow
+def test_workers_of_models_with_other_needs_make_room_for_each_other(nodes):
+    """On two nodes of a core each: two workers for the small model, and then one, twice as large as is left."""
+
+    class Quick:
+        def run(self, unit: Unit) -> list[Outcome]:
+            return [(target, {}) for target in unit]
+
+    models = [Model({"pretrained": name}, resources={"num_cpus": n}) for name, n in (("a", 0.5), ("b", 1), ("c", 1))]
+    pool = cluster.OnRay(cluster.connected(nodes.address), Quick, (), lambda model: tuple(model.resources.items()))
+    with pool:
+        for model in models:
+            for task in "123456":
+                pool.submit((Cell(model, Variant("icl", {}, 0), task, 2, None, 0),))
+        done = [target.path for _ in range(18) if pool.running for target, _ in pool.wait()]
+    assert len(done) == len(set(done)) == 18
 
 
 # Without a cluster.
@@ -190,5 +219,6 @@ def test_which_unit_a_worker_takes():
 
     assert take(b.folder) == "b 1"  # of the model that it holds
     assert take("", a) == "b 2"  # of one that few hold
+    assert executor.take("", {}, lambda model: model is b) is None
     assert take(b.folder, b) == "a 1" and take("") == "a 2"
     assert executor.take("", {}) is None

@@ -1,6 +1,7 @@
 """Studies: every cell is the cell run alone, what is shared is shared, and what was interrupted goes on."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -346,6 +347,7 @@ def test_killed_and_started_again(tmp_path):
         ({"dev": {"chose": "T"}}, "dev: chose: 'T': there is no such key."),
         ({"dev": {"choose": "T"}}, "dev: choose: no method of this study has the argument 'T'."),
         ({"resources": {"num_cpus": -1}}, "resources: num_cpus: -1: "),
+        ({"models": {"pretrained": "m", "resources": {"gpus": 1}}}, "models: resources: gpus: "),
         ({"figures": ["t"]}, "figures: 't': "),
         ({"metadata": {"decide": "batch"}}, "metadata: decide: is a key of the study itself: give it there."),
     ],
@@ -369,14 +371,41 @@ def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):
     ],
 )
 def test_a_study_that_cannot_be_run_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch, keys, says):
-    monkeypatch.setattr(UnitRunner, "_load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(UnitRunner, "load", lambda *_: pytest.fail("a model was loaded"))
     file = write(tmp_path / "s.yaml", **{"methods": "icl", "seeds": 0, **keys})
     assert says in commands.refused("study", file, "--output", tmp_path / "o", "--device", "cpu")
     assert not list(tmp_path.glob("o/cells/*"))
 
 
-def test_a_dry_run_refuses_what_cannot_be_had(tmp_path):
+def test_a_dry_run_is_what_is_run(tmp_path, capsys):
+    """Passes and tokens of what is missing, with the time of a few passes; nothing is written."""
+    methods = ["icl", "invicl", {"deepthink": {"T": "1..4"}}]
+    line = ["study", write(tmp_path / "s.yaml", methods=methods, orders=2), "--limit", "6", "--device", "cpu"]
+    line += ["--output", tmp_path / "o", "--dry_run"]
+    commands.run(*line)
+    said = capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"] and "24 cells on the test set: missing" in said
+    planned = re.search(r": 24 cells, [\d,]+ forward passes, ([\d,]+) tokens, about 0.\d minutes here\n", said)
+    study = conduct(tmp_path / "o", methods=methods, orders=2)
+    ran = [study.results(cell)["config"]["icl"] for cell in study.cells()]
+    tokens = sum(icl["tokens_run"] / icl["study"]["shared"]["cells"] for icl in ran)
+    assert int(planned[1].replace(",", "")) == pytest.approx(tokens, rel=0.1)
+    commands.run(*line)
+    assert capsys.readouterr().out == "24 cells on the test set: done\n"
+
+
+def test_a_dry_run_refuses_what_cannot_be_run(tmp_path, capsys):
+    """And says the rest: prompts that do not fit, under overflow=error and a method of this package alone."""
     (tmp_path / "gated").mkdir()
-    file = write(tmp_path / "s.yaml", models=[DEMO["models"], f"pretrained={tmp_path / 'gated'}"], methods="icl")
-    said = commands.refused("study", file, "--dry_run", "--limit", 6)
-    assert said.startswith(f"tokenizer='{tmp_path / 'gated'}': the tokenizer cannot be loaded")
+    narrow = f"{DEMO['models']},max_length=60,overflow=error"
+    keys = {"models": [narrow, f"pretrained={tmp_path / 'gated'}"], "num_fewshot": 6, "methods": ["icl", "pcw"]}
+    said = commands.refused("study", write(tmp_path / "s.yaml", **keys), "--dry_run", "--limit", 6)
+    assert said.endswith(f"{tmp_path / 'gated'}: cannot be run as it is, for the reasons above.")
+    said = capsys.readouterr().out
+    assert (
+        "do not fit the model's 60 positions" in said
+        and "gated'}: 4 cells that cannot be run".replace("'}", "") in said
+    )
+    assert f"tokenizer='{tmp_path / 'gated'}': the tokenizer cannot be loaded" in said
+    keys = {"models": narrow.replace("overflow=error", "overflow=drop"), "num_fewshot": 6, "methods": ["hf", "icl"]}
+    commands.run("study", write(tmp_path / "s.yaml", **keys), "--dry_run", "--limit", 6)

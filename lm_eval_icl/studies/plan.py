@@ -1,0 +1,139 @@
+"""What a study would take: how many forward passes and tokens, how long, and whether its prompts fit its models."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+from lm_eval.models.utils import resolve_max_length
+from rich.console import Console
+from transformers import AutoConfig, AutoTokenizer
+
+from lm_eval_icl import methods
+from lm_eval_icl.demonstrations.how import How
+from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.harness.arguments import CommonArguments
+from lm_eval_icl.harness.requests import RequestTokenizer, fit_requests
+from lm_eval_icl.metaicl.reading import reader
+from lm_eval_icl.methods.limits import PromptLimits, Request
+from lm_eval_icl.prompts.tokens import PromptTokenizer
+from lm_eval_icl.studies.cells import Cell, Grid, Model, batches, passes_of
+from lm_eval_icl.studies.conduct import DONE, states
+from lm_eval_icl.studies.folder import StudyFolder
+from lm_eval_icl.studies.grid import HF
+from lm_eval_icl.studies.run import UnitRunner
+from lm_eval_icl.studies.tasks import prepare
+
+_WEIGHTS = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
+_GENERATED = 256  # tokens of a text, as of lm-eval, if a task does not say
+_MEASURED = 4  # times that a few requests are run, of which the fastest counts
+
+
+class Plan:
+    """Counts what cells of a model take, by their tokenized requests; its weights are not loaded.
+
+    Raises:
+        InputError: the tokenizer or the configuration cannot be loaded.
+    """
+
+    def __init__(self, grid: Grid, model: Model) -> None:
+        self.grid, self.model, self._requests = grid, model, dict[tuple[Any, ...], Sequence[Request]]()
+        own, name = model.arguments, model.name
+        of_hub = {key: own[key] for key in ("revision", "subfolder", "trust_remote_code") if key in own}
+        with refusing(f"tokenizer={(where := str(own.get('tokenizer', name)))!r}: the tokenizer cannot be loaded"):
+            self.tokenizer = AutoTokenizer.from_pretrained(where, **of_hub)
+        with refusing(f"pretrained={name!r}: the configuration cannot be loaded"):
+            config = AutoConfig.from_pretrained(name, **of_hub)
+        self.positions = int(own.get("max_length") or resolve_max_length(config, self.tokenizer, default=2048))
+        known = {field.name for field in fields(CommonArguments)} & own.keys()
+        self.common = CommonArguments(**{name: own[name] for name in known})
+
+    def work(self, cells: Sequence[Cell]) -> Counter[str]:
+        """The "passes" and "tokens" of cells that are scored together, without queries of decision rules and choices of
+        demonstrations: for each order the contexts, in the largest number of passes, and the queries for each number.
+        lm-eval's own model runs whole prompts. Prompts that do not fit raise `InputError`."""
+        numbers = {passes_of(cell.variant)[1] for cell in cells}
+        orders = len({cell.order for cell in cells})
+        first = max(cells, key=lambda cell: passes_of(cell.variant)[1])
+        answers = Counter[Any]()  # tokens behind each query; a text is as long as it may be
+        for request in self.requests(first):
+            answers[request.prompt.context, request.prompt.query] += request.answer_positions
+        tokens = sum(len(query) + behind for (_, query), behind in answers.items())
+        contexts = [context for context, _ in answers]
+        if first.variant.method == HF:
+            whole = tokens + sum(len(context.tokens) for context in contexts)
+            return Counter(passes=orders * len(contexts), tokens=orders * whole)
+        method = methods.make(first.variant.method, first.variant.arguments)
+        orders = 1 if method.invariant else orders
+        if not method.memory_depends_on_query:
+            contexts = list(dict.fromkeys(contexts))
+        encoded = sum(len(method.passes(len(context.prefix), context.lengths)[0][1]) for context in contexts)
+        passes = max(numbers) * len(contexts) + len(numbers) * -(-tokens // self.common.pack_tokens)
+        return Counter(passes=orders * passes, tokens=orders * (max(numbers) * encoded + len(numbers) * tokens))
+
+    def requests(self, cell: Cell) -> Sequence[Request]:
+        """The requests of a cell, as they fit the model. Those of other seeds and orders are taken to be as long."""
+        name, arguments = ("icl", {}) if cell.variant.method == HF else (cell.variant.method, cell.variant.arguments)
+        method, bos = methods.make(name, arguments), self.model.arguments.get("add_bos_token")
+        key = str(method), cell.task, cell.num_fewshot, cell.drawn, cell.split
+        if key not in self._requests:
+            alike, canonical = method.treats_demonstrations_alike, self.common.is_canonical(method)
+            tokenize = RequestTokenizer(PromptTokenizer(self.tokenizer, None, bos, alike, canonical), _GENERATED)
+            # What a model will choose is not known: rows that are drawn stand for it.
+            how = "random" if isinstance(cell.demonstrations, How) else cell.demonstrations
+            drawn, read = replace(cell, order=0, demonstrations=how), reader(self.tokenizer, bos, self.positions)
+            made = prepare(self.grid.study, self.grid.tasks[cell.task], drawn, None, lambda task: task.read_by(read))
+            instances = [i for i in made.instances if i.request_type != "loglikelihood_rolling"]
+            limits = PromptLimits(method, self.model.name, self.positions, None, None, method.overflow_hint)
+            overflow = "drop" if cell.variant.method == HF else self.common.overflow
+            fitted = fit_requests(instances, tokenize, limits, overflow, quiet=True) if instances else []
+            self._requests[key] = fitted
+        return self._requests[key]
+
+    def tokens_per_second(self, cell: Cell, runner: UnitRunner) -> float | None:
+        """How fast the model is here, by a few passes under icl; None if its weights are not here."""
+        name, revision = self.model.name, self.model.arguments.get("revision")
+        cached = (isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in _WEIGHTS)
+        prompts = [(request.prompt, request.answer) for request in self.requests(cell)[:8] if request.answer]
+        if not prompts or not (Path(name).is_dir() or any(cached)):
+            return None
+        lm, speeds = runner.load(Model(self.model.arguments, resources=self.model.resources)), []
+        for _ in range(_MEASURED):
+            lm.begin([])
+            begun = time.perf_counter()
+            list(lm.runner.score_prompts(prompts))
+            speeds.append(lm.runner.tokens_run / (time.perf_counter() - begun))
+        return max(speeds)
+
+
+def print_plan(grid: Grid, folder: StudyFolder, runner: UnitRunner, console: Console) -> None:
+    """Print what the cells that are missing take, model by model, and refuse what cannot be run. Where the dev set is
+    still to choose, the values that take most stand for the chosen ones."""
+    most: dict[str, Cell] = {}
+    for candidates in grid.alternatives:
+        largest = max(candidates, key=lambda candidate: passes_of(candidate.test[0].variant)[1])
+        most |= {cell.path: large for cell, large in zip(candidates[0].test, largest.test, strict=True)}
+    missing: dict[str, list[Cell]] = defaultdict(list)
+    for target, state in states(grid, folder, {}):
+        if isinstance(target, Cell) and state != DONE:
+            missing[str(target.model.arguments)].append(most.get(target.path, target))
+    refused = []
+    for cells in missing.values():
+        said = f"{(name := cells[0].model.name)}: {len(cells):,} cells"
+        try:
+            plan = Plan(grid, cells[0].model)
+            work = sum(map(plan.work, batches(cells)), Counter[str]())
+            speed = plan.tokens_per_second(cells[0], runner)
+            long = f"about {work['tokens'] / speed / 60:,.1f} minutes here" if speed else "time unknown without weights"
+            said += f", {work['passes']:,} forward passes, {work['tokens']:,} tokens, {long}"
+        except InputError as error:
+            refused.append(name)
+            said += f" that cannot be run: {error.message}"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
+    if refused:
+        raise InputError(f"{', '.join(refused)}: cannot be run as it is, for the reasons above.")
