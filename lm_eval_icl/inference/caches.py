@@ -7,10 +7,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import DynamicLayer
 
 from lm_eval_icl.inference.attention import Reading, behind, behind_copies
 from lm_eval_icl.inference.devices import once_a_model
@@ -88,14 +87,6 @@ class MemoryLayer(DynamicLayer):
         ours = ("memory", "parts", "_room", "_views")
         vars(copied).update({name: copy.deepcopy(part, memo) for name, part in vars(self).items() if name not in ours})
         return copied
-
-
-def selected(cache: Cache, rows: Sequence[int]) -> Cache:
-    """A copy of a cache that consists of these rows of its batch, in this order; a row may occur several times."""
-    layers: list[Any] = [copy.copy(layer) for layer in cache.layers]
-    for layer in layers:
-        layer.batch_select_indices(torch.tensor(rows))  # which puts other tensors in the place of the layer's
-    return Cache(layers=layers)
 
 
 @once_a_model

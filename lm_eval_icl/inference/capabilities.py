@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import GenerationConfig, PreTrainedModel
 
 from lm_eval_icl.errors import InputError, log, one_line
 from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.inference.caches import behind_cache, takes_positions, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import continue_from
-from lm_eval_icl.inference.memory import Memory, read_causally, run_rows
+from lm_eval_icl.inference.hybrids import check_states, empty_cache, is_hybrid
+from lm_eval_icl.inference.memory import Memory, read_behind, read_causally, run_rows
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 
@@ -35,6 +35,7 @@ class Capabilities:
 
     # Why it does not continue from its cache as it reads in one pass: every prompt is read as a whole then. Or empty.
     no_memory: str = ""
+    is_hybrid: bool = False  # (`inference.hybrids`): no mask and no given position has an effect on its states
     obeys_mask: bool = False  # a token that is hidden by a 4-D mask does not influence the result
     sees_ahead: bool = False  # a token attends to tokens behind it if a 4-D mask shows them
     obeys_positions: bool = False  # a token's position is the one given in `position_ids`, whatever its index
@@ -80,7 +81,7 @@ def probe(model: PreTrainedModel) -> Capabilities:
         InputError: the model does not run, is bidirectional, or its log-probabilities are NaN or infinite.
         RuntimeError: the device ran out of memory.
     """
-    name, trial = type(model).__name__, _Trial(model)
+    name, trial, hybrid = type(model).__name__, _Trial(model), is_hybrid(model)
     if error := _failure(trial.run_in_one_pass):
         raise InputError(f"{name} cannot be used: it does not run on a row of tokens ({error}).")
     if trial.ahead > trial.rounding:
@@ -95,13 +96,14 @@ def probe(model: PreTrainedModel) -> Capabilities:
             "checkpoint is broken, or its numbers overflow: try --model_args dtype=float32."
         )
     if error := _failure(trial.go_on):
-        return Capabilities(no_memory=error)
-    positions = _succeeds("obeys_positions", trial.obeys_positions)
-    mask = _succeeds("obeys_mask", trial.obeys_mask)
+        return Capabilities(no_memory=error, is_hybrid=hybrid)
+    positions = not hybrid and _succeeds("obeys_positions", trial.obeys_positions)
+    mask = not hybrid and _succeeds("obeys_mask", trial.obeys_mask)
     short, long = trial.query, [*trial.query, *trial.other]
     pads = positions and takes_positions(model) and _succeeds("pads", trial.generates, short, long)
     one = pads or _succeeds("generates", lambda: trial.counts_from_zero() and trial.generates(short))
     return Capabilities(
+        is_hybrid=hybrid,
         obeys_mask=mask,
         sees_ahead=mask and _succeeds("sees_ahead", trial.sees_ahead),
         obeys_positions=positions,
@@ -179,7 +181,7 @@ class _Trial:
         ids = torch.tensor([[*before, *answer, *behind]], device=self.device)
         read = range(len(before) - 1, len(before) + len(answer) - 1)
         positions = torch.arange(ids.shape[1], device=self.device)[None] if counted else None
-        logits = run_rows(self.model, ids, read, positions=positions)
+        logits = run_rows(self.model, ids, read, empty_cache(self.model), positions)
         logprobs = logits[0].log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         return float(logprobs.gather(-1, torch.tensor(answer, device=logits.device)[:, None]).sum())
 
@@ -202,16 +204,24 @@ class _Trial:
         """Check that the model continues from its cache.
 
         Raises:
-            ValueError: it keeps more than keys and values, or answers behind the memory do not have the scores of one
-                pass.
+            ValueError: answers behind the memory do not have the scores of one pass, or states differ from those after
+                one pass.
         """
-        if _keeps_more(self.model):
-            raise ValueError("it keeps more of its tokens than keys and values")
+        if empty_cache(self.model) is None:
+            raise ValueError("its cache is of a class of its own")
         self.memory = memory = read_causally(self.model, self.context)
-        # Every layer that ran has kept an entry for each token, and at least one has.
-        entries = {entry.shape[-2] for layer in memory.layers for entry in layer}
-        if not any(entries) or not entries <= {0, len(memory)}:
-            raise ValueError("its cache does not hold one key and one value a token")
+        if memory.state is not None:
+            few = self.query[:3]
+            whole = read_causally(self.model, [*self.context, *few]).state
+            assert whole is not None
+            read_causally(self.model, self.another)  # a state that is kept in the model, not in the cache, is lost here
+            read_behind(self.model, memory, continued := memory.cache(), [few], 0, [len(few) - 1])
+            check_states(continued, whole, self.model.dtype)
+        else:
+            # Every layer that ran has kept an entry for each token, and at least one has.
+            entries = {entry.shape[-2] for layer in memory.layers for entry in layer}
+            if not any(entries) or not entries <= {0, len(memory)}:
+                raise ValueError("its cache does not hold one key and one value a token")
         for (score, _), wanted in zip(score_rows(self.model, memory, [self.asked]), self.expected, strict=True):
             if not self.same(score, wanted):
                 raise ValueError(f"continued from its cache, it gives {score:.4f}, in one pass {wanted:.4f}")
@@ -303,7 +313,7 @@ class _Trial:
         def short(query: Sequence[int], generated: list[int]) -> float:
             ids = torch.tensor([[*self.context, *query, *generated[:-1]]], device=self.device)
             read = range(ids.shape[1] - len(generated), ids.shape[1])
-            logits = run_rows(self.model, ids, read)
+            logits = run_rows(self.model, ids, read, empty_cache(self.model))
             return float((logits[0].amax(-1) - logits[0, range(len(generated)), generated]).max())
 
         checkpoint, plain = inner.generation_config, GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0)
@@ -313,18 +323,6 @@ class _Trial:
         finally:
             inner.generation_config = checkpoint
         return all(short(query, row) <= self.noise for query, row in zip(queries, generated, strict=True))
-
-
-def _keeps_more(model: PreTrainedModel) -> bool:
-    """Whether a model keeps more of the tokens it has read than one key and one value for each token and layer (linear
-    attention, state spaces, convolutions, indexers), as the cache says that transformers makes for it."""
-    if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
-        return True
-    try:
-        layers = DynamicCache(config=model.config).layers
-    except Exception:  # a configuration without layers; the trials say whether the model continues
-        return False
-    return any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
 def _differ(logits: Tensor, other_logits: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,15 +100,17 @@ def continue_from(
     """
     inputs = _inputs(memories, queries, device_of(model))
     rows, width = inputs["context"].shape
-    if max(map(len, memories)):  # for an empty memory `generate` makes its own cache
-        if len(memories) > 1 or (rows * beams == 1 and not memories[0].parts):
+    cut: AbstractContextManager[None] = nullcontext()
+    if entries := max(map(len, memories)):  # for an empty memory `generate` makes its own cache
+        if len(memories) > 1 or (rows * beams == 1 and memories[0].state is None and not memories[0].parts):
             cache = cache_of_rows([memory for memory in memories for _ in range(beams)])
         else:
             bytes_of_copies = rows * beams * memories[0].nbytes
             shared = shared and bytes_of_copies >= SHARED_FROM * len(memories[0].layers)
-            cache = memories[0].cache(shared=shared)
+            cache = memories[0].cache(rows * beams, shared)
         inputs[cache_name(model)] = cache
-    with _own_cache(model), memories[0].reading(model):
+        cut = nullcontext() if memories[0].state is None else _unread_only(model, entries, width)
+    with _own_cache(model), memories[0].reading(model), cut:
         output = generate(**inputs)
     return [row[width:] for row in output.tolist()]
 
@@ -153,6 +155,22 @@ def _own_cache(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         config.cache_implementation = implementation
+
+
+@contextmanager
+def _unread_only(model: PreTrainedModel, read: int, width: int) -> Iterator[None]:
+    """Inside this context, the next forward pass gets only the tokens behind the first `read` of all `width`, which the
+    cache has read already. (`generate` itself leaves them out, but not of a cache without attention.)"""
+
+    def cut(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        handle.remove()
+        if kwargs["input_ids"].shape[1] < width:
+            return None
+        names = [name for name in ("input_ids", "attention_mask") if kwargs.get(name) is not None]
+        return args, kwargs | {name: kwargs[name][:, read:] for name in names}
+
+    with without_adapter(model).register_forward_pre_hook(cut, with_kwargs=True) as handle:
+        yield
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Memories: demonstrations run through a model once, and kept as keys and values for queries to attend to."""
+"""Memories: demonstrations run through a model once, and kept as keys and values for queries to attend to.
+
+The memory of a hybrid, which keeps more than keys and values, is its whole cache (`inference.hybrids`).
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,9 @@ from lm_eval_icl.inference.attention import (
     reads_shared_memory,
 )
 from lm_eval_icl.inference.blocks import replaced_stream
-from lm_eval_icl.inference.caches import MemoryLayer, behind_cache
+from lm_eval_icl.inference.caches import MemoryLayer, behind_cache, takes_positions
 from lm_eval_icl.inference.devices import device_of, kept_logits, on_device, to_device
+from lm_eval_icl.inference.hybrids import empty_cache, is_hybrid, select_rows, tensors
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.prompts.layouts import Layout
 
@@ -49,14 +53,15 @@ class MemoryPart:
 class Memory:
     """What a method computed for a context, for queries to attend to."""
 
-    # Keys and values of the entries; empty for an empty context. A layer that the model leaves out has no entries
-    # (Mllama's cross-attention layers, which do not run without a picture).
+    # Keys and values of the entries; empty for an empty context, and if there is a `state`. A layer that the model
+    # leaves out has no entries (Mllama's cross-attention layers, which do not run without a picture).
     layers: KeyValues
     tokens: list[int]  # the token id of each entry, in order, those of `parts` last
     query_start: int  # the position of a query's first token
     # (k, i, [1, width]): the vector that replaces the residual stream of the token i behind the memory, counted from 0,
     # after block k, counted from 1 (`reading`).
     residual: tuple[int, int, Tensor] | None = None
+    state: Cache | None = None  # the cache of a hybrid after the context, as a batch of one row
     parts: tuple[MemoryPart, ...] = ()  # further entries, read in parts; those of `layers` are read as usual
 
     def __len__(self) -> int:
@@ -65,6 +70,8 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """How many bytes the memory takes."""
+        if self.state is not None:
+            return sum(tensor.nbytes for tensor in tensors(self.state))
         layers = [*self.layers, *(layer for part in self.parts for layer in part.layers)]
         return sum(keys.nbytes + values.nbytes for keys, values in layers)
 
@@ -85,13 +92,16 @@ class Memory:
         ]
         return [(slice(first, ends[0]), Reading()), *parts]
 
-    def cache(self, shared: bool = False) -> Cache:
+    def cache(self, rows: int = 1, shared: bool = False) -> Cache:
         """A transformers cache that begins with this memory. Forward passes add entries to the cache alone.
 
         Args:
+            rows: how many rows a batch that runs on the cache has.
             shared: attention reads the memory once for all rows, without copying it
                 (`lm_eval_icl.inference.capabilities` tests whether the model's attention can).
         """
+        if self.state is not None:
+            return select_rows(self.state, 1, [0] * rows)
         if self.parts:
             attention.install()
             apart = [[(*layer, part.reading) for layer in part.layers] for part in self.parts]
@@ -160,7 +170,11 @@ def kept_of(layout: Layout, memory: Memory) -> Memory:
 
 def read_causally(model: PreTrainedModel, tokens: Sequence[int]) -> Memory:
     """The memory of these tokens, which the model reads in one ordinary causal pass."""
-    return Memory(causal_pass(model, tokens), list(tokens), len(tokens))
+    if not is_hybrid(model):
+        return Memory(causal_pass(model, tokens), list(tokens), len(tokens))
+    state = empty_cache(model)
+    run_rows(model, on_device([tokens], device_of(model)), [len(tokens) - 1], state)
+    return Memory([], list(tokens), len(tokens), state=state)
 
 
 def run_rows(
@@ -209,8 +223,10 @@ def read_behind(
     """
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in rows], device=device_of(model))
+    # Some hybrids count the tokens that they have read by a layer that does not know.
+    counts = memory.in_sequence and not (is_hybrid(model) and takes_positions(model))
     depths = depth + torch.arange(longest, device=ids.device).expand(len(rows), -1)
-    return run_rows(model, ids, read, cache, None if memory.in_sequence else memory.query_start + depths)
+    return run_rows(model, ids, read, cache, None if counts else memory.query_start + depths)
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.attention import OfPackedRow, additive, attention_by
 from lm_eval_icl.inference.blocks import replaced_stream, residual_stream
-from lm_eval_icl.inference.caches import behind_cache, selected
+from lm_eval_icl.inference.caches import behind_cache
 from lm_eval_icl.inference.devices import device_of, kept_logits, on_device, to_device
+from lm_eval_icl.inference.hybrids import empty_cache, select_rows
 from lm_eval_icl.inference.memory import Memory, cache_of, read_behind
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree
 from lm_eval_icl.prompts.tokens import Ids
@@ -265,8 +266,8 @@ def score_rows(
     """Score the answers of some queries by ordinary causal passes: one in which every query is a row of the batch, and
     then passes in which every answer of several tokens is a row, behind its query.
 
-    This is for models that do not obey a 4-D mask or `position_ids` (ALiBi, flash attention), and for rows longer than
-    the window of local attention layers. No mask is passed. Shorter rows are filled up at their end, where
+    This is for models that do not obey a 4-D mask or `position_ids` (ALiBi, flash attention), for hybrids, and for rows
+    longer than the window of local attention layers. No mask is passed. Shorter rows are filled up at their end, where
     a causal model does not see it.
 
     Args:
@@ -278,7 +279,8 @@ def score_rows(
     Returns:
         The score of each answer of each query, in order.
     """
-    after = memory.cache()
+    after = memory.cache(len(queries)) if len(memory) else empty_cache(model)
+    assert after is not None  # or the model has no memory
     ends = sorted({len(query) - 1 for query, _ in queries})
     with memory.reading(model), _projected(model, states) as projected:
         at_ends = read_behind(model, memory, after, [query for query, _ in queries], 0, ends)
@@ -293,7 +295,7 @@ def score_rows(
         asked, logits = [pairs[i] for i in batch], first
         inputs = [answer[:-1] for _, answer in asked]
         if longest := max(map(len, inputs)):
-            cache = selected(after, [row_of[i] for i in batch])
+            cache = select_rows(after, len(queries), [row_of[i] for i in batch])
             following = read_behind(model, memory, cache, inputs, len(asked[0][0]), range(longest))
             logits = torch.cat([first, following.flatten(0, 1)])
         # Behind the rows of the queries' logits come those of the answers, `longest` for each.

@@ -134,7 +134,7 @@ class Method(ABC):
         except TypeError as error:
             raise InputError(f"{cls.__name__.lower()}: {one_line(error)}.") from error
         if not method.why_not(3):
-            replace(method, repeat=1).layout(0, [1] * 3)  # before a model is loaded
+            replace(method, repeat=1).passes(0, [1] * 3)  # before a model is loaded
         return method
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from typing import Annotated
 
@@ -11,22 +12,32 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.inference.memory import KeyValues, Memory, causal_pass, masked_pass
-from lm_eval_icl.methods.base import Passes, Whole, must, number
-from lm_eval_icl.methods.icl import ICL
-from lm_eval_icl.prompts.layouts import Layout
+from lm_eval_icl import methods
+from lm_eval_icl.inference.memory import KeyValues, Memory, causal_pass, encode_all, kept_of, masked_pass
+from lm_eval_icl.methods.base import Method, Passes, Whole, must, number
+from lm_eval_icl.prompts.layouts import Layout, Pattern
 from lm_eval_icl.prompts.tokens import Context
 
 
 @dataclass(frozen=True)
-class DeepThink(ICL):
+class DeepThink(Method):
     """Deep-Thinking: the demonstrations are run through the model T times, which refines their keys and values.
 
     Pass 1 is plain ICL. In pass t, the context is run again behind the memory of pass t-1 (Eq. 3; at positions
     L..2L-1 for a context of L tokens), and the memory is moved towards the keys and values of pass t by the gate eta
     (Eq. 4). Queries then attend to the memory of pass T as if it were the context (Eq. 6).
 
+    The same with the layout of another method is not in the paper. Pass 1 is then that method, and its row is run again
+    under its mask, on the memory of the whole row. If a token attends to those entries whose tokens it attends to in
+    pass 1 (`reads="layout"`), what reaches it in T passes is what reaches it in one: an invariant method stays
+    invariant, and one without leakage stays without.
+
     Args:
+        positions: "layout" for those of the method of pass 1.
+        layout: the method of pass 1, one whose memory is a single forward pass under a mask.
+        reads: the entries of the memory to which the tokens of the passes 2..T attend. "all": all that queries attend
+            to, which is the paper's; "layout": those of the tokens that they attend to in pass 1. None is "all" for
+            `icl`, and "layout" for other layouts.
         T: the number of iterations, at least 1; T=1 is `icl`. The paper uses 5 if there is no development set.
         eta: the gate, in (0, 1].
         momentum: beta of the authors' released code (0.9 there by default), in [0, 1). A step is eta times a velocity:
@@ -39,23 +50,58 @@ class DeepThink(ICL):
     without_demonstrations = "nothing to think about, evaluated as plain zero-shot"
     overflow_hint = "The passes 2 to T of deepthink reach twice the demonstrations; restart_positions=True does not. "
 
+    positions: str = "layout"  # those of the method of pass 1
     T: Whole = 5
     eta: Annotated[float, number("above 0 and at most 1", lambda value: 0 < value <= 1)] = 0.01
     momentum: Annotated[float, number("from 0 to below 1", lambda value: 0 <= value < 1)] = 0.0
     restart_positions: Annotated[bool, must("True or False", lambda value: isinstance(value, bool))] = False
+    layout: str = "icl"  # type: ignore[assignment]
+    reads: Annotated[str | None, must("all or layout", lambda value: value in ("all", "layout"))] = None
+
+    def __post_init__(self) -> None:
+        first = methods.find(self.layout) if self.layout in methods.NAMES else DeepThink
+        fine = first.one_pass and not first.memory_depends_on_query
+        self._check("layout", fine=fine, must="a method of one pass for all queries: icl, nope, prefixicl, pcw, ...")
+        if self.positions == "layout":
+            object.__setattr__(self, "positions", first.positions)
+        if self.reads is None:
+            object.__setattr__(self, "reads", "all" if self.layout == "icl" else "layout")
+        super().__post_init__()
+
+    @cached_property
+    def first(self) -> Method:
+        """The method of pass 1, whose properties this one has."""
+        return methods.find(self.layout)(positions=self.positions, repeat=self.repeat)
+
+    @property
+    def trained_under(self) -> str:
+        return self.first.name
+
+    @property
+    def treats_demonstrations_alike(self) -> bool:  # type: ignore[override]
+        return self.first.treats_demonstrations_alike
+
+    @property
+    def needs_mask(self) -> bool:  # type: ignore[override]
+        """Whether a token does not attend to some before it, in the row or in the memory."""
+        return self.first.needs_mask or self.reads == "layout"
 
     @property
     def needs_positions(self) -> bool:
         """Also if the passes 2..T restart at position 0."""
         return super().needs_positions or self.restart_positions
 
+    def pattern(self, n: int) -> Pattern:
+        return self.first.pattern(n)
+
     def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
         """Pass 1, one layout for all passes behind the memory, and the query on the memory."""
-        row = self.layout(prefix, demonstrations, query, answer)
+        row = self.first.layout(prefix, demonstrations, query, answer)
         if self.T == 1 or not demonstrations:
             return [("", row)]
-        first = self.layout(prefix, demonstrations)
-        again = first.again(0 if self.restart_positions else first.end)
+        first = self.first.layout(prefix, demonstrations)
+        reads = torch.tensor(first.kept) if self.reads == "all" else None
+        again = first.again(0 if self.restart_positions else first.end, reads)
         velocity = "present - M" if not self.momentum else f"velocity, which decays by {self.momentum:g}"
         title = "pass 2" if self.T == 2 else f"passes 2 to {self.T}, each"
         return [
@@ -66,7 +112,7 @@ class DeepThink(ICL):
 
     def is_ordinary(self, context: Context) -> bool:
         one_pass = type(self) is DeepThink and (self.T == 1 or not context.demonstrations)
-        return one_pass and ICL(self.positions, self.repeat).is_ordinary(context)
+        return one_pass and self.first.is_ordinary(context)
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         *_, memories = self._iterations(model, contexts)
@@ -77,11 +123,14 @@ class DeepThink(ICL):
 
     def _iterations(self, model: PreTrainedModel, contexts: Sequence[Context]) -> Iterator[list[Memory]]:
         """The memories of all contexts after each of the T passes. Without demonstrations, only the first one runs."""
-        memories = super().encode(model, contexts)
-        yield memories
+        firsts = [self.first.layout(len(context.prefix), context.lengths) for context in contexts]
+        # Also entries to which no query attends are read in the next pass.
+        whole = [replace(first, kept=(True,) * len(first.blocks)) for first in firsts]
+        memories = encode_all(model, whole, [context.tokens for context in contexts])
+        yield list(map(kept_of, firsts, memories))
         # A memory is empty if the context's only token was moved to an empty query.
         if self.T == 1 or not contexts[0].demonstrations or not memories[0].layers:
-            yield from (memories for _ in range(2, self.T + 1))
+            yield from ([*map(kept_of, firsts, memories)] for _ in range(2, self.T + 1))
             return
         layouts = [self.passes(len(context.prefix), context.lengths)[1][1] for context in contexts]
         # The steps are small: in half precision they would be rounded away.
@@ -104,11 +153,11 @@ class DeepThink(ICL):
                 replace(memory, layers=list(zip(entries[::2], entries[1::2], strict=True)))
                 for memory, entries in zip(memories, narrow, strict=True)
             ]
-            yield memories
+            yield list(map(kept_of, firsts, memories))
 
     def _again(self, model: PreTrainedModel, memories: Sequence[Memory], layouts: Sequence[Layout]) -> list[KeyValues]:
         """The keys and values of one more pass over all contexts, each behind its memory."""
-        if len(memories) > 1:
+        if len(memories) > 1 or self.needs_mask:
             return masked_pass(model, [memory.tokens for memory in memories], layouts, memories)
         # None is for consecutive positions after the memory, which the model computes by itself.
         own = self.restart_positions or self.positions != "sequential"

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 from torch import Tensor
 
-from lm_eval_icl.methods.base import must
+from lm_eval_icl.errors import InputError, is_number
+from lm_eval_icl.methods.base import must, optional
 from lm_eval_icl.methods.several import Several
+from lm_eval_icl.prompts.tokens import Context
 
 Combine = Annotated[str, must("poe, moe or max", lambda value: value in ("poe", "moe", "max"))]
+
+
+def _weights(weights: Any) -> tuple[float, ...]:
+    fine = isinstance(weights, (list, tuple)) and weights and all(is_number(each) and each > 0 for each in weights)
+    if not fine:
+        raise ValueError("must be a list of numbers above 0")
+    return tuple(weights)
 
 
 @dataclass(frozen=True)
 class Ensemble(Several):
     """An ensemble of windows: what is predicted behind each window's memory is combined.
 
-    With the log-likelihoods s_b of an answer behind the memory b of B, the answer's is
+    With the log-likelihoods s_b of an answer behind memory b and weights v_b that sum to 1, the answer's is
 
-        poe: sum_b s_b / B        moe: log sum_b (exp s_b) / B        max: max_b s_b - log B
+        poe: sum_b v_b s_b        moe: log sum_b v_b exp s_b        max: max_b (log v_b + s_b)
 
     Every request is combined by itself: nothing is normalized over the options of a document, which a model does not
     see. Where text is generated, and for whether an answer is the greedy one, the distributions of the next token are
@@ -28,9 +38,30 @@ class Ensemble(Several):
 
     Args:
         combine: "poe" (product of experts), "moe" (mixture of experts) or "max".
+        weights: a number above 0 for each window, in order, divided by their sum; None for equal weights.
     """
 
     combine: Combine = "poe"
+    weights: Annotated[tuple[float, ...] | None, optional(_weights)] = None
+
+    @property
+    def invariant(self) -> bool:
+        """Whether all windows, of one demonstration each, are treated alike."""
+        return super().invariant and self.weights is None
+
+    def why_not(self, n: int) -> str:
+        """Every window needs its weight."""
+        windows = math.ceil(n / self.window_size)
+        if self.weights is not None and n and len(self.weights) != windows:
+            return f"weights: {len(self.weights)} numbers for {windows} windows"
+        return super().why_not(n)
+
+    def contexts(self, context: Context) -> list[Context]:
+        """One for each window, whose weights have to be as many also where demonstrations were left out."""
+        windows = super().contexts(context)
+        if len(windows) > 1 and (why := self.why_not(len(context.demonstrations))):
+            raise InputError(f"{self.name}: {why}.")
+        return windows
 
     def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, None]:
         return self._joined(logprobs).log_softmax(-1), None
@@ -41,7 +72,11 @@ class Ensemble(Several):
 
     def _joined(self, numbers: Tensor) -> Tensor:
         """Combine log-probabilities, [texts, memories, ...] -> [texts, ...]."""
+        given = self.weights if self.weights and numbers.shape[1] > 1 else (1.0,) * numbers.shape[1]
+        shares = [weight / max(given) for weight in given]  # whose sum is finite, however large the weights are
+        weights = torch.tensor([share / sum(shares) for share in shares], dtype=numbers.dtype, device=numbers.device)
+        weights = weights.view(-1, *[1] * (numbers.dim() - 2))
         if self.combine == "poe":
-            return numbers.mean(1)
-        weighted = numbers - math.log(numbers.shape[1])
+            return (numbers * weights).sum(1)
+        weighted = numbers + weights.log()
         return weighted.logsumexp(1) if self.combine == "moe" else weighted.amax(1)

@@ -29,6 +29,12 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
             f"{method.name} continues from a memory of the demonstrations, and {name} does not continue from its cache "
             f"({can.no_memory}). icl works with this model."
         )
+    own = method.needs_mask or method.needs_positions or not method.one_pass or method.memory_depends_on_query
+    if can.is_hybrid and own:
+        raise Unsupported(
+            f"{method.name} works on keys and values, and {name} keeps more than these (linear attention, a state "
+            "space, a convolution or an indexer). icl works with this model."
+        )
     if method.needs_mask and not can.obeys_mask:
         raise Unsupported(
             f"{method.name} hides tokens from each other, which {name} (attn_implementation={attention}) does not "

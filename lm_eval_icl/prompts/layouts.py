@@ -86,6 +86,8 @@ class Layout:
     kept: tuple[bool, ...]  # for each block, whether tokens that run after the row attend to it
     end: int  # the position of the first token after the row
     step: int = 1  # the difference between the positions of adjacent tokens; 0 without positional information
+    # The row begins with an entry M for each of its blocks (`again`), and a block attends to its own one causally too.
+    behind_itself: bool = False
 
     def __len__(self) -> int:
         return sum(block.length for block in self.blocks)
@@ -93,7 +95,8 @@ class Layout:
     def rule(self, query: Tensor, key: Tensor) -> Tensor:
         """The mask as a function: whether the tokens `query` attend to the tokens `key`.
 
-        A block attends to the blocks that `sees` gives, and to itself causally. Entries of a memory attend to nothing.
+        A block attends to the blocks that `sees` gives, and to itself (`_itself`) causally. Entries of a memory attend
+        to nothing.
 
         Args:
             query: indices of tokens in the row, of any shape.
@@ -102,10 +105,10 @@ class Layout:
         Returns:
             bool, of the broadcast shape.
         """
-        parts = (self._block, self.sees, self._runs, self._place)
-        block, sees, runs, place = (part.to(query.device, non_blocking=query.is_cuda) for part in parts)
+        parts = (self._block, self.sees, self._itself, self._place)
+        block, sees, itself, place = (part.to(query.device, non_blocking=query.is_cuda) for part in parts)
         row, column = block[query], block[key]
-        return sees[row, column] | ((row == column) & runs[row] & (place[query] >= place[key]))
+        return sees[row, column] | (itself[row, column] & (place[query] >= place[key]))
 
     def keys(self, rows: slice) -> tuple[list[slice], list[slice]]:
         """The tokens to which some adjacent tokens of the row attend, as slices of the row.
@@ -118,7 +121,7 @@ class Layout:
         """
         block, place = self._block, self._place
         first, last = int(block[rows.start]), int(block[rows.stop - 1])
-        sees, own = self.sees[first : last + 1], (block >= first) & (block <= last)
+        sees, own = self.sees[first : last + 1], self._itself[first : last + 1].any(dim=0)[block]
         all_see, some_see = sees.all(dim=0)[block], sees.any(dim=0)[block]
         if first == last:  # within one block, which sees itself causally: all see what is before the first of them
             all_see |= own & (place < place[rows.start])
@@ -204,12 +207,19 @@ class Layout:
         sees[n:, n:] = self.sees
         return replace(self, blocks=(*entries, *self.blocks), sees=sees, kept=(True,) * n + self.kept)
 
-    def again(self, by: int) -> Layout:
-        """This row, run once more with all positions increased by `by`, on the memory of all its tokens, which all
-        tokens see and whose blocks become blocks M at the beginning."""
-        everything_kept = replace(self, kept=(True,) * len(self.blocks))
+    def again(self, by: int, reads: Tensor | None = None) -> Layout:
+        """This row, run once more with all positions increased by `by`, on the memory of all its tokens, whose blocks
+        become blocks M at the beginning.
+
+        Args:
+            reads: [blocks] bool: the blocks to whose entries all tokens attend. If None, a token attends to the entries
+                of those tokens that it attends to in the row.
+        """
+        n = len(self.blocks)
         blocks = tuple(replace(block, start=block.start + by) for block in self.blocks)
-        return replace(self, blocks=blocks, end=self.end + by).on_memory(everything_kept)
+        row = replace(self, blocks=blocks, end=self.end + by).on_memory(replace(self, kept=(True,) * n))
+        row.sees[n:, :n] = self.sees if reads is None else reads
+        return replace(row, kept=self.kept * 2, behind_itself=reads is None)
 
     @cached_property
     def _block(self) -> Tensor:
@@ -228,6 +238,15 @@ class Layout:
         """[blocks] bool: whether a block is run through the model, which entries of a memory are not."""
         return torch.tensor([block.name != "M" for block in self.blocks], dtype=torch.bool)
 
+    @cached_property
+    def _itself(self) -> Tensor:
+        """[blocks, blocks] bool: whether the column's block is the row's block, or its own entry of an earlier pass."""
+        itself = torch.diag(self._runs)
+        if self.behind_itself:
+            rows = int(self._runs.sum())
+            itself[-rows:, :rows] |= torch.eye(rows, dtype=torch.bool)
+        return itself
+
 
 def slices(marked: Tensor) -> list[slice]:
     """The slices at which a row of booleans is True."""
@@ -241,7 +260,7 @@ def side_by_side(layouts: Sequence[Layout]) -> Layout:
     tokens of all rows.
 
     Args:
-        layouts: at least one; all have the same `step`.
+        layouts: at least one; all have the same `step` and `behind_itself`.
     """
     if len(layouts) == 1:
         return layouts[0]
@@ -254,6 +273,7 @@ def side_by_side(layouts: Sequence[Layout]) -> Layout:
         kept=tuple(kept[i] for i in order),
         end=max(layout.end for layout in layouts),
         step=layouts[0].step,
+        behind_itself=layouts[0].behind_itself,
     )
 
 

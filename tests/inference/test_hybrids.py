@@ -1,37 +1,81 @@
-"""Models that keep more than keys and values: state spaces, and linear attention beside attention."""
+"""Models that keep more than keys and values: attention beside linear attention, state spaces and convolutions."""
 
 import pytest
 import torch
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import Unsupported
+from lm_eval_icl.inference import capabilities, hybrids
 from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.inference.memory import run_rows
 from lm_eval_icl.methods.runner import MethodRunner
+from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.smoke import smoke
 from tests import tiny
 from tests.smoke import model_types as smoke_models
 
+HYBRIDS = ["qwen3_5_text", "qwen3_next", "granitemoehybrid", "mamba2"]
+CONTEXT = Context((1, 5), (tuple(range(10, 60)), tuple(range(80, 150, 2))))
+QUERIES = {
+    (60, 61, 62): [(7,), (8, 9), (11, 12, 13)],
+    (70, 71, 72): [(8, 9)],
+    (90, 91, 92, 93, 94): [(7,), (11, 12)],
+}
+
+
+def in_one_pass(model, tokens, answer):
+    logits = model(input_ids=torch.tensor([[*tokens, *answer[:-1]]]), use_cache=False).logits[0, len(tokens) - 1 :]
+    return float(logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None]).sum())
+
+
+def assert_scored_as_in_one_pass(runner, queries=QUERIES):
+    for asked, scores in runner.score({CONTEXT: queries}):
+        for (_, query, answer), (found, _) in zip(asked, scores, strict=True):
+            whole = in_one_pass(runner.model, [*CONTEXT.tokens, *query], answer)
+            assert found == pytest.approx(whole, rel=2e-6)
+
+
+@pytest.mark.parametrize("rows", tiny.slow_but([2], [1, 2, 8]))
+@pytest.mark.parametrize("name", HYBRIDS)
+@torch.no_grad()
+def test_every_query_goes_on_from_the_same_state(name, rows):
+    """Twice, in two orders: no query changes what the next one starts from."""
+    runner = MethodRunner(smoke_models.build(name), methods.make("icl"), batch_size=rows)
+    for queries in (QUERIES, dict(reversed(QUERIES.items()))):
+        assert_scored_as_in_one_pass(runner, queries)
+    assert runner.store.encoded == 1
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+@torch.no_grad()
+def test_the_demonstrations_are_run_once(name):
+    runner = MethodRunner(smoke_models.build(name), methods.make("icl"))
+    list(runner.score({CONTEXT: {query: [(7,)] for query in QUERIES}}))
+    assert runner.tokens_run == len(CONTEXT.tokens) + sum(map(len, QUERIES))
+
 
 @pytest.mark.parametrize(
     ("method", "arguments"),
-    [("invicl", {}), ("pcw", {"window_size": 2}), ("nope", {}), ("icl", {"positions": "symmetric"}), ("deepthink", {})],
+    [*((name, {}) for name in ("invicl", "pcw", "nope", "deepthink", "batchicl")), ("icl", {"positions": "symmetric"})],
 )
 def test_methods_that_work_on_keys_and_values_are_refused(method, arguments):
-    with pytest.raises(Unsupported, match=f"{method} (continues from a memory|hides tokens)"):
+    says = f"{method} works on keys and values, and Qwen3NextForCausalLM keeps more than these"
+    with pytest.raises(Unsupported, match=says):
         MethodRunner(tiny.build("qwen3_next"), methods.make(method, arguments))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_next", "granitemoehybrid", "mamba2", "jamba"])
+@pytest.mark.parametrize(("name", "continues"), [("qwen3_5", True), ("qwen3_next", True), ("jamba", False)])
 @torch.no_grad()
-def test_hybrids_are_found(name, dtype):
-    can = probe(smoke_models.build(name).to(dtype))
-    assert "keeps more of its tokens than keys and values" in can.no_memory
-    assert not (can.obeys_mask or can.obeys_positions or can.can_batch or can.can_generate)
+def test_which_models_continue_from_their_states(name, continues, dtype):
+    """Selective state spaces drop their state if they get several tokens at once, of which scores show little."""
+    found = probe(tiny.build(name, dtype))
+    assert found.is_hybrid and not (found.obeys_mask or found.obeys_positions)
+    assert found.can_batch == found.can_generate == (not found.no_memory) == continues
 
 
 @pytest.mark.parametrize(
-    "kind", tiny.slow_but(["qwen3_next"], ["mamba", "xlstm", "falcon_mamba", "rwkv", "jamba", "recurrent_gemma"])
+    "kind", tiny.slow_but(["mamba"], ["xlstm", "falcon_mamba", "rwkv", "jamba", "recurrent_gemma"])
 )
 def test_a_model_without_a_memory_runs_icl_as_hf_does(kind, caplog):
     """The smoke test compares log-likelihoods and texts with those of `hf`."""
@@ -40,3 +84,26 @@ def test_a_model_without_a_memory_runs_icl_as_hf_does(kind, caplog):
     assert "does not continue from its cache" in scores["deepthink"]
     (said,) = [record.message for record in caplog.records if "does not continue from its cache" in record.message]
     assert "every prompt is read as a whole, as --model hf does it" in said
+
+
+@torch.no_grad()
+def test_states_that_are_not_copied_are_noticed(monkeypatch):
+    """One cache for all queries, whose state the first query changes."""
+    monkeypatch.setattr(capabilities.Memory, "cache", lambda memory, rows=1: memory.state)
+    assert probe(tiny.build("qwen3_next")).no_memory
+
+
+@torch.no_grad()
+def test_rows_are_copied_with_every_kind_of_state():
+    model = tiny.build("qwen3_next")
+    cache = hybrids.empty_cache(model)
+    run_rows(model, torch.tensor([[5, 6, 7], [8, 9, 10]]), [2], cache)
+    before = [tensor.clone() for tensor in hybrids.tensors(cache)]
+    picked = hybrids.select_rows(cache, 2, [1, 0, 1])
+    run_rows(model, torch.tensor([[11], [12], [13]]), [0], picked)
+    assert all(map(torch.equal, before, hybrids.tensors(cache)))
+    assert {len(tensor) for tensor in hybrids.tensors(picked) if tensor.dim() > 2} == {3}
+    again, alone = hybrids.select_rows(cache, 2, [1]), hybrids.empty_cache(model)
+    run_rows(model, torch.tensor([[8, 9, 10]]), [2], alone)
+    for one, other in zip(hybrids.tensors(again), hybrids.tensors(alone), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

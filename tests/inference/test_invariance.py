@@ -52,10 +52,14 @@ def test_no_bit_depends_on_the_order(checkpoint, model, architecture, delimiter)
 
 
 MEMORIES = [("sbp", {}), ("ape", {}), ("structured", {}), ("ensemble", {"combine": "moe"}), ("nbce", {})]
+MEMORIES += [
+    ("deepthink", {"layout": layout, "reads": reads, "T": 3, "eta": 0.5})
+    for layout, reads in (("pcw", "all"), ("invicl", "layout"))
+]
 
 
 @pytest.mark.parametrize(("model", "args"), tiny.slow_but([("ape", {}), ("nbce", {})], MEMORIES))
-def test_no_bit_depends_on_it_where_memories_are_read_in_parts_or_combined(checkpoint, model, args):
+def test_no_bit_depends_on_it_where_memories_are_refined_read_in_parts_or_combined(checkpoint, model, args):
     no_bit_depends_on_the_order(model, checkpoint("llama"), delimiter=" ", args=args)
 
 

@@ -236,17 +236,20 @@ def test_star_is_every_window_behind_a_copy_of_the_first(name, size):
         assert_close(found, expected(model, memory, start))
 
 
-# Deep-Thinking.
+# Deep-Thinking over layouts.
+
+THINKING = {"icl": "sequential", "pcw": "symmetric", "invicl": "symmetric", "prefixicl": "symmetric"}
 
 
-def thought(model, context, T, eta, momentum, restart=False):
+def thought(model, context, layout, reads, T, eta, momentum, restart=False):
     """The definition: the row runs again at positions moved by its end, on the memory of all its tokens."""
-    tokens, positions, sees, _, end = row_of(context, "icl", positions="sequential")
+    tokens, positions, sees, kept, end = row_of(context, layout, positions=THINKING[layout])
     memory, _ = run(model, tokens, positions, Spec(sees))
     velocity = [(0.0, 0.0)] * len(memory)
+    behind = torch.tensor([kept] * len(tokens)) if reads == "all" else sees
     for _ in range(T - 1):
         at = [position + (0 if restart else end) for position in positions]
-        present, _ = run(model, tokens, at, Spec(torch.cat([torch.ones_like(sees), sees], 1)), memory)
+        present, _ = run(model, tokens, at, Spec(torch.cat([behind, sees], 1)), memory)
         velocity = [
             tuple(new - old + momentum * v for new, old, v in zip(*layer, strict=True))
             for layer in zip(present, memory, velocity, strict=True)
@@ -254,16 +257,58 @@ def thought(model, context, T, eta, momentum, restart=False):
         memory = [
             tuple(old + eta * v for old, v in zip(*layer, strict=True)) for layer in zip(memory, velocity, strict=True)
         ]
-    return memory, end
+    return select(memory, kept), end
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("restart", [False, True])
-def test_deepthink(name, restart):
+@pytest.mark.parametrize("layout", THINKING)
+@pytest.mark.parametrize(("reads", "restart"), [("all", False), ("layout", False), ("layout", True)])
+def test_thinking_over_a_layout(name, layout, reads, restart):
     model, knobs = model_of(name), {"T": 3, "eta": 0.3, "momentum": 0.5}
-    memory, start = thought(model, CONTEXT, **knobs, restart=restart)
-    for found in ours(model, methods.make("deepthink", {"restart_positions": restart, **knobs})):
+    memory, start = thought(model, CONTEXT, layout, reads, **knobs, restart=restart)
+    method = methods.make("deepthink", {"layout": layout, "reads": reads, "restart_positions": restart, **knobs})
+    for found in ours(model, method):
         assert_close(found, expected(model, memory, start))
+
+
+def moved(one, other):
+    """For each entry, whether keys or values of any layer differ in any bit."""
+    changed = [
+        (a != b).any(-1).any(1)[0] for la, lb in zip(one, other, strict=True) for a, b in zip(la, lb, strict=True)
+    ]
+    return torch.stack(changed).any(0).tolist()
+
+
+@pytest.mark.parametrize("reads", ["layout", "all"])
+@pytest.mark.parametrize("layout", ["icl", "pcw", "invicl", "star", "prefixicl"])
+def test_nothing_leaks_that_did_not_leak_in_one_pass(layout, reads):
+    """Not one bit of an entry before a demonstration's last token, its answer, depends on that token. If passes read
+    all of the memory, an input reads its own answer's entry from pass 2 on."""
+    model, answer = model_of("llama"), 99
+    changed = Context(CONTEXT.prefix, (CONTEXT.demonstrations[0], (30, answer), *CONTEXT.demonstrations[2:]))
+    for T in (1, 2, 3, 4):
+        method = methods.make("deepthink", {"layout": layout, "reads": reads, "T": T, "eta": 0.5})
+        with torch.no_grad():
+            one, other = (method.encode(model, [context])[0].layers for context in (CONTEXT, changed))
+        differs = moved(one, other)
+        assert differs[5 + 1]  # the answer itself
+        assert differs[5] == (layout == "prefixicl" or (reads == "all" and T > 1))  # the demonstration's input
+        if reads == "layout":
+            assert not any(differs[:2])  # the prefix
+            assert any(differs[7:]) == (layout in ("icl", "invicl", "prefixicl"))
+
+
+@pytest.mark.parametrize("layout", ["icl", "nope", "pcw", "star", "invicl", "prefixicl"])
+def test_one_pass_is_the_layouts_own_method(layout):
+    model = model_of("llama")
+    assert ours(model, methods.make("deepthink", {"layout": layout, "T": 1})) == ours(model, methods.make(layout))
+
+
+def test_thinking_over_the_causal_layout_by_itself_is_the_paper():
+    model = model_of("gpt2")
+    plain, said = methods.make("deepthink"), methods.make("deepthink", {"layout": "icl", "reads": "all"})
+    assert plain == said and ours(model, plain) == ours(model, said)
+    assert not plain.needs_mask and methods.make("deepthink", {"reads": "layout"}).needs_mask
 
 
 # Reading a memory in parts.
@@ -390,6 +435,8 @@ def test_models_that_do_not_read_in_parts_are_refused(name, attention, says):
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [
+        *(("deepthink", {"layout": layout}) for layout in ("saicl", "deepthink", "ape", "none", 3)),
+        ("deepthink", {"reads": "others"}), ("ensemble", {"weights": [1, -1]}),
         ("ape", {"temperature": 0}), ("ape", {"scale": -1}), ("ape", {"weight": "a"}), ("structured", {"factor": 0}),
         ("ape", {"temperature": 1e-40}), ("ape", {"scale": 1e30}), ("ape", {"weight": 1e300}),
         ("structured", {"align": "middle"}), ("ensemble", {"combine": "mean"}),
@@ -415,24 +462,37 @@ def each_window(name, query, answer, size=1, empty=False, context=CONTEXT):
     return torch.stack(found)
 
 
-def ensembled(numbers, combine):
+def ensembled(numbers, combine, weights):
+    weights = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+    weights = weights.reshape(-1, *[1] * (numbers.dim() - 1))
     if combine == "poe":
-        return numbers.mean(0)
-    shares = numbers.exp() / len(numbers)
-    return shares.sum(0).log() if combine == "moe" else shares.amax(0).log()
+        return (weights * numbers).sum(0)
+    return (weights * numbers.exp()).sum(0).log() if combine == "moe" else (weights * numbers.exp()).amax(0).log()
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("combine", ["poe", "moe", "max"])
-@pytest.mark.parametrize("size", [1, 3])
-def test_ensemble(name, combine, size):
-    method = methods.make("ensemble", {"combine": combine, "window_size": size})
+@pytest.mark.parametrize(("size", "weights"), [(1, None), (3, (1.0, 3.0))])
+def test_ensemble(name, combine, size, weights):
+    method = methods.make("ensemble", {"combine": combine, "window_size": size, "weights": weights})
     found = scores(model_of(name), method)
     for (_, query, answer), number in found.items():
         logprobs = each_window(name, query, answer, size)
+        v = weights or (1.0,) * len(logprobs)
         behind_each = logprobs[:, range(len(answer)), list(answer)].sum(-1)
-        is_greedy = ensembled(logprobs, combine).argmax(-1).tolist() == list(answer)
-        assert number == (pytest.approx(float(ensembled(behind_each, combine)), rel=TOLERANCE), is_greedy)
+        is_greedy = ensembled(logprobs, combine, v).argmax(-1).tolist() == list(answer)
+        assert number == (pytest.approx(float(ensembled(behind_each, combine, v)), rel=TOLERANCE), is_greedy)
+
+
+def test_windows_weigh_by_their_shares_however_large_the_numbers_are():
+    model = model_of("gpt2")
+    for combine in ("poe", "moe", "max"):
+        equal, large, plain, times = (
+            scores(model, methods.make("ensemble", {"combine": combine, "window_size": 2, "weights": weights}))
+            for weights in (None, [1e300, 1e300], [1, 3], [5e307, 1.5e308])
+        )
+        assert large == equal
+        assert [number for number, _ in times.values()] == pytest.approx([number for number, _ in plain.values()])
 
 
 def test_an_ensemble_of_one_window_is_icl():
@@ -499,7 +559,7 @@ def test_texts_are_chosen_by_all_memories_together(method, arguments):
     def combined(query, answer):
         if method == "nbce":
             return naive_bayes(each_window("gpt2", query, answer, empty=True), 0.25, 1.0, 0.95)
-        return ensembled(each_window("gpt2", query, answer), arguments.get("combine", "poe"))
+        return ensembled(each_window("gpt2", query, answer), arguments.get("combine", "poe"), (1.0,) * 4)
 
     found = generated(model, methods.make(method, arguments), QUERIES)
     for query in QUERIES:
@@ -516,7 +576,8 @@ def test_texts_are_chosen_by_all_memories_together(method, arguments):
 def test_packs_do_not_matter_and_neither_does_the_order(method, arguments):
     model, method = model_of("llama"), methods.make(method, arguments)
     permuted = Context(CONTEXT.prefix, tuple(CONTEXT.demonstrations[i] for i in (2, 0, 3, 1)))
-    assert method.invariant
+    assert method.invariant and not methods.make("ensemble", {"weights": [1, 2, 3, 4]}).invariant
+    assert not methods.make("deepthink", {"layout": "pcw", "positions": "sequential"}).invariant
     wanted = [*scores(model, method).values()]
     assert_close([*scores(model, method, pack_tokens=3).values()], wanted, 1e-9)
     assert_close([*scores(model, method, (permuted,)).values()], wanted, 1e-9)
@@ -548,3 +609,13 @@ def test_without_demonstrations_all_are_plain():
     plain = scores(model, methods.make("icl"), (bare,))
     for name in ("sbp", "star", "ape", "structured", "ensemble", "nbce"):
         assert scores(model, methods.make(name), (bare,)) == plain
+
+
+def test_every_window_needs_its_weight():
+    """Also where demonstrations were left out, unless one window is left."""
+    method = methods.make("ensemble", {"weights": [1, 2, 3], "window_size": 2})
+    assert method.why_not(4) == "weights: 3 numbers for 2 windows" and not method.why_not(5)
+    with pytest.raises(InputError, match="ensemble: weights: 3 numbers for 2 windows"):
+        method.contexts(CONTEXT)
+    alone = Context(CONTEXT.prefix, CONTEXT.demonstrations[:2])
+    assert scores(model_of("gpt2"), method, (alone,)) == scores(model_of("gpt2"), methods.make("icl"), (alone,))

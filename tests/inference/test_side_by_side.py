@@ -40,6 +40,7 @@ METHODS = [
     methods.make("icl", {"positions": "symmetric"}),
     methods.make("deepthink", {"T": 3, "eta": 0.3, "momentum": 0.5}),
     methods.make("deepthink", {"T": 2, "eta": 0.3, "restart_positions": True}),
+    *(methods.make("deepthink", {"layout": layout, "T": 3, "eta": 0.4}) for layout in ("invicl", "pcw")),
 ]
 # What a query attends to depends on it.
 BY_QUERY = [
@@ -88,24 +89,25 @@ def one_by_one(runner: MethodRunner, work=WORK) -> dict:
 @pytest.mark.parametrize(
     ("name", "rows"),
     tiny.slow_but(
-        FAST := [("opt", 7), ("bloom", 7)],
+        FAST := [("opt", 7), ("bloom", 7), ("qwen3_next", 7)],
         [*FAST, ("gpt2", 7), ("gpt2", 256), ("llama3", 7), ("gemma2_window", 7)],
     ),
 )
 @torch.no_grad()
 def test_scores_are_those_of_contexts_that_run_alone(name, rows, monkeypatch):
-    """The contexts of some do run alone: Gemma 2 has a window here, and BLOOM counts positions by itself."""
-    some = {"bloom": [ICL()], "opt": A_FEW, "gemma2_window": A_FEW}
+    """The contexts of some do run alone: Gemma 2 has a window here, BLOOM counts positions by itself, and Qwen3-Next
+    keeps other states."""
+    some = {"bloom": [ICL()], "qwen3_next": [ICL()], "opt": A_FEW, "gemma2_window": A_FEW}
     monkeypatch.setattr(memory, "CONTEXT_TOKENS", rows)
     monkeypatch.setattr(attention, "CONTEXT_TOKENS", rows)
     monkeypatch.setattr(attention, "ROW_TOKENS", rows)
-    model = tiny.build(name, torch.float64)
+    model = tiny.build(name, torch.float64 if name != "qwen3_next" else torch.float32)
     for method in some.get(name, [*METHODS, *BY_QUERY]):
         together, alone = MethodRunner(model, method), MethodRunner(model, method)
         found, expected = scores(together), one_by_one(alone)
         assert found.keys() == expected.keys()
         # RMSNorm rounds to float32 where all else is float64.
-        within = {"gpt2": 1e-10, "opt": 1e-10, "bloom": 0}.get(name, 1e-5)
+        within = {"gpt2": 1e-10, "opt": 1e-10, "bloom": 0, "qwen3_next": 0}.get(name, 1e-5)
         for which, (logprob, greedy) in expected.items():
             assert found[which][0] == pytest.approx(logprob, abs=within, rel=0)
             assert found[which][1] == greedy

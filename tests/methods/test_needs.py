@@ -191,11 +191,12 @@ def test_every_method_has_a_name_of_its_own():
 # What the probe sees.
 
 
-def test_answers_that_see_each_other_are_noticed(monkeypatch):
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen3_next"])
+def test_answers_that_see_each_other_are_noticed(monkeypatch, architecture):
     """Every answer goes on from a copy of the cache. Without copies the second answer would see the first."""
-    monkeypatch.setattr(scoring, "selected", lambda cache, rows: cache)
+    monkeypatch.setattr(scoring, "select_rows", lambda cache, batch, rows: cache)
     with torch.no_grad():
-        assert "continued from its cache, it gives" in probe(tiny.build("gpt2")).no_memory
+        assert "continued from its cache, it gives" in probe(tiny.build(architecture)).no_memory
 
 
 @pytest.mark.parametrize("share", [1e-4, 1e-6])
