@@ -53,7 +53,7 @@ LIMITS = {
     "harness": (4000, 4700),
     "results": (3752, 1808),
     "leaderboard": (1158, 291),
-    "studies": (2104, 1871),
+    "studies": (2106, 1871),
     "smoke": (439, 673),
     "cli": (1110, 313),
 }
