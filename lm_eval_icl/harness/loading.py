@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
 
@@ -91,6 +92,10 @@ class CheckedHFLM(HFLM):
         if self.loaded is not None:
             self._config = self.loaded.lm.config
             return
+        # cuda:0 is the default of lm-eval's command and stands for the CPU where there is no GPU.
+        device = str(self._forwarded.get("device", "cuda:0"))
+        if device.startswith("cuda") and device != "cuda:0" and not torch.cuda.is_available():
+            raise InputError(f"device={device!r}: here is no GPU that torch can use: give cpu, or leave it out.")
         what = "no checkpoint there that transformers can read"
         if not Path(pretrained).is_dir():
             what = "neither a folder here nor a checkpoint that could be had from the Hub"

@@ -425,13 +425,3 @@ def test_a_broken_checkpoint(tmp_path, position, says):
     """Its first log-probability stops the run, before a metric makes an ordinary wrong answer of it."""
     with pytest.raises(InputError, match=says):
         evaluation.run("icl", without_numbers(tmp_path, position), ["one_token"], 3)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "opt"])
-def test_a_length_beyond_the_learned_positions(checkpoint, name):
-    """An IndexError of torch's in the middle of a run otherwise. (OPT's table has two rows that no position uses.)"""
-    says = r"max_length=4097: \w+ has learned embeddings of 4096 positions and no more: give max_length=4096 or less\."
-    for method in ("icl", "nope", "invicl"):
-        with pytest.raises(InputError, match=says):
-            model_class(method)(str(checkpoint(name)), device="cpu", max_length=4097)
-        model_class(method)(str(checkpoint(name)), device="cpu", max_length=4096)

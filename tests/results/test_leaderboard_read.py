@@ -92,7 +92,7 @@ def made(tmp_path_factory) -> dict[str, Path]:
     orders = {"order": [0, 1, 2], "reverse": [2, 1, 0], "other": [3, 1, 2]}
     for name, model in {**dict.fromkeys(orders, "icl"), "again": "hf", "nested": "hf"}.items():
         chosen = folder / f"{name}.json"
-        chosen.write_text(json.dumps({task: orders.get(name, [0, 1, 2]) for task in ASKED}))
+        chosen.write_text(json.dumps(orders.get(name, [0, 1, 2])))
         paths = [str(folder), str(task_dir() / "demo")]
         results = evaluate(
             model_path(),
