@@ -241,7 +241,8 @@ def measures(
             if name == "order flips":
                 ours = [flips[entry.name].mean] if entry.name in flips else []
             elif name == "milliseconds":
-                ours = [1000 * run.seconds / run.all_results[0].documents for _, run in alike if run.seconds]
+                timed = [(run.study.shared, run.all_results[0].documents) for _, run in alike]
+                ours = [1000 * s["seconds"] / s["cells"] / documents for s, documents in timed if s.get("seconds")]
             else:
                 ours = [
                     share for cell, _ in alike if (share := folder.kept(cell.model, cell.variant.method)) is not None
