@@ -51,9 +51,9 @@ LIMITS = {
     "training": (1099, 682),
     "regression": (0, 387),
     "harness": (3104, 3224),
-    "results": (2660, 1753),
+    "results": (2682, 1760),
     "leaderboard": (1091, 291),
-    "studies": (2104, 1871),
+    "studies": (2105, 1871),
     "smoke": (439, 672),
     "cli": (905, 286),
 }

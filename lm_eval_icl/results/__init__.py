@@ -1,11 +1,11 @@
-"""lm-eval's result files as pandas tables, and statistics on them: `results.runs` and `results.documents`."""
+"""lm-eval's result files as pandas tables, and statistics on them: `results.runs`, `.scores` and `.documents`."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lm_eval_icl.results.tables import brier, documents, ece, log_probability, runs
+    from lm_eval_icl.results.tables import brier, documents, ece, log_probability, runs, scores
 
-__all__ = ["brier", "documents", "ece", "log_probability", "runs"]
+__all__ = ["brier", "documents", "ece", "log_probability", "runs", "scores"]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,11 +19,12 @@ from lm_eval_icl.results.board import grouped
 from lm_eval_icl.results.collect import document_rows
 from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION, probabilities
 from lm_eval_icl.results.read import read
-from lm_eval_icl.results.records import Run
+from lm_eval_icl.results.records import Run, number
 from lm_eval_icl.results.tasks import options
 
 _WHICH = ["run", "model", "pretrained", "seed", "order", "task"]
 _RUN = "run path date model pretrained revision dtype arguments chat seed order limit tasks".split()
+_SCORE = [*_WHICH, "metric", "filter", "value", "stderr", "shots", "documents"]
 _DOCUMENT = [*_WHICH, "filter", "shots", "arguments", "options", "doc_id", "document", "prompt", "demonstrations"]
 _DOCUMENT += ["target", "gold", "prediction", "loglikelihoods", "probabilities"]
 
@@ -62,6 +63,27 @@ def runs(paths: Paths) -> pd.DataFrame:
         for run in _read(paths)
     ]
     return _table(rows, _RUN)
+
+
+def scores(paths: Paths) -> pd.DataFrame:
+    """One row a run, task, metric and filter: the numbers of lm-eval's own table. Args and warns as `runs`.
+
+    Returns:
+        A table with the columns run, model, pretrained, seed, order (see `runs`), task, metric, filter, value, stderr
+        (missing where lm-eval gives none), shots (demonstrations a prompt), documents (how many were scored).
+    """
+    rows = []
+    for run in _read(paths):
+        which = {name: getattr(run, name) for name in ("model", "pretrained", "seed", "order")} | {"run": run.digest}
+        for result in run.tasks.values():
+            values = run.results["results"][result.task]
+            for name, value in values.items():
+                metric, comma, of_filter = name.partition(",")
+                if comma and not metric.endswith("_stderr") and type(value) in (int, float):
+                    row = {"metric": metric, "filter": of_filter, "value": value, "shots": result.shots}
+                    row |= {"stderr": number(values.get(f"{metric}_stderr,{of_filter}")), "task": result.task}
+                    rows.append({**which, **row, "documents": result.documents})
+    return _table(rows, _SCORE)
 
 
 def documents(paths: Paths) -> pd.DataFrame:

@@ -60,6 +60,13 @@ def test_a_row_for_each_filter_and_a_column_for_each_metric(folder):
     assert both[["acc", "acc_norm", "f1"]].notna().all(axis=None) and len(both.f1.iloc[0]) == 2
 
 
+def test_scores_are_lm_evals_table(folder):
+    documents = results.documents(folder)
+    both = documents[documents.task == "both"]
+    values = results.scores(folder).set_index(["task", "metric", "filter"]).value
+    assert values["both", "acc_norm", "none"] == pytest.approx(both.acc_norm.mean())
+
+
 def test_runs(folder):
     table = results.runs(folder)
     assert sorted(table.model) == ["hf", "hf", "icl", "icl"] and table.run.is_unique
