@@ -186,7 +186,7 @@ def test_study_csv_has_the_scores_of_each_cell_on_the_test_set(study: tuple[runn
     progress, _ = study
     table = pd.read_csv(progress.folder.path / "study.csv").query("metric == 'acc'").set_index("path")
     tested = [cell for cell in progress.cells() if cell.split == "test"]
-    assert len(table) == len(tested) == 2 * 2 * 2 and set(table.documents) == {4} and table.seconds.notna().all()
+    assert len(table) == len(tested) == 2 * 2 * 2 and set(table.documents) == {4}
     for cell in tested:
         assert table.loc[str(progress.folder.results_path(cell))].value == progress.score(cell)
     assert {"board.html", "study.csv"} <= {path.name for path in progress.folder.path.iterdir()}
