@@ -14,6 +14,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Models this small lose more to threads waiting for each other than they gain; and a command that a test starts rounds
 # as the test does.
 os.environ["OMP_NUM_THREADS"] = "1"
+# lm-eval forks processes to resample scores, which may hang where other threads run.
+os.environ["DISABLE_MULTIPROC"] = "1"
 # Ray's workers would wait for all other tests.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (that is its name)
 # The first cluster that a process starts makes a token and asks for it from then on: processes that were made before
