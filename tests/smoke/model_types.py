@@ -191,6 +191,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "reformer": {
         "is_decoder": True,
         "attn_layers": ["local", "lsh"],
+        "hash_seed": 0,  # or every pass draws other buckets
         "axial_pos_shape": [32, 64],
         "axial_pos_embds_dim": [16, 16],
     },
