@@ -187,9 +187,7 @@ def connected(address: str) -> Any:
         dashboard = None if address else False  # a cluster that runs has one, or has not
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
     except Exception as error:  # of any kind: a node that takes too long raises no other
-        # Without an address Ray turns tokens on by itself; with one, only if it is told to.
-        token = "; if it asks for a token, set RAY_AUTH_MODE=token" if "RAY_AUTH_MODE" not in os.environ else ""
-        how = f"--ray {address}: this cluster cannot be joined{token}" if address else "--ray: Ray cannot be started"
+        how = f"--ray {address}: this cluster cannot be joined" if address else "--ray: Ray cannot be started"
         raise InputError(f"{how} ({one_line(error)}).") from error
     signal.signal(signal.SIGTERM, terminated)  # which Ray has replaced
     return ray
