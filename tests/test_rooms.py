@@ -39,7 +39,7 @@ TESTS = Path(__file__).resolve().parent
 # How many lines of Python each room may have in the package, and in tests/; "" is the top folder. Who makes a room
 # smaller lowers its number; nobody raises one.
 LIMITS = {
-    "": (225, 2045),
+    "": (225, 2040),
     "files": (38, 0),
     "prompts": (1029, 694),
     "metaicl": (632, 593),
@@ -53,8 +53,8 @@ LIMITS = {
     "harness": (4000, 4700),
     "results": (3752, 1808),
     "leaderboard": (1158, 291),
-    "studies": (3390, 2444),
-    "smoke": (439, 674),
+    "studies": (3388, 2444),
+    "smoke": (439, 673),
     "cli": (1123, 313),
 }
 
