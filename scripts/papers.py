@@ -4,7 +4,7 @@
 
 A stand-in has random weights and the positions, windows and tokenizer of its model, so prompts are cut and refused
 where the real model would have them so; its answers mean nothing. Two documents a cell, trainings of two steps, one
-seed, two orders, selections among 1,000 rows, searches among 200. Stand-ins and data come from ../shared/tools where
+seed, two orders, selections among 1,000 rows, LENS among 200. Stand-ins and data come from ../shared/tools where
 that is beside the checkout, else from the Hub: configurations and tokenizers, and what the tasks load. MetaICL's rows
 are those at hand (missing=skip, and without two tasks that have none); without any, its studies are left out, which a
 line says. RTE, MRPC and QNLI are MetaICL's rows of them. Prints a line for each study; exits with 1 if a cell fails.
@@ -33,9 +33,6 @@ TOOLS = ROOT.parent / "shared/tools"
 STUDIES = {path.stem: path for path in sorted((ROOT / "lm_eval_icl/studies/named").glob("*.yaml"))}
 # Ways to get demonstrations that ask no model.
 DRAWN = ("stratified", "random", "first")
-# How many rows are chosen among; a search also scores fewer sets, on fewer rows.
-POOL = "pool=1000"
-SMALL = {"lens": "pool=200:m=50:dev=20:beams=2:iterations=2", "best_random": "pool=200:dev=20:sets=4"}
 # Tasks of MetaICL that have a single data set, of which there are no rows beside the checkout.
 WITHOUT_ROWS = ("metaicl_qa_to_qa_unseen", "metaicl_non_qa_to_qa_unseen")
 # The sizes of a stand-in, under the names that configurations have for them.
@@ -128,10 +125,9 @@ def options(study: dict[str, Any], metaicl: Path | None, limit: int) -> list[str
         small += ["--orders", "2"]
     ways = [str(way) for way in listed(study.get("demonstrations", "first"))]
     if any(way not in DRAWN for way in ways):
-        small += [
-            "--demonstrations",
-            ",".join(way if way in DRAWN else f"{way}:{SMALL.get(way, POOL)}" for way in ways),
-        ]
+        # The search of LENS would score many sets on many rows.
+        sizes = dict.fromkeys(ways, "pool=1000") | {"lens": "pool=200:m=50:dev=20:beams=2:iterations=2"}
+        small += ["--demonstrations", ",".join(way if way in DRAWN else f"{way}:{sizes[way]}" for way in ways)]
     if "train" in study:
         small += ["--train", "steps=2,train_k=160"]
         small += ["--metadata", f"metaicl={metaicl},missing=skip"]

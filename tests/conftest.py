@@ -14,11 +14,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Models this small lose more to threads waiting for each other than they gain; and a command that a test starts rounds
 # as the test does.
 os.environ["OMP_NUM_THREADS"] = "1"
-# Ray's workers would wait for all other tests.
-os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (that is its name)
-# The first cluster that a process starts makes a token and asks for it from then on: processes that were made before
-# would not know it.
-os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a token of the tests"}
+# lm-eval forks processes to resample scores, which may hang where other threads run.
+os.environ["DISABLE_MULTIPROC"] = "1"
+# Ray's workers would wait for all other tests; and the first cluster that a process starts makes a token and asks for
+# it from then on, of which processes that were made before would not know.
+os.environ |= {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a token of the tests"}
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,11 +41,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files that `make test` leaves out as a whole: studies and pages from end to end, of which faster files have the parts.
-SLOW = """
-test_leaderboard_apart test_leaderboard_figures test_leaderboard_labels test_leaderboard_page
-test_studies test_studies_choices test_studies_train
-""".split()
+# Files that `make test` leaves out as a whole: studies from end to end, of which faster files have the parts.
+SLOW = ("test_studies", "test_studies_choices", "test_studies_train")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
