@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lm_eval_icl import version
 from lm_eval_icl.cli.reading import model_arguments
 from lm_eval_icl.demonstrations.how import METHODS, read
-from lm_eval_icl.errors import InputError, naming, refusing, writing
+from lm_eval_icl.errors import InputError, log, naming, refusing, writing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.studies.grid import expanded
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl select`."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    log.setLevel(logging.WARNING)
     parser.description = "Choose demonstrations by a published method, and write them to a file for --metadata."
     what = f"{', '.join(METHODS)}, with arguments as in lens:m=200:rho=3; pool=N and balance=False are of all"
     parser.add_argument("how", metavar="HOW", help=what)

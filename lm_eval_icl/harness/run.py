@@ -103,11 +103,14 @@ class PreparedRun:
         left_out, truncated = _count(instances, requests)
         if left_out or truncated:  # each process its own
             without, cut = (sum(c["documents"] for c in counts.values()) for counts in (left_out, truncated))
+            window = self.limits.window
             log.warning(
-                "Prompts that do not fit the model's %d positions: of %d documents, %d lose demonstrations (%d in all) "
-                "and %d do not fit without any either and lose their first tokens, as under hf (%d in all); tasks: %s. "
-                "%s--model_args overflow=error refuses such a run.",
-                *(self.limits.positions, len(by_document(instances)), without),
+                "Prompts that do not fit the model's %d positions%s: of %d documents, %d lose demonstrations (%d in "
+                "all) and %d do not fit without any either and lose their first tokens, as under hf (%d in all); "
+                "tasks: %s. %s--model_args overflow=error refuses such a run.",
+                self.limits.positions,
+                f", or the {window} tokens that some layers look back at most" if window else "",
+                *(len(by_document(instances)), without),
                 *(sum(c["demonstrations"] for c in left_out.values()), cut),
                 *(sum(c["tokens"] for c in truncated.values()), some(sorted({*left_out, *truncated}))),
                 self.limits.hint if left_out else "",

@@ -78,10 +78,11 @@ def training_arguments(
     """
     parts = int(os.environ.get("WORLD_SIZE", "1")) * settings.gradient_accumulation_steps
     if settings.batch_size % parts:
-        raise InputError(
-            f"--batch_size {settings.batch_size}: must be a multiple of {parts}, the number of processes times "
-            "--gradient_accumulation_steps."
-        )
+        what = "processes x --gradient_accumulation_steps"
+        raise InputError(f"--batch_size {settings.batch_size}: must be a multiple of {parts}: {what}.")
+    renamed = hasattr(TrainingArguments, "activation_checkpointing")  # from transformers 5.23 on
+    name = "activation_checkpointing" if renamed else "gradient_checkpointing"
+    checkpointing: Any = {name: settings.gradient_checkpointing}
     with refusing("transformers' Trainer refuses these settings"):
         arguments = TrainingArguments(
             output_dir=str(output / "checkpoints"),
@@ -89,7 +90,7 @@ def training_arguments(
             per_device_train_batch_size=settings.batch_size // parts,
             per_device_eval_batch_size=settings.batch_size // parts,
             gradient_accumulation_steps=settings.gradient_accumulation_steps,
-            gradient_checkpointing=settings.gradient_checkpointing,
+            **checkpointing,
             learning_rate=settings.learning_rate,
             lr_scheduler_type="linear",
             warmup_steps=settings.warmup_steps,

@@ -11,7 +11,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from lm_eval.api.instance import Instance
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
@@ -167,21 +166,6 @@ def test_on_an_accelerator_batch_size_queries_share_a_pass(make, monkeypatch):
     monkeypatch.setattr(runner, "score_packed", count)
     evaluation.assert_same(evaluation.responses(evaluation.run(lm, "", ["many_tokens"], 2)), expected, 1e-10)
     assert scored == [6]
-
-
-def test_rolling_log_likelihoods_too(make, caplog):
-    instances = [
-        Instance("loglikelihood_rolling", {}, ("a film of some length " * n,), n, metadata=("rolling", n, 1))
-        for n in range(1, 7)
-    ]
-    lm = make("icl", max_length=16)
-    expected = lm.loglikelihood_rolling(instances, disable_tqdm=True)
-    with device_of(lm, 20) as seen, caplog.at_level(logging.WARNING):
-        found = lm.loglikelihood_rolling(instances, disable_tqdm=True)
-    assert seen["failed"]
-    assert "1 windows of rolling log-likelihoods run side by side from here on" in caplog.text
-    assert found == pytest.approx(expected, abs=1e-9)
-    assert lm.batch_size == 4
 
 
 def test_a_pass_that_several_processes_share_is_not_halved_by_one(make, monkeypatch):

@@ -120,9 +120,8 @@ def test_compare(tmp_path, capsys):
 def test_refusals(tmp_path):
     folder = results(tmp_path / "r")
     for arguments, message in (
-        (["--output", str(tmp_path)], "is a folder"),
+        (["--output", str(tmp_path)], "must be a file"),
         (["--output", str(next(folder.rglob("results_*.json")))], "is one of the results"),
-        (["--csv", f"{tmp_path}/a", "--md", f"{tmp_path}/a"], "have one name"),
         (["--baseline", "nope"], "there is no such entry"),
         (["--tasks", "u"], "no result of 'u'"),
     ):

@@ -569,7 +569,7 @@ TWICE = ["--gradient_accumulation_steps", "2"]
         (["icl", *DEMO, "--tasks", ","], "--tasks: names no task."),
         (["icl", *DEMO, *SHORT, "--include_path", "nowhere"], "--include_path nowhere: no such folder."),
         (["icl", "--model_args", f"pretrained={model_path()},max_length=9", *SHORT], "task 'icl_demo_short': none of"),
-        (["icl", *DEMO, *SHORT, "--batch_size", "3", *TWICE], "--batch_size 3: must be a multiple of 2, the number"),
+        (["icl", *DEMO, *SHORT, "--batch_size", "3", *TWICE], "--batch_size 3: must be a multiple of 2: processes"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(line, says, tmp_path, monkeypatch):
