@@ -39,13 +39,13 @@ TESTS = Path(__file__).resolve().parent
 # How many lines of Python each room may have in the package, and in tests/; "" is the top folder. Who makes a room
 # smaller lowers its number; nobody raises one.
 LIMITS = {
-    "": (225, 2013),
+    "": (225, 2000),
     "files": (38, 0),
-    "prompts": (920, 674),
+    "prompts": (896, 674),
     "metaicl": (500, 559),
     "decisions": (449, 156),
-    "inference": (2803, 2780),
-    "methods": (2190, 1507),
+    "inference": (2699, 2375),
+    "methods": (2098, 1348),
     "drawing": (450, 272),
     "demonstrations": (1293, 521),
     "training": (1099, 682),
