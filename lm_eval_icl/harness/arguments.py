@@ -121,7 +121,7 @@ def checked_first(original: Callable[..., Any], *args: Any, **kwargs: Any) -> An
         importlib.import_module("lm_eval.models")  # which registers lm-eval's models and ours
         if name not in model_registry and ":" not in name:
             raise InputError(f"--model: unknown model {name!r}: {near}")
-    if methods.is_ours(config.model):
+    if config.model in methods.NAMES or ":" in config.model:
         check_folders(config.include_path, config.output_path)
         read_arguments(methods.find(config.model), config.model_args)
         for key, read in (("demonstrations", how.read), ("decide", deciding_how.read)):

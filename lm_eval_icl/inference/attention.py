@@ -356,12 +356,6 @@ class OfPackedRow:
         return output.transpose(1, 2).to(query.dtype).contiguous(), None
 
 
-def reads_shared_memory() -> bool:
-    """Whether a model with `attn_implementation="sdpa"` attends to a memory that keys are put `behind`. It does not if
-    the kernel is missing, or if a function of somebody else's stands in front of ours."""
-    return install() and FLASH is not None
-
-
 def behind(memory: tuple[Tensor, Tensor], keys: Tensor, parts: Sequence[Part] = ()) -> Tensor:
     """The keys of a batch's rows, marked as being behind a memory that all rows share, which attention then reads once
     for all of them. The model has to pass this very tensor to its attention function: the mark is not on its copies.
@@ -377,18 +371,17 @@ def behind(memory: tuple[Tensor, Tensor], keys: Tensor, parts: Sequence[Part] = 
 
 
 def behind_copies(memory: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys and values of a batch's rows behind a copy of the memory for each; the arguments are as for `behind`."""
+    """The keys and values of a batch's rows behind a copy of the memory for each."""
     own = zip(memory, (keys, values), strict=True)
     keys, values = (torch.cat([shared.expand(len(keys), -1, -1, -1), part], dim=-2) for shared, part in own)
     return keys, values
 
 
 def on_shared_memory(memory: tuple[Tensor, Tensor], call: AttentionCall, parts: Sequence[Part] = ()) -> Attended:
-    """A layer's attention of several rows to a memory, for all rows at once, and to each row's own tokens. If it cannot
-    be divided, it is computed as a whole, on a copy of the memory for each row.
+    """A layer's attention of several rows to a memory (`behind`), for all rows at once, and to each row's own tokens.
+    If it cannot be divided, it is computed as a whole, on a copy of the memory for each row.
 
     Args:
-        memory, parts: as for `behind`.
         call: `key` and `value` are those of each row's own tokens, [rows, key-value heads, tokens, width]; `mask` is
             [rows or 1, 1, n, entries + tokens] and hides nothing of the memory, or None if a single token of each row
             attends to everything.

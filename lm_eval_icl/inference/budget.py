@@ -24,7 +24,7 @@ class MemoryBudget:
         sizes: how much runs at once, to begin with.
         what: the model and the device, for the error: "GPT2LMHeadModel on cuda:0".
         tensor_parallel: each pass is divided among several processes. If one process retried with less, the others
-            would wait for it forever, so out-of-memory is then an error.
+            would wait for it forever, so torch's error ends the run.
     """
 
     def __init__(self, store: PrefixCache, sizes: Sizes, what: str, tensor_parallel: bool = False) -> None:
@@ -46,21 +46,16 @@ class MemoryBudget:
             context: the context whose memory is in use and is not freed.
 
         Raises:
-            InputError: there is nothing left to free or to lower, or `tensor_parallel` is set.
+            InputError: there is nothing left to free or to lower.
         """
         try:
             return run()
         except RuntimeError as error:
-            if not should_reduce_batch_size(error):
+            if self.tensor_parallel or not should_reduce_batch_size(error):
                 raise
             trouble = str(error).split(". ")[0]
         # Outside the except block, where the exception no longer holds references to the pass's tensors.
         clear_device_cache(garbage_collection=True)
-        if self.tensor_parallel:
-            raise InputError(
-                f"{trouble}: {self.what}: under tp_plan every process runs every pass, and one of them cannot run less "
-                "alone. Lower pack_tokens, batch_size or --num_fewshot. What --use_cache has stored is kept."
-            )
         if self.store.shrink(context):
             log.warning("%s: %d bytes of memories are kept from here on", trouble, self.store.max_bytes)
         elif less := halve():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,7 +13,6 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from lm_eval_icl.inference.attention import Reading, behind, behind_copies
-from lm_eval_icl.inference.devices import once_a_model
 
 
 class MemoryLayer(DynamicLayer):
@@ -89,11 +89,16 @@ class MemoryLayer(DynamicLayer):
         return copied
 
 
-@once_a_model
+@functools.cache
+def _arguments(forward: Callable[..., Any]) -> frozenset[str]:
+    """The names of a function's arguments."""
+    return frozenset(inspect.signature(forward).parameters)
+
+
 def cache_name(model: PreTrainedModel) -> str:
     """The name under which a model takes its cache and returns it: `cache` from transformers 5.24 on, and before that
     `past_key_values`, or `cache_params` if it has no attention. Nothing else in the package knows these names."""
-    taken = inspect.signature(without_adapter(model).forward).parameters
+    taken = _arguments(type(without_adapter(model)).forward)
     return next((name for name in ("cache", "past_key_values", "cache_params") if name in taken), "past_key_values")
 
 
@@ -102,10 +107,9 @@ def behind_cache(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
     return {cache_name(model): cache, "use_cache": True}
 
 
-@once_a_model
 def takes_positions(model: PreTrainedModel) -> bool:
     """Whether the model has the argument `position_ids`."""
-    return "position_ids" in inspect.signature(without_adapter(model).forward).parameters
+    return "position_ids" in _arguments(type(without_adapter(model)).forward)
 
 
 def without_adapter(model: Any) -> nn.Module:

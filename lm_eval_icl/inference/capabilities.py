@@ -12,6 +12,7 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from lm_eval_icl.errors import InputError, log, one_line
 from lm_eval_icl.inference.attention import additive
@@ -25,8 +26,6 @@ from lm_eval_icl.inference.scoring import score_packed, score_rows
 
 # The longest window, in tokens, of which it is tried whether a mask switches it off.
 _LONGEST_TRIAL = 512
-# The exceptions that models raise for a mask, a cache or an argument that they do not take.
-_REFUSALS = (TypeError, ValueError, LookupError, AttributeError, AssertionError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,6 @@ class Capabilities:
     def can_pack_to(self, length: int) -> bool:
         """Whether a row of `length` tokens can be packed without a window hiding tokens that should be seen."""
         return self.can_pack and self.sees_all_of(length)
-
-    def can_share_to(self, length: int) -> bool:
-        """Whether rows of `length` tokens, the memory included, can share a memory that attention reads once."""
-        return self.can_share and self.sees_all_of(length)
 
     def sees_all_of(self, length: int) -> bool:
         """Whether the last token of a row of `length` tokens attends to the first, and to all alike."""
@@ -137,30 +132,21 @@ def _failure(test: Callable[[], None]) -> str:
 
 
 def _succeeds(name: str, test: Callable[..., bool], *args: Any) -> bool:
-    """The result of a test; False, and a line in the log, if the model does not take its arguments. Running out of
-    memory is still raised."""
-    try:
-        return test(*args)
-    except _REFUSALS as error:
-        if should_reduce_batch_size(error):
-            raise
-        log.info("what the model can do: the trial %r ends in %s", name, one_line(error)[:200])
-        return False
+    """The result of a test; False, and a line in the log, if it raises an exception."""
+    results: list[bool] = []
+    if error := _failure(lambda: results.append(test(*args))):
+        log.info("what the model can do: the trial %r ends in %s", name, error)
+    return results == [True]
 
 
 class _Trial:
-    """A context, a query and two answers, run through a model in one pass and in other ways.
+    """A context, a query and two answers, run through a model in one pass and in other ways."""
 
-    Attributes:
-        expected: the log-probabilities of the two answers in one pass, as `hf` computes them.
-        noise: how far a log-probability may be from the expected one.
-        rounding: how much of a difference is rounding.
-        ahead: how much a log-probability changes with the tokens behind it.
-        memory: the context's memory.
-    """
-
-    memory: Memory
-    expected: tuple[float, float]
+    expected: tuple[float, float]  # the log-probabilities of the two answers in one pass, as `hf` computes them
+    noise: float  # how far a log-probability may be from the expected one
+    rounding: float  # how much of a difference is rounding
+    ahead: float  # how much a log-probability changes with the tokens behind it
+    memory: Memory  # the context's
 
     def __init__(self, model: PreTrainedModel) -> None:
         vocabulary = model.config.get_text_config().vocab_size
@@ -233,7 +219,7 @@ class _Trial:
         """Whether a score changes with the position from which on the query runs."""
         moved = replace(self.memory, query_start=len(self.context) + 7)
         asked = [(self.asked[0], [self.answers[0][:1]])]
-        return score_rows(self.model, moved, asked) != score_rows(self.model, self.memory, asked)
+        return [*score_rows(self.model, moved, asked)] != [*score_rows(self.model, self.memory, asked)]
 
     def counts_from_zero(self) -> bool:
         """Whether the positions that the model counts by itself begin at 0, as `generate` counts them. (RoBERTa's begin
@@ -303,12 +289,11 @@ class _Trial:
     def generates(self, *queries: Sequence[int]) -> bool:
         """Whether the tokens that `generate` finds behind the memory, all queries in one batch, are the likeliest ones
         in one pass as well, if nothing but the scores decides (none of the checkpoint's own settings)."""
+        state = self.memory.state
+        if state is not None and not any(isinstance(layer, CacheLayerMixin) for layer in state.layers):
+            return False  # behind a cache without attention, `generate` reads all tokens again
         model: Any = self.model
         inner: Any = without_adapter(model)
-
-        def generate(context: Tensor, **inputs: Any) -> Tensor:
-            generated: Tensor = model.generate(context, **inputs)
-            return generated
 
         def short(query: Sequence[int], generated: list[int]) -> float:
             ids = torch.tensor([[*self.context, *query, *generated[:-1]]], device=self.device)
@@ -319,7 +304,7 @@ class _Trial:
         checkpoint, plain = inner.generation_config, GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0)
         inner.generation_config = plain
         try:
-            generated = continue_from(model, generate, [self.memory], queries)
+            generated = continue_from(model, model.generate, [self.memory], queries)
         finally:
             inner.generation_config = checkpoint
         return all(short(query, row) <= self.noise for query, row in zip(queries, generated, strict=True))

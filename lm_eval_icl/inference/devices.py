@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-
-Answer = TypeVar("Answer")
-
-
-def once_a_model(ask: Callable[[PreTrainedModel], Answer]) -> Callable[[PreTrainedModel], Answer]:
-    """Remember what `ask` answers for a model as long as the model lives. It is for facts about a loaded model."""
-    answers: WeakKeyDictionary[PreTrainedModel, Answer] = WeakKeyDictionary()
-
-    @functools.wraps(ask)
-    def answer(model: PreTrainedModel) -> Answer:
-        if model not in answers:
-            answers[model] = ask(model)
-        return answers[model]
-
-    return answer
 
 
 def device_of(model: PreTrainedModel) -> torch.device:

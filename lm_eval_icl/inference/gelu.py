@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -11,13 +11,8 @@ from torch import Tensor, nn
 from transformers.activations import FastGELUActivation, NewGELUActivation
 
 
-def gelus(model: nn.Module) -> list[nn.Module]:
-    """The modules of a model that compute GELU's tanh approximation step by step."""
-    return [m for m in model.modules() if type(m) in (NewGELUActivation, FastGELUActivation)]
-
-
 @contextmanager
-def fused_gelu(modules: Sequence[nn.Module]) -> Iterator[None]:
+def fused_gelu(model: nn.Module) -> Iterator[None]:
     """Inside this context, GELU's tanh approximation (`gelu_new` and `gelu_fast` of GPT-2, GPT-J, Phi and others) is
     computed by torch's own kernel, which is the same function up to rounding.
 
@@ -30,7 +25,8 @@ def fused_gelu(modules: Sequence[nn.Module]) -> Iterator[None]:
         return type(module).forward(module, x)
 
     # A module that has `forward` as an instance attribute was patched by accelerate, or by an enclosing `fused_gelu`.
-    own = [m for m in modules if "forward" not in vars(m)]
+    step_by_step = [m for m in model.modules() if type(m) in (NewGELUActivation, FastGELUActivation)]
+    own = [m for m in step_by_step if "forward" not in vars(m)]
     for module in own:
         module.forward = partial(fused, module)
     try:

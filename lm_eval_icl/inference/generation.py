@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,8 +88,8 @@ def continue_from(
     """Continue every query behind its memory, all in one batch.
 
     Args:
-        generate: calls the model's `generate`. Its arguments are those of `_inputs` and a cache; it returns
-            [rows, tokens + generated tokens].
+        generate: calls the model's `generate`. Its first argument is the ids of the rows, and the others are the rest
+            of `_inputs` and a cache; it returns [rows, tokens + generated tokens].
         memories: one for all rows, or one of keys and values for each.
         queries: the ids of each row's query, at least one.
         beams: how many rows `generate` makes of each row (beam search).
@@ -100,8 +100,7 @@ def continue_from(
     """
     inputs = _inputs(memories, queries, device_of(model))
     rows, width = inputs["context"].shape
-    cut: AbstractContextManager[None] = nullcontext()
-    if entries := max(map(len, memories)):  # for an empty memory `generate` makes its own cache
+    if max(map(len, memories)):  # for an empty memory `generate` makes its own cache
         if len(memories) > 1 or (rows * beams == 1 and memories[0].state is None and not memories[0].parts):
             cache = cache_of_rows([memory for memory in memories for _ in range(beams)])
         else:
@@ -109,9 +108,8 @@ def continue_from(
             shared = shared and bytes_of_copies >= SHARED_FROM * len(memories[0].layers)
             cache = memories[0].cache(rows * beams, shared)
         inputs[cache_name(model)] = cache
-        cut = nullcontext() if memories[0].state is None else _unread_only(model, entries, width)
-    with _own_cache(model), memories[0].reading(model), cut:
-        output = generate(**inputs)
+    with _own_cache(model), memories[0].reading(model):
+        output = generate(inputs.pop("context"), **inputs)
     return [row[width:] for row in output.tolist()]
 
 
@@ -155,22 +153,6 @@ def _own_cache(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         config.cache_implementation = implementation
-
-
-@contextmanager
-def _unread_only(model: PreTrainedModel, read: int, width: int) -> Iterator[None]:
-    """Inside this context, the next forward pass gets only the tokens behind the first `read` of all `width`, which the
-    cache has read already. (`generate` itself leaves them out, but not of a cache without attention.)"""
-
-    def cut(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        handle.remove()
-        if kwargs["input_ids"].shape[1] < width:
-            return None
-        names = [name for name in ("input_ids", "attention_mask") if kwargs.get(name) is not None]
-        return args, kwargs | {name: kwargs[name][:, read:] for name in names}
-
-    with without_adapter(model).register_forward_pre_hook(cut, with_kwargs=True) as handle:
-        yield
 
 
 @contextmanager

@@ -21,10 +21,8 @@ from transformers.cache_utils import (
 )
 
 from lm_eval_icl.inference.caches import MemoryLayer
-from lm_eval_icl.inference.devices import once_a_model
 
 
-@once_a_model
 def is_hybrid(model: PreTrainedModel) -> bool:
     """Whether a model keeps more of the tokens it has read than one key and one value for each token and layer. The
     cache that transformers makes for the model says so."""

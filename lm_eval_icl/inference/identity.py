@@ -70,38 +70,26 @@ def source_digest(cls: type) -> str | None:
         return None
 
 
-def files_digest(
-    pretrained: Any,
-    *,
-    subfolder: str = "",
-    gguf_file: str | None = None,
-    tokenizer: Any = None,
-    peft: Any = None,
-    delta: Any = None,
-    **_: Any,
-) -> str | None:
+def files_digest(pretrained: Any, *, subfolder: str = "", gguf_file: str | None = None, **others: Any) -> str | None:
     """A digest of the local files that a model of lm-eval's `hf` is made of: their names and all of their bytes.
 
     It is of files, not of weights in memory, so that nothing is copied back from a device.
 
     Args:
-        pretrained: this and the others are arguments of `HFLM`; further ones do not say which files there are.
+        pretrained: this and the others are arguments of `HFLM`, of which tokenizer, peft and delta may be folders too.
 
     Returns:
         None if there is no such file here (a model of the Hub, or one made in Python), or one cannot be read.
     """
-    places = {"pretrained": pretrained, "tokenizer": tokenizer, "peft": peft, "delta": delta}
+    places = {"pretrained": pretrained, **{name: others.get(name) for name in ("tokenizer", "peft", "delta")}}
     files_by_role: list[tuple[str, Path]] = []
     try:
         for role, place in places.items():
             if isinstance(place, str) and Path(place).is_dir():
                 folder = Path(place, subfolder) if role in ("pretrained", "tokenizer") else Path(place)
-                files = sorted(
-                    file for file in folder.iterdir() if _MODEL_FILES.fullmatch(file.name) and file.is_file()
-                )
-                if gguf_file and role == "pretrained":
-                    files.append(folder / gguf_file)
-                files_by_role += [(role, path) for path in files]
+                files = [path for path in folder.iterdir() if _MODEL_FILES.fullmatch(path.name) and path.is_file()]
+                loaded = [folder / gguf_file] if gguf_file and role == "pretrained" else []
+                files_by_role += [(role, path) for path in (*sorted(files), *loaded)]
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             digests = list(pool.map(_digest, files_by_role))
     except OSError as error:

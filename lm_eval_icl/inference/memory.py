@@ -17,14 +17,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lm_eval_icl.inference import attention
-from lm_eval_icl.inference.attention import (
-    CONTEXT_TOKENS,
-    Reading,
-    UnderLayouts,
-    additive,
-    attention_by,
-    reads_shared_memory,
-)
+from lm_eval_icl.inference.attention import CONTEXT_TOKENS, Reading, UnderLayouts, additive, attention_by
 from lm_eval_icl.inference.blocks import replaced_stream
 from lm_eval_icl.inference.caches import MemoryLayer, behind_cache, takes_positions
 from lm_eval_icl.inference.devices import device_of, kept_logits, on_device, to_device
@@ -97,8 +90,7 @@ class Memory:
 
         Args:
             rows: how many rows a batch that runs on the cache has.
-            shared: attention reads the memory once for all rows, without copying it
-                (`lm_eval_icl.inference.capabilities` tests whether the model's attention can).
+            shared: attention reads the memory once for all rows, if the model's can (`Capabilities.can_share`).
         """
         if self.state is not None:
             return select_rows(self.state, 1, [0] * rows)
@@ -107,7 +99,8 @@ class Memory:
             apart = [[(*layer, part.reading) for layer in part.layers] for part in self.parts]
             of_layers = zip(self.layers, zip(*apart, strict=True), strict=True)
             return Cache(layers=[MemoryLayer(*layer, once=False, parts=parts) for layer, parts in of_layers])
-        return cache_of([self], shared=shared and reads_shared_memory())
+        # Without the kernel, or with a function of somebody else's in front of ours, rows get copies.
+        return cache_of([self], shared=shared and attention.FLASH is not None and attention.install())
 
     def without_last(self, query_start: int) -> Memory:
         """This memory without its last entry, whose token is to be run again at the position `query_start`."""
@@ -133,7 +126,7 @@ def encode_all(model: PreTrainedModel, layouts: Sequence[Layout], prompts: Seque
     later tokens attend.
 
     The model must obey a 4-D mask if there are several or one is not causal, and `position_ids` if there are several or
-    positions are not sequential (`lm_eval_icl.inference.capabilities` tests both).
+    positions are not sequential (`inference.capabilities`).
 
     Args:
         layouts: at least one. If there are several, each has at least one token.
@@ -206,12 +199,7 @@ def run_rows(
 
 
 def read_behind(
-    model: PreTrainedModel,
-    memory: Memory,
-    cache: Cache,
-    rows: Sequence[Sequence[int]],
-    depth: int,
-    read: Sequence[int],
+    model: PreTrainedModel, memory: Memory, cache: Cache, rows: Sequence[Sequence[int]], depth: int, read: Sequence[int]
 ) -> Tensor:
     """Run tokens behind a memory as the rows of a batch (`run_rows`). Shorter rows are filled up at their end, where a
     causal model does not see it.
@@ -236,10 +224,7 @@ def vocabulary_of(model: PreTrainedModel) -> int:
 
 
 def masked_pass(
-    model: PreTrainedModel,
-    rows: Sequence[Sequence[int]],
-    layouts: Sequence[Layout],
-    memories: Sequence[Memory] = (),
+    model: PreTrainedModel, rows: Sequence[Sequence[int]], layouts: Sequence[Layout], memories: Sequence[Memory] = ()
 ) -> list[KeyValues]:
     """Run several rows through the model side by side in one forward pass, each under its layout.
 
@@ -323,10 +308,7 @@ def cache_of_rows(memories: Sequence[Memory]) -> Cache:
 
 
 def causal_pass(
-    model: PreTrainedModel,
-    tokens: Sequence[int],
-    memory: Memory | None = None,
-    positions: Tensor | None = None,
+    model: PreTrainedModel, tokens: Sequence[int], memory: Memory | None = None, positions: Tensor | None = None
 ) -> KeyValues:
     """Run tokens through the model, each attending to the memory and to the tokens before it.
 

@@ -63,16 +63,10 @@ class Scores(Sequence[Score]):
     def __getitem__(self, i: Any) -> Any:
         return self._read[i]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._read == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 class PackedRow:
-    """A packed batch: the distinct tokens among many sequences, each behind a memory, as the row of one forward pass.
-
-    The model must obey a 4-D mask and `position_ids` (`lm_eval_icl.inference.capabilities` tests both).
+    """A packed batch: the distinct tokens among many sequences, each behind a memory, as the row of one forward pass
+    (of a model that obeys a 4-D mask and `position_ids`).
 
     Args:
         work: memories, and for each the sequences that attend to it. The tokens of a common beginning of several
@@ -151,10 +145,7 @@ def score_packed(
     Args:
         work: memories, and for each the queries with continuations that attend to it.
         softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
-        states: what is returned beside the scores.
-
-    Returns:
-        The score of each pair, in order.
+        states: what is returned beside the scores of all pairs, in order.
     """
     with _projected(model, states) as projected:
         logits, rows, predicting = _predicted(model, work)
@@ -267,8 +258,7 @@ def score_rows(
     then passes in which every answer of several tokens is a row, behind its query.
 
     This is for models that do not obey a 4-D mask or `position_ids` (ALiBi, flash attention), for hybrids, and for rows
-    longer than the window of local attention layers. No mask is passed. Shorter rows are filled up at their end, where
-    a causal model does not see it.
+    longer than the window of local attention layers. No mask is passed.
 
     Args:
         queries: queries with their answers. If any answer has several tokens, all queries have the same length, since

@@ -15,22 +15,7 @@ if TYPE_CHECKING:
     from lm_eval_icl.methods.base import Method
 
 # In the order of tables. A class's name in lower case is the name of its file, and the NAME of `--model NAME`.
-_CLASSES = (
-    "ICL",
-    "NoPE",
-    "PrefixICL",
-    "PCW",
-    "SAICL",
-    "BatchICL",
-    "InvICL",
-    "DeepThink",
-    "SBP",
-    "Star",
-    "APE",
-    "Structured",
-    "Ensemble",
-    "NBCE",
-)
+_CLASSES = "ICL NoPE PrefixICL PCW SAICL BatchICL InvICL DeepThink SBP Star APE Structured Ensemble NBCE".split()
 NAMES = tuple(name.lower() for name in _CLASSES)
 
 
@@ -40,11 +25,6 @@ def __getattr__(name: str) -> Any:
     if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{modules[name]}"), name)
-
-
-def is_ours(name: str) -> bool:
-    """Whether `--model NAME` is a method: one of this package, or MODULE:CLASS."""
-    return name in NAMES or ":" in name
 
 
 def find(name: str) -> type[Method]:

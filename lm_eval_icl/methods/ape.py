@@ -36,7 +36,6 @@ class APE(PCW):
         weight: of the demonstrations' sum of exponentials.
     """
 
-    one_pass = False
     trained_under = "pcw"
     reads_in_parts = True
 

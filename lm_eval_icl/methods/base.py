@@ -69,9 +69,7 @@ class Method(ABC):
     depends on the query, and say so by the flags below.
 
     Args:
-        positions: "sequential", in the order of the tokens; "symmetric", every demonstration starts at the end of the
-            prefix, and the query after the longest demonstration (InvICL, Appendix A.1); "none", no positional
-            information.
+        positions: "sequential", "symmetric" or "none" (`prompts.layouts.lay_out`).
         repeat: how many times the sequence of demonstrations is repeated in the prompt (2 in InvICL, Table 8).
 
     Raises:
@@ -94,8 +92,7 @@ class Method(ABC):
     reads_in_parts: ClassVar[bool] = False
     # For the warning about a task without demonstrations: what the method does then. Empty for no warning.
     without_demonstrations: ClassVar[str] = "evaluated as plain zero-shot"
-    # Advice for the error about prompts that do not fit, for methods whose encoding takes more positions than the
-    # prompt.
+    # Advice for the error about prompts that do not fit, if encoding takes more positions than the prompt.
     overflow_hint: ClassVar[str] = ""
     # The argument that says how many memories `memories` gives, if it gives several.
     counts_memories: ClassVar[str] = ""
@@ -171,12 +168,7 @@ class Method(ABC):
 
     def layout(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
         """The layout of the forward pass over a context, followed by query and answer if their lengths are given. The
-        arguments are numbers of tokens.
-
-        Raises:
-            InputError: `pattern` returns a mask of another shape, or one that shows the query, which `encode` does not
-                run.
-        """
+        arguments are numbers of tokens."""
         pattern = self.pattern(len(demonstrations) * self.repeat)
         if pattern.query and not self.memory_depends_on_query:
             raise InputError(f"{self.name}: pattern: query=True needs memory_depends_on_query and an encode_queries.")
@@ -190,9 +182,10 @@ class Method(ABC):
 
     def is_ordinary(self, context: Context) -> bool:
         """Whether this context and a query are an ordinary causal pass, as `hf` runs it."""
+        if not self.one_pass or self.memory_depends_on_query:
+            return False
         row = self.layout(len(context.prefix), context.lengths, 1)
-        once = len(row) == len(context.tokens) + 1
-        return self.one_pass and not self.memory_depends_on_query and row.causal and row.sequential and once
+        return row.causal and row.sequential and len(row) == len(context.tokens) + 1
 
     def footprint(self, context: Context) -> Footprint:
         """How many tokens and positions encoding a context takes, and where queries start."""
@@ -226,11 +219,10 @@ class Method(ABC):
         """For each of several queries, the memory to which it attends, and the part of it that is still to be run.
 
         Args:
-            asked: contexts, each with the ids of a query. If there are several, the model obeys a 4-D mask and
-                `position_ids`.
-            memories: returns the memories of several contexts, as `encode` computes them, and may keep them for other
-                queries.
-            packed: whether queries may be packed into one row; otherwise they run one by one.
+            asked: contexts, each with the ids of a query.
+            memories: returns the memories of several contexts, which may be kept for other queries.
+            packed: whether queries may be packed into one row, of a model that obeys a 4-D mask and `position_ids`;
+                otherwise they run one by one.
         """
         if self.memory_depends_on_query:
             raise InputError(f"{self.name}: memory_depends_on_query = True needs an encode_queries.")
@@ -238,12 +230,8 @@ class Method(ABC):
         return list(zip(memories(contexts), queries, strict=True))
 
     def work(self, context: Context, queries: Queries, once: bool) -> Iterator[ContextWork]:
-        """What encoding a context takes for its queries, or for each of them, if the memory depends on the query.
-
-        Args:
-            queries: the queries with their answers; none for the context alone.
-            once: nothing else is asked behind this context later, so that its memory need not be stored.
-        """
+        """What encoding a context takes for its queries, or for each of them, if the memory depends on the query. If
+        nothing else is asked behind it later (`once`), its memory need not be stored."""
         from lm_eval_icl.inference.schedule import ContextWork
 
         takes, windows, items = self.footprint(context), self.contexts(context), sorted(queries.items())

@@ -110,18 +110,15 @@ class BatchICL(Method):
         assert self.layer is not None  # `bind` has filled it in
         zero_shot = [self._shot(context, ()) for context, _ in asked]
         one_shot = [[self._shot(context, (part,)) for part in context.demonstrations] for context, _ in asked]
-        contexts = dict.fromkeys(context for context, _ in (*zero_shot, *chain(*one_shot)) if context.tokens)
-        memory_of, nothing = dict(zip(contexts, memories([*contexts]), strict=True)), Memory([], [], 0)
-
-        def memory(shot: tuple[Context, int | None]) -> Memory:
-            encoded = memory_of.get(shot[0], nothing)
-            return encoded if shot[1] is None else replace(encoded, query_start=shot[1])
-
-        queries: dict[tuple[Context, int | None], dict[tuple[int, ...], None]] = defaultdict(dict)  # behind each memory
+        all_shots = dict.fromkeys((*zero_shot, *chain(*one_shot)))
+        contexts = [*dict.fromkeys(context for context, _ in all_shots if context.tokens)]
+        encoded, nothing = dict(zip(contexts, memories(contexts), strict=True)), Memory([], [], 0)
+        memory = {shot: replace(encoded.get(shot[0], nothing), query_start=shot[1]) for shot in all_shots}
+        queries: dict[tuple[Context, int], dict[tuple[int, ...], None]] = defaultdict(dict)  # behind each memory
         for (_, query), shots in zip(asked, one_shot, strict=True):
             for shot in shots:
                 queries[shot][query] = None
-        work = [(memory(shot), [*behind]) for shot, behind in queries.items()]
+        work = [(memory[shot], [*behind]) for shot, behind in queries.items()]
         streams = self._streams(model, work, packed) if work else []
         last = {  # the residual stream of a query's last token, [width]
             (shot, query): stream
@@ -135,14 +132,14 @@ class BatchICL(Method):
                 shot_streams = torch.stack([last[shot, query] for shot in shots])
                 mean = shot_streams.mean(0, keepdim=True, dtype=torch.promote_types(shot_streams.dtype, torch.float32))
                 residual = (self.layer, len(query) - 1, mean)
-            to_run.append((replace(memory(zero), residual=residual), query))
+            to_run.append((replace(memory[zero], residual=residual), query))
         return to_run
 
-    def _shot(self, context: Context, demonstrations: tuple[tuple[int, ...], ...]) -> tuple[Context, int | None]:
+    def _shot(self, context: Context, demonstrations: tuple[tuple[int, ...], ...]) -> tuple[Context, int]:
         """The context of a pass with one demonstration or none, and the query's first position, which with symmetric
-        positions is after the longest demonstration of all; None for the position after this context."""
-        start = len(context.prefix) + max(context.lengths, default=0)
-        return Context(context.prefix, demonstrations), start if self.positions == "symmetric" else None
+        positions is after the longest demonstration of all."""
+        shot, symmetric = Context(context.prefix, demonstrations), self.positions == "symmetric"
+        return shot, len(context.prefix) + max(context.lengths, default=0) if symmetric else len(shot.tokens)
 
     def _streams(
         self, model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[tuple[int, ...]]]], packed: bool
@@ -155,8 +152,7 @@ class BatchICL(Method):
         for memory, queries in work:
             of_queries = []
             for query in queries:
-                # Unless positions are symmetric, the model computes the query's positions by itself.
-                places = torch.arange(len(query)) + memory.query_start if self.positions == "symmetric" else None
+                places = None if memory.in_sequence else torch.arange(len(query)) + memory.query_start
                 with residual_stream(model, self.layer) as last:
                     causal_pass(model, query, memory, places)
                 of_queries.append(last[-1][0, -1])  # a long query runs in several pieces

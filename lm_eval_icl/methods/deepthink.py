@@ -45,7 +45,6 @@ class DeepThink(Method):
         restart_positions: run the passes 2..T at the positions 0..L-1, for models that have fewer than 2L positions.
     """
 
-    one_pass = False
     counts_memories = "T"
     without_demonstrations = "nothing to think about, evaluated as plain zero-shot"
     overflow_hint = "The passes 2 to T of deepthink reach twice the demonstrations; restart_positions=True does not. "
@@ -109,10 +108,6 @@ class DeepThink(Method):
             (f"{title}: M += {self.eta:g} ({velocity})", again),
             ("query and answer on the last M", row.take("QA").on_memory(first)),
         ]
-
-    def is_ordinary(self, context: Context) -> bool:
-        one_pass = type(self) is DeepThink and (self.T == 1 or not context.demonstrations)
-        return one_pass and self.first.is_ordinary(context)
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         *_, memories = self._iterations(model, contexts)

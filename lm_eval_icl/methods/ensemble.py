@@ -73,9 +73,8 @@ class Ensemble(Several):
     def _joined(self, numbers: Tensor) -> Tensor:
         """Combine log-probabilities, [texts, memories, ...] -> [texts, ...]."""
         given = self.weights if self.weights and numbers.shape[1] > 1 else (1.0,) * numbers.shape[1]
-        shares = [weight / max(given) for weight in given]  # whose sum is finite, however large the weights are
-        weights = torch.tensor([share / sum(shares) for share in shares], dtype=numbers.dtype, device=numbers.device)
-        weights = weights.view(-1, *[1] * (numbers.dim() - 2))
+        shares = [weight / sum(given) for weight in given]
+        weights = torch.tensor(shares, dtype=numbers.dtype, device=numbers.device).view(-1, *[1] * (numbers.dim() - 2))
         if self.combine == "poe":
             return (numbers * weights).sum(1)
         weighted = numbers + weights.log()

@@ -59,9 +59,7 @@ class PromptLimits:
     model: str  # the model's name, for messages
     positions: int  # how many positions the model has
     window: int | None  # how many tokens a row may have under the method's mask; None for as many as positions
-    # The position from which on rotary angles of all positions change, and whether they change again with every longer
-    # sequence (`inference.positions.position_switch`).
-    switch: tuple[int, bool] | None
+    switch: tuple[int, bool] | None  # from where rotary angles change (`inference.positions.position_switch`)
     hint: str  # advice for the error, in addition to fewer demonstrations, if encoding takes too many positions
     keeps_window: bool = False  # rows may be longer than the window, which the model keeps to by itself
 
@@ -111,11 +109,9 @@ class PromptLimits:
         return self.method.positions == "symmetric" or self.method.invariant
 
     def leaves_out(self, prompts: Sequence[tuple[TokenizedPrompt, int]]) -> int:
-        """The index of the demonstration to leave out next from prompts that do not fit and all lose the same ones.
-
-        It is the first one, or the longest one (`longest_go_first`); of equally long ones the tokens decide, and not
-        the order in which an order-invariant method gets them. `prompts` have the positions of their answers.
-        """
+        """The index of the demonstration to leave out next from prompts (with the positions of their answers) that do
+        not fit and all lose the same ones: the first one, or the longest one (`longest_go_first`). Of equally long ones
+        the tokens decide, and not the order in which an order-invariant method gets them."""
         if not self.longest_go_first:
             return 0
         n = max(len(prompt.context.demonstrations) for prompt, _ in prompts)

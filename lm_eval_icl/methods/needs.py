@@ -18,11 +18,7 @@ from lm_eval_icl.prompts.tokens import Context
 
 
 def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
-    """Refuse a model that does not do what a method needs, as the other functions here refuse one.
-
-    Raises:
-        Unsupported: it does not.
-    """
+    """Refuse a model that does not do what a method needs, as the other functions here refuse one (`Unsupported`)."""
     name, attention = type(model).__name__, model.config._attn_implementation
     if can.no_memory and not method.is_ordinary(Context((0,), ((0,), (0,)))):
         raise Unsupported(
@@ -104,12 +100,8 @@ def check_generates(method: Method, model: PreTrainedModel, can: Capabilities, c
 def check_generates_together(
     method: Method, model: PreTrainedModel, can: Capabilities, settings: GenerationSettings
 ) -> None:
-    """Check that text can be generated behind several memories, of different lengths, at once.
-
-    Raises:
-        Unsupported: the model does not take the rows of such a batch.
-        InputError: the rows would go apart under these settings.
-    """
+    """Check that text can be generated behind several memories, of different lengths, at once: the model takes the rows
+    of such a batch, and they do not go apart under these settings."""
     if not can.can_pad:
         raise Unsupported(
             f"{method.name} generates no text with {type(model).__name__}: its rows are behind memories of different "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -25,8 +24,6 @@ class PCW(Method):
     """
 
     treats_demonstrations_alike = True
-    # With `repeat`, the repeated sequence is divided; if True, every window repeats its own demonstrations.
-    windows_repeat: ClassVar[bool] = False
 
     positions: Positions = "symmetric"
     window_size: Whole = 1
@@ -38,7 +35,6 @@ class PCW(Method):
 
     def why_not(self, n: int) -> str:
         """A window must not be larger than the number of demonstrations."""
-        n *= 1 if self.windows_repeat else self.repeat
         if self.window_size <= max(n, 1):
             return ""
         return f"window_size={self.window_size}: more than the {n} demonstrations; lower it"

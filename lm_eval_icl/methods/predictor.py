@@ -25,8 +25,8 @@ class DoesNotFit(InputError):
 class Predictor:
     """Scores options behind demonstrations, with any method.
 
-    Demonstrations are run through the model once: their memory is stored for further calls with the same demonstrations
-    (in any order, if the method does not depend on the order). Call `forget` after the model's weights have changed.
+    Demonstrations are run through the model once: their memory is stored for further calls with the same ones (in any
+    order, if the method does not depend on it). Call `forget` after the model's weights have changed.
 
     Args:
         model: a causal language model of transformers. It is put into evaluation mode.
@@ -128,5 +128,5 @@ class Predictor:
         return [[next(in_order_of_pairs) for _ in texts] for texts in per_query]
 
     def forget(self) -> None:
-        """Free all memories: after the model's weights have changed, the stored ones would be of the old weights."""
+        """Free all memories, which are wrong once the model's weights have changed."""
         self.runner.begin(self._batch_size)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from lm_eval_icl.errors import Unsupported, checked_whole
 from lm_eval_icl.inference.budget import MemoryBudget
 from lm_eval_icl.inference.capabilities import Capabilities, probe
 from lm_eval_icl.inference.devices import device_of
-from lm_eval_icl.inference.gelu import fused_gelu, gelus
+from lm_eval_icl.inference.gelu import fused_gelu
 from lm_eval_icl.inference.generation import GenerationSettings, combining, continue_from, stop_on_nonfinite
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import Queries
@@ -31,7 +31,6 @@ from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
-T = TypeVar("T")
 # context -> query -> answer -> the indices of the prompts that ask for it.
 Grouped = dict[Context, dict[Ids, dict[Ids, list[int]]]]
 # What a forward pass scored, and the scores in the same order.
@@ -59,8 +58,8 @@ class MethodRunner:
         method: the method; arguments that depend on the model are filled in (`Method.bind`).
         pack_tokens: how many tokens of queries and options, and of contexts that run side by side, share one forward
             pass that scores.
-        batch_size: how many texts are generated in one batch; how many queries that cannot be packed are scored in one
-            batch; and, on an accelerator, how many queries at least share one packed pass.
+        batch_size: how many texts are generated, or queries that cannot be packed are scored, in one batch; and, on an
+            accelerator, how many queries at least share one packed pass.
         store_bytes: how many bytes of keys and values are stored for contexts that occur again.
         softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
         mixed_precision_dtype: the dtype of autocast; None for no autocast.
@@ -68,11 +67,7 @@ class MethodRunner:
         capabilities: what the model can do, if that has been tried, which takes some thirty short passes.
 
     Attributes:
-        packs_ahead: how many packs are begun before the scores of a pack are handed on: on an accelerator one, which
-            runs while these are read.
         tokens_run, passes_run: how many tokens were run through the model inside `counting`, in how many passes.
-        without_positions: the learned position embeddings that are switched off while the model runs; None if positions
-            are left as they are.
 
     Raises:
         Unsupported: the model does not do what the method needs.
@@ -97,8 +92,9 @@ class MethodRunner:
         self.store_bytes = checked_whole("store_bytes", store_bytes)
         self.model, self.softmax_dtype, self.mixed_precision_dtype = model, softmax_dtype, mixed_precision_dtype
         self.tensor_parallel = tensor_parallel
+        # The learned position embeddings that are switched off while the model runs; None if all positions are left.
         self.without_positions: list[nn.Embedding] | None = None
-        self._gelus, self._inside = gelus(model), False
+        self._inside = False
         with self.inference_mode():
             self.capabilities = capabilities or probe(model)
             needs.check(method, model, self.capabilities)
@@ -116,6 +112,7 @@ class MethodRunner:
         device = device_of(self.model)
         # On a CPU, larger packs are slower, since most of their attention is masked.
         sizes = Sizes(self.pack_tokens, 1 if device.type == "cpu" else batch_size, batch_size)
+        # How many packs are begun before the scores of a pack are handed on. An accelerator runs one meanwhile.
         self.packs_ahead = 0 if device.type == "cpu" else 1
         self.budget = MemoryBudget(self.store, sizes, f"{type(self.model).__name__} on {device}", self.tensor_parallel)
         self.tokens_run = self.passes_run = 0
@@ -139,8 +136,7 @@ class MethodRunner:
         """Inside this context, the model runs in evaluation mode (in which it is left), without gradients and with a
         faster GELU, and, if it is set up for it, in mixed precision and without positional information.
 
-        Only one thread at a time can be inside, since positions and GELU are patched on the model itself, which other
-        runners may share. A run is inside from its beginning to its end.
+        One thread at a time can be inside, since positions and GELU are patched on the model, which runners may share.
         """
         with _running, torch.no_grad(), self.mixed_precision():
             if self._inside:
@@ -149,7 +145,7 @@ class MethodRunner:
             self.model.eval()  # dropout would change every number
             self._inside = True
             try:
-                with self.own_positions(), fused_gelu(self._gelus):
+                with self.own_positions(), fused_gelu(self.model):
                     yield
             finally:
                 self._inside = False
@@ -171,21 +167,14 @@ class MethodRunner:
         return nullcontext() if without is None else no_positions(self.model, without)
 
     def mixed_precision(self) -> torch.autocast:
-        """torch's autocast, if it was asked for. It keeps the weights that it has cast until its outermost context
-        ends, so many passes inside one context cast them once."""
+        """torch's autocast, if it was asked for. Many passes inside one context cast the weights once."""
         dtype = self.mixed_precision_dtype
         return torch.autocast(device_of(self.model).type, dtype=dtype, enabled=dtype is not None)
 
-    def fit(self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None) -> T:
-        """`MemoryBudget.fit` in `inference_mode`."""
-        with self.inference_mode():
-            return self.budget.fit(run, halve, context)
-
-    # Memories.
+    # Memories and scores.
 
     def _memories(self, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of contexts. Those that are not stored are encoded side by side, as far as they fit into a pass,
-        and stored."""
+        """The memories of contexts, stored or encoded side by side, as far as they fit into a pass, and then stored."""
 
         def together(missing: Sequence[Context]) -> int:
             work = [part for context in missing for part in self.method.of_window.work(context, {}, once=True)]
@@ -198,17 +187,11 @@ class MethodRunner:
         for stored in self.method.contexts(context):
             self.store.forget(stored)
 
-    def _of_query(self, asked: Sequence[tuple[Context, Ids]], packed: bool) -> list[tuple[Memory, Ids]]:
-        """The memory behind which each query runs, and what is left of the query (`Method.encode_queries`)."""
-        return self.method.encode_queries(self.model, asked, self._memories, packed)
-
-    # Scoring.
-
     def score_prompts(
         self, prompts: Sequence[tuple[TokenizedPrompt, Ids]], once: bool = False
     ) -> Iterator[list[tuple[int, Score]]]:
-        """`score` for prompts, each with an answer. Equal ones are run once. Yields, for each forward pass, the indices
-        of the prompts that it scored, each with its score."""
+        """`score` for prompts, each with an answer. Yields, for each forward pass, the indices of the prompts that it
+        scored, each with its score."""
         asked_by = grouped(prompts)
         for scored, scores in self.score(asked_by, once):
             yield [
@@ -229,10 +212,6 @@ class MethodRunner:
 
         Yields:
             For each forward pass, what it scored, and the scores in the same order.
-
-        Raises:
-            Unsupported: the model does not continue from its cache.
-            InputError: the device's memory does not suffice.
         """
         if reason := self.capabilities.no_memory:
             raise Unsupported(
@@ -247,11 +226,7 @@ class MethodRunner:
         yield from begun
 
     def _batches(
-        self,
-        work: Mapping[Context, Queries],
-        once: bool = False,
-        states: States = None,
-        memory: Memory | None = None,
+        self, work: Mapping[Context, Queries], once: bool = False, states: States = None, memory: Memory | None = None
     ) -> Iterator[Scored]:
         """The batches of `score`, whose scores may still be computed. A `memory` is that of the only context."""
         unscored = {context: dict(queries) for context, queries in work.items() if queries}
@@ -279,11 +254,10 @@ class MethodRunner:
                             self.forget(context)
 
     def _behind(self, context: Context, query: Ids) -> tuple[list[Memory], Ids | None]:
-        """The memories that all queries of a context attend to; or, if they depend on the query, that of this query,
-        and the part of it still to run."""
+        """The memories that all queries of a context attend to; or that of this query, and the rest of it to be run."""
         if not self.method.memory_depends_on_query:
             return self._memories(self.method.contexts(context)), None
-        [(memory, rest)] = self._of_query([(context, query)], packed=False)
+        [(memory, rest)] = self.method.encode_queries(self.model, [(context, query)], self._memories)
         return [memory], rest
 
     def _score(self, batch: Batch, in_use: tuple[list[Memory], Ids | None] | None, states: States) -> Scores:
@@ -302,7 +276,8 @@ class MethodRunner:
             pairs = [((*context.tokens, *query), answer) for context, query, answer in batch.asked]
             work = [(Memory([], [], 0), pairs)]
         elif self.method.memory_depends_on_query:
-            behind = self._of_query([(context, query) for context, query, _ in batch.queries], packed=True)
+            asked = [(context, query) for context, query, _ in batch.queries]
+            behind = self.method.encode_queries(self.model, asked, self._memories, packed=True)
             work = [
                 (memory, [(rest, answer) for answer in answers])
                 for (memory, rest), (*_, answers) in zip(behind, batch.queries, strict=True)
@@ -317,8 +292,8 @@ class MethodRunner:
     def score_memories(
         self, context: Context, queries: Queries, numbers: Collection[int]
     ) -> Iterator[tuple[int, Scored]]:
-        """`score` on some of a context's memories (`Method.memories`), whose `numbers` begin at 1, and which are not
-        stored. Yields, for each forward pass, the number of the memory, what was scored, and the scores."""
+        """`score` on some of a context's memories (`Method.memories`), whose `numbers` begin at 1. Yields, for each
+        forward pass, the number of the memory, what was scored, and the scores."""
         memories = self.method.memories(self.model, context)
         for number in range(1, max(numbers) + 1):
             with self.counting():
@@ -326,8 +301,6 @@ class MethodRunner:
             if number in numbers:
                 for batch in self._batches({context: queries}, memory=memory):
                     yield number, batch
-
-    # Generation.
 
     def generate(
         self,
@@ -338,9 +311,8 @@ class MethodRunner:
         settings: GenerationSettings,
         single: Collection[Context] = (),
     ) -> list[list[int]]:
-        """Generate a continuation for the first of these prompts, as many as fit into one batch.
-
-        If `generate` does not go on from a model's cache, the model reads every prompt as a whole, alone.
+        """Generate a continuation for the first of these prompts, as many as fit into one batch. A prompt is read as a
+        whole, alone, if `generate` does not go on from the model's cache.
 
         Args:
             prompts: the prompts that are waiting, those of one context side by side, the longest query first
@@ -356,7 +328,7 @@ class MethodRunner:
 
         Raises:
             Unsupported: the method generates no text with this model.
-            InputError: the scores of a next token are NaN or infinite, or the device's memory does not suffice.
+            InputError: the scores of a next token are NaN or infinite.
         """
         method, can, by_query = self.method, self.capabilities, self.method.memory_depends_on_query
         needs.check_generates(method, self.model, can, prompts[0].context)
@@ -378,7 +350,7 @@ class MethodRunner:
             contexts, queries = [text.prompt.context for text in texts], [text.prompt.query for text in texts]
             together: AbstractContextManager[None] = nullcontext()
             if by_query:
-                [(memory, queries[0])] = self._of_query([(contexts[0], queries[0])], packed=False)
+                [(memory, queries[0])] = method.encode_queries(self.model, [(contexts[0], queries[0])], self._memories)
                 memories = [memory]
             elif texts[0].single and all(map(method.is_ordinary, contexts)):  # a context is read with its query
                 memories = [Memory([], [], 0)]
@@ -388,9 +360,11 @@ class MethodRunner:
             if isinstance(method, Several) and len(windows) > 1:
                 queries = [query for query in queries for _ in windows]
                 memories, together = memories * len(texts), combining(self.model, len(windows), method.next_token)
-            shared = can.can_share_to(max(map(len, memories)) + max(map(len, queries)) + max_new_tokens)
+            longest = max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
+            shared = can.can_share and can.sees_all_of(longest)
             with stop_on_nonfinite(self.model, names[: len(texts)]), together:
                 rows = continue_from(self.model, generate, memories, queries, settings.beams, shared)
             return rows[:: len(windows)]
 
-        return self.fit(run, lambda: self.budget.halve(0, len(first())), prompts[0].context)
+        with self.inference_mode():
+            return self.budget.fit(run, lambda: self.budget.halve(0, len(first())), prompts[0].context)

@@ -29,8 +29,6 @@ class Several(PCW):
         window_size: how many demonstrations a window has, at most all of them; the last window may have fewer.
     """
 
-    one_pass = False
-    windows_repeat = True
     positions: Positions = "sequential"
 
     @property
@@ -39,24 +37,20 @@ class Several(PCW):
 
     @abstractmethod
     def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The combined distribution of the next token.
+        """The combined distribution of the next token, [texts, vocabulary], and a state, [texts].
 
         Args:
             logprobs: [texts, memories, vocabulary], the log-probabilities behind the memories of `contexts`.
             state: what this function has returned for the token before it; None for the first token.
-
-        Returns:
-            [texts, vocabulary], and a state, [texts].
         """
 
     @abstractmethod
     def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
-        """The log-probability of an answer, a number on the device of `combined`.
+        """The log-probability of an answer of these ids, a number on the device of `combined`.
 
         Args:
             combined: [tokens, vocabulary], `next_token` for each of its tokens.
             logprobs: [memories, tokens, vocabulary], what it was combined from.
-            answer: [tokens], its token ids.
         """
 
     def combined(self, logprobs: Tensor) -> Tensor:

@@ -33,7 +33,6 @@ class Structured(PCW):
             for symmetric positions alone.
     """
 
-    one_pass = False
     trained_under = "pcw"
     reads_in_parts = True
 

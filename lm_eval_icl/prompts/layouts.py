@@ -93,17 +93,10 @@ class Layout:
         return sum(block.length for block in self.blocks)
 
     def rule(self, query: Tensor, key: Tensor) -> Tensor:
-        """The mask as a function: whether the tokens `query` attend to the tokens `key`.
+        """The mask as a function: whether the tokens `query` attend to the tokens `key`, which are indices in the row.
 
         A block attends to the blocks that `sees` gives, and to itself (`_itself`) causally. Entries of a memory attend
         to nothing.
-
-        Args:
-            query: indices of tokens in the row, of any shape.
-            key: indices of tokens in the row, of a shape that broadcasts with that of `query`.
-
-        Returns:
-            bool, of the broadcast shape.
         """
         parts = (self._block, self.sees, self._itself, self._place)
         block, sees, itself, place = (part.to(query.device, non_blocking=query.is_cuda) for part in parts)
@@ -111,13 +104,10 @@ class Layout:
         return sees[row, column] | (itself[row, column] & (place[query] >= place[key]))
 
     def keys(self, rows: slice) -> tuple[list[slice], list[slice]]:
-        """The tokens to which some adjacent tokens of the row attend, as slices of the row.
+        """The slices of the row that all of some adjacent tokens attend to, and those that some of them attend to.
 
         Args:
             rows: the tokens that attend, at least one, which are no entries of a memory.
-
-        Returns:
-            The slices that all of these tokens see, and those that some of them see; the rest, no token of `rows` sees.
         """
         block, place = self._block, self._place
         first, last = int(block[rows.start]), int(block[rows.stop - 1])

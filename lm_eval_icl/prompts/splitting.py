@@ -157,7 +157,6 @@ class PartSplitter:
     """
 
     def __init__(self, encode: Encode, bare: Encode):
-        """`encode` adds the special tokens that the model expects, `bare` adds none."""
         self.encode, self.bare = encode, bare
         self.demonstration = functools.lru_cache(maxsize=10_000)(self._middle)
         self._beginning = functools.lru_cache(maxsize=1_000)(self._prefix)
@@ -165,13 +164,8 @@ class PartSplitter:
         self._around = functools.lru_cache(maxsize=1_000)(lambda text: bare(text)[0])
 
     def __call__(self, prompt: FewShotPrompt, text: str) -> list[Ids]:
-        """The ids of the prefix, of each demonstration and of the query of a prompt that has demonstrations; `text` as
-        in `WholeSplitter`.
-
-        Raises:
-            InputError: the query is empty. A token would have to be moved to it from the last demonstration, and the
-                result would then depend on the order of the demonstrations.
-        """
+        """As `WholeSplitter`, for a prompt that has demonstrations. An empty query is refused: a token would have to be
+        moved to it from the last demonstration, and the result would depend on their order."""
         query = text[len(prompt) - len(prompt.query) :]
         if not query:
             raise InputError(

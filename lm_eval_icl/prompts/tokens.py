@@ -42,11 +42,6 @@ class Context:
         """The number of tokens of each demonstration."""
         return tuple(map(len, self.demonstrations))
 
-    @functools.cached_property
-    def largest(self) -> int:
-        """The largest id; -1 if there are no tokens."""
-        return max(self.tokens, default=-1)
-
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
@@ -86,8 +81,7 @@ class PairEncoder:
     """
 
     def __init__(self, encode: Encode, bare: Encode, by_part: bool = False, by_line: bool = False):
-        """`encode` adds the special tokens that the model expects, `bare` adds none. `by_part` uses `PartSplitter`;
-        `by_line` as for `WholeSplitter`."""
+        """`encode`, `bare` and `by_line` are as for `WholeSplitter`; `by_part` uses `PartSplitter`."""
         self.encode, self.bare, self.by_line = encode, bare, by_line
         alone, _, added = encode("x")
         self._closes = len(alone) > added + len(bare("x")[0])  # a token is put at the end of every text
@@ -235,10 +229,8 @@ class PromptTokenizer:
 
         Args:
             prompt: a prompt as `arranged` returns it.
-            spans: for each demonstration, (begin, end) of the piece's characters.
-
-        Returns:
-            For each demonstration, (begin, end) of the piece's tokens, counted from the demonstration's first token.
+            spans: for each demonstration, (begin, end) of the piece's characters. What is returned are those of its
+                tokens, counted from the demonstration's first token.
         """
         return self._pair.inside(prompt, spans)
 
@@ -251,7 +243,7 @@ class PromptTokenizer:
 
     def check_known(self, tokens: TokenizedPrompt, *answers: tuple[int, ...]) -> None:
         """Refuse ids outside the model's vocabulary: some tokenizers have more tokens than the model they come with."""
-        token = max(tokens.context.largest, -1, *tokens.query, *itertools.chain(*answers))
+        token = max(itertools.chain(tokens.context.tokens, tokens.query, *answers), default=-1)
         if self.vocabulary is not None and token >= self.vocabulary:
             raise InputError(
                 f"token {token} ({self.tokenizer.convert_ids_to_tokens(token)!r}) is not among the {self.vocabulary} "

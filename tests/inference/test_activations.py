@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.activations import ACT2FN, FastGELUActivation, NewGELUActivation
 
-from lm_eval_icl.inference.gelu import fused_gelu, gelus
+from lm_eval_icl.inference.gelu import fused_gelu
 from tests import tiny
 
 X = torch.cat(
@@ -24,17 +24,10 @@ X = torch.cat(
 def test_it_is_the_same_function(name, dtype, error):
     module = ACT2FN[name]
     expected, before = module(X.to(dtype)), dict(vars(module))
-    with fused_gelu(gelus(module)):
+    with fused_gelu(module):
         assert "forward" in vars(module)
         torch.testing.assert_close(module(X.to(dtype)), expected, rtol=error, atol=error, equal_nan=True)
     assert dict(vars(module)) == before
-
-
-def test_it_is_one_kernel():
-    module, x = NewGELUActivation(), torch.ones(3)
-    with fused_gelu(gelus(module)), torch.profiler.profile() as profile:
-        module(x)
-    assert [event.name for event in profile.events() if event.name.startswith("aten::")] == ["aten::gelu"]
 
 
 @torch.no_grad()
@@ -44,7 +37,7 @@ def test_a_models_own_come_back():
     assert activations
     # As accelerate does with a module it moves.
     activations[0].forward = mine = lambda x: x
-    with pytest.raises(RuntimeError), fused_gelu(gelus(model)), fused_gelu(gelus(model)):
+    with pytest.raises(RuntimeError), fused_gelu(model), fused_gelu(model):
         assert activations[0].forward is mine
         assert all("forward" in vars(m) for m in activations)
         raise RuntimeError

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
-import weakref
 
 import pytest
 import torch
 from accelerate import dispatch_model
-from torch import nn
 
 from lm_eval_icl import methods
-from lm_eval_icl.inference.devices import once_a_model
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.training.train import Settings, train
 from tests import evaluation, tiny
@@ -29,22 +25,22 @@ def scores_of(predictor):
     return [score for scores in predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS) for score in scores]
 
 
-def spread(model, first=FIRST, second=SECOND):
+def spread(model):
     """The model with its last layers and its last norm on a second device, as `device_map=auto` would place them: the
     projection on the vocabulary is where the embedding is if they share weights."""
     base, head = model.base_model, model.get_output_embeddings()
     names = {module: name for name, module in model.named_modules()}
-    places = dict.fromkeys((names[child] for child in base.children()), second)
-    places[names[model.get_input_embeddings()]] = first
-    places[names[head]] = first if head.weight is model.get_input_embeddings().weight else second
+    places = dict.fromkeys((names[child] for child in base.children()), SECOND)
+    places[names[model.get_input_embeddings()]] = FIRST
+    places[names[head]] = FIRST if head.weight is model.get_input_embeddings().weight else SECOND
     for name in list(places):
         part = model.get_submodule(name)
         if isinstance(part, torch.nn.ModuleList):
             del places[name]
-            places |= {f"{name}.{i}": first if i < len(part) // 2 else second for i in range(len(part))}
+            places |= {f"{name}.{i}": FIRST if i < len(part) // 2 else SECOND for i in range(len(part))}
         elif name.endswith((".wpe", ".drop", ".rotary_emb")):
-            places[name] = first
-    return dispatch_model(model, places, main_device=first)
+            places[name] = FIRST
+    return dispatch_model(model, places, main_device=FIRST)
 
 
 @pytest.mark.slow
@@ -105,27 +101,3 @@ def test_training_on_a_gpu_as_on_a_cpu(checkpoint, tmp_path):
         log = json.loads((output / "trainer_state.json").read_text())["log_history"]
         losses.append([entry["loss"] for entry in log if "loss" in entry])
     assert len(losses[0]) == 6 and losses[1] == pytest.approx(losses[0], rel=1e-3)
-
-
-@pytest.mark.gpu
-@torch.no_grad()
-def test_two_gpus(checkpoint):
-    if torch.cuda.device_count() < 2:
-        pytest.skip("there is one GPU")
-    for method in methods.NAMES:
-        scores = []
-        for two in (False, True):
-            model, tokenizer = tiny.load(checkpoint("llama"))
-            model = spread(model, torch.device("cuda:0"), torch.device("cuda:1")) if two else model.to("cuda:0")
-            scores.append(scores_of(Predictor(model, tokenizer, methods.make(method))))
-        evaluation.assert_same(*scores, 1e-3)
-
-
-def test_a_fact_of_a_model_is_asked_once_and_keeps_no_model():
-    asked = []
-    width = once_a_model(lambda model: asked.append(model.out_features) or model.out_features)
-    models = [nn.Linear(1, 2), nn.Linear(1, 3)]
-    assert [width(model) for model in models * 2] == [2, 3, 2, 3] and asked == [2, 3]
-    gone = weakref.ref(models.pop())
-    gc.collect()
-    assert gone() is None

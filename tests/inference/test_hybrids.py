@@ -5,9 +5,7 @@ import torch
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import Unsupported
-from lm_eval_icl.inference import capabilities, hybrids
 from lm_eval_icl.inference.capabilities import probe
-from lm_eval_icl.inference.memory import run_rows
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.smoke import smoke
@@ -46,14 +44,6 @@ def test_every_query_goes_on_from_the_same_state(name, rows):
     assert runner.store.encoded == 1
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
-@torch.no_grad()
-def test_the_demonstrations_are_run_once(name):
-    runner = MethodRunner(smoke_models.build(name), methods.make("icl"))
-    list(runner.score({CONTEXT: {query: [(7,)] for query in QUERIES}}))
-    assert runner.tokens_run == len(CONTEXT.tokens) + sum(map(len, QUERIES))
-
-
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [*((name, {}) for name in ("invicl", "pcw", "nope", "deepthink", "batchicl")), ("icl", {"positions": "symmetric"})],
@@ -84,26 +74,3 @@ def test_a_model_without_a_memory_runs_icl_as_hf_does(kind, caplog):
     assert "does not continue from its cache" in scores["deepthink"]
     (said,) = [record.message for record in caplog.records if "does not continue from its cache" in record.message]
     assert "every prompt is read as a whole, as --model hf does it" in said
-
-
-@torch.no_grad()
-def test_states_that_are_not_copied_are_noticed(monkeypatch):
-    """One cache for all queries, whose state the first query changes."""
-    monkeypatch.setattr(capabilities.Memory, "cache", lambda memory, rows=1: memory.state)
-    assert probe(tiny.build("qwen3_next")).no_memory
-
-
-@torch.no_grad()
-def test_rows_are_copied_with_every_kind_of_state():
-    model = tiny.build("qwen3_next")
-    cache = hybrids.empty_cache(model)
-    run_rows(model, torch.tensor([[5, 6, 7], [8, 9, 10]]), [2], cache)
-    before = [tensor.clone() for tensor in hybrids.tensors(cache)]
-    picked = hybrids.select_rows(cache, 2, [1, 0, 1])
-    run_rows(model, torch.tensor([[11], [12], [13]]), [0], picked)
-    assert all(map(torch.equal, before, hybrids.tensors(cache)))
-    assert {len(tensor) for tensor in hybrids.tensors(picked) if tensor.dim() > 2} == {3}
-    again, alone = hybrids.select_rows(cache, 2, [1]), hybrids.empty_cache(model)
-    run_rows(model, torch.tensor([[8, 9, 10]]), [2], alone)
-    for one, other in zip(hybrids.tensors(again), hybrids.tensors(alone), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

@@ -13,7 +13,6 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.loading import CheckedHFLM
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference.identity import files_digest, hub_commit, source_digest
-from lm_eval_icl.methods import InvICL
 from tests import tiny
 from tests.evaluation import ICL
 
@@ -75,16 +74,6 @@ def test_a_digest_is_of_an_adapter_too(model, tmp_path):
     assert len(set(found)) == 3
 
 
-def test_a_folder_that_cannot_be_listed_has_no_digest(tmp_path):
-    """The tokenizer's folder has not the checkpoint's subfolder: then nothing says which files were loaded."""
-    (tmp_path / "model/sub").mkdir(parents=True)
-    (tmp_path / "model/sub/config.json").write_text("{}")
-    (tmp_path / "tokenizer").mkdir()
-    given = {"pretrained": str(tmp_path / "model"), "subfolder": "sub"}
-    assert files_digest(**given) is not None
-    assert files_digest(**given, tokenizer=str(tmp_path / "tokenizer")) is None
-
-
 def test_a_model_of_the_hub_has_its_commit(checkpoint, tmp_path, monkeypatch):
     commit, cache = "0123456789" * 4, tmp_path / "hub" / "hub" / "models--org--tiny"
     shutil.copytree(checkpoint("gpt2"), cache / "snapshots" / commit)
@@ -100,17 +89,6 @@ def test_a_model_that_was_made_in_python_has_no_cache(checkpoint):
     weights, tokenizer = tiny.load(checkpoint("gpt2"))
     with pytest.raises(InputError, match="came from no file"):
         ICL(weights, tokenizer=tokenizer).identity()
-
-
-def test_a_method_of_ones_own_has_the_digest_of_its_file(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    found = []
-    for number, text in enumerate(("A = 1", "A = 2")):
-        (tmp_path / f"own_{number}.py").write_text(
-            f"from lm_eval_icl.methods import ICL\nclass Own(ICL):\n    {text}\n"
-        )
-        found.append(source_digest(methods.find(f"own_{number}:Own")))
-    assert len({None, source_digest(InvICL), *found}) == 3
 
 
 def test_results_have_the_version_the_commit_and_the_file_of_a_method(checkpoint, tmp_path, monkeypatch):

@@ -304,13 +304,6 @@ def test_one_pass_is_the_layouts_own_method(layout):
     assert ours(model, methods.make("deepthink", {"layout": layout, "T": 1})) == ours(model, methods.make(layout))
 
 
-def test_thinking_over_the_causal_layout_by_itself_is_the_paper():
-    model = model_of("gpt2")
-    plain, said = methods.make("deepthink"), methods.make("deepthink", {"layout": "icl", "reads": "all"})
-    assert plain == said and ours(model, plain) == ours(model, said)
-    assert not plain.needs_mask and methods.make("deepthink", {"reads": "layout"}).needs_mask
-
-
 # Reading a memory in parts.
 
 READINGS = [(1.0, 1.0, 1.0), (0.9, 0.9, 1.0), (0.8, 1.0, 0.7), (2.5, 0.3, 4.0)]
@@ -348,24 +341,6 @@ def test_structured(name, size, factor, align):
     wanted = expected(model_of(name), memory, start, ([True] * len(CONTEXT.tokens), 1, 1, weight))
     method = methods.make("structured", {"window_size": size, "factor": factor, "align": align})
     for found in ours(model_of(name), method):
-        assert_close(found, wanted)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_structured_is_icl_with_one_window_and_pcw_with_equal_ones(name):
-    model = model_of(name)
-    assert ours(model, methods.make("structured", {"window_size": 4})) == ours(model, methods.make("icl"))
-    alike = Context(CONTEXT.prefix, tuple(ids[:2] for ids in CONTEXT.demonstrations))
-    one, other = methods.make("structured", {"factor": 1}), methods.make("pcw")
-    assert ours(model, one, alike) == ours(model, other, alike)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_structured_counts_the_windows_of_all_repetitions(name):
-    """Repeating the demonstrations is giving them twice."""
-    model, twice = model_of(name), Context(CONTEXT.prefix, CONTEXT.demonstrations * 2)
-    repeated, given = methods.make("structured", {"repeat": 2}), methods.make("structured")
-    for found, wanted in zip(ours(model, repeated), ours(model, given, twice), strict=True):
         assert_close(found, wanted)
 
 
@@ -484,24 +459,6 @@ def test_ensemble(name, combine, size, weights):
         assert number == (pytest.approx(float(ensembled(behind_each, combine, v)), rel=TOLERANCE), is_greedy)
 
 
-def test_windows_weigh_by_their_shares_however_large_the_numbers_are():
-    model = model_of("gpt2")
-    for combine in ("poe", "moe", "max"):
-        equal, large, plain, times = (
-            scores(model, methods.make("ensemble", {"combine": combine, "window_size": 2, "weights": weights}))
-            for weights in (None, [1e300, 1e300], [1, 3], [5e307, 1.5e308])
-        )
-        assert large == equal
-        assert [number for number, _ in times.values()] == pytest.approx([number for number, _ in plain.values()])
-
-
-def test_an_ensemble_of_one_window_is_icl():
-    model = model_of("llama")
-    for combine in ("poe", "moe", "max"):
-        method = methods.make("ensemble", {"combine": combine, "window_size": 4})
-        assert scores(model, method) == scores(model, methods.make("icl"))
-
-
 def naive_bayes(logprobs, beta, eta, top_p):
     """The released demonstration, token by token, in loops; with a normalized z."""
     tokens, k, rows = logprobs.shape[1], None, []
@@ -541,13 +498,6 @@ def test_nbce(name, arguments):
         path = z[range(len(answer)), list(answer)]
         assert number == pytest.approx(float(path.sum()), rel=TOLERANCE)
         assert is_greedy == (z.argmax(-1).tolist() == list(answer))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_nbce_of_one_window_without_beta_is_icl(name):
-    method = methods.make("nbce", {"window_size": 4, "beta": 0, "top_p": 1})
-    found, wanted = scores(model_of(name), method), scores(model_of(name), methods.make("icl"))
-    assert_close([found[asked] for asked in wanted], [*wanted.values()], 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,11 +15,7 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.inference.caches import cache_name
-from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import first_packed_batch
-from lm_eval_icl.inference.prefix_cache import PrefixCache
-from lm_eval_icl.methods import runner
-from lm_eval_icl.prompts.tokens import Context
 from tests import evaluation
 
 NAMES = ["described", "generate"]  # the first has another context for every document
@@ -81,22 +76,6 @@ def test_the_least_that_holds_a_prompt_suffices(make, method, caplog):
         run(lm, 3)
 
 
-def test_the_memory_in_use_is_kept():
-    def encode(contexts: Sequence[Context]) -> list[Memory]:
-        return [Memory([(torch.zeros(1, 1, 10, 2), torch.zeros(1, 1, 10, 2))], [0] * 10, 10)] * len(contexts)
-
-    store = PrefixCache(encode, max_bytes=10**6)
-    contexts = [Context((i,), ()) for i in range(4)]
-    for context in contexts:
-        store.several([context])
-    assert store.shrink(contexts[1])
-    assert list(store._kept) == [contexts[1]]
-    assert store.max_bytes == 2 * store._bytes
-    assert not store.shrink(contexts[1])  # nothing else is there
-    assert store.shrink()
-    assert not store._kept
-
-
 def test_what_is_halved_and_what_is_forgotten(make, caplog):
     lm = make("batchicl")  # whose memories, one a demonstration, stay
     with device_of(lm, 200), caplog.at_level(logging.WARNING):
@@ -145,33 +124,10 @@ def test_auto_generates_as_many_side_by_side_as_fit(make):
     assert max(rows) == 5
 
 
-def test_on_an_accelerator_batch_size_queries_share_a_pass(make, monkeypatch):
-    """The rule that a CPU does not use, on the CPU: six queries in one pass, though a pack holds fewer."""
-    lm = make("icl", pack_tokens=16)
-    begin = lm.begin
-
-    def begin_as_there(*run: Any) -> None:
-        begin(*run)
-        lm.runner.budget.sizes = replace(lm.runner.budget.sizes, queries=6)
-
-    monkeypatch.setattr(lm, "begin", begin_as_there)
-    expected = evaluation.responses(evaluation.run(make("icl"), "", ["many_tokens"], 2))
-    scored: list[int] = []
-    score = runner.score_packed
-
-    def count(model: Any, work: Any, *rest: Any) -> Any:
-        scored.append(len({tuple(query) for _, pairs in work for query, _ in pairs}))
-        return score(model, work, *rest)
-
-    monkeypatch.setattr(runner, "score_packed", count)
-    evaluation.assert_same(evaluation.responses(evaluation.run(lm, "", ["many_tokens"], 2)), expected, 1e-10)
-    assert scored == [6]
-
-
 def test_a_pass_that_several_processes_share_is_not_halved_by_one(make, monkeypatch):
     """Under tp_plan: the others would wait for it without end."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(ICLModel, "_is_tensor_parallel", True)
     lm = make("icl")
-    with device_of(lm, 50), pytest.raises(InputError, match=r"out of memory: .* under tp_plan"):
+    with device_of(lm, 50), pytest.raises(torch.OutOfMemoryError):
         run(lm)

@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-from pathlib import Path
 
 import peft
 import pytest
@@ -19,7 +18,6 @@ from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.smoke.tiny import configuration
 from tests import evaluation, tiny
 from tests.inference.test_invariance import answers
@@ -51,14 +49,6 @@ def refusal(name, path, **args):
 def test_positions_on_a_model_without(checkpoint, name, args, says):
     """ALiBi: BLOOM counts its tokens by itself."""
     assert says in refusal(name, checkpoint("bloom"), **args)
-
-
-@torch.no_grad()
-def test_batchicl_needs_nothing(checkpoint):
-    """Ordinary passes do: on BLOOM it is invariant as elsewhere."""
-    args = {"dtype": "float64", "canonical_order": False}
-    found = [answers("batchicl", checkpoint("bloom"), order, args=args)[0] for order in ([0, 1, 2], [2, 0, 1])]
-    evaluation.assert_same(*found, 1e-9)
 
 
 WINDOWS = ["mistral_window", "gemma2_window"]
@@ -182,12 +172,6 @@ def test_blocks_that_are_not_found():
         methods.BatchICL(layer=1).bind(model)
 
 
-def test_every_method_has_a_name_of_its_own():
-    files = {file.stem for file in Path(methods.__file__).parent.glob("*.py")}
-    assert set(NAMES) <= files
-    assert [methods.find(name)().name for name in NAMES] == list(NAMES)
-
-
 # What the probe sees.
 
 
@@ -280,20 +264,6 @@ def test_blocks_of_the_text_not_of_the_pictures(kind, place):
     assert transformer_blocks(model) is model.get_submodule(place)
 
 
-@torch.no_grad()
-def test_layers_that_run_for_pictures_alone():
-    """Mllama's cross-attention has no entries in a memory, and is still left out behind one."""
-    model = smoke_models.build("mllama").to(torch.bfloat16)
-    (skipped,) = model.config.get_text_config().cross_attention_layers
-    method = methods.make("pcw")  # of which some entries are kept, in an order of their own
-    (memory,) = method.encode(model, [Context((1, 5), ((7, 8, 9), (10, 11)))])
-    entries = {len(memory), 0}
-    assert {keys.shape[-2] for keys, _ in memory.layers} == entries == {values.shape[-2] for _, values in memory.layers}
-    assert memory.layers[skipped][0].shape[-2] == 0 and {keys.dtype for keys, _ in memory.layers} == {torch.bfloat16}
-    abilities = probe(model)
-    assert abilities.can_pack and abilities.sees_ahead and not abilities.no_memory
-
-
 @pytest.mark.parametrize("vocabulary", [55, 110, 220, 421])
 def test_small_vocabularies_are_probed_alike(vocabulary):
     """Where the probe's tokens repeat, what is hidden must not begin as the query does."""
@@ -307,10 +277,3 @@ def test_a_model_is_tried_in_few_passes():
     model.register_forward_pre_hook(lambda *args: passes.append(args))
     probe(model)
     assert len(passes) == 31
-
-
-@torch.no_grad()
-def test_an_error_that_ends_a_trial_is_in_the_log(caplog):
-    with caplog.at_level("INFO", "lm_eval.icl"):
-        assert not probe(tiny.build("bloom")).obeys_mask
-    assert "the trial 'obeys_mask' ends in ValueError" in caplog.text

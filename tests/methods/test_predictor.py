@@ -11,7 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.methods import Predictor, deepthink
+from lm_eval_icl.methods import Predictor
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
@@ -147,20 +147,3 @@ def test_a_model_that_somebody_owns_is_left_as_it_was(checkpoint):
     predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
     assert model.generation_config.cache_implementation == "static"
     assert torch.equal(model(ids).logits, before)
-
-
-def test_deepthink_leaves_earlier_memories_alone():
-    model = tiny.build("gpt2", torch.float64)
-    context = Context((1,), ((5, 6, 7), (8, 9)))
-    kept = []
-    causal_pass = deepthink.causal_pass
-
-    def keep(model, tokens, memory, positions):
-        kept.append([(keys, keys.clone()) for keys, _ in memory.layers])
-        return causal_pass(model, tokens, memory, positions)
-
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(deepthink, "causal_pass", keep)
-        methods.make("deepthink", {"T": 3, "eta": 0.5, "momentum": 0.9}).encode(model, [context])
-    assert len(kept) == 2
-    assert all(torch.equal(keys, before) for layers in kept for keys, before in layers)
