@@ -39,7 +39,7 @@ TESTS = Path(__file__).resolve().parent
 # How many lines of Python each room may have in the package, and in tests/; "" is the top folder. Who makes a room
 # smaller lowers its number; nobody raises one.
 LIMITS = {
-    "": (225, 2013),
+    "": (225, 2000),
     "files": (38, 0),
     "prompts": (920, 674),
     "metaicl": (500, 559),
@@ -50,12 +50,12 @@ LIMITS = {
     "demonstrations": (1293, 521),
     "training": (1099, 682),
     "regression": (0, 387),
-    "harness": (3104, 3224),
-    "results": (2682, 1760),
+    "harness": (3099, 3224),
+    "results": (2600, 1719),
     "leaderboard": (1091, 291),
-    "studies": (2105, 1871),
+    "studies": (1898, 1786),
     "smoke": (439, 672),
-    "cli": (905, 286),
+    "cli": (900, 286),
 }
 
 
