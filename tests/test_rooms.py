@@ -50,12 +50,12 @@ LIMITS = {
     "demonstrations": (1293, 521),
     "training": (1100, 682),
     "regression": (0, 387),
-    "harness": (3107, 3241),
-    "results": (2682, 1760),
+    "harness": (3102, 3241),
+    "results": (2600, 1719),
     "leaderboard": (1091, 290),
-    "studies": (2105, 1871),
+    "studies": (1898, 1786),
     "smoke": (439, 672),
-    "cli": (906, 286),
+    "cli": (901, 286),
 }
 
 

@@ -13,8 +13,8 @@ from lm_eval_icl.cli.reading import SHOWN, read_runs, task_names
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import tables
 from lm_eval_icl.results.board import Column, Entry
-from lm_eval_icl.results.build import build, named
-from lm_eval_icl.results.cells import compare
+from lm_eval_icl.results.build import build
+from lm_eval_icl.results.cells import compare, named
 from lm_eval_icl.results.read import read
 
 

@@ -7,7 +7,8 @@ import logging
 from pathlib import Path
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import naming
+from lm_eval_icl.harness.arguments import pairs
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -31,15 +32,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if options.output is not None:
         picture.check_output(options.output)  # before anything is loaded
-    arguments_of_method = {}
-    if options.args:
-        from lm_eval.utils import simple_parse_args_string
-
-        arguments_of_method = simple_parse_args_string(options.args)
-    try:
-        method = methods.make(options.method, arguments_of_method)
-    except InputError as error:
-        raise InputError(f"{'--args: ' if options.args else ''}{error.message}") from error
+    own = pairs("args", options.args)
+    with naming("--args"):
+        method = methods.make(options.method, own)
     drawn = drawing.draw(method, options.shots)
     if options.output is not None:
         picture.save(drawn, options.output)

@@ -90,7 +90,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         if args.dry_run:
             from lm_eval_icl.studies.plan import print_plan
 
-            print_plan(grid, folder, _runner(grid, folder, args, options), console)
+            _runner(grid, folder, args, options)
+            print_plan(grid, folder, console)
     else:
         with folder.locked():
             _run(open_study(study, options.limit, args.include_path), StudyFolder(args.output), args, options, console)
@@ -125,7 +126,7 @@ def _run(grid: Grid, folder: StudyFolder, args: argparse.Namespace, options: Opt
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies.cells import Cell
     from lm_eval_icl.studies.conduct import Here, conduct, states
-    from lm_eval_icl.studies.end import conclude, failures
+    from lm_eval_icl.studies.end import conclude
 
     runner = _runner(grid, folder, args, options)
     if args.rerun is not None:
@@ -140,8 +141,7 @@ def _run(grid: Grid, folder: StudyFolder, args: argparse.Namespace, options: Opt
         where = options, folder.path, training, args.include_path
         with study_on_ray(args.ray, grid, *where) as executor:
             conduct(grid, folder, executor, failed)
-    conclude(grid, folder, args.study, failed, console)
-    if not_made := failures(grid, folder, failed):
+    if not_made := conclude(grid, folder, args.study, failed, console):
         cells = [target for target, _ in states(grid, folder, failed) if isinstance(target, Cell)]
         number = sum(cell.path in not_made for cell in cells)
         raise InputError(

@@ -47,7 +47,9 @@ class MetaICLTask(ConfigurableTask):
         InputError: there are no files of this task, or they cannot be used.
     """
 
+    # Why it takes no decision rules, and no demonstrations that are chosen otherwise.
     own_decision = "MetaICL's tasks have a decision of their own (pmi=True): leave decide out."
+    own_demonstrations = "those of MetaICL's tasks are the rows of the seed's training file: leave it out."
 
     def __init__(self, config: dict[str, Any]) -> None:
         config = {key: value for key, value in config.items() if key != "class"}
@@ -57,21 +59,16 @@ class MetaICLTask(ConfigurableTask):
         metadata = config.get("metadata") or {}
         self.files = folder(metadata)
         if "demonstrations" in metadata:
-            raise InputError(
-                f"--metadata demonstrations={metadata['demonstrations']}: those of MetaICL's tasks are the rows of the "
-                "seed's training file: leave it out."
-            )
+            raise InputError(f"--metadata demonstrations={metadata['demonstrations']}: {self.own_demonstrations}")
         self.pmi = bool(metadata.get("pmi"))
         if setting is not None:
             check_group(self.files, setting, split, skips(metadata))
-        self._seed: int | None = None
-        self._rows: tuple[Row, ...] = ()
+        self._rows: tuple[Row, ...] = ()  # of the seed
         self._sequences: Sequences | None = None
-        self._shown: dict[int, list[EncodedExample]] = {}
+        self._shown: list[EncodedExample] = []
         self._contexts: dict[Context, Context] = {}
         # By document: for every request, how many tokens are scored.
         self._made: dict[int, list[int]] = {}
-        self._is_fixed = False
         super().__init__(config=config)
         self.sampler = These([])
 
@@ -83,39 +80,22 @@ class MetaICLTask(ConfigurableTask):
 
     def set_fewshot_seed(self, seed: int | None = None) -> None:
         """Take the files of this seed."""
-        if self._is_fixed:
-            return
-        self._seed = checked_seed(seed)
-        self._rows = self.files.shown(self.source, self._seed)
-        self.dataset = {"test": _dataset(self.files.test(self.source, self._seed))}
+        number = checked_seed(seed)
+        self._rows = self.files.shown(self.source, number)
+        self.dataset = {"test": _dataset(self.files.test(self.source, number))}
         self.sampler = These(self.fewshot_docs() or [])
-        self._shown = {}  # a new one, here and below: copies of a task have the old one
         super().set_fewshot_seed(seed)
-
-    def reorder(self, indices: Sequence[int]) -> None:
-        """Take these rows of the seed's training file as demonstrations, in this order."""
-        self._rows = tuple(self._rows[i] for i in indices)
-        self._shown = {}
-
-    def fix(self) -> None:
-        """Keep the seed, the demonstrations and the model, whatever lm-eval says from now on."""
-        self._is_fixed = True
 
     # Requests.
 
-    def bind(self, lm: LM) -> None:
+    def bind(self, model: LM | Reader) -> None:
         """Take the tokenizer and the limits of the model that is evaluated.
 
         Raises:
             InputError: its tokens are not known, and neither would be the mean loss of a token.
         """
-        if not self._is_fixed:
-            self.read_by(_reader(lm, str(self.config.task)))
-
-    def read_by(self, reader: Reader) -> None:
-        """Take the tokenizer and the limits of a model."""
-        self._sequences = Sequences(reader, self.channel)
-        self._shown = {}
+        how = model if isinstance(model, Reader) else _reader(model, str(self.config.task))
+        self._sequences = Sequences(how, self.channel)
 
     def build_all_requests(self, **kwargs: Any) -> None:
         """Build all requests as lm-eval does, for the model that `bind` was told.
@@ -136,26 +116,24 @@ class MetaICLTask(ConfigurableTask):
         for option in ("apply_chat_template", "system_instruction", "cache_requests"):
             if kwargs.get(option):
                 raise InputError(f"task {name!r}: --{option}: MetaICL's sequences are fixed: leave it out.")
-        if self._seed is None:
+        if not self._rows:
             checked_seed(None)
-        if shots not in self._shown:
-            self._shown[shots] = self._sequences.encoded_demonstrations(self._rows[:shots])
+        self._shown = self._sequences.encoded_demonstrations([_row(doc) for doc in self.sampler.df[:shots]])
         self._made, self._contexts = {}, {}
         super().build_all_requests(**kwargs)
         self._contexts = {}
 
-    def fewshot_context(self, doc: Doc, num_fewshot: int, *args: Any, **kwargs: Any) -> str:
-        """The number of demonstrations: `construct_requests` makes the prompts, one for each option."""
-        return str(num_fewshot)
+    def fewshot_context(self, *args: Any, **kwargs: Any) -> str:
+        """Nothing: `construct_requests` makes the prompts, one for each option."""
+        return ""
 
     def construct_requests(self, doc: Doc, ctx: Any, **kwargs: Any) -> list[Instance]:
         assert self._sequences is not None
-        shots = int(ctx)
-        row = Row(doc["input"], doc["output"], tuple(doc["options"]))
+        row = _row(doc)
         rows = [row, dataclasses.replace(row, input="N/A")] if self.pmi else [row]
         with naming(f"task {self.config.task!r}, document {doc['row']}"):
-            options = [self._sequences.encoded_options(query, not shots) for query in rows]
-            of_rows = [self._sequences.join(self._shown[shots], of_query) for of_query in options]
+            options = [self._sequences.encoded_options(query, not self._shown) for query in rows]
+            of_rows = [self._sequences.join(self._shown, of_query) for of_query in options]
         joined = [sequence for sequences in of_rows for sequence in sequences]
         self._made[doc["row"]] = [len(sequence.target) for sequence in joined]
         arguments = [encoded(sequence, self._sequences.reader, self._contexts) for sequence in joined]
@@ -206,6 +184,10 @@ def leave_out_missing(manager: TaskManager) -> None:
 
 def _doc(number: int, row: Row) -> Doc:
     return {"row": number, **dataclasses.asdict(row), "options": list(row.options), "right": row.right}
+
+
+def _row(doc: Doc) -> Row:
+    return Row(doc["input"], doc["output"], tuple(doc["options"]))
 
 
 @functools.lru_cache(maxsize=64)

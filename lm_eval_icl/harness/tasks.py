@@ -68,8 +68,8 @@ def _shuffle(task: ConfigurableTask, seed: Any) -> None:
 
 def pool_of(task: ConfigurableTask) -> list[Doc]:
     """The documents that a task takes its demonstrations from. They are read once, since reading takes seconds."""
-    sampler = getattr(task, "sampler", None)
-    return sampler.df if isinstance(sampler, FixedSampler) else list(task.fewshot_docs() or [])
+    pool: list[Doc] | None = getattr(getattr(task, "sampler", None), "pool", None)
+    return list(task.fewshot_docs() or []) if pool is None else pool
 
 
 def among(
@@ -168,7 +168,7 @@ class FixedSampler(ContextSampler):
 
     def __init__(self, df: list[Doc], how: Any, task: ConfigurableTask) -> None:
         super().__init__(df)
-        self._task, self.name = task, str(task.config.task)
+        self.pool, self._task, self.name = df, task, str(task.config.task)
         with naming(f"task {self.name!r}"):
             self.method = read(how)
         self.how = str(self.method or how)
@@ -209,13 +209,26 @@ class FixedSampler(ContextSampler):
 
 
 def bind(task: Any, model: Any) -> None:
-    """Tell a task which model is evaluated, if that makes a difference to its requests."""
-    if hasattr(task, "bind"):
+    """Tell a task which model is evaluated, if that makes a difference to requests that it is still to make."""
+    if hasattr(task, "bind") and not getattr(task, "requests_are_made", False):
         task.bind(model)
 
 
 class These(ContextSampler):
-    """Returns the documents that it was given, as the demonstrations of every document."""
+    """Returns the documents that it was given, as the demonstrations of every document.
+
+    Args:
+        pool: what they are chosen from; None if nobody asks (`pool_of`).
+        seed: of the draw; None if the task has a generator alone.
+    """
+
+    def __init__(self, df: list[Doc], pool: list[Doc] | None = None, seed: int | None = None) -> None:
+        super().__init__(df)
+        self.pool, self.seed = pool, seed
+
+    def rows(self, n: int, task: ConfigurableTask | None = None) -> list[int]:
+        """As `FixedSampler.rows`: the first ones."""
+        return list(range(min(n, len(self.df))))
 
     def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
         return list(self.df)

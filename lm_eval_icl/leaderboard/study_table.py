@@ -26,7 +26,6 @@ def table(
     entries: Sequence[Entry],
     flips: Mapping[str, Estimate],
     title: str,
-    note: str = "",
 ) -> Table:
     """The table: a part for each checkpoint, and for columns that do not fit beside the others.
 
@@ -34,7 +33,6 @@ def table(
         columns: in their order. One that the board does not have is shown as missing.
         entries: the board's, in the order of the lines.
         flips: order sensitivity, by the name of an entry.
-        note: a further sentence of the legend.
     """
     by_name = {column.name: column for column in board.columns}
     labels = {}
@@ -68,7 +66,9 @@ def table(
                     elif entry.name in flips:  # a share, and its interval below it
                         share = flips[entry.name]
                         interval = "\n" + numbers.interval(share, _SHARE), "dim"
-                        row.append(Text.assemble(numbers.value(share.mean, _SHARE), interval))
+                        paper = entry.runs[0].study.expected.get(_SHARE.name)
+                        papers = "" if paper is None else f"\n({numbers.value(paper, _SHARE)})", "cyan"
+                        row.append(Text.assemble(numbers.value(share.mean, _SHARE), interval, papers))
                     else:
                         row.append(Text(numbers.DASH, style="dim"))
                 part.add_row(*row)
@@ -76,7 +76,7 @@ def table(
             grid.add_row(Text(shown(checkpoint), style="bold"))
             grid.add_row(part)
     grid.add_row("")
-    grid.add_row(Text(_legend(board, entries, bool(flips), note), style="dim"))
+    grid.add_row(Text(_legend(board, entries, bool(flips)), style="dim"))
     return grid
 
 
@@ -109,7 +109,7 @@ def _value(x: float, column: Column, least: float) -> str:
     return numbers.value(x, column, decimals=int(x < least)) if column.percent else numbers.number(x, 3)
 
 
-def _legend(board: Board, entries: Sequence[Entry], flips: bool, note: str) -> str:
+def _legend(board: Board, entries: Sequence[Entry], flips: bool) -> str:
     """What the numbers are."""
     others = [shown(column.name) for column in board.columns if not column.percent]
     several = any(len({run.seed for run in entry.runs}) > 1 for entry in entries)
@@ -125,4 +125,4 @@ def _legend(board: Board, entries: Sequence[Entry], flips: bool, note: str) -> s
             "Order flips: how often two orders of the same demonstrations give different predictions, in percent, with "
             "the 95% interval."
         )
-    return " ".join(filter(None, [*sentences, shown(note)]))
+    return " ".join(filter(None, sentences))

@@ -175,7 +175,6 @@ class Board:
         return majorities.pop() if len(majorities) == 1 else None
 
     def named(self, name: str | None) -> Entry | None:
-        """The entry of this name, if there is one."""
         return next((entry for entry in self.entries if entry.name == name), None)
 
     def sections(self) -> Mapping[str | None, Sequence[Entry]]:

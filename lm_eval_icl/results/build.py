@@ -23,12 +23,10 @@ from lm_eval_icl.results.board import (
     grouped,
     shown,
 )  # fmt: skip
-from lm_eval_icl.results.cells import combined, compare_all, measured, named
+from lm_eval_icl.results.cells import combined, compare_all, measured
 from lm_eval_icl.results.fields import CHOSEN
 from lm_eval_icl.results.records import LeftOutFile, RuleFacts, Run, TaskResult
 from lm_eval_icl.results.summary import summarize
-
-__all__ = ["build", "named"]
 
 # Metrics between 0 and 1, which are shown as percent. Of some tasks, metrics of these names are of another range.
 _SHARES = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "em", "f1", "quasi_exact_match",
@@ -50,7 +48,6 @@ def build(
     """Fold runs into a board.
 
     Args:
-        left_out: files that were not used, which the board lists.
         baseline: the method that the others on the same checkpoint, under the same decision rule, are compared with; or
             the label or name of one entry, with which all are compared. None for `icl`, or `hf` if there is no `icl`.
         tasks: the tasks and groups that are columns; None for all.

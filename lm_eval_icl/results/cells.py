@@ -201,9 +201,7 @@ def named(entries: Sequence[Entry], name: str, what: str = "") -> Entry:
     matching = exact or [e for e in entries if e.rule is None and name in (e.method, f"{e.method} {e.arguments}")]
     if len(matching) != 1:
         names = "; ".join(f"{e.name}: {e.label} on {e.checkpoint}" for e in (matching or entries)[:_LISTED])
-        how = (
-            "several entries are called so. Give the name of one:" if matching else "there is no such entry. There are"
-        )
+        how = "several entries are called so. Give a name:" if matching else "there is no such entry. There are"
         raise InputError(f"{what}{name}: {how} {names}.")
     return matching[0]
 

@@ -24,11 +24,8 @@ Documents = dict[str, list[DocumentRow]]  # by task
 
 def name_of(results: Mapping[str, Any], documents: Documents) -> str:
     """The name of the file of a run: digests of its results and of its rows, whatever texts were predicted."""
-    texts = (
-        json.dumps([task, *row[:6], *row[7:10], row.prediction if row.options else None], sort_keys=True)
-        for task, rows in documents.items()
-        for row in rows
-    )
+    rows = ((task, row, row.prediction if row.options else None) for task, rows in documents.items() for row in rows)
+    texts = (json.dumps([task, *row[:6], *row[7:10], prediction], sort_keys=True) for task, row, prediction in rows)
     return f"{digest([json.dumps(results, sort_keys=True)])}-{digest(texts)[:8]}"
 
 
@@ -69,16 +66,11 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
         # Samples that cannot be used are no part of the file, as the board does without them.
         used = {result.task for result in run.all_results if result.answers is not None}
         documents = {task: document_rows(run, task) for task in run.tasks if task in used}
-        columns = [
-            {
-                "task": task,
-                **row._asdict(),
-                "prediction": row.prediction if row.options else None,  # a text is no part of the file
-                "metrics": json.dumps(row.metrics, sort_keys=True),
-            }
-            for task, rows in documents.items()
-            for row in rows
-        ]
+        columns = []
+        for task, row in ((task, row) for task, rows in documents.items() for row in rows):
+            prediction = row.prediction if row.options else None  # a text is no part of the file
+            metrics = json.dumps(row.metrics, sort_keys=True)
+            columns.append({"task": task, **row._asdict(), "prediction": prediction, "metrics": metrics})
         kinds = {**dict.fromkeys(("task", "filter", "document", "prompt", "demonstrations", "metrics"), pa.string()),
                  "doc_id": pa.int64(), **dict.fromkeys(("options", "prediction", "gold"), pa.int32()),
                  "logprobs": pa.list_(pa.float64())}  # fmt: skip
@@ -94,12 +86,10 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 
 def faults(path: Path) -> list[str]:
-    """What of a file that `collect` has made does not belong together, as sentences; none for a whole run.
-
-    Its name must be the digests of its results and rows. Whatever the name is, under every filter and decision rule the
-    documents must be the same, each prediction must follow from the log-likelihoods and each accuracy from the
-    prediction, and the answers must give the results' value of every metric that is made of single documents'.
-    """
+    """What of a file that `collect` has made does not belong together, as sentences; none for a whole run: its name is
+    the digests of its results and rows, under every filter and rule the documents are the same, each prediction follows
+    from the log-likelihoods and each accuracy from the prediction, and the answers give the results' value of every
+    metric that is made of single documents'."""
     results, documents = load(path)
     sentences = []
     if path.stem != name_of(results, documents):

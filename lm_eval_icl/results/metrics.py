@@ -14,17 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from lm_eval_icl.results.statistics import (
-    Bounds,
-    Difference,
-    Estimate,
-    Spread,
-    checked,
-    crossed,
-    from_t,
-    is_binary,
-    paired,
-)
+import lm_eval_icl.results.statistics as statistics
+from lm_eval_icl.results.statistics import Bounds, Difference, Estimate, Spread, checked, crossed, is_binary
 
 BINS = 15  # of equal width (Guo et al. 2017, "On Calibration of Modern Neural Networks")
 _CLASSES = 1000  # of a macro-F1, fewer
@@ -45,8 +36,7 @@ class Aggregation:
 class CalibrationMetric:
     """A metric that is made of log-likelihoods."""
 
-    # From log-likelihoods and right options, what is aggregated of each document.
-    items: Callable[[Logprobs, Sequence[int]], np.ndarray]
+    items: Callable[[Logprobs, Sequence[int]], np.ndarray]  # from right options too, what is aggregated
     aggregation: str  # a name of `AGGREGATIONS`
     higher_is_better: bool
 
@@ -167,8 +157,8 @@ def _macro_f1(sums: np.ndarray) -> np.ndarray:
 
 
 _pairs = functools.partial(_items, columns=2)
-# By their names in lm-eval or MetaICL. F1 and Matthews' correlation are those of two classes, and 0 where they are not
-# defined, as scikit-learn's. Metrics of other aggregations are shown as lm-eval reports them.
+# By their names in lm-eval or MetaICL; others are shown as lm-eval reports them. F1 and Matthews' correlation are those
+# of two classes, and 0 where they are not defined, as scikit-learn's.
 AGGREGATIONS: Mapping[str, Aggregation] = {
     "mean": Aggregation(_counted, _quotient, None),
     "nanmean": Aggregation(_counted, _quotient, None),
@@ -185,20 +175,18 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
 def bootstrap(sums: np.ndarray, value: Value, draws: int = 2000, *, bounds: Bounds | None = None) -> Estimate:
     """The mean over sets of a metric, with the pigeonhole bootstrap (Owen 2007, Ann Appl Stat 1:386).
 
-    The mean is that of the metrics of the sets, each over all documents: what runs report. In each draw, documents and
-    sets are drawn with replacement, independently of each other. The metric of the drawn documents alone deviates by a,
-    that of the drawn sets alone by b, that of both by a + b and a rest. Variances over draws, divided by the
-    (n - 1) / n that resamples of n lack, take the place of the mean squares in the formula of `estimate`. (The variance
-    of the draws of both would count the rest three times.) The interval is from t, since the draws' quantiles are too
-    narrow for few sets. Draws are the same for the same numbers of documents and sets.
+    In each draw, documents and sets are drawn with replacement, independently of each other. The metric of the drawn
+    documents alone deviates by a, that of the drawn sets alone by b, that of both by a + b and a rest. Variances over
+    draws, divided by the (n - 1) / n that resamples of n lack, take the place of the mean squares in the formula of
+    `estimate`. (The variance of the draws of both would count the rest three times.) The interval is from t, since the
+    draws' quantiles are too narrow for few sets. Draws are the same for the same numbers of documents and sets.
 
     Args:
         sums: (documents, sets, k), what an `Aggregation` sums.
-        value, bounds: of the metric: from sums (..., k) to (...).
     """
     sums = checked(sums, axes=3)
     mean = float(value(sums.sum(axis=0)).mean())
-    return from_t(mean, _resampled([sums], value, draws), sums.shape[0], sums.shape[1], bounds, "bootstrap")
+    return statistics.from_t(mean, _resampled([sums], value, draws), sums.shape[0], sums.shape[1], bounds, "bootstrap")
 
 
 def bootstrap_difference(
@@ -210,7 +198,7 @@ def bootstrap_difference(
     spread = _resampled([first, second], value, draws)
     how = "identical" if np.array_equal(first, second) else "bootstrap"
     mean, scale = float((metrics[0] - metrics[1]).mean()), float(np.abs(metrics).max())
-    return paired(mean, spread, first.shape[0], first.shape[1], scale, bounds, how)
+    return statistics.paired(mean, spread, first.shape[:2], scale, bounds, how, None)
 
 
 def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int) -> Spread:

@@ -1,7 +1,5 @@
-"""Results files of lm-eval, and those that `collect` has made, as runs.
-
-They come from anyone: what is damaged or contradictory is left out or marked, with the reason.
-"""
+"""Results files of lm-eval, and those that `collect` has made, as runs. They come from anyone: what is damaged or
+contradictory is left out or marked, with the reason."""
 
 from __future__ import annotations
 
@@ -28,20 +26,15 @@ _PARENTS = 5  # folders above a results file in which its study's may be
 def read(
     paths: Sequence[Path], quiet: bool = False, dev: bool = False, metric: str | None = None
 ) -> tuple[list[Run], list[LeftOutFile]]:
-    """Read results files of any of lm-eval's models, and files that `collect` has made.
-
-    Of two files of one run, that with more answers is kept.
+    """The runs in results files of lm-eval and of `collect`, each of them once: of two files of one run, that with more
+    answers. And what was left out: files, and tasks of files that are otherwise used.
 
     Args:
-        paths: files, or folders, which are searched with all folders in them for `results*.json` and `*.parquet`. The
-            samples of a results file are the files in the same folder whose names end in the same time, or digest; a
-            study's facts are in `study.json` of a folder above.
-        quiet: show no progress bar.
+        paths: files, or folders, which are searched with all folders in them. The samples of a results file are the
+            files in the same folder whose names end in the same time, or digest; a study's facts are in `study.json`
+            of a folder above.
         dev: read runs on the dev set of a study too.
         metric: what stands for every task: one that the runs have, or one of `metrics.CALIBRATION`.
-
-    Returns:
-        The runs, each of them once, and what was left out: files, and tasks of files that are otherwise used.
     """
     found: list[tuple[int, Run]] = []
     left_out: list[LeftOutFile] = []
@@ -69,12 +62,10 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise InputError(f"{path} does not exist: give results files of lm-eval, or their folders.")
-        in_path = [path] if not path.is_dir() else [
-            file
-            for file in sorted(path.rglob("*"))
-            if file.suffix == ".parquet" or (file.suffix == ".json" and file.name.startswith("results"))
-            if not any(part.startswith(".") for part in file.relative_to(path).parts)
-        ]  # fmt: skip
+        in_path = [path]
+        if path.is_dir():
+            found = sorted([*path.rglob("results*.json"), *path.rglob("*.parquet")])
+            in_path = [f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts)]
         for file in in_path:
             files.setdefault(os.path.realpath(file), file)
     return list(files.values())

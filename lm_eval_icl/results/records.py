@@ -88,21 +88,18 @@ class StudyFacts:
     rule: str | None = None  # the decision rule that was chosen; None for what the model itself says
     metric: str | None = None  # what stands for the task; None for the usual one
     expected: Mapping[str, Any] = field(default_factory=dict)  # the paper's numbers, by column
-    # "cells" that were scored together, of how many "orders", in how many "seconds".
-    shared: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cell: Mapping[str, Any], study: Mapping[str, Any]) -> StudyFacts:
-        """From the two objects of JSON; what has another type is as if it were missing. `study.json` comes first."""
+        """From the two objects of JSON; what has another type is as if it were missing."""
         names = ("split", "model", "training", "rule", "metric")
         texts: dict[str, Any] = {name: x for name in names if isinstance(x := cell.get(name), str)}
-        chosen, both = cell.get("chosen"), {**cell, **study}
+        chosen = cell.get("chosen")
         return cls(
             **texts,
             order=count(cell.get("order")) or 0,
             chosen=tuple(x for x in (chosen if isinstance(chosen, list) else ()) if isinstance(x, str)),
-            expected=mapping(both.get("expected")),
-            shared=mapping(both.get("shared")),
+            expected=mapping(study.get("expected", cell.get("expected"))),
         )
 
 

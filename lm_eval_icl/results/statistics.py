@@ -1,8 +1,8 @@
 """Means, differences and intervals from scores of documents under several sets of demonstrations.
 
 Scores are a matrix (documents, sets), complete and without NaN: every document is asked with every set. Both are
-samples, two crossed random factors, as subjects and items in psychology (Clark 1973; Baayen, Davidson and Bates 2008).
-Distributions are those of `scipy.special`, as the checks of `scipy.stats` take forty times as long.
+samples, two crossed random factors (Clark 1973; Baayen, Davidson and Bates 2008). Distributions are those of
+`scipy.special`, as the checks of `scipy.stats` take forty times as long.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class Difference(Estimate):
 
     p: float  # two-sided, of there being no difference
     # The smallest difference that this comparison would find four times in five: the quantiles of t for 95% confidence
-    # and 80% power, times the standard error (Miller 2024, arXiv 2411.00640). Where the error is 0, that of as many
-    # documents as could differ unseen. Infinite if nothing can be said.
+    # and 80% power, times the standard error (Miller 2024, arXiv 2411.00640). Infinite if nothing can be said.
     detectable: float
 
 
@@ -56,8 +55,8 @@ def estimate(scores: np.ndarray, *, bounds: Bounds | None = None) -> Estimate:
     """The mean of an entry's scores, with an interval for other documents and other sets of demonstrations.
 
     With one set of scores that are 0 or 1, or several that are all 0 or all 1, the interval is Wilson's for as many
-    trials as there are documents. The standard error is then the ordinary one or half of that interval in normal
-    quantiles, whichever is larger.
+    trials as there are documents, and the standard error the ordinary one or half of that interval in normal quantiles,
+    whichever is larger.
 
     Args:
         scores: (documents, sets), finite. Flip rates may take the place of scores.
@@ -81,11 +80,8 @@ def difference(first: np.ndarray, second: np.ndarray, *, bounds: Bounds | None =
 
     The interval and p are those of t; with one set of scores that are 0 or 1, p is the mid-p of McNemar's test, which
     about 0.05 may say otherwise than the interval. Scores that are the same everywhere give [0, 0] and p = 1; those
-    that differ by the same number everywhere the p of the documents' sign flips, 2^(1 - documents).
-
-    Args:
-        first, second: (documents, sets), the same of both.
-        bounds: as in `estimate`.
+    that differ by the same number everywhere the p of the documents' sign flips, 2^(1 - documents). Arguments are as of
+    `estimate`.
     """
     first, second = checked(first), checked(second, like=first)
     n, sets = first.shape
@@ -99,7 +95,8 @@ def difference(first: np.ndarray, second: np.ndarray, *, bounds: Bounds | None =
         how = "paired t"
     elif sets == 1:
         how, p = "mcnemar", mcnemar_mid_p(int((differences > 0).sum()), int((differences < 0).sum()))
-    result = paired(float(differences.mean(axis=0).mean()), _spread(differences, scale), n, sets, scale, bounds, how, p)
+    mean = float(differences.mean(axis=0).mean())
+    result = paired(mean, _spread(differences, scale), (n, sets), scale, bounds, how, p)
     possible = (0, 1) if binary else bounds
     if result.error != 0 or possible is None:
         return result
@@ -173,21 +170,14 @@ def from_t(mean: float, spread: Spread, documents: int, sets: int, bounds: Bound
 
 
 def paired(
-    mean: float,
-    spread: Spread,
-    documents: int,
-    sets: int,
-    scale: float,
-    bounds: Bounds | None,
-    how: str,
-    p: float | None = None,
+    mean: float, spread: Spread, shape: tuple[int, ...], scale: float, bounds: Bounds | None, how: str, p: float | None
 ) -> Difference:
-    """The difference with this mean. `bounds` are of the scores; p None is that of t."""
+    """The difference with this mean of (documents, sets). `bounds` are of the scores; p None is that of t."""
     if how == "identical":
         mean, spread = 0.0, Spread(0, spread.df, *(None if x is None else 0.0 for x in (spread.documents, spread.sets)))
     elif p is None and spread.variance == 0 and abs(mean) > _TINY * scale:
-        p = 2.0 ** (1 - documents)
-    return _tested(from_t(mean, spread, documents, sets, _of_differences(bounds), how), p)
+        p = 2.0 ** (1 - shape[0])
+    return _tested(from_t(mean, spread, shape[0], shape[1], _of_differences(bounds), how), p)
 
 
 def _of_differences(bounds: Bounds | None) -> Bounds | None:
@@ -224,26 +214,11 @@ def mcnemar_mid_p(better: int, worse: int) -> float:
     return float(special.bdtr(few, all_, 0.5) + (special.bdtr(few - 1, all_, 0.5) if few else 0))
 
 
-def estimate_group(parts: Sequence[Estimate], weights: Sequence[float], *, bounds: Bounds | None = None) -> Estimate:
+def estimate_group(
+    parts: Sequence[Estimate], weights: Sequence[float], *, bounds: Bounds | None = None, how: str = "group"
+) -> Estimate:
     """The weighted mean over tasks whose documents and demonstrations have nothing to do with each other's, with
     Satterthwaite's degrees of freedom (1946). The error of a task with one set counts as one over documents."""
-    return _weighted_mean(parts, weights, bounds, "group")
-
-
-def difference_group(
-    parts: Sequence[Difference], weights: Sequence[float], *, bounds: Bounds | None = None
-) -> Difference:
-    """As `estimate_group`, of differences. If no task shows how these vary, p is the largest of the tasks that differ.
-    Where single tasks do not show it, their detectable differences are added as errors are."""
-    differing = [part.p for part in parts if part.how != "identical"]
-    mean = _weighted_mean(parts, weights, _of_differences(bounds), "group" if differing else "identical")
-    result = _tested(mean, max(differing) if differing and mean.error == 0 else None)
-    total = math.fsum(weights)
-    unseen = [w / total * part.detectable for part, w in zip(parts, weights, strict=True) if part.error == 0]
-    return replace(result, detectable=math.hypot(result.detectable if result.error else 0.0, *unseen))
-
-
-def _weighted_mean(parts: Sequence[Estimate], weights: Sequence[float], bounds: Bounds | None, how: str) -> Estimate:
     total = math.fsum(weights)
     weighted = [(part, weight / total) for part, weight in zip(parts, weights, strict=True)]
     variances = [(share * part.error) ** 2 for part, share in weighted]
@@ -265,6 +240,20 @@ def _weighted_mean(parts: Sequence[Estimate], weights: Sequence[float], bounds: 
     return from_t(mean, Spread(variance, df, of_documents, of_sets), documents, sets, bounds, how)
 
 
+def difference_group(
+    parts: Sequence[Difference], weights: Sequence[float], *, bounds: Bounds | None = None
+) -> Difference:
+    """As `estimate_group`, of differences. If no task shows how these vary, p is the largest of the tasks that differ.
+    Where single tasks do not show it, their detectable differences are added as errors are."""
+    differing = [part.p for part in parts if part.how != "identical"]
+    how = "group" if differing else "identical"
+    mean = estimate_group(parts, weights, bounds=_of_differences(bounds), how=how)
+    result = _tested(mean, max(differing) if differing and mean.error == 0 else None)
+    total = math.fsum(weights)
+    unseen = [w / total * part.detectable for part, w in zip(parts, weights, strict=True) if part.error == 0]
+    return replace(result, detectable=math.hypot(result.detectable if result.error else 0.0, *unseen))
+
+
 def holm(p: Sequence[float]) -> list[float]:
     """The p-values of a family of tests adjusted by Holm's method (1979, Scand J Statist 6:65), in the same order."""
     values = np.asarray(p, dtype=float)
@@ -274,11 +263,9 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
-    """The pairwise flip rate: the probability that two random orders of the same demonstrations, as a prompt has them,
-    give different predictions for a document.
-
-    Of a document it is 1 - sum_c n_c (n_c - 1) / (k (k - 1)), where n_c of k orders give the prediction c (InvICL,
-    table 7), unbiased for any number of orders. `predictions` are (documents, orders) for each set of demonstrations.
+    """The pairwise flip rate: the probability that two random orders of the same demonstrations give different
+    predictions for a document: 1 - sum_c n_c (n_c - 1) / (k (k - 1)), where n_c of k orders give the prediction c
+    (InvICL, table 7). It is unbiased for any k. `predictions` are (documents, orders) for each set of demonstrations.
     """
     rates = []
     for of_set in map(np.asarray, predictions):

@@ -53,14 +53,6 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
         sentences.append(text[0].upper() + text[1:])
     if len(majorities := {cell.majority for cell in cells.values()}) == 1 and None not in majorities:
         sentences.append(f"Always giving the most frequent right answer has {number(majorities.pop() or 0.0)}.")
-    of_tasks = [other.name for other in columns if other.kind == "task"]
-    collapsed = [
-        f"{full(entry)}{'' if entry.rule is None else f' under {entry.rule}'} (on {_list(map(shown, tasks))})"
-        for entry in entries
-        if (tasks := [name for name in of_tasks if name in entry.cells and "collapsed" in entry.cells[name].marks])
-    ]
-    if collapsed:
-        sentences.append(f"One answer is given to 95% of the documents or more by {_list(collapsed)}.")
     to_baseline = sum(cell.difference is not None for cell in cells.values())
     to_raw = sum(cell.to_raw is not None for cell in cells.values())
     if to_baseline or to_raw:

@@ -1,9 +1,4 @@
-"""Results files as pandas tables: a row a run, a row a document.
-
-from lm_eval_icl import results
-
-results.documents("results").groupby(["task", "model", "shots"]).acc.mean()
-"""
+"""Results files as pandas tables: a row a run, a row a document."""
 
 from __future__ import annotations
 
@@ -32,10 +27,7 @@ Paths = str | Path | Sequence[str | Path]
 
 
 def runs(paths: Paths) -> pd.DataFrame:
-    """One row a run of lm-eval.
-
-    Args:
-        paths: results files of lm-eval or of `lm-eval-icl collect`, and folders with such files.
+    """One row a run of lm-eval, in results files of lm-eval or of `lm-eval-icl collect`, and folders with such files.
 
     Returns:
         A table with the columns
@@ -43,7 +35,7 @@ def runs(paths: Paths) -> pd.DataFrame:
         path: of the results file; date: when the run began, UTC.
         model: the method, or lm-eval's name of the model: "hf", "icl", "vllm", ...
         pretrained, revision, dtype: of the checkpoint; arguments: the other model arguments as given, as JSON.
-        chat: whether the prompts have the model's chat template.
+        chat: whether prompts have a chat template.
         seed: of the demonstrations (`fewshot_seed`); order: which order of them, in a study, 0 elsewhere.
         limit: lm-eval's `--limit`; tasks: their names, a tuple.
 
@@ -66,31 +58,25 @@ def runs(paths: Paths) -> pd.DataFrame:
 
 
 def scores(paths: Paths) -> pd.DataFrame:
-    """One row a run, task, metric and filter: the numbers of lm-eval's own table. Args and warns as `runs`.
-
-    Returns:
-        A table with the columns run, model, pretrained, seed, order (see `runs`), task, metric, filter, value, stderr
-        (missing where lm-eval gives none), shots (demonstrations a prompt), documents (how many were scored).
-    """
+    """One row a run, task, metric and filter: the numbers of lm-eval's own table. Args and warns as `runs`. The columns
+    are run, model, pretrained, seed, order (see `runs`), task, metric, filter, value, stderr (missing where lm-eval
+    gives none), shots (demonstrations a prompt), documents (how many were scored)."""
     rows = []
     for run in _read(paths):
-        which = {name: getattr(run, name) for name in ("model", "pretrained", "seed", "order")} | {"run": run.digest}
         for result in run.tasks.values():
             values = run.results["results"][result.task]
             for name, value in values.items():
                 metric, comma, of_filter = name.partition(",")
                 if comma and not metric.endswith("_stderr") and type(value) in (int, float):
-                    row = {"metric": metric, "filter": of_filter, "value": value, "shots": result.shots}
-                    row |= {"stderr": number(values.get(f"{metric}_stderr,{of_filter}")), "task": result.task}
-                    rows.append({**which, **row, "documents": result.documents})
+                    row = {**_which(run), "task": result.task, "metric": metric, "filter": of_filter, "value": value}
+                    row["stderr"] = number(values.get(f"{metric}_stderr,{of_filter}"))
+                    rows.append({**row, "shots": result.shots, "documents": result.documents})
     return _table(rows, _SCORE)
 
 
 def documents(paths: Paths) -> pd.DataFrame:
-    """One row a run, task, document and filter, of all runs that have samples (`--log_samples`).
-
-    A decision rule is a filter: group by `filter` where a run has some. Args and warns as `runs`. Tasks without samples
-    have no rows here, and those whose samples contradict their results neither.
+    """One row a run, task, document and filter, of all runs that have samples (`--log_samples`) which agree with their
+    results. A decision rule is a filter: group by `filter` where a run has some. Args and warns as `runs`.
 
     Returns:
         A table with the columns run, model, pretrained, seed, order (see `runs`), task, filter, shots,
@@ -103,8 +89,7 @@ def documents(paths: Paths) -> pd.DataFrame:
         prediction: the number of the option that is predicted, or the text that the filter left.
         loglikelihoods: of the options, a tuple, or what a decision rule makes of them; empty without options.
         probabilities: the same, normalised over the options.
-        and one column for each metric, by lm-eval's name (acc, acc_norm, exact_match, ...), missing for tasks that do
-        not have it.
+        and one column for each metric, by lm-eval's name (acc, exact_match, ...), missing for tasks without it.
     """
     rows = []
     for run in _read(paths):
@@ -114,8 +99,7 @@ def documents(paths: Paths) -> pd.DataFrame:
                 for mark in result.marks:
                     warnings.warn(f"{run.path}: task {task!r}, {result.reported_filter}: {mark}", stacklevel=2)
             unused = {result.reported_filter for result in of_task if result.answers is None}
-            which = {name: getattr(run, name) for name in ("model", "pretrained", "seed", "order")}
-            which |= {"run": run.digest, "task": task, "shots": of_task[0].shots, "arguments": arguments}
+            which = {**_which(run), "task": task, "shots": of_task[0].shots, "arguments": arguments}
             which["options"] = tuple(options(run.results, task))
             for row in document_rows(run, task) if len(unused) < len(of_task) else ():
                 if row.filter in unused:
@@ -155,6 +139,10 @@ def brier(documents: pd.DataFrame) -> float:
 def log_probability(documents: pd.DataFrame) -> float:
     """The mean logarithm of the right option's probability."""
     return _metric(documents, "log_probability")
+
+
+def _which(run: Run) -> dict[str, Any]:
+    return {name: getattr(run, name) for name in ("model", "pretrained", "seed", "order")} | {"run": run.digest}
 
 
 def _read(paths: Paths) -> list[Run]:

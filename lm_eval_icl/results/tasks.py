@@ -30,6 +30,7 @@ _NO_MEANS = {
     **dict.fromkeys(("word_perplexity", "byte_perplexity"), "weighted_perplexity"),
     **dict.fromkeys(("brier_score", "bleu", "chrf", "chrf++", "ter", "bypass"), ""),
 }
+_ALWAYS = {"acc", "acc_norm", "exact_match", "metaicl"}  # made in one way, whatever task they are of
 
 
 class DocumentRow(NamedTuple):
@@ -280,9 +281,11 @@ def _aggregation(metric: str, entry: Mapping[str, Any]) -> str:
 
 
 def aggregated(rows: Sequence[DocumentRow], metric: str, config: Mapping[str, Any]) -> float | None:
-    """A metric of a task's answers under one filter; None if it is not made of numbers of single documents.
-    `ValueError` is raised if there are no answers, or a document has no such number."""
-    aggregation = _aggregation(metric, _entries(config, [metric]).get(metric, {}))
+    """A metric of a task's answers under one filter; None if it is not made of numbers of single documents, or the
+    configuration does not say of what: a class of the task's own may have made it. `ValueError` is raised if there are
+    no answers, or a document has no such number."""
+    entries = _entries(config, [metric])
+    aggregation = _aggregation(metric, entries.get(metric, {})) if metric in {*entries, *_ALWAYS} else ""
     return _value(answers_of(rows, metric, 0).items, metric, aggregation)[0] if aggregation else None
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -23,14 +23,13 @@ from lm_eval_icl.studies.grid import HF, Demonstrations, Study, Training, Varian
 
 @dataclass(frozen=True)
 class Model:
-    """A model of a study: one that is there, with its arguments as of `--model_args`; or one that the study trains from
-    that, under a method. `metadata` are those of the tasks that it is trained on, and `resources` Ray's for a worker
-    that has it, as far as the study says: they change no number."""
+    """A model of a study: one that is there, or one that the study trains from that, under a method."""
 
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any]  # as of `--model_args`
     training: Training | None = None
     under: Variant | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # of the tasks that it is trained on
+    # Ray's for a worker that has it, as far as the study says; they change no number.
     resources: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
@@ -74,17 +73,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Cell:
-    """One evaluation of a study.
-
-    Attributes:
-        split: "test" or "dev".
-        limit: as of `lm_eval`; the dev set is as large as it should be.
-        data: a digest of the task's documents, prompts and demonstrations, and of the dev set's documents where these
-            are evaluated or kept from being chosen.
-        chosen: the names of what was chosen on the dev set: arguments, "seeds", "decide".
-        rule: the decision rule that was chosen; empty for the raw values, and if rules are not chosen among.
-        decide: the decision rules whose values it has besides what the model says; empty if none.
-    """
+    """One evaluation of a study."""
 
     model: Model
     variant: Variant
@@ -93,12 +82,12 @@ class Cell:
     demonstrations: Demonstrations | None
     seed: int
     order: int = 0
-    split: str = "test"
-    limit: float | None = None
-    data: str = ""
-    chosen: tuple[str, ...] = ()
-    rule: str = ""
-    decide: str = ""
+    split: str = "test"  # or "dev"
+    limit: float | None = None  # as of `lm_eval`; the dev set is as large as it should be
+    data: str = ""  # a digest (`StudyTask.data`)
+    chosen: tuple[str, ...] = ()  # the names of what was chosen on the dev set: arguments, "seeds", "decide"
+    rule: str = ""  # the decision rule that was chosen; empty for the raw values, and if rules are not chosen among
+    decide: str = ""  # the decision rules whose values it has besides what the model says
 
     @property
     def drawn(self) -> str | None:
@@ -131,31 +120,18 @@ Target = Checkpoint | Cell
 
 @dataclass(frozen=True, eq=False)
 class StudyTask:
-    """A task of a study (`tasks.load`).
-
-    Attributes:
-        shots: numbers of demonstrations.
-        inside: the names in the study's `tasks` that it comes from, each with its groups that contain it.
-        alike: those of its groups whose tasks count alike, however many documents they have.
-        loaded: lm-eval's task, which is never changed.
-        dev: the rows of its training split that are its dev set, and their documents.
-        data: a digest of its documents, prompts, pool and drawn demonstrations, and of the dev set's documents where
-            these are evaluated or kept from being chosen; by number, way and seed of the demonstrations, and by split.
-        higher_is_better: of the study's metric.
-    """
+    """A task of a study (`tasks.load`)."""
 
     name: str
     shots: tuple[int, ...]
-    inside: Mapping[str, tuple[str, ...]]
-    alike: frozenset[str] = frozenset()
-    loaded: Any = None
-    dev: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    inside: Mapping[str, tuple[str, ...]]  # the names in the study's `tasks` that it comes from, each with its groups
+    alike: frozenset[str] = frozenset()  # those of its groups whose tasks count alike
+    loaded: Any = None  # lm-eval's task, which is never changed
+    dev: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # rows of its training split, and documents
+    # By number, way and seed of the demonstrations, and by split: a digest of its documents, prompts, pool and drawn
+    # demonstrations, and of the dev set's documents where these are evaluated or kept from being chosen.
     data: Mapping[tuple[int, str, int, str], str] = field(default_factory=dict)
-    higher_is_better: bool = True
-
-    def groups(self, asked: Collection[str] = ()) -> set[str]:
-        """The groups that contain it, of those names in the study's `tasks`, or of all."""
-        return {group for name, groups in self.inside.items() if not asked or name in asked for group in groups}
+    higher_is_better: bool = True  # of the study's metric
 
 
 # What was chosen on the dev set: the cells on the test set, one for each order, which say so; and the mean over orders
@@ -164,15 +140,10 @@ DevChoice = tuple[tuple[Cell, ...], list[dict[str, Any]]]
 
 
 class Candidate(NamedTuple):
-    """One of the alternatives that the dev set chooses among; the only one, if there is nothing to choose.
+    """One of the alternatives that the dev set chooses among; the only one, if there is nothing to choose."""
 
-    Attributes:
-        rule: the decision rule; empty for the raw values, and if rules are not chosen among.
-        dev, test: its cells, one for each order; no `dev` without a dev set.
-    """
-
-    rule: str
-    dev: tuple[Cell, ...]
+    rule: str  # as of `Cell`
+    dev: tuple[Cell, ...]  # one for each order; none without a dev set
     test: tuple[Cell, ...]
 
 
@@ -211,10 +182,7 @@ class Grid:
     @cached_property
     def alternatives(self) -> list[tuple[Candidate, ...]]:
         """The alternatives to every cell on the test set, model by model; one each if nothing is chosen on a dev set.
-
-        The arguments that `dev.choose` names are chosen for every set of demonstrations by itself. If it names seeds, a
-        set of demonstrations is chosen too, and if it names decide, a rule.
-        """
+        Arguments are chosen for every set of demonstrations by itself, unless `dev.choose` names seeds too."""
         study = self.study
         choose = study.dev.choose if study.dev else ()
         rules = [str(rule or "") for rule in study.decide] if "decide" in choose else [""]

@@ -1,8 +1,7 @@
 """Runs the units of a study on a Ray cluster, or on several workers of this machine.
 
 A worker is a Ray actor that holds one model. Ray places it, restarts it where it is lost, runs its unit again then, and
-brings back what it made; the process that conducts the study alone writes its folder. Ray is imported when a cluster is
-opened, and not before.
+brings back what it made; the process that conducts the study alone writes its folder.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,14 +36,13 @@ Needs = tuple[tuple[str, float], ...]
 
 @dataclass(eq=False)
 class Hired:
-    """A worker; what it has; the folder of the model that it holds; what it runs (None if it is idle), and what stands
-    for the answer."""
+    """A worker."""
 
     actor: Any
-    needs: Needs
-    held: str = ""
-    unit: Unit | None = None
-    call: Any = None
+    needs: Needs  # what it has
+    held: str = ""  # the folder of the model that it holds
+    unit: Unit | None = None  # what it runs; None if it is idle
+    call: Any = None  # what stands for the answer
 
 
 class OnRay(Executor):
@@ -96,10 +93,10 @@ class OnRay(Executor):
             fit = sum(min(int(node.get(_RAY[name], 0) // each) for name, each in needs if each) for node in nodes)
             return fit - sum(worker.needs == needs for worker in self.workers)
 
+        needs_of = {folder: self.needs(units[0][0].model) for folder, units in self.waiting.items() if units}
         waiting = Counter[Needs]()
-        for units in self.waiting.values():
-            if units:
-                waiting[self.needs(units[0][0].model)] += len(units)
+        for folder, needs in needs_of.items():
+            waiting[needs] += len(self.waiting[folder])
         for needs, number in waiting.items():
             idle = sum(worker.unit is None and worker.needs == needs for worker in self.workers)
             for _ in range(min(room(needs), number - idle)):
@@ -108,14 +105,11 @@ class OnRay(Executor):
                 self.workers.append(Hired(actor, needs))
         for worker in [worker for worker in self.workers if worker.unit is None]:
             holders = Counter(other.held for other in self.workers)
-            worker.unit = self.take(worker.held, holders, partial(self._suits, worker))
+            worker.unit = self.take(worker.held, holders, [f for f, needs in needs_of.items() if needs == worker.needs])
             if worker.unit is not None:
                 worker.held, worker.call = worker.unit[0].model.folder, worker.actor.run.remote(worker.unit)
             elif room(worker.needs) < 0 or any(other.unit and other.needs != worker.needs for other in self.workers):
                 self._dismiss(worker)
-
-    def _suits(self, worker: Hired, model: Model) -> bool:
-        return self.needs(model) == worker.needs
 
     def _answer(self, worker: Hired) -> Sequence[Outcome]:
         """What came of the unit of a worker that has answered."""
@@ -138,8 +132,7 @@ class OnRay(Executor):
 
 
 def connected(address: str) -> Any:
-    """Ray, with the cluster at this address; without one, with a cluster of this machine, which ends with this
-    process."""
+    """Ray, with the cluster at this address; without one, with one of this machine, which ends with this process."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -167,8 +160,7 @@ def versions() -> dict[str, str]:
 
 class StudyWorker:
     """A worker of a study, whose tasks it loads for itself. It compares `versions` with those of the process that
-    conducts the study before it reads anything else: the study, the folder in which it was started, and arguments of
-    `UnitRunner`, to which `of_study` has a reference."""
+    conducts the study before it reads what `of_study` refers to (`study_on_ray`)."""
 
     def __init__(self, theirs: Mapping[str, str], of_study: Sequence[Any]) -> None:
         import ray

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
-from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Model, Target, batches
+from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Target, batches
 from lm_eval_icl.studies.folder import StudyFolder
 
 # States of a target. Any other text is the reason why it cannot be made.
@@ -28,15 +28,12 @@ Outcome = tuple[Target, Any]
 
 
 class Executor:
-    """Runs units, here or elsewhere.
-
-    Attributes:
-        waiting: the units that no process runs yet, in the order in which they were submitted, by the model's folder.
-        running: the paths of the targets that were submitted and not yet handed over.
-    """
+    """Runs units, here or elsewhere."""
 
     def __init__(self) -> None:
+        # The units that no process runs yet, in the order in which they were submitted, by the model's folder.
         self.waiting: dict[str, deque[Unit]] = defaultdict(deque)
+        # The paths of the targets that were submitted and not yet handed over.
         self.running = set[str]()
 
     def submit(self, unit: Unit) -> None:
@@ -44,10 +41,10 @@ class Executor:
         self.waiting[unit[0].model.folder].append(unit)
         self.running |= {target.path for target in unit}
 
-    def take(self, held: str, holders: Mapping[str, int], may: Callable[[Model], bool] = lambda _: True) -> Unit | None:
-        """The unit that an idle process runs next: of the model that it holds, or else of one that few others hold and
-        that it `may` hold. Models are told by their folders; `holders` counts the processes."""
-        folders = [folder for folder, units in self.waiting.items() if units and may(units[0][0].model)]
+    def take(self, held: str, holders: Mapping[str, int], among: Iterable[str]) -> Unit | None:
+        """The unit that an idle process runs next: of the model that it holds, or else of one of these that few others
+        hold. Models are told by their folders; `holders` counts the processes."""
+        folders = [folder for folder in among if self.waiting[folder]]
         if not folders:
             return None
         return self.waiting[min(folders, key=lambda folder: (folder != held, holders.get(folder, 0)))].popleft()
@@ -68,7 +65,7 @@ class Here(Executor):
 
     def wait(self) -> list[Outcome]:
         while (outcome := next(self._outcomes, None)) is None:
-            unit = self.take(self._held, {})
+            unit = self.take(self._held, {}, self.waiting)
             assert unit is not None
             self._held, self._outcomes = unit[0].model.folder, self.run(unit)
         self.running.discard(outcome[0].path)
@@ -107,11 +104,8 @@ def ready(grid: Grid, folder: StudyFolder, running: Collection[str], failed: Map
 
 def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[tuple[Target, str]]:
     """The cells of a study and all that they need, each with its state: `DONE`, `READY` (its inputs are there),
-    `WAITING` (for others), or the reason why it cannot be made.
-
-    A checkpoint is among them only if a cell that is missing needs it. A cell on the test set that waits for a choice
-    on the dev set stands for any that may be chosen.
-    """
+    `WAITING` (for others), or the reason why it cannot be made. A checkpoint is among them only if a missing cell needs
+    it; a cell on the test set that waits for a choice on the dev set stands for any that may be chosen."""
     known: dict[str, tuple[Target, str]] = {}
 
     def state_of(target: Target) -> str:

@@ -1,6 +1,5 @@
-"""How a study ends: its results as a board, with the table, page, figures and CSV file of any results.
-
-What only the study knows stands in `study.json`, beside the cells:
+"""How a study ends: its results as a board, with the table, page, figures and CSV file of any results. What only the
+study knows stands in `study.json`, beside the cells:
 
     study     its name
     cells     by the path of each results file on the test set: "expected" (the paper's numbers, by column) and "curve"
@@ -11,11 +10,11 @@ What only the study knows stands in `study.json`, beside the cells:
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -39,14 +38,17 @@ Results = Sequence[tuple[Cell, Run]]
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
 
 
-def conclude(grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console) -> None:
-    """Write `study.json`, and write and print what came out."""
-    study, columns = grid.study, columns_of(grid.study, grid.tasks)
-    done = [target for target, state in states(grid, folder, {}) if state == DONE and isinstance(target, Cell)]
+def conclude(
+    grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console
+) -> Mapping[str, str]:
+    """Write `study.json`, and write and print what came out; why targets, and all that need them, could not be made."""
+    study, columns, known = grid.study, columns_of(grid.study, grid.tasks), states(grid, folder, failed)
+    failures = {target.path: state for target, state in known if state not in KNOWN}
+    done = [target for target, state in known if state == DONE and isinstance(target, Cell)]
     tested = [cell for cell in done if cell.split == "test"]
-    record = {"study": name, "cells": of_cells(grid, folder, tested), "failures": failures(grid, folder, failed)}
+    record = {"study": name, "cells": of_cells(grid, folder, tested), "failures": failures}
     folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
-    written = "study.json; there are no results on the test set"
+    written = "study.json, no results on the test set"
     if found := results_of(folder, tested):
         paths = [run.path for _, run in found]
         folder.write_file("study.csv", tables.runs(paths).merge(tables.scores(paths)).to_csv(index=False))
@@ -56,41 +58,24 @@ def conclude(grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, st
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
         flips = {entry.name: rate for entry in board.entries if (rate := flips_of(entry, columns)) is not None}
         title = " ".join(filter(None, [study.paper, study.title]))
-        entries = in_order(board, found)
-        console.print(study_table.table(board, columns.names, entries, flips, title))
-        for line in measures(study, folder, found, entries, flips):
-            console.print(line, markup=False, highlight=False)
+        console.print(study_table.table(board, columns.names, in_order(board, found), flips, title))
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
+    return failures
 
-
-def failures(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> dict[str, str]:
-    """Why targets could not be made, and all that need them, by path."""
-    known = states(grid, folder, failed)
-    return {target.path: state for target, state in known if state not in KNOWN}
-
-
-# Columns.
 
 Trained = tuple[str, str]  # a training ("" if the models are evaluated as they are), and a task
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a study.
+    """The columns of a study."""
 
-    Attributes:
-        names: all of them, each average behind what it is of.
-        tasks: by column, averages aside, what counts in it: tasks, each after a training.
-        alike: the columns whose tasks count alike, however many documents they have.
-        averages: by the name of each average, the columns that count alike in it.
-    """
-
-    names: tuple[str, ...]
-    tasks: Mapping[str, frozenset[Trained]]
-    alike: frozenset[str]
-    averages: Mapping[str, tuple[str, ...]]
+    names: tuple[str, ...]  # of all, each average after what it is of
+    tasks: Mapping[str, frozenset[Trained]]  # by column, averages aside, what counts in it
+    alike: frozenset[str]  # the columns whose tasks count alike, however many documents they have
+    averages: Mapping[str, tuple[str, ...]]  # by the name of each average, the columns that count alike in it
 
     def groups(self, documents: Mapping[Trained, int], names: Mapping[Trained, str]) -> dict[str, dict[str, float]]:
         """The weights of tasks in each column of which all results are there, averages among them, by the numbers of
@@ -102,30 +87,26 @@ class Columns:
                 weights[column] = {names[task]: number / sum(counts.values()) for task, number in counts.items()}
         for average, columns in self.averages.items():
             if weights.keys() >= {*columns}:
-                of_average: dict[str, float] = defaultdict(float)
-                for column in columns:
-                    for task, weight in weights[column].items():
-                        of_average[task] += weight / len(columns)
-                weights[average] = dict(of_average)
+                of_all = [weights[column] for column in columns]
+                tasks_of = dict.fromkeys(itertools.chain(*of_all))
+                weights[average] = {task: sum(of.get(task, 0) for of in of_all) / len(columns) for task in tasks_of}
         # A task is a column by itself.
         return {column: of_tasks for column, of_tasks in weights.items() if list(of_tasks) != [column]}
 
 
 def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
-    """The columns that the study's file names. If it names none, its tasks: single ones, or if these are more than
-    eight, as the file lists them."""
+    """The columns that the study's file names, or else its tasks: of more than eight, those that the file lists."""
     parts: Mapping[str, Sequence[str]] = study.columns
     if not parts:
         listed = [task if isinstance(task, str) else str(task["task"]) for task in study.tasks]
         parts = {"": list(leaves) if len(leaves) <= _TASKS else listed}
     trainings: Sequence[Training | None] = study.trainings or [None]
     tasks: dict[str, set[Trained]] = {column: set() for columns in parts.values() for column in columns}
-    for leaf in leaves.values():
-        for training in trainings:
-            targets = training.targets if training else ()
-            if not targets or not leaf.inside.keys().isdisjoint(targets):
-                for column in {leaf.name, *leaf.groups(targets)} & tasks.keys():
-                    tasks[column].add((training.name if training else "", leaf.name))
+    for leaf, training in itertools.product(leaves.values(), trainings):
+        targets = training.targets if training and training.targets else leaf.inside.keys()
+        groups = [leaf.inside[name] for name in leaf.inside.keys() & targets]
+        for column in {leaf.name, *itertools.chain(*groups)} & tasks.keys() if groups else ():
+            tasks[column].add((training.name if training else "", leaf.name))
     names: list[str] = []
     averages = {}
     for part, columns in parts.items():
@@ -138,11 +119,8 @@ def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
 
 
 def board_of(results: Results, columns: Columns) -> Board:
-    """The board of a study's cells on the test set.
-
-    If every column belongs to one training alone, the models of all trainings are one row. A task that models of two
-    trainings are evaluated on then has a name for each.
-    """
+    """The board of a study's cells on the test set. If every column belongs to one training alone, the models of all
+    trainings are one row, and a task that models of two trainings are evaluated on has a name for each."""
     documents = {_trained(cell): run.all_results[0].documents for cell, run in reversed(results)}
     trainings = list(dict.fromkeys(_trained(cell)[0] for cell, _ in results))
     are_of_one = all(len({training for training, _ in tasks}) < 2 for tasks in columns.tasks.values())
@@ -178,9 +156,6 @@ def in_order(board: Board, results: Results) -> list[Entry]:
     return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
 
 
-# Cells.
-
-
 def of_cells(grid: Grid, folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
     """What `study.json` says of cells on the test set that are done."""
     curves: dict[str, Any] = {}
@@ -188,13 +163,9 @@ def of_cells(grid: Grid, folder: StudyFolder, cells: Sequence[Cell]) -> dict[str
         if all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
             chosen, curve = folder.choice(grid, candidates)
             curves |= {cell.path: curve for cell in chosen}
-    return {
-        folder.results_path(cell).relative_to(folder.path).as_posix(): {
-            "expected": expected_of(grid.study, cell),
-            "curve": curves.get(cell.path, []),
-        }
-        for cell in cells
-    }
+    says = [{"expected": expected_of(grid.study, cell), "curve": curves.get(cell.path, [])} for cell in cells]
+    paths = [folder.results_path(cell).relative_to(folder.path).as_posix() for cell in cells]
+    return dict(zip(paths, says, strict=True))
 
 
 def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
@@ -204,15 +175,7 @@ def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
 
 
 def expected_of(study: Study, cell: Cell) -> dict[str, float]:
-    """The paper's numbers, by column: those of the first entry of `expected` which matches the cell."""
-    values: dict[str, float] = {}
-    for entry in study.expected:
-        values = (entry.get("values", {}) if matches(entry, cell) else {}) | values
-    return values
-
-
-def matches(entry: Mapping[str, Any], cell: Cell) -> bool:
-    """Whether an entry of `expected` agrees with a cell in all that it says."""
+    """The paper's numbers, by column: those of the first entry of `expected` that agrees with the cell."""
     own = {
         "model": cell.model.name,
         "training": _trained(cell)[0],
@@ -221,39 +184,12 @@ def matches(entry: Mapping[str, Any], cell: Cell) -> bool:
         "demonstrations": cell.drawn,
         "chosen": bool(cell.chosen),
     }
-    agrees = all(entry.get(name) in (None, value) for name, value in own.items())
-    return agrees and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items()
-
-
-def measures(
-    study: Study, folder: StudyFolder, results: Results, entries: Sequence[Entry], flips: Mapping[str, Estimate]
-) -> list[str]:
-    """A line for each of the paper's numbers that are no scores (`measures`), with ours: "order flips", "milliseconds"
-    of an inference, and the share of training rows "kept"."""
-    entry_of = {run.path: entry for entry in entries for run in entry.runs}
-    lines = []
-    for expected in study.expected:
-        for name, value in expected.get("measures", {}).items():
-            alike = [(cell, run) for cell, run in results if run.path in entry_of and matches(expected, cell)]
-            if not alike:
-                continue
-            entry = entry_of[alike[0][1].path]
-            if name == "order flips":
-                ours = [flips[entry.name].mean] if entry.name in flips else []
-            elif name == "milliseconds":
-                timed = [(run.study.shared, run.all_results[0].documents) for _, run in alike]
-                ours = [1000 * s["seconds"] / s["cells"] / documents for s, documents in timed if s.get("seconds")]
-            else:
-                ours = [
-                    share for cell, _ in alike if (share := folder.kept(cell.model, cell.variant.method)) is not None
-                ]
-            here = f"{fmean(ours):.3g}" if ours else "not measured"
-            trained = f", trained on {expected['training']}" if "training" in expected else ""
-            lines.append(f"{entry.label}{trained}: {name} {here} (the paper: {value:g})")
-    return lines
-
-
-# Before the end.
+    values: dict[str, float] = {}
+    for entry in study.expected:
+        agrees = all(entry.get(name) in (None, value) for name, value in own.items())
+        if agrees and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items():
+            values = entry.get("values", {}) | values
+    return values
 
 
 def print_states(grid: Grid, folder: StudyFolder, console: Console, verbose: bool) -> None:

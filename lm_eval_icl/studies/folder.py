@@ -30,14 +30,14 @@ from lm_eval_icl.studies.cells import Candidate, Cell, Checkpoint, DevChoice, Gr
 
 
 class StudyFolder:
-    """A study's folder, which is made when it is locked; `there` are the paths of the targets that were there when it
-    was opened, or were written since. What cannot be written raises `CannotWrite`."""
+    """A study's folder, which is made when it is locked. What cannot be written raises `CannotWrite`."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.cells, self.checkpoints = path, path / "cells", path / "checkpoints"
         results = {file.parent for file in path.glob("cells/*/*/[!.]*/results_*.json")}
         trained = {folder for folder in path.glob("checkpoints/*") if folder.suffix != ".part"}
         self._choices: dict[str, DevChoice] = {}
+        # The paths of the targets that were there when it was opened, or were written since.
         self.there = {file.relative_to(path).as_posix() for file in results | trained}
 
     @contextmanager
@@ -54,8 +54,6 @@ class StudyFolder:
             for half in self.path.glob("cells/*/*/.*"):  # of a process that was killed
                 shutil.rmtree(half, ignore_errors=True)
             yield
-
-    # What is there.
 
     def has(self, target: Target) -> bool:
         return target.path in self.there
@@ -93,11 +91,6 @@ class StudyFolder:
         own = {key: value for key, value in model.arguments.items() if key not in of_base}
         return {**own, "pretrained": str(self.checkpoints / model.checkpoint)}
 
-    def kept(self, model: Model, method: str) -> float | None:
-        """The share of a training's rows that nothing is cut of under a method; None if that is not known."""
-        record = self.checkpoints / model.checkpoint / "training.json"
-        return json.loads(record.read_text("utf-8")).get("kept", {}).get(method) if record.is_file() else None
-
     def unfinished(self, model: Model) -> Path:
         """The folder in which a model is trained."""
         return self.checkpoints / f"{model.checkpoint}.part"
@@ -126,8 +119,6 @@ class StudyFolder:
         self.there -= forgotten
         self._choices.clear()
         return sorted(forgotten)
-
-    # What is made.
 
     def write(self, target: Target, outcome: Any) -> None:
         """Write a target that was made, in place of what is there: a cell's results, or a trained model, which the

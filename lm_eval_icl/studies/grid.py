@@ -34,6 +34,7 @@ from lm_eval_icl.training.settings import with_numbers
 
 _NAMED = resources.files(__package__) / "named"
 HF = "hf"
+_OF_ALL = ("average", "order flips")  # a paper's numbers of all its tasks
 
 # The method by which a model chooses demonstrations; or as text "stratified", "random", "first" or a file.
 Demonstrations = how.How | str
@@ -41,17 +42,11 @@ Demonstrations = how.How | str
 
 @dataclass(frozen=True)
 class Variant:
-    """A method with one value for each of its arguments.
+    """A method with one value for each of its arguments."""
 
-    Attributes:
-        method: its name; "hf" is lm-eval's own model.
-        arguments: those that the study gives.
-        entry: which entry of `methods` it comes from. Among the variants of one entry, `dev` chooses.
-    """
-
-    method: str
-    arguments: Mapping[str, Any]
-    entry: int
+    method: str  # "hf" is lm-eval's own model
+    arguments: Mapping[str, Any]  # those that the study gives
+    entry: int  # which entry of `methods` it comes from. Among the variants of one entry, `dev` chooses
 
     @property
     def name(self) -> str:
@@ -61,20 +56,15 @@ class Variant:
 
 @dataclass(frozen=True)
 class Training:
-    """How the models of a study are trained under each method before they are evaluated: the options of `lm-eval-icl
-    train`, and the names in the study's `tasks` that the trained models are evaluated on (empty: all)."""
+    """How the models of a study are trained under each method before they are evaluated."""
 
     name: str
-    options: Mapping[str, Any]
-    targets: tuple[str, ...]
+    options: Mapping[str, Any]  # of `lm-eval-icl train`
+    targets: tuple[str, ...]  # the names in the study's `tasks` that these models are evaluated on; empty for all
 
 
 def expanded(given: Any) -> list[Any]:
-    """The different values of a key: a list, a single one, or ranges such as 0..9, both ends included.
-
-    Raises:
-        InputError: a range is empty.
-    """
+    """The different values of a key: a list, a single one, or ranges such as 0..9, both ends included."""
     values: list[Any] = []
     for value in given if isinstance(given, list | tuple) else [] if given is None else [given]:
         if isinstance(value, str) and (ends := re.fullmatch(r"\s*(-?\d+)\s*\.\.\s*(-?\d+)\s*", value)):
@@ -85,9 +75,6 @@ def expanded(given: Any) -> list[Any]:
         else:
             values.append(value)
     return list({str(value): value for value in values}.values())
-
-
-# The values of keys, as the file has them.
 
 
 def _model(given: Any, base: bool = True) -> dict[str, Any]:
@@ -228,25 +215,17 @@ def named() -> dict[str, str]:
 
 
 def read(source: str, overrides: Mapping[str, Any]) -> Study:
-    """Read the study of this file or name.
-
-    Args:
-        overrides: values by key, which replace those of the file; of `methods`, names, the file's entries stay as they
-            are. `model_args` with `pretrained` replaces the models, without it is added to each. `train` and `metadata`
-            are added to those of the file. With other `tasks`, those of the file's columns and targets stay that are
-            among them, and averages of the paper go.
+    """The study of this file or name, with other values by key (`_merged`).
 
     Raises:
         InputError: there is no such study, or it cannot be run; the message names the key.
     """
-    if Path(source).is_file():
-        with refusing(f"{source}: cannot be read as YAML"):
-            content = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
-    elif source in named():
-        content = yaml.safe_load((_NAMED / f"{source}.yaml").read_text(encoding="utf-8"))
-    else:
+    file = Path(source) if Path(source).is_file() else _NAMED / f"{source}.yaml"
+    if not file.is_file():
         what = did_you_mean(source, named()) or "`lm-eval-icl study --list` lists those there are."
         raise InputError(f"{source}: neither a file nor a named study: {what}")
+    with refusing(f"{source}: cannot be read as YAML"):
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise InputError(f"{source}: must be keys and values, such as `methods: [icl, invicl]`.")
     try:
@@ -262,7 +241,9 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
 
 
 def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's content with the overrides of `read`."""
+    """A file's content with other values in place of its own; of `methods`, names, the file's entries stay as they are.
+    `model_args` with `pretrained` replaces the models, without it is added to each; `train` and `metadata` are added.
+    With other `tasks`, columns and targets stay that are among them, and the paper's numbers of all tasks go."""
     merged = {**content, **overrides}
     merged.pop("model_args", None)
     if "model_args" in overrides:
@@ -288,18 +269,16 @@ def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
                 if not merged["train"][name]["targets"]:
                     del merged["train"][name]
         merged["expected"] = [
-            {**entry, "values": {k: v for k, v in entry.get("values", {}).items() if not k.startswith("average")}}
+            {**entry, "values": {k: v for k, v in entry.get("values", {}).items() if not k.startswith(_OF_ALL)}}
             for entry in expanded(content.get("expected"))
         ]
     return merged
 
 
 def trained_under(variant: Variant) -> Variant:
-    """The method that the model of a variant is trained under, with those arguments that are not its defaults.
-
-    It is the method itself, with all its arguments, if it is one pass over one layout. The others run on a model
-    trained under another method (`icl` for `hf` and `deepthink`), with those of their arguments that this has too.
-    """
+    """The method that the model of a variant is trained under, with those arguments that are not its defaults: the
+    method itself if it is one pass over one layout; of the others another one (`icl` for `hf` and `deepthink`), with
+    those of their arguments that this has too."""
     if variant.method == HF:
         return Variant("icl", {}, 0)
     method = methods.make(variant.method, dict(variant.arguments))

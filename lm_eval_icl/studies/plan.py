@@ -1,15 +1,12 @@
-"""What a study would take: how many forward passes and tokens, how long, and whether its prompts fit its models."""
+"""What a study would take: how many forward passes and tokens, and whether its prompts fit its models."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
 from lm_eval.models.utils import resolve_max_length
 from rich.console import Console
 from transformers import AutoConfig, AutoTokenizer
@@ -26,12 +23,9 @@ from lm_eval_icl.studies.cells import Cell, Grid, Model, batches, passes_of
 from lm_eval_icl.studies.conduct import DONE, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import HF
-from lm_eval_icl.studies.run import UnitRunner
 from lm_eval_icl.studies.tasks import prepare
 
-_WEIGHTS = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
 _GENERATED = 256  # tokens of a text, as of lm-eval, if a task does not say
-_MEASURED = 4  # times that a few requests are run, of which the fastest counts
 
 
 class Plan:
@@ -87,31 +81,15 @@ class Plan:
             # What a model will choose is not known: rows that are drawn stand for it.
             how = "random" if isinstance(cell.demonstrations, How) else cell.demonstrations
             drawn, read = replace(cell, order=0, demonstrations=how), reader(self.tokenizer, bos, self.positions)
-            made = prepare(self.grid.study, self.grid.tasks[cell.task], drawn, None, lambda task: task.read_by(read))
+            made = prepare(self.grid.study, self.grid.tasks[cell.task], drawn, None, read)
             instances = [i for i in made.instances if i.request_type != "loglikelihood_rolling"]
             limits = PromptLimits(method, self.model.name, self.positions, None, None, method.overflow_hint)
             overflow = "drop" if cell.variant.method == HF else self.common.overflow
-            fitted = fit_requests(instances, tokenize, limits, overflow, quiet=True) if instances else []
-            self._requests[key] = fitted
+            self._requests[key] = fit_requests(instances, tokenize, limits, overflow, quiet=True) if instances else []
         return self._requests[key]
 
-    def tokens_per_second(self, cell: Cell, runner: UnitRunner) -> float | None:
-        """How fast the model is here, by a few passes under icl; None if its weights are not here."""
-        name, revision = self.model.name, self.model.arguments.get("revision")
-        cached = (isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in _WEIGHTS)
-        prompts = [(request.prompt, request.answer) for request in self.requests(cell)[:8] if request.answer]
-        if not prompts or not (Path(name).is_dir() or any(cached)):
-            return None
-        lm, speeds = runner.load(Model(self.model.arguments, resources=self.model.resources)), []
-        for _ in range(_MEASURED):
-            lm.begin([])
-            begun = time.perf_counter()
-            list(lm.runner.score_prompts(prompts))
-            speeds.append(lm.runner.tokens_run / (time.perf_counter() - begun))
-        return max(speeds)
 
-
-def print_plan(grid: Grid, folder: StudyFolder, runner: UnitRunner, console: Console) -> None:
+def print_plan(grid: Grid, folder: StudyFolder, console: Console) -> None:
     """Print what the cells that are missing take, model by model, and refuse what cannot be run. Where the dev set is
     still to choose, the values that take most stand for the chosen ones."""
     most: dict[str, Cell] = {}
@@ -128,9 +106,7 @@ def print_plan(grid: Grid, folder: StudyFolder, runner: UnitRunner, console: Con
         try:
             plan = Plan(grid, cells[0].model)
             work = sum(map(plan.work, batches(cells)), Counter[str]())
-            speed = plan.tokens_per_second(cells[0], runner)
-            long = f"about {work['tokens'] / speed / 60:,.1f} minutes here" if speed else "time unknown without weights"
-            said += f", {work['passes']:,} forward passes, {work['tokens']:,} tokens, {long}"
+            said += f", {work['passes']:,} forward passes, {work['tokens']:,} tokens"
         except InputError as error:
             refused.append(name)
             said += f" that cannot be run: {error.message}"

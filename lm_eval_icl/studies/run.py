@@ -1,8 +1,8 @@
 """Runs the units of a study in one process, which holds one model at a time: trainings, and cells.
 
-The cells of a unit differ only in the order of the demonstrations and in the number of Deep-Thinking's passes: prompts
-that are the same for the method are run once, and the memory after each pass is scored on the way to the last. Every
-cell then goes through lm-eval with the responses that were found.
+The cells of a unit differ only in the order of the demonstrations and in the number of Deep-Thinking's passes: equal
+prompts run once, and the memory after each pass is scored on the way to the last. Every cell then goes through lm-eval
+with the responses that were found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
-from lm_eval_icl import version
 from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How
@@ -161,7 +160,7 @@ class UnitRunner:
         if first.variant.method != HF:
             lm = model_class(first.variant.method)(Loaded(loaded), **first.variant.arguments)
         study, task = self.grid.study, self.grid.tasks[first.task]
-        tasks = {cell.order: prepare(study, task, cell, choice, lambda made: made.bind(lm)) for cell in cells}
+        tasks = {cell.order: prepare(study, task, cell, choice, lm) for cell in cells}
         begun = time.perf_counter()
         for made in tasks.values():  # the queries of decision rules, which depend on what a model leaves out of prompts
             give_rules(made, lm)
@@ -183,11 +182,8 @@ class UnitRunner:
         """lm-eval's results of a cell."""
         for instance in task.instances:  # which has the responses of the cell before
             instance.resps, instance.filtered_resps = [], {}
-        environment, commit, _ = _origin()
-        once: dict[str, Any] = {
-            "add_env_info": lambda storage: storage.update(environment),
-            "get_git_commit_hash": lambda: commit,
-        }
+        environment, commit = _origin()
+        once: Any = {"add_env_info": lambda of: of.update(environment), "get_git_commit_hash": lambda: commit}
         with mock.patch.multiple(lm_eval.evaluator, **once):
             results: dict[str, Any] = lm_eval.simple_evaluate(
                 model=lm,
@@ -207,7 +203,6 @@ class UnitRunner:
         facts: dict[str, Any] = {
             "model": cell.model.name,
             "training": training.name if training else None,
-            "arguments": dict(cell.variant.arguments),
             "demonstrations": cell.drawn,
             "indices": task.demonstrations,
             "choice": task.chosen,
@@ -226,7 +221,8 @@ class UnitRunner:
         config = results["config"]
         config |= {"model": cell.variant.method, "model_args": {**arguments, **cell.variant.arguments}}
         known = {name: value for name, value in facts.items() if value not in (None, "")}
-        config["icl"] = {**_origin()[2], **config.get("icl", {}), "study": known}
+        assert self._lm is not None  # whose origin lm-eval's own model has too
+        config["icl"] = {**self._lm._origin, **config.get("icl", {}), "study": known}
         return results
 
 
@@ -253,12 +249,8 @@ def _set_passes(lm: Any, name: str, number: int) -> None:
 
 
 def answer(lm: Any, tasks: Sequence[Any], name: str, numbers: set[int]) -> dict[int, dict[int, Iterator[Any]]]:
-    """The responses of a model to all requests of these tasks, by the number of the memory and id(instance).
-
-    Args:
-        name: of the argument that says how many memories the method makes; empty if it makes one.
-        numbers: the memories that are asked.
-    """
+    """The responses of a model to all requests of these tasks, by the number of the memory and id(instance). `name` is
+    of the argument that says how many memories the method makes (`passes_of`)."""
     instances = [instance for task in tasks for instance in task.instances]
     kinds = sorted({instance.request_type for instance in instances})
     if isinstance(lm, ICLModel) and kinds == ["loglikelihood"] and not lm.runner.capabilities.no_memory:
@@ -307,13 +299,11 @@ def _log_likelihoods(
 
 
 @functools.cache
-def _origin() -> tuple[dict[str, Any], str | None, dict[str, str | None]]:
-    """What lm-eval finds out about the machine and the commit, which takes seconds; the version and the commit of this
-    package."""
+def _origin() -> tuple[dict[str, Any], str | None]:
+    """What lm-eval finds out about the machine and the commit, which takes seconds."""
     facts: dict[str, Any] = {}
     lm_eval.evaluator.add_env_info(facts)
-    commit = lm_eval.evaluator.get_git_commit_hash()
-    return facts, commit, {"version": version.version(), "commit": version.commit()}
+    return facts, lm_eval.evaluator.get_git_commit_hash()
 
 
 def make_room() -> None:

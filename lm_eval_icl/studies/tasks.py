@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -23,11 +23,9 @@ from lm_eval_icl.decisions.how import written
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.deciding import check_options
-from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These, among, template_of
+from lm_eval_icl.harness.tasks import FixedSampler, These, among, bind, template_of
 from lm_eval_icl.harness.training import task_manager, unknown_task
-from lm_eval_icl.metaicl.files import checked_seed
 from lm_eval_icl.studies.cells import Cell, Grid, StudyTask, digest
 from lm_eval_icl.studies.grid import Demonstrations, Study
 
@@ -39,26 +37,26 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
     """The cells of a study, with its tasks loaded and its dev sets drawn. What cannot be is refused."""
     tasks = load(study.tasks, include_path, study.metadata)
     for name, task in tasks.items():
-        loaded, rows, data, used = task.loaded, {}, {}, set[int]()
+        loaded, data, used = task.loaded, dict[Any, str](), dict[int, Any]()
         if study.metric not in (known := loaded.aggregation()):
             raise InputError(f"metric: task {name!r} has no {study.metric!r}, only {', '.join(sorted(known))}.")
         if study.rules:
             check_options(loaded, study.rules)
         own = loaded.config.num_fewshot  # as lm-eval decides it: a task with 0 in its configuration keeps 0
         shots = tuple(dict.fromkeys(int(own or 0) if n is None or own == 0 else n for n in study.num_fewshot))
-        for n, how, seed in itertools.product(shots, study.demonstrations, study.seeds):
-            draw(task, n, how, seed, study.orders - 1)
-            rows[n, str(how), seed] = drawn = draw(task, n, how, seed)
-            used.update(drawn or ())
-            if study.dev and drawn is None and not isinstance(how, How):
+        axes = list(itertools.product(shots, study.demonstrations, study.seeds))
+        drawn = [draw(task, n, how, seed) for n, how, seed in axes]
+        for (n, how, seed), demonstrations in zip(axes, drawn, strict=True):
+            draw(task, n, how, seed, study.orders - 1)  # refuses more orders than there are
+            used |= demonstrations or {}
+            if study.dev and demonstrations is None and not isinstance(how, How):
                 why = "draws demonstrations of its own for every document, which may be documents of the dev set"
                 raise InputError(f"dev: task {name!r} {why}: give `demonstrations`.")
-        demonstrations = [row for i, row in enumerate(_pool(loaded)) if i in used]
-        dev = dev_set(task, study.dev.size, limit, demonstrations) if study.dev else {}
+        dev = dev_set(task, study.dev.size, limit, list(used.values())) if study.dev else {}
+        contents = digest_of([template_of(loaded), list(loaded.eval_docs), _pool(loaded), getattr(loaded, "pmi", None)])
         of_dev = digest_of(list(dev.items()))
-        for n, how, seed in itertools.product(shots, study.demonstrations, study.seeds):
-            shown = _shown(loaded, seed) if isinstance(loaded, MetaICLTask) else None
-            inputs = [_contents(loaded), shown, rows[n, str(how), seed]]
+        for (n, how, seed), demonstrations in zip(axes, drawn, strict=True):
+            inputs = [contents, None if demonstrations is None else list(demonstrations.items())]
             data[n, str(how), seed, "dev"] = on_dev = digest_of([*inputs, of_dev])
             data[n, str(how), seed, "test"] = on_dev if isinstance(how, How) else digest_of(inputs)
         better = loaded.higher_is_better().get(study.metric, True)
@@ -96,12 +94,6 @@ def load(
     return tasks
 
 
-@functools.cache
-def _contents(task: ConfigurableTask) -> str:
-    """A digest of what a task says, and of its documents and pool of demonstrations."""
-    return digest_of([template_of(task), list(task.eval_docs), _pool(task), getattr(task, "pmi", None)])
-
-
 def _pool(task: ConfigurableTask) -> list[Any]:
     return list(task.sampler.df or ()) if hasattr(task, "sampler") else []
 
@@ -110,52 +102,33 @@ def digest_of(value: Any) -> str:
     return digest(re.sub(r" at 0x[0-9a-f]+", "", json.dumps(value, sort_keys=True, default=str)))
 
 
-def _shown(task: MetaICLTask, seed: int) -> Sequence[Any]:
-    """The demonstrations of MetaICL's files, which are of certain seeds."""
-    return task.files.shown(task.source, checked_seed(seed))
-
-
-def prepare(
-    study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any] | None, bind: Callable[[Any], None]
-) -> Any:
-    """lm-eval's task of a cell, with its demonstrations and requests, which are built once, whatever asks for them.
+def prepare(study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any] | None, model: Any) -> Any:
+    """A copy of lm-eval's task for a cell, with its demonstrations and requests, which are built once.
 
     Args:
-        choice: what a model has chosen, if one chooses the demonstrations.
-        bind: tells a task of MetaICL's the model that is evaluated, by which it cuts its texts.
-
-    Returns:
-        A copy of the task; `demonstrations` are their indices in the pool, in their order (None if every document has
-        its own), and `chosen` is `choice`.
-
+        choice: what a model has chosen, if one chooses the demonstrations. It becomes `chosen` of the copy, whose
+            `demonstrations` are indices in the pool, in their order; None if every document has its own.
+        model: what is evaluated, or how it reads MetaICL's texts.
     """
     made: Any = copy.copy(task.loaded)
-    made._config = copy.deepcopy(task.loaded.config)
+    made._config = copy.deepcopy(made.config)
+    if hasattr(made, "sampler"):
+        made.sampler = copy.copy(made.sampler)  # whose seed is set
     made.set_config("num_fewshot", cell.num_fewshot)
     if study.rules:
         made.set_config("metadata", {**(made.config.metadata or {}), "decide": written(study.rules)})
-    indices = draw(task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order, choice, made)
-    if isinstance(made, MetaICLTask):
-        made.set_fewshot_seed(cell.seed)
-        made.reorder(indices or [])
-        bind(made)
-        made.fix()
-    elif indices is not None:
-        pool = _pool(task.loaded)
-        made.fewshot_docs = lambda: pool  # which are read once
-        made.sampler = These([pool[i] for i in indices])
-        made.fewshot_rnd = Random(cell.seed)
-        if cell.demonstrations is not None or isinstance(task.loaded.sampler, FixedSampler):
-            made.sampler.seed = cell.seed  # as of `FixedSampler`: by it, decision rules draw
-    else:
-        made.sampler = copy.copy(made.sampler)
-        made.set_fewshot_seed(cell.seed)
+    drawn = draw(task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order, choice, made)
+    made.set_fewshot_seed(cell.seed)
+    if drawn is not None:
+        has_seed = cell.demonstrations is not None or isinstance(made.sampler, FixedSampler)  # by it, rules draw
+        made.sampler = These(list(drawn.values()), _pool(made), cell.seed if has_seed else None)
     if cell.split == "dev":
-        documents = list(task.dev.values())
-        made.has_test_docs, made.test_docs = lambda: True, lambda: documents
+        made.dataset = {**made.dataset, "dev": list(task.dev.values())}
+        made._config.test_split, made._config.process_docs = "dev", None  # they are processed
+    bind(made, model)
     with recording(), mock.patch("lm_eval.api.task.tqdm", functools.partial(lm_eval.api.task.tqdm, disable=True)):
         made.build_all_requests(limit=get_sample_size(made, cell.limit))
-    made.demonstrations, made.chosen = indices, choice
+    made.demonstrations, made.chosen = None if drawn is None else list(drawn), choice
     made.requests_are_made = True  # it builds no more but those of decision rules, which it may be given
     return made
 
@@ -168,34 +141,30 @@ def draw(
     order: int = 0,
     choice: Mapping[str, Any] | None = None,
     of: ConfigurableTask | None = None,
-) -> list[int] | None:
-    """The indices of a task's demonstrations in its pool; None if lm-eval draws others for every document, or a model
-    is still to choose them.
-
-    Args:
-        order: 0 for the order in which they are drawn; otherwise the number of a permutation.
-        of: the task whose results are to say how many of them replace others, which are evaluated.
-    """
-    if isinstance(task.loaded, MetaICLTask):
-        if how is not None:
-            raise InputError(f"demonstrations: {how}: task {task.name!r} has those of MetaICL's files: leave it out.")
-        return permuted(list(range(min(shots, len(_shown(task.loaded, seed))))), order, seed, task.name)
+) -> dict[int, Any] | None:
+    """A task's demonstrations by their indices in its pool, in the order of this number (`permuted`); None if lm-eval
+    draws others for every document, or a model is still to choose them. `of` is the task that a warning names."""
+    seeded = copy.copy(task.loaded)
+    if how is not None and (why := getattr(seeded, "own_demonstrations", "")):
+        raise InputError(f"demonstrations: {how}: task {task.name!r}: {why}")
     if shots == 0 and order == 0:
-        return []
+        return {}
     if choice is not None:
-        return permuted(choice["indices"], order, seed, task.name)
-    if isinstance(how, How):
+        indices, pool = choice["indices"], seeded.sampler.df
+    elif isinstance(how, How):
         permuted(list(range(shots)), order, seed, task.name)  # refuses more orders than there are
         return None
-    sampler = task.loaded.sampler
-    if how is not None:
-        sampler = FixedSampler(sampler.df, how, task.loaded)
-    elif not isinstance(task.loaded, ICLTask):
-        if order:
-            why = "draws demonstrations of its own for every document, which have no orders"
-            raise InputError(f"orders: task {task.name!r} {why}: give `demonstrations`.")
-        return None
-    return permuted(sampler.set_rnd(seed).rows(shots, of), order, seed, task.name)
+    else:
+        own = seeded.sampler
+        seeded.sampler = copy.copy(own) if how is None else FixedSampler(own.df, how, task.loaded)
+        if not hasattr(seeded.sampler, "rows"):
+            if order:
+                why = "draws demonstrations of its own for every document, which have no orders"
+                raise InputError(f"orders: task {task.name!r} {why}: give `demonstrations`.")
+            return None
+        seeded.set_fewshot_seed(seed)
+        indices, pool = seeded.sampler.rows(shots, of), seeded.sampler.df
+    return {i: pool[i] for i in permuted(indices, order, seed, task.name)}
 
 
 def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
@@ -224,8 +193,6 @@ def dev_set(
     is_used = among(loaded, lambda: used, few_shot=True)
     dev = {i: rows[i] for i in itertools.islice((i for i in order if not is_used(rows[i])), wanted)}
     if len(dev) < wanted:
-        why = (
-            f"its training split has {len(dev)} rows that are no demonstrations, and not {wanted}: give a smaller size"
-        )
-        raise InputError(f"dev: task {task.name!r}: {why}.")
+        why = f"its training split has {len(dev)} rows that are no demonstrations, and not {wanted}"
+        raise InputError(f"dev: task {task.name!r}: {why}: give a smaller size.")
     return dev

@@ -17,7 +17,8 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import figures, study_table, tables
 from lm_eval_icl.leaderboard.page import data, page
 from lm_eval_icl.results.board import Board
-from lm_eval_icl.results.build import build, named
+from lm_eval_icl.results.build import build
+from lm_eval_icl.results.cells import named
 from lm_eval_icl.results.read import read
 from tests import commands
 from tests.boards import write
@@ -232,7 +233,6 @@ def test_figures_of_orders(tmp_path):
     figures.draw(board, tmp_path / "figures", ["orders", "sensitivity", "seeds"])
     (line,) = csv.DictReader((tmp_path / "figures" / "sensitivity.csv").open())
     assert float(line["flip rate"]) == 0.5 and not (tmp_path / "figures" / "seeds.csv").exists()
-    table = study_table.table(
-        board, ["t"], board.entries, {board.entries[0].name: board.entries[0].cells["t"].sensitivity}, "x"
-    )
+    first = board.entries[0]
+    table = study_table.table(board, ["t"], board.entries, {first.name: first.cells["t"].sensitivity}, "x")
     assert table.row_count > 0

@@ -55,9 +55,6 @@ def negated(one: Difference) -> Difference:
     return dataclasses.replace(one, mean=-one.mean, low=-one.high, high=-one.low)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Coverage.
-
 DOCUMENTS, SETS = 200, 10
 SHARED_DOCUMENT, OWN_DOCUMENT = 1.0, 0.5  # standard deviations of effects on the logit
 
@@ -131,10 +128,6 @@ def test_with_one_set_intervals_cover_other_documents() -> None:
     assert 0.03 <= rejected / trials <= 0.06
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# One entry.
-
-
 def test_a_small_example_by_hand() -> None:
     found = estimate(SMALL)
     assert found.mean == pytest.approx(2 / 3)
@@ -205,10 +198,6 @@ def test_where_nothing_varies_or_nothing_can_be_said() -> None:
         assert (found.low, found.high, found.error) == (0, 1, math.inf)
     pair = difference(np.array([[0.3]]), np.array([[0.1]]))
     assert (pair.p, pair.low, pair.high, pair.detectable) == (1, -math.inf, math.inf, math.inf)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Two entries.
 
 
 def test_a_difference_has_the_spread_of_the_differences() -> None:
@@ -312,10 +301,6 @@ def test_what_holds_for_all_scores(pair: tuple[np.ndarray, np.ndarray], random: 
     assert (one.p == 1 and one.how == "identical") == np.array_equal(1.0 * first, 1.0 * second)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Groups.
-
-
 def part(mean: float, error: float, df: float) -> Estimate:
     return Estimate(mean, mean - error, mean + error, error, df, 100, 10, error / 2, error / 4, "crossed")
 
@@ -372,10 +357,6 @@ def test_a_group_of_differences() -> None:
     assert difference_group([same, constant], [1, 1]).p == constant.p == 1 / 16
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Many comparisons.
-
-
 def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # x3, x1 but not below, x2, x4
     assert holm([0.5, 0.6, 0.9]) == [1, 1, 1] and holm([]) == [] and holm([0.04]) == [0.04]
@@ -387,10 +368,6 @@ def test_holm_keeps_the_order_and_lowers_nothing(p: list[float]) -> None:
     assert all(a >= b for a, b in zip(adjusted, p, strict=True)) and all(a <= 1 for a in adjusted)
     by_p = [a for _, a in sorted(zip(p, adjusted, strict=True))]
     assert by_p == sorted(by_p)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Metrics that are no means.
 
 
 def items(name: str, n: int, rng: np.random.Generator) -> list[Any]:
@@ -497,10 +474,6 @@ def test_numbers_of_the_bootstrap() -> None:
     assert numbers == pytest.approx((*interval, *of_difference, 0.29150123730100, 0.83743844594437), rel=1e-9)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Order sensitivity.
-
-
 def test_order_sensitivity_by_hand() -> None:
     """Documents under four orders: all the same; one other; two and two; three kinds; all different."""
     predictions = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 1, 2], [0, 1, 2, 3]])
@@ -514,10 +487,6 @@ def test_order_sensitivity_by_hand() -> None:
     words = order_sensitivity([np.array([["yes", "no"], ["no", "no"]])])
     assert words is not None and (words.mean, words.how) == (0.5, "wilson")
     assert order_sensitivity([]) is order_sensitivity([predictions[:, :1]]) is None
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# What cannot be.
 
 
 @pytest.mark.parametrize(

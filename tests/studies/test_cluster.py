@@ -214,11 +214,11 @@ def test_which_unit_a_worker_takes():
         executor.submit((Cell(model, Variant("icl", {}, 0), task, 2, None, 0),))
 
     def take(held: str, *holders: Model) -> str:
-        ((cell,),) = [executor.take(held, dict.fromkeys((model.folder for model in holders), 1))]
+        ((cell,),) = [executor.take(held, dict.fromkeys((model.folder for model in holders), 1), executor.waiting)]
         return f"{cell.model.name} {cell.task}"
 
     assert take(b.folder) == "b 1"  # of the model that it holds
     assert take("", a) == "b 2"  # of one that few hold
-    assert executor.take("", {}, lambda model: model is b) is None
+    assert executor.take("", {}, [b.folder]) is None
     assert take(b.folder, b) == "a 1" and take("") == "a 2"
-    assert executor.take("", {}) is None
+    assert executor.take("", {}, executor.waiting) is None
