@@ -74,8 +74,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     ],
     "metaicl": [
         ("PER_EXAMPLE - FREE - max(others)", "PER_EXAMPLE - max(others)"),
-        ("example.source.ids)[:-too_many]", "example.source.ids)[too_many:]"),
-        ("parts.insert(0, self._part(first[surplus:]))", "parts.insert(0, self._part(first[:surplus]))"),
+        ("example.between + example.source)[:-too_many]", "example.between + example.source)[too_many:]"),
+        ("parts.insert(0, first[surplus:])", "parts.insert(0, first[:surplus])"),
         ("max(range(len(kept)), key=lambda i", "min(range(len(kept)), key=lambda i"),
     ],
     "harness": [
