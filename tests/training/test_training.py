@@ -1,6 +1,7 @@
 """Training under a layout: the forward pass is scoring's, gradients are a literal one's, and runs may be killed."""
 
 import hashlib
+import itertools
 import json
 import random
 import re
@@ -318,6 +319,8 @@ def test_a_run_leaves_a_checkpoint(checkpoint, tmp_path):
     """One that transformers and lm-eval load, with the record of how it was made; and the loss falls."""
     log = tiny_run(checkpoint, tmp_path / "out", steps=30, eval_steps=10, save_steps=10)
     assert len(losses(log)) == 30 and sum(losses(log)[-5:]) < 0.8 * sum(losses(log)[:5])
+    rates = [entry["learning_rate"] for entry in log if "loss" in entry]
+    assert all(one - other == pytest.approx(1e-3 / 30) for one, other in itertools.pairwise(rates))
     measured = {entry["step"]: entry["eval_loss"] for entry in log if "eval_loss" in entry}
     assert list(measured) == [0, 10, 20, 30] and measured[30] < measured[0]
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -345,7 +348,6 @@ def test_the_loss_on_held_out_rows_is_that_of_scoring(checkpoint, tmp_path):
     assert measured["eval_loss"] == pytest.approx(sum(loss) / len(loss), abs=1e-5)
 
 
-@pytest.mark.slow
 def test_what_only_saves_memory_changes_nothing(checkpoint, tmp_path):
     """Without dropout: it draws other numbers for other batches."""
     plain = losses(tiny_run(checkpoint, tmp_path / "plain", name="llama"))
