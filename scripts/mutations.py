@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -74,8 +73,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     ],
     "metaicl": [
         ("PER_EXAMPLE - FREE - max(others)", "PER_EXAMPLE - max(others)"),
-        ("example.source.ids)[:-too_many]", "example.source.ids)[too_many:]"),
-        ("parts.insert(0, self._part(first[surplus:]))", "parts.insert(0, self._part(first[:surplus]))"),
+        ("example.between + example.source)[:-too_many]", "example.between + example.source)[too_many:]"),
+        ("parts.insert(0, first[surplus:])", "parts.insert(0, first[:surplus])"),
         ("max(range(len(kept)), key=lambda i", "min(range(len(kept)), key=lambda i"),
     ],
     "harness": [
@@ -87,7 +86,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("variance, fewest = a + b - e", "variance, fewest = a + b + e"),
         ("_t_quantile(POWER, df)) * error", "_t_quantile(CONFIDENCE, df)) * error"),
         ("half *= _t_quantile((1 + CONFIDENCE) / 2", "half *= _t_quantile(CONFIDENCE"),
-        ("p = 2.0 ** (1 - documents)", "p = 2.0 ** -documents"),
+        ("p = 2.0 ** (1 - ", "p = 2.0 ** (0 - "),
         ('"confirmed" if agree else "differs"', '"differs" if agree else "confirmed"'),
         ("golds = answers[0].golds", "golds = answers[0].predictions"),
         ("return self.model, self.setting, self.rule", "return self.model, self.setting, ()"),
@@ -106,7 +105,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     ],
 }
 # Where the fast tests of a room are, if not in the folder of its name alone.
-TESTS = {"methods": ["methods", "inference"], "prompts": ["prompts", "methods"], "inference": ["inference", "methods"]}
+TESTS = {"methods": "methods inference", "prompts": "prompts methods", "inference": "inference methods"}
+TESTS["demonstrations"] = "demonstrations harness/test_choosing.py harness/test_evaluated_documents.py"
 
 
 def tried(copy: Path, room: str, old: str, new: str) -> str:
@@ -116,7 +116,7 @@ def tried(copy: Path, room: str, old: str, new: str) -> str:
     if len(having) != 1 or (text := having[path := next(iter(having))]).count(old) != 1:
         return "GONE"
     path.write_text(text.replace(old, new), encoding="utf-8")
-    folders = [f"tests/{name}" for name in TESTS.get(room, [room])]
+    folders = [f"tests/{name}" for name in TESTS.get(room, room).split()]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *folders]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
@@ -134,10 +134,10 @@ def main() -> int:
             (copy.parent / "shared").symlink_to(ROOT.parent / "shared")
 
         def run(room: str, old: str, new: str) -> None:
-            copy, begun = copies.get(), time.perf_counter()
+            copy = copies.get()
             outcomes.append(tried(copy, room, old, new))
             copies.put(copy)
-            print(f"{room:15}{time.perf_counter() - begun:5.0f} s  {outcomes[-1]}  {old!r}", flush=True)
+            print(f"{room:15}{outcomes[-1]}  {old!r}", flush=True)
 
         for future in [threads.submit(run, room, *fault) for room, faults in FAULTS.items() for fault in faults]:
             future.result()

@@ -55,11 +55,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         once.install()
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What is left out need not be imported."""
-    return True if config.option.markexpr == "not slow" and collection_path.stem in SLOW else None
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -134,20 +129,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What a run's model chooses is not kept in the user's cache. (Commands that tests start inherit this.)"""
     os.environ["LM_EVAL_ICL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_line() -> Iterator[None]:
-    """The message of every error that a test meets is one line."""
-    from lm_eval_icl.errors import InputError
-
-    def checked(error: InputError, *args: object) -> None:
-        ValueError.__init__(error, *args)
-        assert "\n" not in error.message, error.message
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(InputError, "__init__", checked)
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -18,11 +18,8 @@ FIRST, SECOND = torch.device("maia:0"), torch.device("maia:1")
 _ATEN = torch.ops.aten
 _INDEXING = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default, _ATEN._index_put_impl_.default}
 _MOVING = {_ATEN._to_copy.default, _ATEN.copy_.default}
-# Operations whose result the host has to know before it goes on, and methods that hand numbers to Python.
-_WAITING = {_ATEN.equal.default, _ATEN.nonzero.default, _ATEN._unique2.default, _ATEN.masked_select.default}
+# Methods that hand numbers to Python.
 _READING = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero"}
-# What the host has waited for.
-_waits: list[str] = []
 
 
 def _inside(given: Any) -> Any:
@@ -48,7 +45,6 @@ class Elsewhere(Tensor):
             if function is Tensor.__getitem__ or function is Tensor.__setitem__:
                 return _indexed(function, *args)
             if getattr(function, "__name__", "") in _READING:
-                _waits.append(function.__name__)
                 return function(*_inside(args), **(kwargs or {}))
             if function is Tensor.contiguous:
                 return args[0] if args[0].is_contiguous() else args[0].clone(memory_format=torch.contiguous_format)
@@ -71,8 +67,6 @@ def _indexed(function: Any, tensor: Tensor, at: Any, *value: Any) -> Any:
             raise RuntimeError(
                 f"indices should be either on cpu or on the same device as the indexed tensor ({tensor.device})"
             )
-        if isinstance(index, list) or (isinstance(index, Tensor) and index.device != tensor.device):
-            _waits.append("index")
     found = function(*_inside((tensor, at, *value)))
     return Elsewhere(found, tensor.device) if found is not None and isinstance(tensor, Elsewhere) else found
 
@@ -91,10 +85,6 @@ class _Devices(TorchDispatchMode):
         device = next((each.device for each in bound), None)
         if kwargs.get("device") is not None:
             device, kwargs["device"] = torch.device(kwargs["device"]), "cpu"
-        simulated = any(isinstance(each, Elsewhere) for each in given)
-        to_host = function in _MOVING and device == torch.device("cpu") and not kwargs.get("non_blocking")
-        if simulated and (function in _WAITING or to_host):
-            _waits.append(str(function))
         found = function(*_inside(args), **_inside(kwargs))
         if device is None or device.type != FIRST.type:
             return found
@@ -105,13 +95,12 @@ class _Devices(TorchDispatchMode):
 
 
 @contextmanager
-def simulated() -> Iterator[list[str]]:
-    """Inside this context there are simulated devices. Yields what the host has waited for."""
-    _waits.clear()
+def simulated() -> Iterator[None]:
+    """Inside this context there are simulated devices."""
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(..., device=...)` makes them on the CPU and moves them
     try:
         with _Devices():
-            yield _waits
+            yield
     finally:
         torch._C._set_only_lift_cpu_tensors(before)

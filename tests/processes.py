@@ -1,9 +1,9 @@
-"""Processes that begin with everything imported, forked from one in which nothing has run.
+"""Commands in processes that are forked from one with everything imported and lm-eval's task files read.
 
-A command takes twelve seconds of processor time before it does anything: four to import what an evaluation needs, eight
-to read lm-eval's task files. Here it takes half a second, and the tests start some eighty. What comes of a command's
-arguments is tested here: its output, its errors, its exit status. What comes of starting it (the imports, the start-up
-hook, an interrupt meanwhile) is tested on programs that are started as users start them.
+Measured on two idle cores: a command that is started takes 12 seconds of processor time before it does anything, four
+to import what an evaluation needs and eight to read the task files. Forked, it takes half a second. What comes of a
+command's arguments (output, errors, exit status) is tested here; what comes of starting it (imports, the start-up hook,
+an interrupt meanwhile) on programs that are started as users start them.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.preloaded"])
-
-
-def start(function: Callable[..., object], *args: Any) -> Any:
-    """A function in a process that is forked from one with everything imported."""
-    with contextlib.chdir(ROOT):  # where it finds what is to be imported
-        forkserver.ensure_running()
-    process = FORKED.Process(target=function, args=args)
-    process.start()
-    return process
+Environment = dict[str, str]
 
 
 class Process:
-    """A function in a process of its own, and what that says."""
+    """A function of these arguments in a process of its own; its output and errors go into files."""
 
-    def __init__(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        self.said, to = FORKED.Pipe(duplex=False)
-        self.process = start(_saying, to, function, args, kwargs)
-        to.close()
+    def __init__(
+        self, function: Callable[..., object], *args: Any, cwd: Path | None = None, env: Environment | None = None
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._said = [Path(self._folder.name) / name for name in ("output", "errors")]
+        for path in self._said:
+            path.touch()
+        with contextlib.chdir(ROOT):  # where the server finds what it imports
+            forkserver.ensure_running()
+        place = (cwd or Path.cwd(), {**os.environ, **(env or {})})
+        self.process = FORKED.Process(target=_run, args=(function, args, self._said, *place))
+        self.process.start()
 
     def kill(self) -> None:
         assert self.process.exitcode is None
@@ -49,36 +49,37 @@ class Process:
         self.process.join()
         assert self.process.exitcode == -signal.SIGKILL
 
+    def completed(self) -> subprocess.CompletedProcess[str]:
+        """What `subprocess.run` would say of it."""
+        self.process.join(900)
+        if self.process.exitcode is None:  # in place of a hang
+            self.kill()
+        return subprocess.CompletedProcess([], self.process.exitcode, *(path.read_text() for path in self._said))
+
     def finish(self) -> tuple[int, list[str]]:
-        """The exit code and the lines."""
-        with open(self.said.fileno(), closefd=False) as pipe:
-            lines = pipe.read().splitlines()
-        self.process.join()
-        return self.process.exitcode, lines
+        """The exit code and all lines."""
+        done = self.completed()
+        return done.returncode, (done.stdout + done.stderr).splitlines()
 
 
-def _saying(to: Any, function: Callable[..., object], args: tuple, kwargs: dict) -> None:
-    os.dup2(to.fileno(), 1)
-    os.dup2(to.fileno(), 2)
-    to.close()
-    _ending(function, *args, **kwargs)
-
-
-def _ending(function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-    """Run a function; end as Python ends, which processes of this kind do in a way of their own."""
-    assert "tests.preloaded" in sys.modules  # or each of them would be as slow as one that is started
-    try:
-        function(*args, **kwargs)
+def _run(function: Callable[..., object], args: tuple, said: list[Path], cwd: Path, environment: Environment) -> None:
+    assert "tests.preloaded" in sys.modules  # else it would be as slow as a command that is started
+    for path, number in zip(said, (1, 2), strict=True):
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    try:  # end as Python ends, which processes of `multiprocessing` do in a way of their own
+        function(*args)
     except Exception:
         sys.excepthook(*sys.exc_info())
         sys.exit(1)
 
 
-def command(
-    *arguments: object, program: str = "lm-eval-icl", cwd: Path | None = None, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """What `subprocess.run` says of `lm-eval-icl ARGUMENTS` or `lm_eval ARGUMENTS`."""
-    return completed(run_command, [program, *map(str, arguments)], cwd, env)
+def command(*arguments: object, program: str = "lm-eval-icl", **place: Any) -> subprocess.CompletedProcess[str]:
+    """What `subprocess.run` would say of `lm-eval-icl ARGUMENTS` or `lm_eval ARGUMENTS`."""
+    return Process(run_command, [program, *map(str, arguments)], **place).completed()
 
 
 def refusal(*arguments: object, **kwargs: Any) -> str:
@@ -88,11 +89,9 @@ def refusal(*arguments: object, **kwargs: Any) -> str:
     return done.stderr.splitlines()[-1]
 
 
-def python(
-    code: str, *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """What `subprocess.run` says of `python -c CODE ARGUMENTS`."""
-    return completed(run_python, ["-c", code, *map(str, arguments)], cwd, env)
+def python(code: str, **place: Any) -> subprocess.CompletedProcess[str]:
+    """What `subprocess.run` would say of `python -c CODE`."""
+    return Process(exec, code, {"__name__": "__main__"}, **place).completed()
 
 
 def ranks(function: Callable[[list[str]], object], *arguments: object) -> list[subprocess.CompletedProcess[str]]:
@@ -102,48 +101,8 @@ def ranks(function: Callable[[list[str]], object], *arguments: object) -> list[s
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "ACCELERATE_USE_CPU": "true"}
     env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     line = [str(argument) for argument in arguments]
-    return _completed_all(function, line, None, [{**env, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"])
-
-
-def completed(
-    function: Callable[[list[str]], object], line: list[str], cwd: Path | None, env: dict[str, str] | None
-) -> subprocess.CompletedProcess[str]:
-    """What `subprocess.run` says of a function of a command's line."""
-    (done,) = _completed_all(function, line, cwd, [env or {}])
-    return done
-
-
-def _completed_all(
-    function: Callable[[list[str]], object], line: list[str], cwd: Path | None, environments: list[dict[str, str]]
-) -> list[subprocess.CompletedProcess[str]]:
-    """The function in as many processes at once as there are environments."""
-    with tempfile.TemporaryDirectory() as folder:
-        running = []
-        for number, env in enumerate(environments):
-            said = [Path(folder) / f"{name}{number}" for name in ("output", "error")]
-            for path in said:
-                path.touch()
-            running.append((start(as_started, function, line, said, cwd or Path.cwd(), {**os.environ, **env}), said))
-        done = []
-        for process, said in running:
-            process.join(900)
-            if process.exitcode is None:  # in place of a hang
-                process.kill()
-                process.join()
-            done.append(subprocess.CompletedProcess(line, process.exitcode, *(path.read_text() for path in said)))
-        return done
-
-
-def as_started(
-    function: Callable[[list[str]], object], line: list[str], said: list[Path], cwd: Path, environment: dict[str, str]
-) -> None:
-    for path, number in zip(said, (1, 2), strict=True):
-        with path.open("ab") as file:
-            os.dup2(file.fileno(), number)
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(environment)
-    _ending(function, line)
+    both = [Process(function, line, env={**env, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
+    return [process.completed() for process in both]
 
 
 def run_command(line: list[str]) -> None:
@@ -157,9 +116,3 @@ def run_command(line: list[str]) -> None:
         from lm_eval_icl.cli import main
 
         main()
-
-
-def run_python(line: list[str]) -> None:
-    _, code, *arguments = line
-    sys.argv = ["-c", *arguments]
-    exec(code, {"__name__": "__main__"})

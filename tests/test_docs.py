@@ -1,36 +1,32 @@
 """What the pages under docs/ say is so: their code runs, their links lead somewhere, their pictures are today's."""
 
 import argparse
-import ast
 import dataclasses
 import functools
 import inspect
 import itertools
 import json
-import os
 import re
 import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
-import datasets
-import lm_eval
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 import torch
 import transformers
-import yaml
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods, version
-from lm_eval_icl.cli import train
+from lm_eval_icl.cli import COMMANDS, train
 from lm_eval_icl.drawing import drawing, picture
-from lm_eval_icl.harness import patches, training
+from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.metaicl.files import SETTINGS
 from lm_eval_icl.methods import NAMES
@@ -38,7 +34,7 @@ from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.training.train import Settings
 from scripts.regression import __main__ as regression
 from scripts.regression.configuration import configured
-from tests import commands, processes
+from tests import processes
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -94,16 +90,6 @@ def test_relative_links_resolve(page):
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{page.name}: {link}"
         assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
-
-
-def test_messages_name_no_page():
-    """An installed package has none: what a message says is all that a user has."""
-    for path in (ROOT / "lm_eval_icl").rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        plain = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]  # docstrings
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in plain:
-                assert not re.search(r"\bdocs/(?!s$)|\.md\b", node.value), f"{path}, line {node.lineno}"
 
 
 # One page a method.
@@ -324,44 +310,12 @@ def test_files_that_are_named_are_there(page):
 
 
 @pytest.mark.pinned
-@pytest.mark.parametrize("name", ["parts", "context", "memory", "layout", "pack", "canonical-order"])
-def test_pictures_of_concepts_are_what_is_drawn_now(name, tmp_path):
+def test_pictures_of_concepts_are_what_is_drawn_now(tmp_path):
     """Made again by: python scripts/draw_concepts.py"""
-    runpy.run_path(str(ROOT / "scripts/draw_concepts.py"))["save"](name, tmp_path / f"{name}.svg")
-    assert (tmp_path / f"{name}.svg").read_bytes() == (DOCS / "concepts" / f"{name}.svg").read_bytes()
-
-
-def texts_of(files: list[Path]) -> list[str]:
-    """All strings in these files, on one line each; in place of what an f-string fills in, there is a NUL."""
-    found = []
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
-            elif isinstance(node, ast.JoinedStr):
-                found.append("".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values))
-    return [" ".join(text.split()) for text in found]
-
-
-def test_messages_are_those_of_the_programs(tmp_path):
-    """Every message that docs/troubleshooting.md quotes is still printed by somebody."""
-    theirs = Path(lm_eval.__file__).parent
-    files = [theirs / "evaluator.py", Path(transformers.__file__).parent / "utils/hub.py"]
-    files.append(Path(datasets.__file__).parent / "load.py")
-    for folder in (ROOT / "lm_eval_icl", *(theirs / name for name in ("api", "config", "loggers", "models"))):
-        files += sorted(folder.rglob("*.py"))
-    texts = texts_of(files)
-    outside = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent), "LC_ALL": "C"}
-    git = subprocess.run(["git", "describe"], capture_output=True, text=True, cwd=tmp_path, env=outside, check=False)
-    texts.append(git.stderr)
-    page = DOCS / "troubleshooting.md"
-    quoted = [line for _, language, text in blocks(page) if language == "text" for line in text.splitlines()]
-    assert len(quoted) > 20
-    for line in quoted:
-        pieces = [piece.strip(" '") for piece in re.split(r"\.\.\.|; ", line.removeprefix("lm-eval-icl: "))]
-        assert max(map(len, pieces)) > 12, f"{line}: nothing to look up"
-        for piece in (piece for piece in pieces if len(piece) > 7):
-            assert any(piece in text for text in texts), f"{line}: nobody says {piece!r}"
+    save = runpy.run_path(str(ROOT / "scripts/draw_concepts.py"))["save"]
+    for name in ("parts", "context", "memory", "layout", "pack", "canonical-order"):
+        save(name, tmp_path / f"{name}.svg")
+        assert (tmp_path / f"{name}.svg").read_bytes() == (DOCS / "concepts" / f"{name}.svg").read_bytes(), name
 
 
 def test_readme_is_a_front_door():
@@ -390,48 +344,27 @@ def test_the_version_is_one():
 # Tests.
 
 
-@pytest.mark.parametrize(
-    "command", re.findall(r"`pytest (.*?)`", (DOCS / "reports" / "reliability.md").read_text(encoding="utf-8"))
-)
-def test_tests_that_are_named_are_there(command):
-    files, _, words = command.partition(" -k ")
-    names = re.findall(r"^def (test_\w+)", "".join((ROOT / file).read_text() for file in files.split()), re.MULTILINE)
-    for word in words.strip('"').split(" or "):
-        assert any(word in name for name in names), word
+# The site; `make site` checks its links.
 
 
-def test_the_choice_that_the_page_shows_is_what_is_chosen(tmp_path, monkeypatch, capsys):
-    """With other seconds."""
-    (shown,) = (text for _, language, text in blocks(DOCS / "selecting.md") if language == "console")
-    command, _, expected = shown.removeprefix("$ ").partition("\n")
-    ours = TaskManager(include_path=ROOT / "task_configs/demo", include_defaults=False)
-    monkeypatch.setattr(training, "_manager", lambda *_: ours)  # lm-eval's index of all tasks takes seconds
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "lm_eval_icl").symlink_to(ROOT / "lm_eval_icl")
-    commands.run(*shlex.split(command)[1:], "--device", "cpu")
-    times = r"[\d.]+ s,"
-    assert lines(re.sub(times, "#", capsys.readouterr().out)) == lines(re.sub(times, "#", expected))
+def pages_in(entries: object) -> list[str]:
+    """The files that a navigation names, in its order."""
+    if isinstance(entries, str):
+        return [entries]
+    parts = entries.values() if isinstance(entries, dict) else entries
+    return [page for part in parts for page in pages_in(part)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_method_has_a_reference(name):
-    """With the number on arXiv that the method's page has, if it has one."""
-    page = (DOCS / "citing.md").read_text(encoding="utf-8")
-    (entry,) = re.findall(rf"^@misc{{{name},\n.*?^}}$", page, re.MULTILINE | re.DOTALL)
-    assert all(f"  {field}" in entry for field in ("author", "title", "year"))
-    own = re.findall(r"arXiv\s+(\d{4}\.\d{5})", (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8"))
-    assert f"{{{own[0]}}}" in entry if own else re.search(r"eprint += {\d{4}\.\d{5}}", entry)
+def test_the_navigation_has_every_page_once():
+    navigation = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    pages = [file.relative_to(ROOT / "docs").as_posix() for file in (ROOT / "docs").rglob("*.md")]
+    assert sorted(pages_in(navigation)) == sorted(pages)
 
 
-def test_the_package_is_cited_as_it_is():
-    cff, page = yaml.safe_load((ROOT / "CITATION.cff").read_text()), (DOCS / "citing.md").read_text(encoding="utf-8")
-    assert f"version = {{{cff['version']}}}" in page and cff["authors"][0]["name"] in page
-
-
-def test_a_refusal_has_three_sentences_at_most():
-    for path in (ROOT / "lm_eval_icl").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("InputError", "Unsupported"):
-                parts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
-                said = "".join(part for part in parts if isinstance(part, str))
-                assert len(re.findall(r"[.?!](?: |$)", said)) <= 3, f"{path}, line {node.lineno}"
+def test_the_reference_has_every_command_and_method_once():
+    fences = re.findall(r"^```command\n(.*)\n```$", (DOCS / "reference/commands.md").read_text(), re.MULTILINE)
+    assert sorted(fences) == sorted(COMMANDS)
+    classes = re.findall(
+        r"^::: lm_eval_icl\.methods\.(\w+)\.(\w+)$", (DOCS / "reference/method-classes.md").read_text(), re.M
+    )
+    assert [module for module, _ in classes] == [name.lower() for _, name in classes] == list(NAMES)

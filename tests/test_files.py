@@ -15,8 +15,3 @@ def test_a_file_is_whole_or_as_it_was(tmp_path):
     assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
     write_atomically(path, "second")
     assert path.read_text() == "second" and list(tmp_path.iterdir()) == [path]
-
-
-def test_the_cause_is_said_where_no_file_can_be(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        write_atomically(tmp_path / "nowhere" / "a", "text")

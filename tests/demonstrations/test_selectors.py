@@ -17,7 +17,6 @@ from lm_eval_icl.demonstrations.lens import LensSettings, lens
 from lm_eval_icl.demonstrations.pool import Picks, Pool
 from lm_eval_icl.demonstrations.select import SELECTORS, in_prompt_order, quotas, select
 from lm_eval_icl.errors import InputError
-from tests import tiny
 
 NAMES = list(SELECTORS)
 DETERMINISTIC = [name for name in NAMES if name != "k_center"]
@@ -205,15 +204,6 @@ def test_arguments_of_a_selector(name, argument):
     assert changed
 
 
-@pytest.mark.parametrize("name", ["herding", "k_center"])
-def test_features_of_length_1(name):
-    pool = make_pool(0)
-    lengths = np.linalg.norm(pool.features.astype(float), axis=1, keepdims=True)
-    units = Pool(pool.labels, pool.features / lengths, pool.probabilities)
-    assert select(name, pool, 9, 0, unit=True) == select(name, units, 9, 0)
-    assert select(name, pool, 9, 0, unit=True) != select(name, pool, 9, 0)
-
-
 def test_gradients_are_never_formed_but_their_inner_products_are_right():
     pool = make_pool(0, size=600)  # more rows than are worked on at once
     vectors = gradient_embeddings(pool)
@@ -285,14 +275,6 @@ def test_a_tie_goes_to_the_lowest_row(name):
             assert select(name, reverse, 1, 0, balance=False) == (0,)
 
 
-@pytest.mark.parametrize("name", DETERMINISTIC)
-def test_the_order_of_the_pool_makes_no_difference(name):
-    """In the other three of these pools craig and facility location meet two rows that tie, and pick the lower one."""
-    for seed in (1, 3, 4) if name in ("craig", "facility_location") else range(6):
-        pool, order = make_pool(seed), np.random.default_rng(seed).permutation(40)
-        assert tuple(order[list(select(name, permuted(pool, order), 9, seed))]) == select(name, pool, 9, seed)
-
-
 @pytest.mark.parametrize("scores", [[1.0, 3.0, 3.0 + 4e-16, 2.0], [1e9, -1e9, -1e9 + 1e-5, 0]])
 def test_scores_that_differ_by_rounding_tie(scores):
     """That of the largest score so far: what is left of it has its rounding."""
@@ -303,11 +285,6 @@ def test_scores_that_differ_by_rounding_tie(scores):
     assert picks.rows[1] == min({0, 1, 2, 3} - set(picks.rows[:1]))
     picks.best(np.array([1e-9, 2e-9, 3e-9, 4e-9]) * max(scores))
     assert picks.rows[2] == max({0, 1, 2, 3} - set(picks.rows[:2]))
-
-
-def test_the_seed_of_k_center_draws_the_first_row():
-    pool = make_pool(0)
-    assert len({select("k_center", pool, 3, seed, balance=False)[0] for seed in range(20)}) > 5
 
 
 def test_the_order_in_the_prompt_is_drawn_by_the_seed_from_the_set():
@@ -323,25 +300,13 @@ def test_the_order_in_the_prompt_is_drawn_by_the_seed_from_the_set():
     ("how", "arguments", "words"),
     [
         ("herdin", {}, "'herdin': did you mean 'herding'?"),
-        ("cal", {"kk": 3}, "cal: unknown argument 'kk': did you mean 'k'?"),
-        ("craig", {"k": 3}, "craig: unknown argument 'k': there are balance, pool."),
         ("cal", {"k": 0}, "cal: k=0: must be a whole number from 1."),
         ("gradmatch", {"lam": -1}, "gradmatch: lam=-1: must be a number from 0."),
-        ("herding", {"unit": 1}, "herding: unit=1: must be true or false."),
     ],
 )
 def test_what_cannot_be_chosen_is_one_line(how, arguments, words):
     with pytest.raises(InputError, match=f"^lm-eval-icl: {re.escape(words)}"):
         make(how, arguments)
-
-
-def test_a_pool_that_cannot_be_used_is_one_line():
-    labels, features = np.array([0, 0, 2]), np.zeros((3, 2))
-    with pytest.raises(InputError, match="label 1 has no rows in the pool of 3: take a larger pool, or choose without"):
-        select("herding", Pool(labels, features), 2, 0)
-    assert len(select("herding", Pool(labels, features), 2, 0, balance=False)) == 2
-    with pytest.raises(InputError, match="herding: 41 demonstrations asked for, 40 in the pool: lower --num_fewshot"):
-        select("herding", make_pool(0), 41, 0)
 
 
 # Searches. What a set is worth is known here, so the best one is too.
@@ -383,8 +348,6 @@ def test_best_random_is_the_best_of_what_it_draws(balance):
     assert scores[order[0]][0] == scores[order[1]][0]  # so that the log-probability has decided
     counts = [np.bincount(pool.labels[list(rows)], minlength=3).tolist() for rows in drawn]
     assert all(count == [2, 2, 2] for count in counts) == balance
-    equal = best_random(pool, 6, Random(1), lambda rows: (0.5, -1.0), sets=35, balance=balance)
-    assert equal.rows == drawn[0]
 
 
 def slow_lens(pool, n, generator, worth, m, rho, l, beams, iterations, substitutions, shuffles, diversity, dev):  # noqa: E741
@@ -477,9 +440,8 @@ def slow_lens(pool, n, generator, worth, m, rho, l, beams, iterations, substitut
 SMALL = {"m": 24, "rho": 2.0, "l": 3, "beams": 4, "iterations": 3, "substitutions": 4, "shuffles": 2, "dev": 7}
 
 
-@pytest.mark.parametrize("n", tiny.slow_but([6], [6, 8]))
-def test_lens_follows_the_search_of_its_authors(n):
-    for seed in range(2):
+def test_lens_follows_the_search_of_its_authors():
+    for n, seed in ((6, 0), (8, 1)):
         pool = make_pool(seed, size=110)
         mine, slow = Worth(pool, seed), Worth(pool, seed)
         found = lens(pool, n, Random(seed), mine.info, mine.score, LensSettings(**SMALL))
@@ -487,35 +449,16 @@ def test_lens_follows_the_search_of_its_authors(n):
         assert mine.dev == slow.dev and set(mine.asked) == set(slow.asked)
 
 
-@pytest.mark.parametrize("balance", [True, False])
-def test_lens_finds_the_best_set_where_rows_tell_what_they_are_worth(balance):
-    """Sets are scored on rows that are in none of them."""
-    pool = make_pool(0, size=200)
-    worth = Worth(pool)
-    worth.about[:], worth.order = 0, 0
-    settings = LensSettings(m=30, l=4, diversity=0.0, dev=20)
-    best = lens(pool, 6, Random(0), worth.info, worth.score, settings, balance=balance)
-    order = np.argsort(-worth.worth)
-    expected = [row for label in range(3) for row in order[pool.labels[order] == label][:2]] if balance else order[:6]
-    assert sorted(best.rows) == sorted(expected)
-    assert len(set(worth.asked)) == len(worth.asked)
-    [dev] = worth.dev
-    assert len(set(dev)) == 20 and not set(dev) & {row for rows in worth.asked for row in rows}
-    assert len(worth.asked) <= 8 + 10 * 8 * 8
-
-
 def test_the_rounds_of_the_filter_are_the_published_ones():
     assert LensSettings().rounds(5000) == [(14, 2500), (28, 1250), (56, 625), (112, 500)]
     assert LensSettings().rounds(300) == [(14, 300)]
 
 
-def test_what_a_search_cannot_do_is_one_line():
-    pool = make_pool(0)
-    worth = Worth(pool)
+def test_what_cannot_be_chosen_from_a_pool_is_one_line():
+    labels, features = np.array([0, 0, 2]), np.zeros((3, 2))
+    with pytest.raises(InputError, match="label 1 has no rows in the pool of 3: take a larger pool, or choose without"):
+        select("herding", Pool(labels, features), 2, 0)
     with pytest.raises(InputError, match="best_random: 41 demonstrations asked for, 40 in the pool"):
-        best_random(pool, 41, Random(0), worth.score, sets=3)
+        best_random(make_pool(0), 41, Random(0), Worth(make_pool(0)).score, sets=3)
     with pytest.raises(InputError, match="lens: dev=100 rows to score on asked for, 10 of the pool's 40 are left b"):
-        lens(pool, 6, Random(0), worth.info, worth.score, LensSettings(m=30))
-    with pytest.raises(InputError, match="lens: rho=1: must be above 1"):
-        LensSettings(rho=1)
-    assert not worth.asked and not worth.pairs
+        lens(make_pool(0), 6, Random(0), Worth(make_pool(0)).info, Worth(make_pool(0)).score, LensSettings(m=30))

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from lm_eval.tasks import TaskManager
 from lm_eval_icl import cli
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.draw import pool_digest
-from lm_eval_icl.demonstrations.how import METHODS
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import in_prompt_order, select
 from lm_eval_icl.errors import InputError
@@ -52,7 +50,7 @@ MODEL = ("--model_args", f"pretrained={model_path()}", "--device", "cpu")
 # What is read from the model.
 
 
-@pytest.mark.parametrize("arch", ["gpt2", "bloom", "gemma2_window"])
+@pytest.mark.parametrize("arch", ["bloom", "gemma2_window"])
 @pytest.mark.parametrize("pack_tokens", [1024, 8])
 def test_states_are_what_the_vocabulary_projection_reads(arch, pack_tokens, checkpoint):
     """In packs and in rows, of queries of different lengths, with answers of one and of several tokens."""
@@ -95,7 +93,14 @@ def test_a_pass_reads_what_hf_gives(predictor, pool):
 # Choices.
 
 
-@pytest.mark.parametrize("how", tiny.slow_but(["herding", "entropy"], ["herding", "entropy", "cal", "gradmatch"]))
+def test_prompts_are_made_of_the_pool_alone(predictor):
+    """The training split of AG News has 120,000 documents, whose prompts take a minute."""
+    large = PoolOfTask(load())
+    Chooser(large, predictor, 24).choose("herding", 4, 0)
+    assert large.query.cache_info().currsize == 24 < len(large.docs)
+
+
+@pytest.mark.parametrize("how", ["herding", "entropy"])
 def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, capsys, tmp_path):
     file = tmp_path / "chosen.json"
     select_command(how, *MODEL, "--tasks", TASK, "--num_fewshot", 5, "--seeds", "2..3", "--output", file)
@@ -144,31 +149,24 @@ def test_best_random_is_the_best_of_its_sets(predictor, pool):
 # Runs with a file.
 
 
-def a_file(path: Path, documents: PoolOfTask, task: str = TASK, **changes) -> Path:
-    digest = {"rows": len(documents.docs), "sha256": pool_digest(documents.docs)}
-    of_task = {"n": 2, "pool": digest, "seeds": {"0": {"indices": [4, 8]}}, **changes}
-    path.write_text(json.dumps({"about": {}, "tasks": {task: of_task}}))
-    return path
-
-
 @pytest.mark.parametrize(
     ("changes", "n", "seed", "says"),
     [
-        ({}, 2, 0, None),
         ({}, 1, 0, "2 demonstrations were chosen and 1 are asked for"),
         ({}, 2, 1, "nothing was chosen for seed 1, only for 0"),
         ({"pool": {"rows": 9, "sha256": "0"}}, 2, 0, "chosen from another pool: the data has changed since"),
     ],
 )
 def test_a_file_for_something_else_is_refused(changes, n, seed, says, pool, tmp_path):
-    file = a_file(tmp_path / "chosen.json", pool, **changes)
+    file, digest = tmp_path / "chosen.json", {"rows": len(pool.docs), "sha256": pool_digest(pool.docs)}
+    of_task = {"n": 2, "pool": digest, "seeds": {"0": {"indices": [4, 8]}}, **changes}
+    file.write_text(json.dumps({"about": {}, "tasks": {TASK: of_task}}))
     task = load(demonstrations=str(file))
-    sampler = task.sampler.set_rnd(seed)
-    if says is None:
-        assert [task.sampler.df.index(row) for row in sampler.sample(n)] == [4, 8]
-        return
+    if not changes:
+        sampler = task.sampler.set_rnd(0)
+        assert [task.sampler.df.index(row) for row in sampler.sample(2)] == [4, 8]
     with pytest.raises(InputError, match=f"demonstrations={file}.*{re.escape(says)}"):
-        sampler.sample(n)
+        task.sampler.set_rnd(seed).sample(n)
 
 
 # Bad input.
@@ -178,15 +176,9 @@ def test_a_file_for_something_else_is_refused(changes, n, seed, says, pool, tmp_
     ("arguments", "says"),
     [
         (["herdin", *MODEL, "--tasks", TASK], "did you mean 'herding'?"),
-        (["random", *MODEL, "--tasks", TASK], f"'random': there are {', '.join(METHODS)}."),
-        (["herding", "--tasks", TASK], "required: --model_args"),
         (["herding", *MODEL, "--tasks", "nothing"], "there is no task 'nothing'"),
         (["herding:units=True", *MODEL, "--tasks", TASK], "argument 'units': did you mean 'unit'?"),
-        (["herding:balance=3", *MODEL, "--tasks", TASK], "herding: balance=3: must be true or false."),
-        (["entropy", *MODEL, "--tasks", TASK, "--num_fewshot", 300], "demonstrations asked for"),
         (["best_random:dev=500", *MODEL, "--tasks", TASK], "dev=500: the pool has 200 documents"),
-        (["lens:dev=500", *MODEL, "--tasks", TASK], "dev=500 rows to score on asked for"),
-        (["herding:pool=0", *MODEL, "--tasks", TASK], "pool=0: must be a whole number from 1."),
         (["herding", *MODEL, "--tasks", TASK, "--seeds", "a"], "--seeds a: must be whole numbers"),
         (["herding", *MODEL, "--tasks", TASK, "--num_fewshot", 0], "--num_fewshot: give how many demonstrations task"),
         (["herding", "--model_args", "pretrained=x,T=3", "--tasks", TASK], "--model_args: unknown argument 'T'"),

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 from lm_eval.api.instance import Instance
-from lm_eval.loggers.evaluation_tracker import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl.decisions.batch import BatchCalibration
@@ -16,14 +15,11 @@ from lm_eval_icl.harness import deciding
 from lm_eval_icl.harness.rule_queries import RuleQueries
 from lm_eval_icl.harness.tasks import ICLTask
 from lm_eval_icl.methods import Predictor, make
-from lm_eval_icl.results.build import build
-from lm_eval_icl.results.read import read
 from tests import evaluation, tiny
 
 RULES = "contextual+batch+batch:by=difference+domain:n=4+dcpmi+pmi+batch:m=5:of=pool"
 TASKS = {
     "three": evaluation.task("three", **evaluation.CHOICE, doc_to_choice=["no", "yes", "maybe so"]),
-    "many_tokens": evaluation.TASKS["many_tokens"],
     "described": {
         **evaluation.task(
             "described", **evaluation.CHOICE, doc_to_choice=["no", "yes"], description="Tell what it is.\n\n"
@@ -348,17 +344,15 @@ def test_templates_that_no_text_can_be_taken_from(template, said):
     [
         ("generate", "contextual", {}, "task 'generate': decide=contextual: decides among options"),
         ("inputs", "contextual", {}, "every option of this task has a prompt of its own"),
-        ("one_token", "contextal", {}, "task 'one_token': decide=contextal: .* did you mean 'contextual'"),
-        ("one_token", "contextual", {"cache_requests": True}, "--cache_requests"),
         ("one_token", "batch:of=pool:m=11", {}, "m=11: only 8 few-shot documents"),
+        ("one_token", "batch", {"limit": 1}, "decide=batch: the mean over one document is the document its"),
         ("options", "batch", {}, "needs the same options for all, and those of document 1"),
     ],
 )
-@pytest.mark.parametrize("model", ["icl", "hf"])
-def test_what_is_refused(name, decide, kwargs, said, model, checkpoint):
+def test_what_is_refused(name, decide, kwargs, said, checkpoint):
     task = OPTIONS if name == "options" else evaluation.TASKS[name]
     with pytest.raises(InputError, match=said):
-        run(model, checkpoint("llama"), task, decide, **kwargs)
+        run("hf", checkpoint("llama"), task, decide, **kwargs)
 
 
 def test_queries_that_do_not_fit_are_refused(checkpoint):
@@ -368,42 +362,3 @@ def test_queries_that_do_not_fit_are_refused(checkpoint):
     long = {"contextual": {"texts": ["word " * 200]}}
     with pytest.raises(InputError, match=r"decide=contextual.*its query 'Review: word"):
         run("icl", path, TASKS["three"], long, args={"max_length": 300})
-
-
-@pytest.mark.parametrize("model", ["icl", "hf"])
-def test_a_board_has_the_raw_values_of_such_a_run_and_those_of_each_rule(model, checkpoint, tmp_path):
-    """The raw ones as if the rules had not been asked for, and of each rule what its own responses predict."""
-    runs, asked = [], "batch+contextual+batch:m=5:of=pool"
-    for decide in (None, asked):
-        results, rows = run(model, checkpoint("llama"), TASKS["three"], decide)
-        samples = results.pop("samples")
-        tracker = EvaluationTracker(output_path=str(tmp_path / str(bool(decide))))
-        tracker.general_config_tracker.model_name_sanitized = "m"
-        tracker.save_results_aggregated(results=results, samples=samples)
-        tracker.save_results_samples(task_name="three", samples=samples["three"])
-        (one,), left_out = read([tmp_path / str(bool(decide))], quiet=True)
-        assert not left_out
-        runs.append(one)
-    raw, with_rules = runs
-    (before,), (after,) = raw.tasks.values(), with_rules.tasks.values()
-    assert (after.metric, after.filter, after.value) == (before.metric, "none", before.value)
-    assert after.column == before.column
-    assert len(after.answers.items) == 6 and not after.marks
-    assert ("method" in with_rules.icl) == (model == "icl")
-    assert not raw.decided and len(with_rules.decided) == 3
-    reads = {"batch": ("transductive",), "contextual": (), "batch:m=5:of=pool": ("pool: 5",)}
-    assert {of.rule.name: of.rule.reads for of in with_rules.decided} == reads
-    for of in with_rules.decided:
-        responses = [[float(value) for value, _ in row["filtered_resps"]] for row in rows[of.rule.name]]
-        assert of.answers.predictions.tolist() == [row.index(max(row)) for row in responses]
-        assert of.value == results["results"]["three"][f"acc,{of.rule.name}"] == np.mean(of.answers.items)
-        assert of.answers.prompts == after.answers.prompts and not of.marks
-    entries = [(entry.method, entry.rule or "") for entry in build([with_rules]).entries]
-    assert sorted(entries) == [(model, rule) for rule in sorted(["", *reads])]
-
-
-def test_batch_over_one_document_is_refused(checkpoint):
-    """Less its own mean, a document has the same value for each option, and rounding would decide."""
-    with pytest.raises(InputError, match="task 'three': decide=batch: the mean over one document is the document its"):
-        run("icl", checkpoint("gpt2"), TASKS["three"], "batch", limit=1)
-    run("icl", checkpoint("gpt2"), TASKS["three"], "batch:of=pool:m=5", limit=1)

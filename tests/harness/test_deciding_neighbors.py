@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness import rule_queries
 from tests import evaluation, tiny
 from tests.harness.test_deciding import TASKS, before_query, run, values
 
@@ -70,18 +69,3 @@ def test_neighbors_against_transformers(name, args, checkpoint):
 def test_what_is_refused(model, task, decide, said, checkpoint):
     with pytest.raises(InputError, match=said):
         run(model, checkpoint("llama"), task, decide)
-
-
-def test_the_pool_is_shuffled_once_for_all_contexts(checkpoint, monkeypatch):
-    """A pool may have tens of thousands of rows, and every document a context of its own."""
-    shuffled = []
-
-    class Counted(rule_queries.Random):
-        def shuffle(self, x):
-            shuffled.append(len(x))
-            super().shuffle(x)
-
-    monkeypatch.setattr(rule_queries, "Random", Counted)
-    task = {**PAIR["both"], "fewshot_config": {"sampler": "default"}}
-    run("icl", checkpoint("llama"), task, "hidden:m=2")
-    assert len(shuffled) == 1

@@ -5,11 +5,7 @@ import os
 import subprocess
 import sys
 import tomllib
-import venv
-import zipfile
 from pathlib import Path
-
-import pytest
 
 from lm_eval_icl import methods
 from lm_eval_icl.harness.models import model_class
@@ -33,14 +29,6 @@ def test_start_up_imports_the_shim_and_nothing_of_weight(tmp_path):
     names = "[name for name in sys.modules if name.split('.')[0] in ('lm_eval', 'lm_eval_icl', 'torch', 'datasets')]"
     ours = python(f"import sys; print(*{names})", tmp_path)
     assert ours.split() == ["lm_eval_icl", "lm_eval_icl.harness", "lm_eval_icl.harness.shim"]
-
-
-def test_models_are_registered_with_lm_eval(tmp_path):
-    code = (
-        "import lm_eval.models\nfrom lm_eval.api.registry import model_registry\n"
-        "import sys\nprint('torch' in sys.modules, [n in model_registry for n in ('icl', 'deepthink', 'hf')])"
-    )
-    assert python(code, tmp_path) == "False [True, True, True]"
 
 
 def test_the_next_release_of_lm_eval_finds_every_model_by_its_entry_point():
@@ -78,29 +66,3 @@ def test_tasks_are_found_without_an_argument_and_include_path_wins(tmp_path):
         "print(TaskManager(include_defaults=False).all_tasks)"
     )
     assert processes.python(code, cwd=tmp_path).stdout == "mine.yaml\nTrue True\nTrue\n[]\n"
-
-
-@pytest.mark.slow
-def test_a_wheel_holds_everything(tmp_path):
-    """Built and unpacked beside nothing of this checkout, it finds its tasks and starts by itself."""
-    wheels = tmp_path / "wheels"
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(wheels), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True)
-    (wheel,) = wheels.glob("*.whl")
-    target = tmp_path / "env"
-    venv.create(target, system_site_packages=False, with_pip=False, symlinks=True)
-    (site,) = target.glob("lib/python*/site-packages")
-    zipfile.ZipFile(wheel).extractall(site)
-    # The packages that it needs, from where the tests run; ours must come from the wheel.
-    outer = Path(importlib.metadata.distribution("lm_eval").locate_file(""))
-    (site / "zz_outer.pth").write_text(str(outer))
-    code = (
-        "import sys, lm_eval_icl; from lm_eval_icl.harness.plugin import task_dir\n"
-        "print('lm_eval_icl.harness.shim' in sys.modules, lm_eval_icl.__file__, task_dir())\n"
-        "from lm_eval.tasks import TaskManager; print('icl_bbh' in TaskManager().all_tasks)\n"
-        "from lm_eval.api.registry import get_model; print(get_model('icl').__name__)"
-    )
-    done = subprocess.run([target / "bin/python", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
-    first, found, name = done.stdout.strip().splitlines()
-    assert first == f"True {site / 'lm_eval_icl/__init__.py'} {site / 'lm_eval_icl/task_configs'}"
-    assert (found, name) == ("True", "icl")

@@ -4,7 +4,6 @@ import json
 
 import peft
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 
 from lm_eval_icl.errors import InputError
@@ -37,13 +36,6 @@ def test_layers_on_devices_of_their_own(checkpoint, tmp_path, name):
     args = {"parallelize": True, **places}
     assert any(weight.is_meta for weight in ICL(str(path), device="cpu", **args).model.parameters())
     assert run(name, path, **args) == run(name, path)
-
-
-def test_dtype_is_hf_s(checkpoint):
-    path = checkpoint("llama")
-    assert_as_hf(path, 1e-9, dtype="float64")
-    for dtype in ("float64", "float16", "bfloat16"):
-        assert next(ICL(str(path), device="cpu", dtype=dtype).model.parameters()).dtype == getattr(torch, dtype)
 
 
 @pytest.mark.parametrize("name", tiny.slow_but(["invicl"], ["icl", "invicl", "batchicl", "deepthink"]))

@@ -103,15 +103,6 @@ def test_other_models_run_as_without_us(tmp_path):
         assert all(type(prompt) is str for prompt, _ in sample["arguments"])
 
 
-def test_an_evaluate_from_before_our_import_is_refused(checkpoint):
-    """It knows nothing of the start of a run; prompts then come without parts, and the line says what to do."""
-    evaluate = inspect.unwrap(lm_eval.evaluator.evaluate)
-    task = evaluation.manager(False).load([{**evaluation.TASKS["one_token"]}])
-    says = r"^lm-eval-icl: task 'one_token': a prompt arrived without its structure.*Call lm_eval.evaluate"
-    with pytest.raises(InputError, match=says):
-        evaluate(evaluation.ICL(str(checkpoint("gpt2")), device="cpu"), task, limit=2)
-
-
 def test_a_refusal_that_nobody_catches_is_a_line():
     code = "from lm_eval_icl.harness import patches; patches.install(); "
     done = processes.python(code + "from lm_eval_icl.methods import make; make('icl', {'repeat': 0})")
@@ -119,10 +110,3 @@ def test_a_refusal_that_nobody_catches_is_a_line():
     assert done.stderr == "lm-eval-icl: icl: repeat=0: must be a whole number, 1 or more.\n"
     done = processes.python(code + "1 / 0")
     assert "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr
-
-
-def test_our_tasks_refuse_in_a_line_under_other_models_too(checkpoint, tmp_path):
-    line = ["--model", "hf", "--model_args", f"pretrained={checkpoint('gpt2')}", "--device", "cpu"]
-    line += ["--tasks", "icl_demo_short", "--num_fewshot", "100000"]
-    refusal = processes.refusal(*line, program="lm_eval", cwd=tmp_path)
-    assert "100000 demonstrations asked for, 200 there: lower --num_fewshot." in refusal

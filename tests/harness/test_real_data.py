@@ -1,13 +1,10 @@
 """The tasks on the real datasets, where they stand beside the checkout."""
 
 import contextlib
-from random import Random
 
 import pytest
 from lm_eval.tasks import TaskManager
 
-from lm_eval_icl.demonstrations.draw import stratified
-from lm_eval_icl.harness.tasks import evaluated
 from tests import evaluation
 
 pytestmark = pytest.mark.slow
@@ -74,36 +71,6 @@ def test_prompts_are_the_papers(tasks):
     assert prompt("icl_mmlu_anatomy").startswith("Question: ")
     text = prompt("icl_bbh_date_understanding")
     assert "Options" not in text and "(A)" not in text and text.count("\nA: ") == 3
-
-
-def test_how_many_documents_are_evaluated_and_shown(tasks):
-    """What docs/tasks.md says of each task."""
-    closed = {}
-    for name, task in tasks.items():
-        is_evaluated = evaluated(task)
-        closed[name] = [row for row, doc in enumerate(task.fewshot_docs()) if is_evaluated(doc)]
-    assert {name: len(rows) for name, rows in closed.items() if rows} == {
-        "icl_sst5": 3,
-        "icl_trec": 11,
-        "icl_agnews": 1,  # of the 5,000 rows that are here
-    }
-
-
-def test_draws_are_what_they_were_but_for_what_is_evaluated(tasks):
-    """To the row, for some seeds: the draw of Deep-Thinking's code, stratified by label."""
-    changed = {}
-    for name in SHOTS:
-        task, n, pool = tasks[name], SHOTS[name], tasks[name].sampler.df
-        is_evaluated = evaluated(task)
-        changed[name] = 0
-        for seed in (*range(5), 29, 67, 69):
-            before = stratified(pool, n, task.doc_to_target, Random(seed))
-            task.set_fewshot_seed(seed)
-            for was, doc in zip(before, task.sampler.sample(n), strict=True):
-                assert (doc is was) == (not is_evaluated(was)) and not is_evaluated(doc)
-                assert task.doc_to_target(doc) == task.doc_to_target(was)
-                changed[name] += doc is not was
-    assert changed["icl_sst2"] == changed["icl_mr"] == 0 < changed["icl_trec"]
 
 
 REAL = ["mmlu_anatomy", "leaderboard_bbh_date_understanding", "icl_sst2", "bbh_fewshot_navigate"]

@@ -19,7 +19,6 @@ from sqlitedict import SqliteDict
 from lm_eval_icl import version
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import response_cache as cache
-from lm_eval_icl.harness import responses
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.response_cache import Responses, ResumableLM
 from lm_eval_icl.methods import runner
@@ -28,7 +27,7 @@ from tests import evaluation, tiny
 from tests.evaluation import ICL
 from tests.processes import Process
 
-KILLS = int(os.environ.get("LM_EVAL_ICL_KILLS", "8"))
+KILLS = int(os.environ.get("LM_EVAL_ICL_KILLS", "3"))
 NAMES = ["resume_choice", "resume_text", "resume_rolling"]
 
 
@@ -80,32 +79,24 @@ def undisturbed(gpt2):
 
 
 @pytest.mark.slow
-def test_kills_in_a_row(gpt2, undisturbed, tmp_path):
+def test_killed_and_started_again(gpt2, undisturbed, tmp_path):
+    """Killed again and again while it computes or writes, some responses later each time."""
     expected, total = undisturbed
-    where, rng = tmp_path / "c_rank0.db", random.Random(0)
-    counts, out = [0], tmp_path / "out.json"
-    for kill in range(KILLS):
+    where, out, rng = tmp_path / "c_rank0.db", tmp_path / "out.json", random.Random(0)
+    before = 0
+    for kill in range(1, KILLS + 1):
         process = Process(run, gpt2, tmp_path / "c", out)
-        goal = counts[-1] + rng.randrange(max(1, 2 * (total - 50 - counts[-1]) // (KILLS - kill)))
-        if goal > counts[-1]:  # while it computes or writes
-            while stored(where) < goal:
-                assert process.process.is_alive()
-                time.sleep(0.001)
-            time.sleep(rng.uniform(0, 0.004))
-        else:  # or while it loads
-            late = time.monotonic() + rng.uniform(0, 1)
-            while time.monotonic() < late and stored(where) == counts[-1]:
-                time.sleep(0.001)
+        while stored(where) < max(before + 1, kill * (total - 50) // KILLS):
+            assert process.process.is_alive()
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.004))
         process.kill()
-        counts.append(stored(where))
-        assert counts[-1] >= max(goal, *counts)
-    assert len(set(counts)) > KILLS / 2
-    assert counts[-1] < total
-
+        assert before < stored(where) < total
+        before = stored(where)
     assert Process(run, gpt2, tmp_path / "c", out).finish()[0] == 0
     found, computed = json.loads(out.read_text())
     assert_same(found, expected)
-    assert computed <= total - counts[-1] + KILLS  # a kill may leave an unfinished line
+    assert computed <= total - before + KILLS  # a kill may leave an unfinished line
 
 
 def assert_same(found, expected):
@@ -122,27 +113,6 @@ def assert_same(found, expected):
         assert found == expected
 
 
-class Stop(Exception):
-    pass
-
-
-@pytest.mark.parametrize("why", [KeyboardInterrupt, Stop, InputError])
-def test_an_exception_loses_nothing(gpt2, tmp_path, monkeypatch, why):
-    """No more than the pass that it ends."""
-    calls, original = [], responses.generate_first
-
-    def generate_first(*args):
-        calls.append(args)
-        if len(calls) > 3:
-            raise why
-        return original(*args)
-
-    monkeypatch.setattr(responses, "generate_first", generate_first)
-    with pytest.raises(why):
-        evaluation.run("icl", gpt2, ["generate"], 2, batch_size=1, use_cache=str(tmp_path / "c"))
-    assert stored(tmp_path / "c_rank0.db") == 3
-
-
 # Whose responses they are.
 
 
@@ -153,22 +123,11 @@ def change_weight(path):
     model.save_pretrained(path)
 
 
-def change_file(name, key, value):
-    def change(path):
-        file = path / name
-        file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (change_weight, r"\(model_files_digest=[0-9a-f]{16} there, [0-9a-f]{16} here\)"),
-        (change_file("config.json", "layer_norm_epsilon", 1e-3), r"config.layer_norm_epsilon=.* there, 0.001 here"),
-        (change_file("generation_config.json", "repetition_penalty", 1.5), r"repetition_penalty=None there, 1.5 here"),
         ({"dtype": "bfloat16"}, r"dtype=torch.float32 there, torch.bfloat16 here"),
-        ({"overflow": "error"}, r"overflow=drop there, error here"),
         ({"positions": "none"}, r"icl.positions=sequential there, none here"),
         ("version", r"version=.* there, 99.* here"),
     ],
@@ -210,24 +169,13 @@ def test_responses_read_back_to_the_bit(tmp_path, response):
         assert type(responses["key"]) is type(response)
 
 
-class Malicious:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-def test_nothing_is_unpickled(gpt2, tmp_path):
-    where, made = tmp_path / "c_rank0.db", tmp_path / "made"
-    pickle.loads(pickle.dumps(Malicious(made)))
-    assert made.exists()  # what it would do
-    made.unlink()
-    with SqliteDict(str(where), autocommit=True) as theirs:
-        theirs["lm-eval-icl"] = Malicious(made)
+def test_nothing_is_unpickled(gpt2, tmp_path, monkeypatch):
+    """lm-eval's own caches are pickles, which may run any code."""
+    with SqliteDict(str(tmp_path / "c_rank0.db"), autocommit=True) as theirs:
+        theirs["lm-eval-icl"] = "text"
+    monkeypatch.setattr(pickle, "loads", None)
     with pytest.raises(InputError, match="was not written by this version"):
         run(gpt2, tmp_path / "c")
-    assert not made.exists()
 
 
 def test_a_line_that_was_not_finished_is_computed_again(tmp_path):
@@ -245,13 +193,6 @@ def test_a_line_that_was_not_finished_is_computed_again(tmp_path):
         (tmp_path / "c").write_bytes(content)
         with pytest.raises(InputError, match="was not written by this version"):
             Responses(str(tmp_path / "c"), {"method": "icl"})
-
-
-@pytest.mark.parametrize("path", ["", "file/c", "/dev/full", "/proc/c"])
-def test_paths_that_cannot_be(tmp_path, path):
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"^lm-eval-icl: the cache .* cannot be .*$"):
-        Responses(str(tmp_path / path), {})
 
 
 def test_sampled_texts_are_not_stored(gpt2, tmp_path):

@@ -2,15 +2,10 @@
 
 import pytest
 import torch
-from lm_eval.api.instance import Instance
-from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness import patches
-from lm_eval_icl.harness.run import PreparedRun
-from lm_eval_icl.prompts.prompt import FewShotPrompt
 from tests import evaluation, tiny
-from tests.evaluation import ICL, DeepThink
+from tests.evaluation import DeepThink
 
 
 def evaluate(lm, names, shots=2):
@@ -33,41 +28,6 @@ def test_a_model_that_changed_between_runs_is_read_anew(checkpoint):
     assert lm.get_model_info()["icl"]["contexts_encoded"] == 1
 
 
-def test_requests_made_by_hand(checkpoint):
-    """Objects that come and go: one's tokens are never taken for another's."""
-    lm = ICL(str(checkpoint("gpt2")), device="cpu")
-    scores = []
-    for text in ("a", "b", "a", "c", "a"):
-        request = Instance("loglikelihood", {}, (FewShotPrompt("", ["dull film\n"], text), " x"), 0)
-        scores += lm.loglikelihood([request], disable_tqdm=True)
-        del request
-    assert scores[0] == scores[2] == scores[4]
-    assert len(set(scores)) == 3
-
-
-def test_options_lose_the_same_demonstrations(tmp_path, monkeypatch):
-    """In a multiple-input task every option has a prompt of its own; they stay comparable."""
-    tiny.save("gpt2", tmp_path, n_positions=120)
-    config = evaluation.task(
-        "uneven",
-        **evaluation.CHOICE,
-        doc_to_text="label",
-        doc_to_choice="{{[text, text + ' and so on and on and on for a long while' ]}}",
-        doc_to_target="then {{other}}",
-        fewshot_config={"sampler": "first_n", "doc_to_choice": "{{[text, other]}}"},
-    )
-    monkeypatch.setattr(PreparedRun, "release", lambda *_: None)  # else nothing would be left to look at
-    lm = ICL(str(tmp_path), device="cpu", overflow="drop")
-    results = evaluate(lm, [config], 10)
-    kept = {}
-    for instance, request in lm.run._prepared.values():
-        kept.setdefault(instance.doc_id, set()).add(len(request.prompt.context.demonstrations))
-    assert all(len(numbers) == 1 for numbers in kept.values())
-    assert len({number for numbers in kept.values() for number in numbers}) > 1
-    assert lm.run.left_out["uneven"]["documents"] == len(kept) == 6
-    assert len(evaluation.responses(results)) == 12
-
-
 @pytest.mark.parametrize("rope", tiny.slow_but(["longrope"], ["longrope", "dynamic"]))
 def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope):
     parameters = {"rope_type": rope, "rope_theta": 10000.0, "factor": 8.0}
@@ -84,12 +44,6 @@ def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope):
     for shots in fits:  # all on one side, as hf
         theirs = evaluation.answers("hf", tmp_path, names, shots, batch_size=1, args=args)
         evaluation.assert_same(evaluation.answers("icl", tmp_path, names, shots, args=args), theirs, 1e-4)
-
-
-def test_the_task_manager_takes_what_it_took():
-    """By position too."""
-    patches.install("lm_eval.tasks.manager")
-    assert TaskManager(None, None, False, {"a": 1}).metadata == {"a": 1}
 
 
 def test_one_line_of_demonstrations_that_differ_by_document(checkpoint, caplog):

@@ -39,12 +39,8 @@ def tried(code, cwd):
 
 @pytest.mark.slow
 def test_no_network(tmp_path):
-    """An evaluation and our own commands, in one process."""
+    """An evaluation and our own commands, in one process. (The guard sees who does ask.)"""
     code = [EVALUATE, COMMAND.format(["show", "invicl"]), COMMAND.format(["smoke", "--limit", "1"])]
     assert tried("\n".join(code), tmp_path) == "tried []"
-
-
-@pytest.mark.slow
-def test_the_guard_sees(tmp_path):
     code = "import urllib.request\ntry: urllib.request.urlopen('http://127.0.0.1:9')\nexcept OSError: pass"
     assert "socket.getaddrinfo" in tried(code, tmp_path)

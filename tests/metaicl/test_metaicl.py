@@ -31,7 +31,7 @@ from lm_eval_icl.training.episodes import EpisodePool, RowDraw
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.rows import RowMaker
 from lm_eval_icl.training.train import Settings, train
-from tests import commands, evaluation, tiny
+from tests import evaluation
 
 # Ten tasks that are there whole: both kinds, few and many options, long and short rows, one class among the
 # demonstrations (ethos-race), rows of different numbers of options (ai2_arc).
@@ -228,7 +228,7 @@ def ours(name, model, **kwargs):
 
 
 @pytest.mark.parametrize("channel", [False, True], ids=["direct", "channel"])
-@pytest.mark.parametrize(("shots", "most"), [(16, 1024), (8, 1024), (2, 1024), (0, 1024), (16, 300)])
+@pytest.mark.parametrize(("shots", "most"), [(16, 1024), (2, 1024), (0, 1024), (16, 300)])
 def test_sequences_are_the_literal_ones(made, model, channel, shots, most):
     """Id by id, also those that are cut; and the models of this package get the same ones as hf."""
     cut = 0
@@ -362,15 +362,6 @@ def test_pmi_subtracts_the_loss_behind_nothing(made, model):
     assert results["results"][name]["metaicl,none"] == pytest.approx(np.mean(right))
 
 
-@pytest.mark.parametrize("name", tiny.slow_but(["icl", "invicl", "deepthink", "saicl", "nbce"], methods.NAMES))
-def test_every_method_runs_them(made, model, name):
-    arguments = {"layer": 1} if name == "batchicl" else {"T": 2} if name == "deepthink" else {}
-    lm = ours(name, model, max_length=SHORT, overflow="drop", **arguments)
-    results = evaluate(lm, ["metaicl_glue-rte", "metaicl_channel_glue-rte"], made, limit=1)
-    for found in results["results"].values():
-        assert 0 <= found["metaicl,none"] <= 1
-
-
 def test_a_group_is_the_mean_of_its_tasks(made, model, caplog):
     results = evaluate(ours("icl", model), ["metaicl_hr_to_lr"], made, limit=2, shots=1, missing="skip")
     values = [results["results"][f"metaicl_{task}"]["metaicl,none"] for task in MADE]
@@ -392,17 +383,12 @@ def test_the_yaml_files_are_made_of_the_settings():
     [
         ("metaicl_openbookqa", {"metaicl": None}, "need the folder of its data: give --metadata metaicl="),
         ("metaicl_openbookqa", {"metaicl": "nowhere"}, "nowhere: not a folder of MetaICL's data"),
-        ("metaicl_openbookqa", {"metaicl": "/"}, "not a folder of MetaICL's data"),
         ("metaicl_quarel", {}, "quarel_16_100_test.jsonl: cannot be read"),
         (
             "metaicl_hr_to_lr",
             {},
             "23 of the 26 test tasks of hr_to_lr have .* quarel, .*, or go on without them: --metadata missing=skip",
         ),
-        ("metaicl_hr_to_lr_unseen", {}, "3 of the 4 unseen-domain tasks of hr_to_lr .* financial_phrasebank"),
-        ("metaicl_qa_to_qa_unseen", {"missing": "skip"}, "1 of the 1 unseen-domain tasks of qa_to_qa have no files"),
-        ("metaicl_hr_to_lr", {"missing": "no"}, "missing=no: must be skip"),
-        ("metaicl_openbookqa", {"pmi": 3}, "pmi=3: must be True, or be left out"),
         ("metaicl_openbookqa", {"PMI": True}, "PMI=True: did you mean 'pmi'?"),
         ("metaicl_openbookqa", {"demonstrations": "random"}, "demonstrations=random: .* leave it out"),
     ],
@@ -412,23 +398,11 @@ def test_bad_folders_and_metadata(made, names, change, says):
         load([names], made, **change)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ("no json", "line 2: not JSON"),
-        ({"output": 3}, "line 2: must have the texts input, output, and options"),  # more of these: tests/training
-        ({"options": None}, "line 2: has 0 options"),
-        ({"options": ["entailment", "no"], "output": "no"}, "line 2: has other options than glue-rte"),
-    ],
-)
-def test_bad_rows(tmp_path, change, says):
+def test_bad_rows(tmp_path):
     rows = made_rows("glue-rte", 3, 0)
-    lines = [json.dumps(row) for row in rows]
-    lines[1] = change if isinstance(change, str) else json.dumps(rows[1] | change)
-    path = tmp_path / "glue-rte" / "glue-rte_16_100_test.jsonl"
-    path.parent.mkdir()
-    path.write_text("\n".join(lines))
-    with pytest.raises(InputError, match=says):
+    rows[1] |= {"options": ["entailment", "no"], "output": "no"}
+    write(tmp_path, "glue-rte", 16, 100, "test", rows)
+    with pytest.raises(InputError, match="line 2: has other options than glue-rte"):  # more of these: tests/training
         MetaICLFolder(tmp_path, "--data").test("glue-rte", 100)
 
 
@@ -438,16 +412,11 @@ def test_bad_seeds_and_runs(made, model, tmp_path):
         evaluate(hf(model), [name], made, 1234)
     with pytest.raises(InputError, match=r"num_fewshot=17: .* have 16 rows"):
         evaluate(hf(model), [name], made, shots=17)
-    for k, seed, split in ((16, 13, "train"), (16, 13, "test")):
-        write(tmp_path, "openbookqa", k, seed, split, made_rows("openbookqa", 16, 0))
-    with pytest.raises(InputError, match=r"openbookqa_16_42_train.jsonl: cannot be read"):
-        evaluate(hf(model), [name], tmp_path, 42)
+    write(tmp_path, "openbookqa", 16, 13, "test", made_rows("openbookqa", 16, 0))
     write(tmp_path, "openbookqa", 16, 13, "train", made_rows("openbookqa", 15, 0))
     with pytest.raises(InputError, match="has 15 rows, and MetaICL's training files of target tasks have 16"):
         evaluate(hf(model), [name], tmp_path, 13)
     [task] = load([name], made)["tasks"].values()
-    with pytest.raises(InputError, match="cut by the model's tokenizer, which is not known here"):
-        task.build_all_requests(limit=1)
     with pytest.raises(InputError, match="the mean loss of a token, and Other does not tell its tokens"):
         task.bind(Other())
 
@@ -527,27 +496,6 @@ def test_a_task_of_which_no_row_remains_stops_no_training(made, model, tmp_path,
     assert json.loads((tmp_path / "out/trainer_state.json").read_text())["global_step"] == 2 and "not fit" not in said
     with pytest.raises(InputError, match="no row is short enough under icl, invicl: lower --num_fewshot"):
         train(*model[1:], icl, [long], tmp_path / "none", settings, **how)
-
-
-@pytest.mark.slow
-def test_the_command_trains_on_a_setting(made, model, tmp_path, capsys):
-    def run(output, *more):
-        line = f"train invicl --model_args pretrained={model[0]},max_length=900 --metaicl hr_to_lr --data {made}"
-        line += f" --train_k 40 --steps 1 --batch_size 2 --num_fewshot 3 --device cpu --output {tmp_path / output}"
-        commands.run(*line.split(), *more)
-        history = json.loads((tmp_path / output / "trainer_state.json").read_text())["log_history"]
-        return history[0]["loss"], capsys.readouterr().out
-
-    with pytest.raises(InputError, match=r"59 of the 61 training tasks of hr_to_lr .* --metadata missing=skip"):
-        run("refused")
-    with pytest.raises(InputError, match="--loss all: MetaICL's loss is that of the query"):
-        run("refused", "--loss", "all")
-    skip = ["--metadata", "missing=skip", "--fits", "icl,invicl"]
-    loss, said = run("one", *skip)
-    assert "nothing is cut, by the tokens that they have under a method: invicl " in said and "%, icl " in said
-    assert run("channel", *skip, "--channel")[0] != loss
-    trained = json.loads((tmp_path / "one" / "config.json").read_text())["lm_eval_icl"]["trained"]
-    assert trained["tasks"] == [name for name in SETTINGS["hr_to_lr"]["train"] if (made / name).is_dir()]
 
 
 def test_defaults_of_training_are_metaicls():

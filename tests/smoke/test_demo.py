@@ -14,7 +14,6 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.methods import make
 from lm_eval_icl.smoke.demo import documents, model_path
 from tests import processes
 
@@ -67,59 +66,6 @@ def test_documents_come_from_the_seed(tmp_path: Path) -> None:
         for split in ("train", "test"):
             made = (tmp_path / name / f"{split}.jsonl").read_bytes()
             assert made == (task_dir() / "demo" / name / f"{split}.jsonl").read_bytes()
-
-
-def test_training_withholds_the_tasks_texts_and_pairings() -> None:
-    withheld = {row["text"] for name in TASKS for split in documents(name).values() for row in split}
-    episodes = SCRIPT["Episodes"](seed=1, withheld=withheld)
-    topic_of = {word: topic for topic, words in SCRIPT["TOPICS"].items() for word in words}
-    pairings = {(topic, word) for task in SCRIPT["TASKS"] for topic in task.labels for word in task.labels.values()}
-    for _ in range(300):
-        for before, label in episodes.draw(SCRIPT["Shape"](2, 8, SCRIPT["SHORT"])):
-            text = before.split(": ", 1)[1].rsplit("\n", 1)[0]
-            assert text not in withheld
-            assert not {(topic_of.get(word), part) for word in text.split() for part in label.split()} & pairings
-
-
-def test_parts_encode_as_the_whole_text() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model_path())
-    episodes, delimiter = SCRIPT["Episodes"](seed=2, withheld=set()), tokenizer("\n\n").input_ids
-    for length in ("SHORT", "MEDIUM", "LONG"):
-        examples = episodes.draw(SCRIPT["Shape"](3, 6, SCRIPT[length]))
-        parts = SCRIPT["encode"](tokenizer, examples)
-        joined = [token for before, label in parts for token in (*before, *label, *delimiter)]
-        assert joined == tokenizer("".join(f"{before}{label}\n\n" for before, label in examples)).input_ids
-
-
-@pytest.mark.parametrize("name", SCRIPT["METHODS"])
-def test_training_predicts_no_label_that_is_seen(name: str) -> None:
-    """Not even through other tokens, in later layers."""
-    demonstrations = [([10, 11, 12], [13]), ([20, 21], [22, 23]), ([30, 31, 32, 33], [13])]
-    row = SCRIPT["make_row"](make(name), demonstrations, [([40, 41], [13])], [1, 1])
-    sees = row.mask.float()
-    for _ in range(3):
-        sees = ((sees @ sees) > 0).float()
-    predicted = row.weights.nonzero()[:, 0].tolist()
-    assert predicted[-1] == len(row.ids) - 1
-    assert len(predicted) == (5 if name in ("icl", "nope", "invicl") else 1)
-    for i in predicted[:-1]:
-        start = max(j for j in range(i) if row.ids[j] in (10, 20, 30))
-        own = (row.ids == row.ids[start]).nonzero()[:, 0].tolist()  # where the copies of its demonstration begin
-        labels = [j + i - start for j in own]
-        assert not sees[i - 1, labels].any()
-
-
-def test_tokenizer_comes_from_the_script() -> None:
-    made = SCRIPT["make_tokenizer"]().backend_tokenizer.to_str()
-    assert made == AutoTokenizer.from_pretrained(model_path()).backend_tokenizer.to_str()
-
-
-def test_yaml_agrees_with_the_script() -> None:
-    loaded = TaskManager(include_path=task_dir() / "demo", include_defaults=False).load(TASKS)["tasks"]
-    for task in SCRIPT["TASKS"]:
-        config = loaded[task.name].config
-        assert config.doc_to_choice == list(task.labels.values())
-        assert config.doc_to_text == f"{task.template[0]}: {{{{text}}}}\n{task.template[1]}:"
 
 
 def accuracies(shots: int) -> dict[str, float]:

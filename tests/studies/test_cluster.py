@@ -30,7 +30,7 @@ STUDY: dict[str, Any] = {
     "methods": ["icl", {"deepthink": {"T": "1..2", "eta": 0.1}}],
     "tasks": ["icl_demo_short", "icl_demo_four"],
     "num_fewshot": 2,
-    "seeds": "0..1",
+    "seeds": 0,
     "demonstrations": ["stratified", "herding:unit=True"],
     "dev": {"size": 4, "choose": "T"},
     "train": {"tasks": "icl_demo_short", "steps": 2, "num_fewshot": 2, "batch_size": 2, "eval_steps": 0},
@@ -60,7 +60,7 @@ def one(tmp_path_factory, own_tasks) -> running.Ran:
 
 def assert_alike(study: running.Ran, one: running.Ran) -> None:
     """The same choices, the same cells, and the same predictions."""
-    assert study.folder.there == one.folder.there and len(one.cells()) == 2 * 2 * 2 * (3 + 2)
+    assert study.folder.there == one.folder.there and len(one.cells()) == 2 * 2 * (3 + 2)
     for cell in one.cells():
         assert study.facts(cell)["indices"] == one.facts(cell)["indices"]
         mine, theirs = study.samples(cell), one.samples(cell)
@@ -75,9 +75,9 @@ def on_ray(study: running.Ran, address: str, kind: type = cluster.OnRay) -> Any:
 
 
 class Sabotaged(cluster.OnRay):
-    """Three workers are killed, and then a node is removed, as the study goes on."""
+    """A worker is killed, and then a node is removed, as the study goes on."""
 
-    kills, remove, lost = 3, None, 0
+    kills, remove = 1, None
 
     def _answer(self, worker: cluster.Hired) -> Sequence[Outcome]:
         outcomes = super()._answer(worker)
@@ -108,9 +108,9 @@ def test_two_workers_of_this_machine(one, tmp_path):
 
 
 @pytest.mark.slow
-def test_drivers_workers_and_a_node_are_lost(nodes, one, tmp_path):
-    """The driver is killed three times, then workers, then a node goes: what was done is not run again, and
-    what comes out is the same."""
+def test_a_driver_a_worker_and_a_node_are_lost(nodes, one, tmp_path):
+    """The driver is killed, then a worker, then a node goes: what was done is not run again, and what comes out is the
+    same."""
     two = tmp_path / "two"
     file = two.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(STUDY))
@@ -119,18 +119,14 @@ def test_drivers_workers_and_a_node_are_lost(nodes, one, tmp_path):
     def there() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in two.glob("cells/*/*/[!.]*/results_*")}
 
-    before = there()
-    for kill in range(3):
-        driver = Process(run_command, ["lm-eval-icl", "study", str(file), *options])
-        until = time.monotonic() + 900
-        while len(there()) < 3 * kill + 1:
-            assert time.monotonic() < until
-            assert driver.process.is_alive(), driver.finish()
-            time.sleep(0.05)
-        driver.kill()
-        assert before.items() <= there().items()
-        before = there()
-    pools: list[Sabotaged] = []
+    driver = Process(run_command, ["lm-eval-icl", "study", str(file), *options])
+    until = time.monotonic() + 900
+    while not there():
+        assert time.monotonic() < until
+        assert driver.process.is_alive(), driver.finish()
+        time.sleep(0.05)
+    driver.kill()
+    before, pools = there(), list[Sabotaged]()
 
     def executor(study: running.Ran) -> Sabotaged:
         pools.append(on_ray(study, nodes.address, Sabotaged))
@@ -170,9 +166,6 @@ def test_a_worker_that_fits_no_node_is_refused(nodes, tmp_path):
     large = {"pretrained": str(model_path()), "max_length": 500, "resources": {"num_cpus": 64}}
     study = running.opened(tmp_path / "o", OPTIONS, **{**STUDY, "models": [STUDY["models"], large]})
     with pytest.raises(InputError, match=r"resources: .*: no node of the cluster has num_cpus=64"):
-        on_ray(study, nodes.address)
-    study = running.opened(tmp_path / "o", OPTIONS, **STUDY, resources={"num_cpus": 0, "memory": 0})
-    with pytest.raises(InputError, match=r"resources: .*: no node of the cluster has no need"):
         on_ray(study, nodes.address)
 
 

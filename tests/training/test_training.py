@@ -1,11 +1,10 @@
 """Training under a layout: the forward pass is scoring's, gradients are a literal one's, and runs may be killed."""
 
 import hashlib
+import itertools
 import json
-import os
 import random
 import re
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -66,9 +65,7 @@ def loaded(folder, name="icl", **limits):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    tiny.slow_but(
-        [("llama", torch.float64)], [("gpt2", torch.float64), ("llama", torch.float64), ("gpt2", torch.float32)]
-    ),
+    tiny.slow_but([("llama", torch.float64)], [("llama", torch.float64), ("gpt2", torch.float64)]),
 )
 @pytest.mark.parametrize("case", CASES, ids=test_methods.title)
 def test_training_forward_is_scoring(checkpoint, name, case, dtype):
@@ -81,7 +78,7 @@ def test_training_forward_is_scoring(checkpoint, name, case, dtype):
     with predictor.runner.inference_mode():
         losses = target_losses(model, batch)
     found = torch.zeros(4, dtype=losses.dtype).index_add_(0, batch["target_row"], -losses)
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-7 if name == "llama" else 1e-10  # RMSNorm is in float32
+    tolerance = 1e-7 if name == "llama" else 1e-10  # RMSNorm is in float32
     for episode, mine in zip(episodes, found.tolist(), strict=True):
         prompt = episode.example.prompt
         [[(expected, _)]] = predictor.score(
@@ -217,9 +214,7 @@ def test_held_out_episodes_never_show_a_row_that_is_held_out():
         assert episode.query in pool.held_out and not set(episode.demonstrations) & set(pool.held_out)
 
 
-@pytest.mark.parametrize(
-    "name", ["one_token", "many_tokens", "described", "spaces", "prefixed", "likelihood", "generate"]
-)
+@pytest.mark.parametrize("name", ["many_tokens", "described", "spaces", "prefixed", "likelihood", "generate"])
 def test_an_episode_is_the_prompt_of_an_evaluation(name):
     """Character by character what lm-eval itself builds from the same documents, and the same options."""
     config = evaluation.TASKS[name] | {"test_split": "train", "fewshot_split": "train", "training_split": "train"}
@@ -250,58 +245,24 @@ def test_tasks_that_cannot_be_trained_on():
 
 
 def test_only_what_fits_every_method_is_used(checkpoint):
-    """As InvICL's appendix A.4, where its rows are twice as long: with it in `fits`, icl leaves out what it leaves out,
-    by the tokens of a row and not by their positions."""
-    pools = [EpisodePool(task(size=60), 4, 0)]
+    """As InvICL's appendix A.4: with `fits`, icl leaves out the episodes that do not fit in two copies, by the tokens
+    of a row and not by their positions."""
+    pools, most = [EpisodePool(task(size=60), 4, 0)], 330
+    icl, invicl = (loaded(checkpoint("gpt2"), name, max_length=most) for name in ("icl", "invicl"))
+    makers = [RowMaker(icl), RowMaker(invicl)]
 
-    def tokens(predictor, episode, copies):
-        """How many a row has, with so many copies of each demonstration."""
-        prompt, answer = predictor.tokenizer.pair(episode.example.prompt, episode.example.answer)
-        shown = copies * sum(prompt.context.lengths)
-        return len(prompt.context.prefix) + shown + len(prompt.query) + len(answer) - 1
+    def tokens(episode):
+        """How many a row has, with two copies of each demonstration."""
+        prompt, answer = icl.tokenizer.pair(episode.example.prompt, episode.example.answer)
+        return len(prompt.context.prefix) + 2 * sum(prompt.context.lengths) + len(prompt.query) + len(answer) - 1
 
-    def rows(fits, most=330):
-        icl, invicl = (loaded(checkpoint("gpt2"), name, max_length=most) for name in ("icl", "invicl"))
-        makers = [RowMaker(icl), RowMaker(invicl)]
-        made = EpisodeRows(partial(draw_episode, pools, 0), makers[0], makers if fits else [], 30)
-        return icl, makers[0], [(*made.episode(number), made[number]) for number in range(30)]
-
-    icl, make, alone = rows(False)
-    assert 0 < sum(tokens(icl, episode, 2) > 330 for episode, _, _ in alone) < 30
-    _, _, together = rows(True)
-    assert sum(left_out for _, left_out, _ in together) > sum(left_out for _, left_out, _ in alone) >= 0
-    for number, (_, left_out, row) in enumerate(together):
+    alone, together = (EpisodeRows(partial(draw_episode, pools, 0), makers[0], fits, 30) for fits in ([], makers))
+    assert 0 < sum(tokens(alone.episode(number)[0]) > most for number in range(30)) < 30
+    for number in range(30):
+        _, left_out = together.episode(number)
         tried = [draw_episode(pools, 0, number, attempt) for attempt in range(left_out + 1)]
-        fits = [not make.why_not(episode) and tokens(icl, episode, 2) <= 330 for episode in tried]
-        assert fits == [False] * left_out + [True] and row.ids == make.row(tried[-1]).ids
-    says = r"'t': none of 1,000 episodes fits the model \(under icl, its rows do not fit the model's 20 positions\)"
-    with pytest.raises(InputError, match=says):
-        rows(True, 20)
-
-
-def test_a_task_of_which_nothing_fits_is_left_out(checkpoint, tmp_path, capsys):
-    """Training goes on with the others, and is refused only if nothing fits at all."""
-    model, tokenizer = model_of(checkpoint("gpt2"))
-    long = FileTask("long", tuple(Row(f"{row.input} " * 12, row.output, row.options) for row in task().rows))
-    settings = Settings(num_fewshot=4, steps=1, batch_size=2, eval_steps=0)
-    invicl, kept = methods.make("invicl"), {"fits": [methods.make("icl")], "max_length": 500, "cpu": True}
-    train(model, tokenizer, invicl, [long, task()], tmp_path / "none", settings, **kept, dry_run=True)
-    said = capsys.readouterr().out
-    assert re.search(r"00 episodes that do not fit were left out to have the first 2$", said, re.MULTILINE)
-    assert not (tmp_path / "none").exists()
-    train(model, tokenizer, invicl, [long, task()], tmp_path / "one", settings, **kept)
-    assert (tmp_path / "one/model.safetensors").is_file()
-    with pytest.raises(InputError, match=r"task 'long': none of 1,000 episodes fits .*: lower --num_fewshot"):
-        train(model, tokenizer, invicl, [long], tmp_path / "two", settings, **kept)
-    assert not (tmp_path / "two").exists()
-
-
-def test_another_task_takes_the_place_of_one_that_hardly_fits():
-    pools = [EpisodePool(task(name), 4, 0) for name in "abcdefgh"]
-    drawn = [
-        [draw_episode(pools, 0, 3, attempt).task.name for attempt in range(100 * i, 100 * i + 100)] for i in (0, 1, 2)
-    ]
-    assert [len(set(names)) for names in drawn] == [1, 1, 1] and len({names[0] for names in drawn}) > 1
+        fits = [not makers[0].why_not(episode) and tokens(episode) <= most for episode in tried]
+        assert fits == [False] * left_out + [True] and together[number].ids == makers[0].row(tried[-1]).ids
 
 
 def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
@@ -358,6 +319,8 @@ def test_a_run_leaves_a_checkpoint(checkpoint, tmp_path):
     """One that transformers and lm-eval load, with the record of how it was made; and the loss falls."""
     log = tiny_run(checkpoint, tmp_path / "out", steps=30, eval_steps=10, save_steps=10)
     assert len(losses(log)) == 30 and sum(losses(log)[-5:]) < 0.8 * sum(losses(log)[:5])
+    rates = [entry["learning_rate"] for entry in log if "loss" in entry]
+    assert all(one - other == pytest.approx(1e-3 / 30) for one, other in itertools.pairwise(rates))
     measured = {entry["step"]: entry["eval_loss"] for entry in log if "eval_loss" in entry}
     assert list(measured) == [0, 10, 20, 30] and measured[30] < measured[0]
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -385,14 +348,11 @@ def test_the_loss_on_held_out_rows_is_that_of_scoring(checkpoint, tmp_path):
     assert measured["eval_loss"] == pytest.approx(sum(loss) / len(loss), abs=1e-5)
 
 
-@pytest.mark.slow
 def test_what_only_saves_memory_changes_nothing(checkpoint, tmp_path):
     """Without dropout: it draws other numbers for other batches."""
     plain = losses(tiny_run(checkpoint, tmp_path / "plain", name="llama"))
-    for settings in ({"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}, {"save_steps": 1}):
-        (name,) = settings
-        found = losses(tiny_run(checkpoint, tmp_path / name, name="llama", **settings))
-        assert found == pytest.approx(plain, abs=1e-5), name
+    saving = {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}
+    assert losses(tiny_run(checkpoint, tmp_path / "o", name="llama", **saving)) == pytest.approx(plain, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -414,33 +374,12 @@ def test_bf16_and_lora(checkpoint, tmp_path):
     assert moved and not any("ln" in name or "wte" in name for name in moved)
 
 
-def test_adapters_without_their_library_are_refused_first(monkeypatch):
-    """Before tasks are read and a model is loaded, which is not there."""
-    monkeypatch.setitem(sys.modules, "peft", None)
-    line = ["icl", "--model_args", "pretrained=no/such", "--tasks", "no_such", "--lora", "--output", "out"]
-    assert commands.refused("train", *line) == "--lora: needs the library peft: pip install peft."
-
-
-def test_a_method_of_the_users(checkpoint, tmp_path, monkeypatch):
-    (tmp_path / "neighbours.py").write_text(
-        "from dataclasses import dataclass\nfrom lm_eval_icl.prompts.layouts import Pattern, before\n"
-        "from lm_eval_icl.methods import Method\n@dataclass(frozen=True)\nclass Neighbours(Method):\n"
-        "    def pattern(self, n):\n        return Pattern(before(n).triu(-1))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    log = tiny_run(checkpoint, tmp_path / "out", method="neighbours:Neighbours", steps=4)
-    assert len(losses(log)) == 4
-    assert json.loads((tmp_path / "out/config.json").read_text())["lm_eval_icl"]["trained"]["method"] == "neighbours"
-
-
 @pytest.mark.parametrize(
     ("trained", "method", "says"),
     [
         ({"method": "invicl"}, "pcw", "was trained under invicl, and is evaluated under pcw"),
-        ({"method": "invicl"}, "deepthink", "was trained under invicl, and is evaluated under deepthink"),
         ({"methods": ["icl", "pcw"]}, "nope", "was trained under icl, pcw, and is evaluated under nope"),
         ({"method": "icl"}, "deepthink", ""),
-        ({"methods": ["icl", "pcw"]}, "pcw", ""),
         ({}, "pcw", ""),
         ({"method": "invicl", "positions": "sequential"}, "invicl", "with positions=sequential, and is .* symmetric"),
         ({"method": "invicl", "repeat": 2}, "invicl", "was trained with repeat=2, and is evaluated with 1"),
@@ -500,19 +439,13 @@ def finish(line):
 @pytest.mark.slow
 def test_killed_and_resumed(checkpoint, episodes_file, tmp_path):
     """The same weights bit for bit, and the same log, dropout included (GPT-2 has it)."""
-    kills = int(os.environ.get("LM_EVAL_ICL_KILLS", "3"))
     finish(arguments(checkpoint, episodes_file, tmp_path / "whole"))
-    rnd, at = random.Random(kills), 0
-    for _ in range(kills):
-        # Killed some steps on, at any moment of a step or of a save.
+    for step in (6, 21):  # at any moment of the next steps, or of a save
         running = process(arguments(checkpoint, episodes_file, tmp_path / "killed", "--resume"))
-        at = min(at + rnd.randint(2, max(3, 90 // kills)), 38)
-        last = tmp_path / f"killed/checkpoints/checkpoint-{at - at % 3}"
-        while running.process.is_alive() and not last.exists():
+        while running.process.is_alive() and not (tmp_path / f"killed/checkpoints/checkpoint-{step}").exists():
             time.sleep(0.001)
-        time.sleep(rnd.random() * 0.1)
-        running.process.kill()
-        running.finish()
+        time.sleep(random.random() * 0.1)
+        running.kill()
     finish(arguments(checkpoint, episodes_file, tmp_path / "killed", "--resume"))
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
     logs = [read_log(tmp_path / name) for name in ("killed", "whole")]
@@ -536,13 +469,6 @@ def test_two_processes_do_what_one_does(checkpoint, episodes_file, tmp_path):
                 assert one_entry[name] == pytest.approx(two_entry[name], abs=1e-5)
 
 
-def test_a_loss_that_is_not_finite(checkpoint, tmp_path):
-    with pytest.raises(
-        InputError, match=r"(loss|grad_norm) is (nan|inf) at step \d: train with a lower --learning_rate"
-    ):
-        tiny_run(checkpoint, tmp_path / "out", learning_rate=1e30, max_grad_norm=1e30, eval_steps=0)
-
-
 DEMO = ["--model_args", f"pretrained={model_path()}"]
 SHORT = ["--tasks", "icl_demo_short"]
 TWICE = ["--gradient_accumulation_steps", "2"]
@@ -554,20 +480,10 @@ TWICE = ["--gradient_accumulation_steps", "2"]
         (["deepthink", *DEMO, *SHORT], "deepthink is not trained under, since it is more"),
         (["saicl", *DEMO, "--tasks", "x", "--loss", "all"], "loss=all: under saicl a demonstration sees its own"),
         (["icl", *DEMO, "--tasks", "x", "--loss", "some"], "--loss 'some': must be 'query' or 'all'."),
-        (["ilc", *DEMO, "--tasks", "x"], "unknown method 'ilc': did you mean 'icl'?"),
         (["icl", *DEMO, "--tasks", "x", "--episodes", "y"], "--tasks, --episodes, --metaicl: give one of them."),
-        (["icl", "--tasks", "x"], "--model_args: has no pretrained=...: give the name or folder of a checkpoint."),
-        (["icl", "--model_args", f"pretrained={model_path()},x=3", "--tasks", "x"], "--model_args: unknown argument"),
-        (["icl", *DEMO, "--tasks", "icl_demo_shrt"], "--tasks: there is no task 'icl_demo_shrt': did you mean "),
         (["icl", *DEMO, *SHORT, "--num_fewshot", "190"], "task 'icl_demo_short': 190 demonstrations"),
         (["icl", *DEMO, "--tasks", "x", "--steps", "0"], "--steps 0: must be a whole number, 1 or more."),
-        (["icl", *DEMO, "--tasks", "x", "--learning_rate", "-1"], "--learning_rate -1.0: must be greater than"),
-        (["icl", *DEMO, "--tasks", "x", "--device", "tpu"], "--device tpu: here is no accelerator"),
         (["icl", *DEMO, "--episodes", "none.jsonl"], "--episodes none.jsonl: cannot be read"),
-        (["icl", "--model_args", "pretrained=/nowhere", *SHORT], "pretrained='/nowhere': "),
-        (["icl", "--model_args", f"pretrained={model_path()},dtype=flot32", *SHORT], "pretrained='"),
-        (["icl", *DEMO, "--tasks", ","], "--tasks: names no task."),
-        (["icl", *DEMO, *SHORT, "--include_path", "nowhere"], "--include_path nowhere: no such folder."),
         (["icl", "--model_args", f"pretrained={model_path()},max_length=9", *SHORT], "task 'icl_demo_short': none of"),
         (["icl", *DEMO, *SHORT, "--batch_size", "3", *TWICE], "--batch_size 3: must be a multiple of 2: processes"),
     ],
@@ -579,18 +495,13 @@ def test_bad_input_is_one_line(line, says, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-TEXTS = "must have the texts task, input, output, and options, a list of texts."
-
-
 @pytest.mark.parametrize(
     ("row", "says"),
     [
         ("{", "not JSON"),
-        ("[]", TEXTS),
-        ('{"task": "a", "input": "x"}', TEXTS),
+        ('{"task": "a", "input": "x"}', "must have the texts task, input, output, and options, a list of texts."),
         ('{"task": "a", "input": "", "output": "y"}', "'input' must not be empty."),
         ('{"task": "a", "input": "x", "output": "y", "options": ["z"]}', "the output 'y' is none of the options ['z']"),
-        ('{"task": "a", "input": "x", "output": "y", "options": "y"}', TEXTS),
     ],
 )
 def test_a_bad_row_is_named_by_its_number(row, says, tmp_path):
@@ -599,20 +510,6 @@ def test_a_bad_row_is_named_by_its_number(row, says, tmp_path):
     with pytest.raises(InputError) as error:
         read_file(path)
     assert f"{path}, line 3: " in error.value.message and says in error.value.message
-
-
-def test_what_is_used_is_said_before_a_training_begins(checkpoint, tmp_path, capsys):
-    settings = {"num_fewshot": 4, "steps": 8, "loss": "query", "eval_steps": 0}
-    tiny_run(checkpoint, tmp_path / "o", method="icl", tasks=[task(size=60)], max_length=190, **settings)
-    said = capsys.readouterr().out
-    pools, make = [EpisodePool(task(size=60), 4, 0)], RowMaker(loaded(checkpoint("gpt2"), "icl", max_length=190))
-    left_out = 0
-    for number in range(32):
-        attempt = 0
-        while make.why_not(draw_episode(pools, 0, number, attempt)):
-            attempt += 1
-        left_out += attempt
-    assert left_out and f"{left_out} episodes that do not fit were left out to have the first 32" in said
 
 
 def test_a_gradient_that_is_not_finite(checkpoint, tmp_path, monkeypatch):
@@ -632,32 +529,6 @@ def test_a_gradient_that_is_not_finite(checkpoint, tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "out/checkpoints").iterdir()] == ["checkpoint-2"]
 
 
-def test_weights_that_are_not_finite_have_no_accuracy(checkpoint, tmp_path):
-    """A step so large that the weights overflow, from a gradient that is finite: neither measured nor saved."""
-    with pytest.raises(InputError, match=r"eval_loss is (nan|inf) at step 1: train with a lower"):
-        tiny_run(checkpoint, tmp_path / "out", steps=1, eval_steps=1, save_steps=1, learning_rate=1e38, weight_decay=1)
-    assert not list((tmp_path / "out/checkpoints").glob("checkpoint-*"))
-
-
-@pytest.mark.slow
-def test_nothing_held_out(checkpoint, tmp_path):
-    """With too few rows, or none asked for, nothing is measured; and each step is logged once otherwise."""
-    for name, given in (("few", {"tasks": [task(size=9)]}), ("none", {"eval_documents": 0})):
-        log = tiny_run(checkpoint, tmp_path / name, steps=2, **given)
-        assert [entry["step"] for entry in log] == [1, 2] and "eval_loss" not in log[-1]
-    log = tiny_run(checkpoint, tmp_path / "odd", steps=3, eval_steps=2)
-    assert [entry["step"] for entry in log if "eval_loss" in entry] == [0, 2, 3]
-
-
-def test_arguments_that_do_not_fit_each_other(checkpoint, tmp_path):
-    pcw = methods.make("pcw", {"window_size": 9})
-    with pytest.raises(InputError, match="pcw: window_size=9: more than the 3 demonstrations"):
-        train(*model_of(checkpoint("gpt2")), pcw, [task()], tmp_path / "out", Settings(num_fewshot=3))
-    with pytest.raises(InputError, match="--lora 'false': must be true or false"):
-        Settings(lora="false")
-    assert Settings(num_fewshot=2.0).num_fewshot == 2
-
-
 def test_a_folder_is_of_one_run(tmp_path):
     output, identity = tmp_path / "out", {"model": "m", "rows": {"t": "abc"}, "steps": 10}
 
@@ -665,9 +536,8 @@ def test_a_folder_is_of_one_run(tmp_path):
         return claim(output, identity | changes, resume)
 
     assert claimed() is None
-    for name, value in (("model", "n"), ("steps", 20), ("rows", {"t": "abd"})):
-        with pytest.raises(InputError, match=f"holds another run, with another {name}: give another folder"):
-            claimed(resume=True, **{name: value})
+    with pytest.raises(InputError, match="holds another run, with another steps: give another folder"):
+        claimed(resume=True, steps=20)
     for step in (5, 10, 15):
         (output / f"checkpoints/checkpoint-{step}").mkdir(parents=True)
     assert claimed() is None  # a checkpoint is whole with Trainer's state, which is written last
