@@ -31,7 +31,6 @@ from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.metaicl.files import SETTINGS
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.training.train import Settings
 from scripts.regression import __main__ as regression
 from scripts.regression.configuration import configured
 from tests import processes
@@ -320,17 +319,6 @@ def test_pictures_of_concepts_are_what_is_drawn_now(tmp_path):
 
 def test_readme_is_a_front_door():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 800
-
-
-def test_every_argument_of_training_is_in_its_list():
-    page = (DOCS / "training.md").read_text(encoding="utf-8")
-    items = re.findall(r"^- ((?:`--\w+`(?:, )?)+)(?: \(([^)]*)\))?:", page, re.MULTILINE)
-    defaults = {name: default for names, default in items for name in re.findall(r"`--(\w+)`", names)}
-    fields = {name: field.default for name, field in Settings.model_fields.items()}
-    assert defaults.keys() == {*fields, *train.OPTIONS, "resume"}
-    for name in ("num_fewshot", "steps", "batch_size", "loss", "eval_steps", "eval_documents", "save_steps", "seed"):
-        assert defaults[name] == str(fields[name]), name
-    assert float(defaults["learning_rate"]) == fields["learning_rate"]
 
 
 def test_the_version_is_one():

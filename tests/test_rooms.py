@@ -37,7 +37,7 @@ TESTS = Path(__file__).resolve().parent
 # How many lines of Python each room may have in the package, and in tests/; "" is the top folder. Who makes a room
 # smaller lowers its number; nobody raises one.
 LIMITS = {
-    "": (225, 1620),
+    "": (225, 1608),
     "files": (38, 0),
     "prompts": (896, 674),
     "metaicl": (500, 507),

@@ -15,13 +15,13 @@ from lm_eval_icl.errors import InputError
 @dataclass(frozen=True)
 class BatchCalibration(Shift):
     """Batch calibration (Zhou et al. 2023, arXiv 2309.17249) over the documents x' of the task, each decision then
-    depending on all of them; or, with of=pool, over m few-shot documents behind the same demonstrations:
+    depending on all of them; or, with of=pool, over m few-shot documents after the same demonstrations:
 
         division:    s(y|x) - log mean_x' p(y|x')
         difference:  p(y|x) - mean_x' p(y|x')
 
-    Implementations of the paper differ in this; with two options, both decide alike. p is normalized over the options
-    before it is averaged: the mean of the logarithms, s(y|x) - mean_x' s(y|x'), is another function.
+    Implementations of the paper have one or the other; with two options, both decide alike. p is normalized over the
+    options before it is averaged: the mean of the logarithms, s(y|x) - mean_x' s(y|x'), is another function.
     """
 
     name = "batch"

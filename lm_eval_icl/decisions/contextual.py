@@ -14,7 +14,7 @@ from lm_eval_icl.errors import InputError
 
 @dataclass(frozen=True)
 class Contextual(Shift):
-    """Contextual calibration (Zhao et al. 2021, arXiv 2102.09690, section 5), by texts cf that say nothing:
+    """Contextual calibration (Zhao et al. 2021, arXiv 2102.09690, section 5), by content-free texts cf:
 
         s(y|x) - log mean_j exp s(y|cf_j)
 
@@ -59,7 +59,7 @@ class Domain(Shift):
 
 
 def rendered(task: Any, doc: Doc, texts: Sequence[Any]) -> list[str]:
-    """The queries with these texts in place of the document's. Behind an empty one nothing can be scored."""
+    """The queries with these texts in place of the document's. After an empty query nothing can be scored."""
     kept = [query for text in texts if (query := task.content_free(doc, text)).strip()]
     if not kept:
         raise InputError("all of its texts make an empty query: give others (texts=...).")

@@ -1,6 +1,6 @@
 """Decision rules as users write them: `contextual+batch:of=pool:m=128`, or {"contextual": {"texts": ["N/A"]}}.
 
-`NAME:KEY=VALUE:KEY=VALUE`, read by `spelled`, is how methods are named that choose demonstrations, too.
+Methods that choose demonstrations are written in the same way, `NAME:KEY=VALUE:KEY=VALUE`, which `spelled` parses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lm_eval_icl.errors import InputError, did_you_mean, naming, refusal
 RULES: Mapping[str, type[Rule]] = {
     rule.name: rule for rule in (Contextual, Domain, BatchCalibration, DomainPMI, PMI, Hidden, KNN)
 }
-# Rules that read more of a model than the log-probabilities of options.
+# Rules that need more of a model than the log-probabilities of options.
 NEIGHBORS = tuple(name for name, rule in RULES.items() if issubclass(rule, Comparison))
 
 
@@ -45,7 +45,7 @@ def read(given: Any) -> tuple[Rule, ...]:
 
 
 def written(rules: Sequence[Rule]) -> Any:
-    """What `read` reads as these rules: names joined by `+`, or a list, where a text cannot stand among names."""
+    """These rules as users write them: names joined by `+`, or a list if a text cannot stand among names."""
     text = "+".join(map(str, rules))
     try:
         if read(text) == tuple(rules):

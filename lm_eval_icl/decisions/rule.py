@@ -1,7 +1,7 @@
 """What a decision rule is: a dataclass whose fields are its arguments, the queries that it asks, and its formula.
 
-s(y|x) is the summed log-probability of option y behind the demonstrations and document x; p(y|x) is its softmax over
-the C options. Everything is computed in float64. scipy is imported where it is used, since that takes half a second.
+s(y|x) is the summed log-probability of option y after the demonstrations and document x; p(y|x) is its softmax over the
+C options. Everything is computed in float64. scipy is imported where it is used, since that takes half a second.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Rule(ABC):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """All arguments by name, those with their default too."""
+        """All arguments by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @property
     def given(self) -> dict[str, Any]:
-        """The arguments that have not their default."""
+        """The arguments whose value is not the default."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
 
     def __str__(self) -> str:
@@ -67,12 +67,12 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class Shift(Rule):
-    """A rule that shifts the log-probabilities of a document's options by those behind other queries.
+    """A rule that shifts the log-probabilities of a document's options by those after other queries.
 
     Attributes:
-        bare: its queries stand behind nothing, no prefix and no demonstrations.
-        by_document: its queries depend on the document; otherwise on what they stand behind alone.
-        asks: whether it asks queries; if not, the documents themselves stand for them.
+        bare: its queries have no prefix and no demonstrations before them.
+        by_document: its queries depend on the document; otherwise only on the demonstrations before them.
+        asks: whether it has queries of its own; if not, the task's documents are the queries.
     """
 
     bare: ClassVar[bool] = False
@@ -81,22 +81,22 @@ class Shift(Rule):
 
     @abstractmethod
     def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
-        """The queries for a document that stands behind `place`, made by `task` (`harness.rule_queries.RuleQueries`).
-        What the results say of them is added to `facts`."""
+        """The queries for a document whose demonstrations are those of `place`, made by `task`
+        (`harness.rule_queries.RuleQueries`). Facts for the results file are added to `facts`."""
 
     def constants(self, asked: np.ndarray) -> np.ndarray:
-        """(n, C) s(y|query) -> (C,) what is subtracted: the logarithm of the mean probability."""
+        """(n, C) s(y|query) -> (C,) the subtracted constants: the logarithms of the mean probabilities."""
         return log_mean_exp(asked)
 
     def values(self, scores: np.ndarray, asked: np.ndarray) -> np.ndarray:
-        """(D, C) s(y|x), (n, C) s(y|query) -> (D, C) the values by which is decided."""
+        """(D, C) s(y|x), (n, C) s(y|query) -> (D, C) the values of the options, of which the largest wins."""
         shifted: np.ndarray = np.asarray(scores, dtype=np.float64) - self.constants(asked)
         return shifted
 
 
 @dataclass(frozen=True)
 class Comparison(Rule):
-    """A rule that compares documents with m labeled rows of each class, by what the model says before any option: the
+    """A rule that compares documents with m labeled rows of each class, by the model's state before any option: the
     log-probabilities of the next token (V), if it `reads_log_probs`, or else the last hidden state (d)."""
 
     fixed_options = "a comparison of documents"

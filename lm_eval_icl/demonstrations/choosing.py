@@ -1,4 +1,4 @@
-"""Choosing a task's demonstrations: what is made of what a model says of the pool, and searches that ask it."""
+"""Choosing a task's demonstrations from a model's outputs on the pool, or by searches that run the model again."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class TaskPool(Protocol):
 
     Attributes:
         docs: the documents; a row is the number of one.
-        rows: those that are chosen from, with some that turn out to be closed: they may not be chosen.
-        sha256: what tells these documents from others.
-        prompts: what a choice depends on besides: the templates, and which documents are evaluated.
+        rows: the candidates, among which some may be closed: they are not chosen.
+        sha256: a digest of these documents.
+        prompts: a digest of what else a choice depends on: the templates, and which documents are evaluated.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Choice:
 
     Attributes:
         indices: rows of the task's few-shot documents, in the order of the prompt.
-        picked: the same in the order of picking; None where that is the prompt's.
-        accuracy: the choice's, on the documents that sets were scored on; None where none were.
+        picked: the same in the order of picking; None if that is the prompt's.
+        accuracy: the accuracy of the chosen set on the documents that sets were scored on; None if no sets were tried.
         seconds: how long choosing took.
         tokens: how many tokens were run through the model for it.
     """
@@ -73,18 +73,18 @@ class Choice:
     tokens: int = field(default=0, compare=False)
 
     def as_json(self) -> dict[str, Any]:
-        """What results files and files of choices have of it."""
+        """The choice as results files and files of choices have it."""
         known = {name: value for name, value in vars(self).items() if value is not None}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in known.items()}
 
 
 class Chooser:
-    """Chooses demonstrations of a task by what a model says of its pool.
+    """Chooses demonstrations of a task by a model's outputs on its pool.
 
     Args:
         pool: the task's documents.
         predictor: the model under plain ICL.
-        most: how many documents of the pool, drawn by the seed, are chosen from.
+        most: how many documents of the pool, drawn by the seed, are candidates.
     """
 
     def __init__(self, pool: TaskPool, predictor: Predictor, most: int) -> None:
@@ -116,8 +116,8 @@ class Chooser:
         return replace(choice, seconds=round(time.perf_counter() - begun, 3), tokens=tokens)
 
     def _rows(self, seed: int) -> list[int]:
-        """The rows of the pool, or as many of them as are chosen from, drawn by the seed; without documents that are
-        there twice or are evaluated."""
+        """The candidates: at most `most` rows of the pool, drawn by the seed, without duplicates and without documents
+        that are evaluated."""
         rows, first = self.pool.rows, dict[str, int]()
         if len(rows) > self.most:
             rows = sorted(Random(f"pool {seed}").sample(rows, self.most))
@@ -151,7 +151,7 @@ class Chooser:
         return all(self.predictor.limits.too_long(tokens, len(answer) - 1) is None for tokens, answer in pairs)
 
     def right(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Whether each document is answered rightly behind some demonstrations, and the probability of its right option
+        """Whether each document is answered rightly after these demonstrations, and the probability of its right option
         among all."""
         texts = [self.pool.demonstration(row) for row in demonstrations]
         by_prefix: dict[str, list[int]] = defaultdict(list)  # a task's description may depend on the document
@@ -170,7 +170,7 @@ class Chooser:
     def _searched(
         self, how: str, n: int, seed: int, rows: Sequence[int], balance: bool, settings: dict[str, Any]
     ) -> Choice:
-        """What a method chooses that tries demonstrations."""
+        """The choice of a method that tries demonstrations."""
         generator, dev_rows = Random(seed), list[int]()
         if how == "best_random":
             dev_rows, rows = self._apart(rows, settings.pop("dev"))

@@ -1,6 +1,6 @@
 """Which rows of a pool become demonstrations: drawn at random, stratified by label, the first ones, or given.
 
-None of them is a document that is evaluated, which would then be answered behind its own answer.
+None of them is a document that is evaluated: its answer would stand in its own prompt.
 
 A file of choices, which `lm-eval-icl select` writes and runs read, is {"about": {how, model, version}, "tasks": {task:
 {"n": 8, "pool": {"rows": 6920, "sha256": "..."}, "seeds": {"0": {"indices": [in the order of the prompt], ...}}}}}.
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from lm_eval_icl.errors import InputError
 
 Row = TypeVar("Row")
-# The ways of drawing that need no model.
+# The ways of drawing, which need no model.
 DRAWN = ("stratified", "random", "first")
 
 
@@ -44,7 +44,7 @@ def draw(
             its place: the next one of the pool after "first", otherwise one that is drawn, of the same label after
             "stratified" if there is one. The other rows stay where they are.
         rnd: the random number generator.
-        task, seed: the task's name and the seed of `rnd`, by which a file of choices has its rows.
+        task, seed: the task's name and the seed of `rnd`, by which rows are found in a file of choices.
 
     Returns:
         The rows' indices, and how many of these replace others.
@@ -83,7 +83,7 @@ def draw(
 
 
 def as_text(query: str, options: Iterable[str]) -> str:
-    """What a document says: its query, and its options in any order, in lower case and with blanks collapsed. (In some
+    """A document's text: its query, and its options in any order, in lower case and with blanks collapsed. (In some
     tasks every document has the same query, and the options differ.)"""
     return json.dumps([" ".join(text.lower().split()) for text in (query, *sorted(options))])
 

@@ -14,14 +14,14 @@ from lm_eval_icl.demonstrations.draw import DRAWN
 from lm_eval_icl.demonstrations.select import SELECTORS, arguments_of, checked, near
 from lm_eval_icl.errors import InputError, naming
 
-# The arguments that every method takes, with their defaults: class balance, and how many documents are chosen from.
+# The arguments that every method takes, with their defaults: class balance, and the number of candidates.
 _OF_ALL: dict[str, Any] = {"balance": True, "pool": 5000}
 # The methods that try demonstrations, with the arguments that a user may give and their defaults.
 SEARCHES: Mapping[str, dict[str, Any]] = {
     "best_random": {"sets": 100, "dev": 1000},
     "lens": asdict(lens.LensSettings()),
 }
-# The methods that ask a model.
+# The methods, all of which need a model.
 METHODS = ("best_random", *SELECTORS, "lens")
 
 
@@ -32,7 +32,7 @@ class How:
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)  # the method's; those with their default are left out
     balance: bool = _OF_ALL["balance"]  # choose inside each class
-    pool: int = _OF_ALL["pool"]  # how many documents are chosen from
+    pool: int = _OF_ALL["pool"]  # how many documents are candidates
 
     def __str__(self) -> str:
         """The same text for the same choice, whatever the order in which arguments were given."""
@@ -56,10 +56,10 @@ def make(name: str, arguments: Mapping[str, Any]) -> How:
 
 
 def read(written: Any) -> How | None:
-    """The method that `demonstrations` names; None for what is drawn without a model, and for a file.
+    """The method that `demonstrations` names; None for a way of drawing, and for a file.
 
     Raises:
-        InputError: it is nothing of these, or an argument cannot be used.
+        InputError: it is none of these, or an argument cannot be used.
     """
     with naming(f"demonstrations={written if isinstance(written, str) else json.dumps(written, default=str)}"):
         if isinstance(written, Mapping):

@@ -29,7 +29,7 @@ class Wanted:
 
     Attributes:
         pool: the task's documents.
-        model: what tells the model from others (`about_model`), and its limits, by which documents fit.
+        model: the model's identity (`about_model`), and its limits, by which documents fit.
     """
 
     pool: TaskPool
@@ -48,7 +48,7 @@ def chosen(wanted: Wanted, predictor: Predictor | Chooser) -> dict[str, Any]:
     """A choice that is kept, or that is made now and kept if it can be written, as results files have it.
 
     Args:
-        predictor: the model under plain ICL, or what chooses with it from this pool.
+        predictor: the model under plain ICL, or a `Chooser` that has it and this pool.
 
     Raises:
         InputError: nothing can be chosen.
@@ -72,8 +72,8 @@ def chosen(wanted: Wanted, predictor: Predictor | Chooser) -> dict[str, Any]:
 
 
 def about_model(pretrained: str, of_model: Mapping[str, Any]) -> dict[str, str]:
-    """What is said of the model that chooses: its name or folder, and what tells it from others
-    (`inference.identity.model_identity`), as a digest."""
+    """The record of the model that chooses: its name or folder, and a digest of its identity
+    (`inference.identity.model_identity`)."""
     return {"pretrained": pretrained, "sha256": hashlib.sha256(_json(of_model)).hexdigest()}
 
 

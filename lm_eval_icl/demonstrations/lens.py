@@ -1,7 +1,7 @@
 """LENS (Li and Qiu, Findings of EMNLP 2023): a pool filtered by what each row tells, then a search.
 
 What a row e tells about a row e' is c(e, e') = p(y' | x, y, x') - p(y' | x'), as the paper has it. The search is that
-of the authors' code, which differs from the paper's in what the paper leaves open and in some of what it says: rows and
+of the authors' code, which fills gaps of the paper and departs from it in some points: rows and
 similarities are standardized, diversity is a mean of weight 4, a substitute is drawn from the best four of the label,
 and the current sets stay candidates. What a row tells about itself is handled as in that code, too: the filter takes
 the mean over the other rows (`main_for_progressive_examples_selection.py`, `mask_same_candidate_indication_pair`, which
@@ -26,7 +26,7 @@ from lm_eval_icl.errors import InputError
 _FIRST_BEAMS, _FIRST_SETS, _FIRST_ROUNDS = 16, 160, 20
 # How many of its rows one of the first sets may share with those before it.
 _SHARED = 4
-# How many rows a substitute is drawn from.
+# A substitute is drawn from this many rows.
 _SUBSTITUTES = 4
 
 # What a row tells about each of some rows; and the accuracy of a set on some rows, with its mean log-probability there.
@@ -151,7 +151,7 @@ def _filtered(
 
 
 class _Search:
-    """Sets of candidates, numbered from 0, and how good they look by what their rows tell: `labels` (E,) of the
+    """Sets of candidates, numbered from 0, and their value by what their rows tell: `labels` (E,) of the
     candidates, `table` (E, S) what each tells about each row that it was scored on, and `want` how many of each label a
     set has."""
 

@@ -1,4 +1,4 @@
-"""What a selector sees of a pool, and how it picks: the highest score, ties to the lowest row."""
+"""The data of a pool that a selector has, and how it picks: the highest score, ties to the lowest row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIE = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """What a selector may see of the pool's N documents."""
+    """The data of the pool's N documents that a selector has."""
 
     labels: np.ndarray  # (N,) whole numbers from 0
     features: np.ndarray | None = None  # (N, d) such as the hidden states that answers are predicted from
@@ -54,10 +54,10 @@ class Picks:
     def __init__(self, pool: Pool) -> None:
         self.rows: list[int] = []
         self._open = np.ones(len(pool.labels), dtype=bool)
-        self._largest = 0.0  # of all scores so far: what is left after much is taken away has the rounding of the whole
+        self._largest = 0.0  # of all scores so far: small differences have the rounding of large numbers
 
     def take(self, row: int) -> None:
-        """Pick a row that was not decided on by scores."""
+        """Pick a row without scores."""
         self.rows.append(row)
         self._open[row] = False
 

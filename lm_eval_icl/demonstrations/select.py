@@ -33,11 +33,11 @@ def arguments_of(selector: Selector) -> dict[str, Any]:
 
 
 def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **arguments: Any) -> tuple[int, ...]:
-    """Choose n rows of a pool, in which nothing is there twice. The first m of them are what would be chosen for m.
+    """Choose n rows of a pool without duplicates. The first m of them are the choice for m.
 
     Args:
         how: the name of a selector.
-        seed: for what a method leaves to chance, and for which classes have one row more than others.
+        seed: decides what a method leaves to chance, and which classes have one row more than others.
         balance: choose inside each class, the same number as far as possible (see `quotas`).
 
     Returns:
@@ -58,7 +58,7 @@ def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **argu
 def in_prompt_order(rows: Sequence[int], seed: int) -> tuple[int, ...]:
     """A set of rows as they stand in a prompt: shuffled by the seed, whatever the order in which they were picked."""
     ordered = sorted(rows)
-    # A seed of its own, so that the order has nothing to do with what the same seed decided in choosing.
+    # A separate seed, so that the order is independent of what the same seed decided in choosing.
     Random(f"order {seed}").shuffle(ordered)
     return tuple(ordered)
 

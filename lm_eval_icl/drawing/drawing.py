@@ -21,7 +21,7 @@ PREFIX, DEMONSTRATION, QUERY, ANSWER = 2, (3, 2, 4), 2, 2
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a method runs for a prompt."""
+    """The forward passes of a method for a prompt."""
 
     name: str
     arguments: str
@@ -30,7 +30,7 @@ class Drawing:
 
 
 def example(shots: int) -> list[int]:
-    """The numbers of tokens of so many demonstrations.
+    """The numbers of tokens of this many demonstrations.
 
     Raises:
         InputError: `shots` is negative, or too large to draw.
@@ -41,7 +41,7 @@ def example(shots: int) -> list[int]:
 
 
 def draw(method: Method, shots: int) -> Drawing:
-    """The drawing of what `method` runs for a prompt of so many demonstrations.
+    """The drawing of the forward passes of `method` for a prompt with this many demonstrations.
 
     Raises:
         InputError: the method refuses this number of demonstrations, or there are too many to draw.

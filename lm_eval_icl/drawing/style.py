@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 INK, GREY = "#24292f", "#6e7781"
-# Nothing that names the time, the program or a web address gets into the files.
+# The files contain no time, no name of a program and no web address.
 METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
     "png": {"Software": None},
@@ -73,7 +73,7 @@ def of_method(name: str) -> tuple[str, str]:
 
 
 def clipped(name: str, most: int = 32) -> str:
-    """A name in one line of at most so many characters: its end, which says more than its beginning in a path."""
+    """A name in one line of at most this many characters: its end, which says more than its beginning in a path."""
     name = one_line(name)
     return name if len(name) <= most else "…" + name[len(name) - most + 1 :]
 
@@ -85,5 +85,5 @@ def shortened(label: str, most: int = 46) -> str:
 
 
 def one_line(name: str) -> str:
-    """Without newlines and whatever else cannot be printed, or not be written into an SVG file."""
+    """The text without newlines and other characters that cannot be printed, or not be written into an SVG file."""
     return " ".join("".join(char if char.isprintable() else " " for char in name).split())

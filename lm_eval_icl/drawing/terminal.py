@@ -10,7 +10,7 @@ from rich.text import Text
 from lm_eval_icl.drawing.drawing import Drawing, colour, columns, rows
 from lm_eval_icl.prompts.layouts import Layout
 
-# The characters of a cell in which a token sees another: one that query and answer see too, and one that they do not.
+# The characters of a cell in which a token sees another one: query and answer see the other one too, or do not.
 SEEN, UNREAD, UNSEEN = "█", "▒", "·"
 # Where titles and notes are wrapped if there is no terminal.
 WIDTH = 100

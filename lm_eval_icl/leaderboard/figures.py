@@ -44,7 +44,7 @@ class _Drawn:
 
 @dataclass(frozen=True)
 class _Mark:
-    """What is drawn of an entry: single values, or a mean with its interval; and a text beside it."""
+    """The mark of an entry in a figure: single values, or a mean with its interval; and a text beside it."""
 
     values: Sequence[float]
     interval: tuple[float, float] | None
@@ -66,7 +66,7 @@ class _CurvePoint:
 
 
 def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> list[Path]:
-    """Draw what the board has something to show of, each as SVG, as PNG and as CSV with the numbers drawn: these files.
+    """Draw each figure for which the board has data, as SVG, PNG and CSV with the numbers drawn; return these files.
 
     Args:
         only: names of figures, out of `FIGURES`; None for all.
@@ -121,7 +121,7 @@ def _axis(board: Board, column: Column) -> str:
 
 
 def _numbers(entry: Entry, column: Column, **values: object) -> Numbers:
-    """A line of a CSV file: the entry, the column, and what is drawn."""
+    """A line of a CSV file: the entry, the column, and the values drawn."""
     names = {name: getattr(entry, name) for name in _ENTRY} | {"column": column.name, "metric": column.metric}
     return {name: one_line(value) if isinstance(value, str) else value for name, value in (names | values).items()}
 
@@ -144,11 +144,11 @@ def _rows(
     mark_of: Callable[[Entry], _Mark | None],
     lines_at: Sequence[tuple[float, str]] = (),
 ) -> _Drawn | None:
-    """A figure with the entries of which `mark_of` has something.
+    """A figure with the entries for which `mark_of` returns a mark.
 
     Args:
         label: of the x axis.
-        lines_at: lines across, with what they stand for.
+        lines_at: vertical lines, with their labels.
     """
     from matplotlib.figure import Figure
 
@@ -194,7 +194,7 @@ def _rows(
 
 
 def _forest(board: Board, most: int) -> _Drawn | None:
-    """Means with intervals, and what always giving one answer would have as a line."""
+    """Means with intervals, and the score of always giving one answer as a line."""
     column = board.columns[0]
     majority = board.majority(column)
 
@@ -274,7 +274,7 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
 
     columns = [c for c in board.columns if c.percent and any(cell_of(entry, c) for entry in board.entries)][:_TASKS]
     entries = [entry for entry in board.entries if any(cell_of(entry, column) for column in columns)][:most]
-    if len(entries) * len(columns) < 2:  # one difference is no map
+    if len(entries) * len(columns) < 2:  # a map needs more than one difference
         return None
     lines, goodness = [], [[math.nan] * len(columns) for _ in entries]
     figure = Figure(figsize=(_WIDTH, _ROW * len(entries) + 1.7), layout="constrained")
@@ -345,7 +345,7 @@ def _against(
     x_of: Callable[[Entry], float | None],
     label: Callable[[Entry], str],
 ) -> _Drawn | None:
-    """Results against what entries differ in: a panel for each column like the first, and checkpoint."""
+    """Results against the value in which entries differ: a panel for each checkpoint and each column like the first."""
     first = board.columns[0]
     several = len({entry.on for entry in board.entries}) > 1
     points = []
@@ -410,7 +410,7 @@ def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint])
     return _Drawn(title, figure, lines)
 
 
-# By name, as in a study's file: what makes the figure, of so many rows at most. None where there is nothing to show.
+# By name, as in a study's file: the function that makes the figure (or None), and how many rows it has at most.
 FIGURES: Mapping[str, Callable[[Board, int], _Drawn | None]] = {
     "forest": _forest,
     "differences": _differences,

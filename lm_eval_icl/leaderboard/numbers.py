@@ -2,7 +2,7 @@
 """How numbers are written for people: in the terminal, on the page, in figures, Markdown and LaTeX.
 
 A metric between 0 and 1 is written in percent with one decimal, any other with four significant digits, a difference of
-such values with three. Minus signs and dashes are the typographic ones. What is not known, or not finite, is a dash.
+such values with three. Minus signs and dashes are the typographic ones. Unknown and infinite values are a dash.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The board as a page: one HTML file that asks nothing of any server and can be read without JavaScript.
 
-The table is in the HTML itself. What a cell opens to is JSON beside it, which the script (`page.js`) reads. Result
+The table is in the HTML itself. The contents of opened cells are JSON beside it, for the script (`page.js`). Result
 files come from strangers, so every string is data: the template escapes all of them, the script sets text and no HTML,
 and the page's content security policy lets no script run but ours.
 """
@@ -43,7 +43,7 @@ MARKS = {
     "few seeds": "Two to four sets of demonstrations: the interval is wide, and with two sets a little too narrow.",
 }
 
-# Of an entry under a decision rule, what it reads beside the document and the demonstrations.
+# The data that a decision rule uses beside the document and the demonstrations.
 READS = {
     "transductive": "A decision depends on the other documents that were run, so on --limit too.",
     "labels": "The rule uses so many labels beside those of the demonstrations.",

@@ -110,7 +110,7 @@ def _value(x: float, column: Column, least: float) -> str:
 
 
 def _legend(board: Board, entries: Sequence[Entry], flips: bool) -> str:
-    """What the numbers are."""
+    """The legend of the numbers."""
     others = [shown(column.name) for column in board.columns if not column.percent]
     several = any(len({run.seed for run in entry.runs}) > 1 for entry in entries)
     over = "documents and sets of demonstrations" if several else "documents, for these demonstrations"

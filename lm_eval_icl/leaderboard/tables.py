@@ -118,8 +118,8 @@ def _note(board: Board, escaped: Callable[[str], str]) -> str:
 
 
 def overview(board: Board, most: int) -> Table:
-    """The first column of a board: by decision rule its best entries, with intervals and differences. What all
-    have in common stands once above, and what always giving one answer would have, below."""
+    """The first column of a board: by decision rule its best entries, with intervals and differences. Fields that
+    all entries share stand once above, and the score of always giving one answer below."""
     column = board.columns[0]
     checkpoints = {entry.on for entry in board.entries}
     common = [*(checkpoints if len(checkpoints) == 1 else ()), *board.common]
@@ -155,7 +155,7 @@ def overview(board: Board, most: int) -> Table:
 
 
 def comparison(first: Entry, second: Entry, columns: Sequence[Column], differences: Mapping[str, Difference]) -> Table:
-    """Both means, and the difference with all that belongs to it, column by column."""
+    """Both means, and the difference with its interval, p and detectable size, column by column."""
     title = f"A: {first.label} on {first.on}\nB: {second.label} on {second.on}"
     table = _table(title, ["column"], ["A", "B", "A - B", "interval", "p", "detect-\nable", "documents\nx sets"])
     lost = []

@@ -1,4 +1,4 @@
-"""MetaICL's settings, its files (DATA/{task}/{task}_{k}_{seed}_{split}.jsonl), and what `--metadata` says of them."""
+"""MetaICL's settings, its files (DATA/{task}/{task}_{k}_{seed}_{split}.jsonl), and their keys in `--metadata`."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def targets() -> list[str]:
 
 
 def setting_of(name: str) -> dict[str, list[str]]:
-    """The lists of a setting; a name that there is not is refused."""
+    """The lists of a setting; an unknown name is refused."""
     if name not in SETTINGS:
         raise InputError(f"MetaICL has no setting {name!r}: give one of {', '.join(SETTINGS)}.")
     return SETTINGS[name]
 
 
 OPTION = "--metadata metaicl=..."
-# What may be said, and its values.
+# The keys of `--metadata`, and their values.
 _VALUES: Mapping[str, tuple[object, ...]] = {"missing": (None, "skip"), "pmi": (False, True)}
 
 
 class MetaICLFolder:
-    """A folder of MetaICL's data. What is none, and files that cannot be used, are refused.
+    """A folder of MetaICL's data. Other folders, and files that cannot be used, are refused.
 
     Args:
         option: how the user gave it, for messages.
@@ -111,7 +111,7 @@ def checked_seed(seed: int | None) -> int:
 
 
 def check_missing(option: str, what: str, missing: Sequence[str], total: int, skip: bool) -> None:
-    """Refuse tasks of which some have no files; with `skip`, as the others are enough, say that these are left out."""
+    """Refuse tasks of which some have no files; with `skip`, warn that these are left out."""
     if missing and skip and len(missing) < total:
         log.warning("the %s: goes on without %s, which have no files.", what, ", ".join(missing))
     elif missing:
@@ -143,7 +143,7 @@ def read_rows(path: Path, task: str, chosen: bool) -> tuple[Row, ...]:
 
 
 def read_lines(path: Path, name: str, texts: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a file of JSON lines, each behind its place for messages. They have texts of these names, among them
+    """The rows of a file of JSON lines, each after its place for messages. They have texts of these names, among them
     `output`, and the list `options`, which is empty or has the output.
 
     Args:
@@ -178,8 +178,8 @@ def folder(metadata: Mapping[str, Any]) -> MetaICLFolder:
     """The folder that `--metadata metaicl=...` names.
 
     Raises:
-        InputError: there is none, or it is not one of MetaICL's; or another of the settings cannot be used. What is
-            nearly one of their names is refused too, since without PMI, for example, a run has numbers that look right.
+        InputError: there is none, or it is not one of MetaICL's; or another of the settings cannot be used. A
+            misspelt key is refused too, since a run without PMI, for example, has numbers that look right.
     """
     for name, value in metadata.items():
         if name in _VALUES and value not in _VALUES[name]:

@@ -1,4 +1,4 @@
-"""How a model reads MetaICL's sequences: its tokenizer, what it puts before a text, and how many tokens it takes."""
+"""A model's tokenizer on MetaICL's sequences: the ids of a text, the prefix, and the largest number of tokens."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Reader:
     """How a model reads sequences.
 
     Attributes:
-        encode: from a text, and whether a sequence begins with it, to its ids and each one's first character.
+        encode: from a text, and whether a sequence begins with it, to its ids and the first character of each.
         decode: from ids to a text.
-        prefix: what its tokenizer puts before every text, such as BOS. (GPT-2's puts nothing, and so does MetaICL.)
+        prefix: the ids that the tokenizer puts before every text, such as BOS. (GPT-2's puts none, like MetaICL.)
         max_length: how many tokens it takes, with the prefix.
         alike: demonstrations are alike wherever they stand, and are never cut: whole ones are left out instead.
         longest_first: the longest ones are left out first, rather than the first ones.
@@ -38,8 +38,8 @@ class Reader:
 def reader(tokenizer: PreTrainedTokenizerBase, add_bos_token: bool | None, max_length: int) -> Reader:
     """How a model reads sequences, one token after another.
 
-    Some tokenizers put a blank in front of every text. Theirs is taken away from pieces inside of a sequence, where no
-    blank stands. For all others, such as GPT-2's, a piece has the ids that it has by itself.
+    Some tokenizers put a blank in front of every text. That blank is removed from pieces inside a sequence. With all
+    other tokenizers, such as GPT-2's, a piece has the ids that it has by itself.
 
     Args:
         add_bos_token: whether BOS is put at the beginning; None for the tokenizer's default.
@@ -52,7 +52,7 @@ def reader(tokenizer: PreTrainedTokenizerBase, add_bos_token: bool | None, max_l
     front = alone("\n")
     adds_a_blank = alone("x\nx") != [*alone("x"), *alone("\nx")]
 
-    @functools.lru_cache(maxsize=100_000)  # options are there again with every row
+    @functools.lru_cache(maxsize=100_000)  # every row has the same options again
     def encode(text: str, first: bool) -> tuple[list[int], list[int]]:
         if adds_a_blank and not first:
             ids, starts, _ = with_starts(f"\n{text}")

@@ -1,8 +1,8 @@
-"""The sequences that MetaICL makes of rows, piece by piece as token ids; its decision, and its metric.
+"""MetaICL's sequences of rows, made piece by piece as token ids; its decision, and its metric.
 
-A row is two pieces: its source, which is given, and its target, which is asked for. `direct` gives the input and asks
-for the output, and `channel` gives the output and asks for the input. Every piece is tokenized by itself, with the line
-breaks in front of it, and the lists of ids are joined.
+A row is two pieces: its source, which is given, and its target, which is scored. In the direct form the input is given
+and the output is scored, in the channel form the output is given and the input is scored. Every piece is tokenized by
+itself, with the line breaks in front of it, and the lists of ids are joined.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EncodedExample:
     Attributes:
         between: the separator from the example before.
         source: what is given.
-        target: what is asked for.
+        target: the text to score.
     """
 
     between: Ids
@@ -61,9 +61,9 @@ class Joined:
     """A sequence to score, as ids.
 
     Attributes:
-        demonstrations: each with the separator behind it.
-        query: the query, up to what is scored.
-        target: what is scored.
+        demonstrations: each with the separator that follows it.
+        query: the query, up to the target.
+        target: the ids that are scored.
     """
 
     demonstrations: tuple[Ids, ...]
@@ -80,7 +80,7 @@ class Sequences:
 
     Attributes:
         reader: how the model reads them.
-        channel: give the output and ask for the input.
+        channel: give the output and score the input.
     """
 
     reader: Reader
@@ -132,10 +132,10 @@ class Sequences:
     # Sequences.
 
     def join(self, shown: Sequence[EncodedExample], options: Sequence[EncodedExample]) -> list[Joined]:
-        """The sequences of a query with each of its options, behind these demonstrations.
+        """The sequences of a query with each of its options, after these demonstrations.
 
         Raises:
-            InputError: what is to be scored fills the model by itself, or there is nothing before it.
+            InputError: the target alone fills the model's positions, or nothing precedes it.
         """
         if not shown:
             joined = [Joined((), option.between + option.source, option.target) for option in options]
@@ -147,18 +147,18 @@ class Sequences:
         return [self._fitting(sequence, limit) for sequence in joined]
 
     def _behind(self, shown: Sequence[EncodedExample], option: EncodedExample) -> Joined:
-        """A query behind all demonstrations, each of which ends with a separator: that of the next example, or, if all
-        are to be alike, its own."""
+        """A query after all demonstrations, each of which ends with a separator: that of the next example, or, if all
+        demonstrations have to be alike, its own."""
         behind = [example.between for example in (shown if self.reader.alike else shown[1:])]
         query = option.source or option.between
         if not self.reader.alike:
-            # A blank query is its separator alone, since something has to predict the first token behind it.
+            # A blank query is its separator alone, since some token has to predict the first token of the target.
             behind.append(option.between if option.source else ())
         parts = tuple(example.source + example.target + end for example, end in zip(shown, behind, strict=True))
         return Joined(parts, query, option.target)
 
     def _with_whole_ones(self, joined: list[Joined], limit: int) -> list[Joined]:
-        """The sequences without as many whole demonstrations as it takes, the same ones in all."""
+        """The sequences without as many whole demonstrations as needed, the same ones in all."""
         kept = list(joined[0].demonstrations)
         behind = max(len(sequence.query) + len(sequence.target) for sequence in joined)
         while kept and sum(map(len, kept)) + behind > limit:
@@ -167,7 +167,7 @@ class Sequences:
         return [replace(row, demonstrations=tuple(kept)) for row in joined]
 
     def _fitting(self, sequence: Joined, limit: int) -> Joined:
-        """The sequence without as many tokens at its beginning as it takes; what is scored is never cut."""
+        """The sequence without as many tokens at its beginning as needed; the target is never cut."""
         parts, surplus = list(sequence.demonstrations), max(0, len(sequence) - limit)
         while surplus and parts:
             first = parts.pop(0)

@@ -30,7 +30,7 @@ Scores = dict[str, dict[str, float | str] | str]
 
 
 def smoke(arch: str = "llama", limit: int = 3, special: Mapping[str, Mapping[str, Any]] | None = None) -> Scores:
-    """Run every method through lm-eval on a tiny random model, and check what comes out.
+    """Run every method through lm-eval on a tiny random model, and check its results.
 
     `icl` must give the log-likelihoods and texts of lm-eval's `hf`, for prompts longer than the model's attention
     window too, if it has one. An order-invariant method must give the same log-likelihoods for the demonstrations in

@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import (
 from lm_eval_icl.errors import InputError, did_you_mean, one_line
 from lm_eval_icl.smoke.demo import model_path
 
-# How many tokens a layer with a sliding window, or with attention in chunks, sees.
+# How many tokens are seen in a layer with a sliding window, or with attention in chunks.
 WINDOW = 72
 # How many positions a model has: more than any prompt.
 POSITIONS = 2048
@@ -119,7 +119,7 @@ def build(arch: str, vocabulary: int = 1329, special: SpecialSettings = NOTHING_
     check(arch)
     try:
         config = configuration(arch, vocabulary, special)
-        # For some types this is a larger model than the causal one, and what published checkpoints hold.
+        # For some types this model is larger than the causal one, and published checkpoints hold it.
         whole = type(config) in AutoModelForImageTextToText._model_mapping
         torch.manual_seed(0)
         model: PreTrainedModel = (AutoModelForImageTextToText if whole else AutoModelForCausalLM).from_config(config)

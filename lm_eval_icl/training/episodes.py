@@ -20,7 +20,7 @@ from lm_eval_icl.metaicl.files import Row, read_lines
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
-# So many episodes of a task are drawn until another task is taken in its place.
+# After this many episodes of a task that did not fit, another task is drawn.
 ATTEMPTS_OF_A_TASK = 100
 
 
@@ -55,8 +55,8 @@ class Task(Protocol):
         """How many rows there are."""
 
     def text(self, row: int) -> str | None:
-        """What a row says (`demonstrations.draw.as_text`), as no demonstration says what the query says; None if one
-        may."""
+        """A row's text (`demonstrations.draw.as_text`), since no demonstration may have the text of the query; None if
+        it may."""
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         """The prompt of these rows: the indices of the demonstrations in order, and of the query."""
@@ -132,10 +132,10 @@ class EpisodePool:
         return self.episode(shown, query)
 
     def episode(self, shown: Sequence[int], query: int) -> Episode:
-        """An episode of these rows, with others in place of demonstrations that say what the query says.
+        """An episode of these rows, with other rows in place of demonstrations that have the text of the query.
 
         Raises:
-            InputError: too few rows say something else.
+            InputError: too few rows have another text.
         """
         text = self.task.text(query)
         copies = {row for row in shown if text is not None and self.task.text(row) == text}
@@ -180,15 +180,15 @@ class RowDraw:
     Args:
         pools: the tasks.
         seed: the seed of the draw.
-        methods: the shares of the rows that remain untouched under these are counted (`SettingTask.remains`).
-        all_remain: only rows that remain untouched under all of these methods are drawn.
+        methods: for each, the share of the rows that are not cut under it is counted (`SettingTask.remains`).
+        all_remain: only rows that are cut under none of these methods are drawn.
 
     Attributes:
         rows: the rows that are drawn, each with its task's pool.
-        shares: by a method's name, the share of all rows that remain under it.
+        shares: by a method's name, the share of all rows that are not cut under it.
 
     Raises:
-        InputError: none do.
+        InputError: every row is cut.
     """
 
     def __init__(

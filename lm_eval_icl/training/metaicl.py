@@ -32,7 +32,7 @@ class SettingTask:
         return len(self.rows)
 
     def text(self, row: int) -> None:
-        """MetaICL draws other rows than the query's, and keeps those that say the same."""
+        """None: MetaICL draws other rows than the query, and keeps those with the same text."""
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         sequences, row = self._sequences, self.rows[query]
@@ -60,7 +60,7 @@ class SettingTask:
 
     @functools.cached_property
     def _lengths(self) -> list[int]:
-        """The tokens of each row with the separator before it, when its own input has been cut."""
+        """The tokens of each row with the separator before it, after its input has been cut."""
         lengths = []
         for row in self.rows:
             [example] = self._sequences.encoded_options(row, False, [row.output])
@@ -79,7 +79,7 @@ def load_rows(setting: str, folder: MetaICLFolder, k: int, skip_missing: bool) -
 
     Args:
         k: the K in the names of the training files.
-        skip_missing: go on without tasks that have no file.
+        skip_missing: leave out tasks that have no file.
 
     Raises:
         InputError: there is no such setting, or a file is missing or cannot be used.

@@ -1,4 +1,4 @@
-"""The record of its training in a checkpoint's configuration, and what that means for an evaluation."""
+"""The record of a training in its checkpoint's configuration, and the warning of an evaluation under another method."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from lm_eval_icl.training.episodes import Episode
 
 
 def check_trainable(method: Method, loss: str = "query") -> None:
-    """Refuse a method that cannot be trained under.
+    """Refuse a method under which no model can be trained.
 
     Raises:
         InputError: the method is not one forward pass over one layout; or with `loss` "all", the mask lets
@@ -122,7 +122,7 @@ class RowMaker:
         )
         if (by_tokens or self.limits.keeps_window) and len(layout) > positions:  # the masks of a window are no longer
             return f"have more tokens than {self.limits.model} has positions ({positions:,})"
-        # From the switch on, rotary angles depend on the longest row of a batch.
+        # Beyond that length, rotary angles depend on the longest row of a batch.
         if switch is not None and layout.reach > switch[0]:
             return f"cross position {switch[0]}, from which on this model computes all positions otherwise"
         return ""
@@ -154,7 +154,7 @@ class RowMaker:
 
 
 def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
-    """A batch of rows, filled up at their ends with tokens that see themselves alone.
+    """A batch of rows, padded at their ends with tokens that see themselves alone.
 
     Args:
         rows: b rows of at most n tokens.
@@ -188,7 +188,7 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
 
 
 def mask(layouts: Sequence[Layout], n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The mask of rows that are filled up to n tokens: [rows, 1, n, n], to be added to the scores of attention.
+    """The mask of rows that are padded to n tokens: [rows, 1, n, n], to be added to the scores of attention.
 
     It is made on the device, since it is as large as the square of a row, and a layout is not.
     """

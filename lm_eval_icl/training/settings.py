@@ -26,20 +26,20 @@ class Settings(BaseModel):
         num_fewshot: how many demonstrations an episode has.
         steps: how many updates there are.
         batch_size: how many episodes an update has, over all processes.
-        learning_rate: at the beginning; it falls linearly to 0.
-        warmup_steps: over how many steps it rises before.
-        weight_decay: of AdamW.
+        learning_rate: the learning rate at the beginning; it falls linearly to 0.
+        warmup_steps: over how many steps the learning rate rises first.
+        weight_decay: the weight decay of AdamW.
         max_grad_norm: the norm at which gradients are clipped.
-        seed: of the episodes, and of dropout.
+        seed: the seed of the episodes, and of dropout.
         draw: "task" draws a task first, all equally likely; "row" draws every row once an epoch.
         loss: "query", or "all" for the answers of the demonstrations too.
         gradient_accumulation_steps: in how many passes a process runs its part of a batch.
         gradient_checkpointing: compute activations twice instead of keeping them.
         bf16: run in mixed precision; the weights stay as they are.
         lora: train low-rank adapters alone, which are merged into the weights at the end.
-        lora_rank: of the adapters.
-        lora_alpha: by which, divided by the rank, the adapters are scaled.
-        eval_steps: after how many steps the accuracy on held-out rows is measured; 0 for never.
+        lora_rank: the rank of the adapters.
+        lora_alpha: the adapters are scaled by this, divided by the rank.
+        eval_steps: after how many steps the loss on held-out rows is measured; 0 for never.
         eval_documents: how many rows of each task are held out, at most a tenth.
         save_steps: after how many steps a checkpoint is written.
 
@@ -80,7 +80,7 @@ class Settings(BaseModel):
 
 
 def with_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options from a YAML file, with the settings among them as the numbers that they are.
+    """Options from a YAML file, with the settings among them as numbers.
 
     Raises:
         InputError: a setting is outside its range.

@@ -23,14 +23,14 @@ from lm_eval_icl.training.rows import RowMaker, TrainingRow
 from lm_eval_icl.training.settings import Settings as Settings
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer, last_checkpoint, training_arguments
 
-# Of so many episodes is said, before a training begins, how many were left out to have them.
+# For this many episodes, a line before the training says how many others were left out to have them.
 SAMPLE = 200
 # The modules that get adapters, as peft names them: all linear ones but the output layer.
 _LORA_TARGETS = "all-linear"
 
 
 def claim(output: Path, identity: dict[str, Any], resume: bool) -> Path | None:
-    """Take a folder for a run, and find the checkpoint that the run goes on from; None to begin.
+    """Take a folder for a run, and find the checkpoint from which the run continues; None to begin.
 
     Args:
         identity: the run's arguments; they are written to the folder, and must be the same if the run resumes.
@@ -81,20 +81,20 @@ def train(
         model: the model, which is changed in place.
         tokenizer: its tokenizer, a fast one.
         method: the method. An episode is one row in its layout.
-        tasks: what episodes are drawn from.
+        tasks: the tasks from which episodes are drawn.
         output: the folder.
         settings: how training goes.
         fits: methods: only episodes are used whose rows have, under these and under `method`, no more tokens than the
             model has positions (InvICL, appendix A.4).
         source: the name or folder of the model, for the record.
-        identity: what else the model and the tasks were made with: a run resumes only if it is the same.
+        identity: other arguments of the model and the tasks: a run resumes only if they are the same.
         max_length, add_bos_token: as for `Predictor`.
-        resume: go on from the last checkpoint in `output`, if there is one.
+        resume: continue from the last checkpoint in `output`, if there is one.
         cpu: train on the CPU even if there is an accelerator.
-        dry_run: print what there is to train on and what is left out, and train nothing.
+        dry_run: print how many rows there are and how many are left out, and train nothing.
 
     Raises:
-        InputError: the method cannot be trained under, the model or a task cannot be used, or training fails.
+        InputError: no model can be trained under the method, the model or a task cannot be used, or training fails.
     """
     settings = settings or Settings()
     under = partial(Predictor, model, tokenizer, max_length=max_length, add_bos_token=add_bos_token)
@@ -139,19 +139,19 @@ def _rows(
     pools = [EpisodePool(task, settings.num_fewshot, held_out_rows) for task in tasks]
     draw: Callable[[int, int], Episode]
     if settings.draw == "row":
-        # MetaICL cuts rows that are too long. All other tasks' episodes are used whole or not at all.
+        # MetaICL cuts rows that are too long. The episodes of all other tasks are used whole or not at all.
         cut = all(isinstance(task, SettingTask) for task in tasks)
         draw = RowDraw(pools, settings.seed, (named or [method]) if cut else (), all_remain=bool(fits))
     else:
         draw = partial(draw_episode, pools, settings.seed)
     rows = EpisodeRows(draw, make, others, settings.steps * settings.batch_size)
     held_out = [episode for pool in pools for episode in pool.evaluation()]
-    answers = RowMaker(predictor)  # whatever is trained on, the loss of a query's answer is what is measured
+    answers = RowMaker(predictor)  # the loss of the query's answer is measured, whatever is trained on
     return predictor, rows, [answers.row(episode) for episode in held_out if not rows.why_not(episode)]
 
 
 def _summary(rows: EpisodeRows, held_out: Sequence[TrainingRow], tasks: Sequence[Task], settings: Settings) -> str:
-    """What there is to train on, and what is left out."""
+    """Lines that say how many rows there are, and how many are left out."""
     total = sum(map(len, tasks))
     said = [
         f"{rows.make.method.name}: {len(tasks)} tasks with {total:,} rows, of which {len(held_out):,} are held out; "

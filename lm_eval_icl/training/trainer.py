@@ -21,7 +21,7 @@ from lm_eval_icl.training.episodes import ATTEMPTS_OF_A_TASK, Episode
 from lm_eval_icl.training.rows import RowMaker, TrainingRow, collate, mean_loss
 from lm_eval_icl.training.settings import Settings
 
-# So many episodes of one number are drawn until it is said that none fits.
+# After this many episodes of one number that do not fit, training is refused.
 _ATTEMPTS = 10 * ATTEMPTS_OF_A_TASK
 
 
@@ -32,7 +32,7 @@ class EpisodeRows(Dataset[TrainingRow]):
     Attributes:
         draw: the episode of a number, and of an attempt if those before it did not fit.
         make: makes the rows.
-        fits: for the methods under which the tokens of a row have to fit too (InvICL, appendix A.4).
+        fits: makers of rows under the other methods whose tokens have to fit (InvICL, appendix A.4).
         size: how many episodes there are.
     """
 
@@ -70,8 +70,8 @@ def training_arguments(
     """Trainer's arguments for a training with its checkpoints below `output`.
 
     Args:
-        use_cache: what the model's configuration says of its cache, which Trainer writes there again.
-        evaluates: there are rows that are held out.
+        use_cache: the value in the model's configuration, which Trainer would change there.
+        evaluates: whether rows are held out.
 
     Raises:
         InputError: Trainer refuses them, or the batch cannot be divided among the processes.
@@ -123,8 +123,8 @@ class LayoutTrainer(Trainer):
     """Trains a model on rows of episodes.
 
     Args:
-        rows: the rows, in the order in which they are trained on.
-        held_out: rows that the loss is measured on; empty for none.
+        rows: the rows, in the order of the training.
+        held_out: rows on which the loss is measured; empty for none.
 
     Raises:
         InputError: (while training) a loss or a gradient is not finite. Nothing is saved of such a step.
