@@ -48,7 +48,7 @@ LIMITS = {
     "demonstrations": (1293, 464),
     "training": (1100, 553),
     "regression": (0, 355),
-    "harness": (3102, 2691),
+    "harness": (3102, 2694),
     "results": (2600, 1719),
     "leaderboard": (1091, 290),
     "studies": (1898, 1779),

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,9 +38,11 @@ ACCELERATE = ("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", 
 
 
 def assert_same_run(found: dict, expected: dict) -> None:
-    """Metrics with their standard errors, and samples one by one."""
+    """Metrics with their standard errors (but for bootstrapped ones, which depend on the order of documents), and all
+    samples."""
     for task, metrics in expected["results"].items():
-        assert_close([found["results"][task][name] for name in metrics], list(metrics.values()))
+        names = [name for name in metrics if not ("_stderr" in name and re.search("perplexity|bits", name))]
+        assert_close([found["results"][task][name] for name in names], [metrics[name] for name in names])
     for task, samples in expected["samples"].items():
         assert len(found["samples"][task]) == len(samples) > 0
         for mine, theirs in zip(*(sorted(of, key=where) for of in (found["samples"][task], samples)), strict=True):
