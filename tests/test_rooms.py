@@ -48,12 +48,12 @@ LIMITS = {
     "demonstrations": (1293, 464),
     "training": (1100, 553),
     "regression": (0, 355),
-    "harness": (3102, 2694),
+    "harness": (3100, 2694),
     "results": (2600, 1719),
     "leaderboard": (1091, 290),
     "studies": (1898, 1779),
     "smoke": (439, 497),
-    "cli": (901, 179),
+    "cli": (899, 179),
 }
 
 

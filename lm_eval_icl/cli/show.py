@@ -42,7 +42,5 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         return
     console = Console()
     text = terminal.as_text(drawn, width=console.width if console.is_terminal else None)
-    with console.capture() as captured:  # rich would end a process whose reader has gone as one that failed
-        console.print(text, soft_wrap=True)
-    print(captured.get())
+    console.print(text, soft_wrap=True, end="\n\n")
     print("As a picture: --output FILE.svg or FILE.png")

@@ -118,8 +118,6 @@ class ICLModel(CheckedHFLM):
         """Whether every forward pass is divided among several processes (tensor parallelism)."""
         return bool(self._forwarded.get("tp_plan")) and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
-    # The beginning and the end of a run.
-
     def begin(self, tasks: Sequence[Task]) -> None:
         """Begin a run over these tasks. Memories and requests of an earlier run are dropped."""
         self.runner.begin(self.texts)
