@@ -39,7 +39,7 @@ def test_every_cell_is_that_cell_run_alone(study, tmp_path):
         said = found["config"]["icl"]["study"]
         assert (said["seed"], said["order"], said["split"]) == (cell.seed, cell.order, "test")
         file = tmp_path / "demonstrations.json"
-        file.write_text(json.dumps({cell.task: said["indices"]}))
+        file.write_text(json.dumps(said["indices"]))
         alone = running.evaluated(study, cell, metadata={"demonstrations": str(file)} if cell.order else {})
         assert found["results"][cell.task]["acc,none"] == alone["results"][cell.task]["acc,none"]
         mine, theirs = study.samples(cell), alone["samples"][cell.task]
