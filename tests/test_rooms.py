@@ -39,7 +39,7 @@ TESTS = Path(__file__).resolve().parent
 LIMITS = {
     "": (225, 1608),
     "files": (38, 0),
-    "prompts": (896, 674),
+    "prompts": (900, 674),
     "metaicl": (500, 507),
     "decisions": (449, 150),
     "inference": (2699, 2354),

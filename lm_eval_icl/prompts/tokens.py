@@ -42,6 +42,10 @@ class Context:
         """The number of tokens of each demonstration."""
         return tuple(map(len, self.demonstrations))
 
+    @functools.cached_property
+    def largest(self) -> int:  # which is asked for with every request
+        return max(self.tokens, default=-1)
+
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
@@ -243,7 +247,7 @@ class PromptTokenizer:
 
     def check_known(self, tokens: TokenizedPrompt, *answers: tuple[int, ...]) -> None:
         """Refuse ids outside the model's vocabulary: some tokenizers have more tokens than the model they come with."""
-        token = max(itertools.chain(tokens.context.tokens, tokens.query, *answers), default=-1)
+        token = max(tokens.context.largest, -1, *tokens.query, *itertools.chain(*answers))
         if self.vocabulary is not None and token >= self.vocabulary:
             raise InputError(
                 f"token {token} ({self.tokenizer.convert_ids_to_tokens(token)!r}) is not among the {self.vocabulary} "
