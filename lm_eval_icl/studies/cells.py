@@ -253,7 +253,7 @@ def passes_of(variant: Variant) -> tuple[str, int]:
     """The argument that says how many memories a method makes, and its value; ("", 1) if a method makes one."""
     if variant.method == HF or not (name := methods.find(variant.method).counts_memories):
         return "", 1
-    return name, getattr(methods.make(variant.method, variant.arguments), name)
+    return name, getattr(variant.make(), name)
 
 
 def choose(grid: Grid, candidates: Sequence[Candidate], scores: Sequence[Sequence[float]]) -> DevChoice:

@@ -30,10 +30,13 @@ from lm_eval_icl.decisions.how import NEIGHBORS, Rule
 from lm_eval_icl.decisions.how import read as read_rules
 from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing, whole
+from lm_eval_icl.harness.arguments import CommonArguments
+from lm_eval_icl.methods.base import Method
 from lm_eval_icl.training.settings import with_numbers
 
 _NAMED = resources.files(__package__) / "named"
 HF = "hf"
+CANONICAL = "canonical_order"  # the argument of all models that methods of a study may have
 
 # The method by which a model chooses demonstrations; or as text "stratified", "random", "first" or a file.
 Demonstrations = how.How | str
@@ -57,6 +60,11 @@ class Variant:
     def name(self) -> str:
         """The method and its arguments, as `--model` and `--model_args` take them."""
         return ",".join([self.method, *(f"{name}={value}" for name, value in self.arguments.items())])
+
+    def make(self) -> Method:
+        """The method with its own arguments; `canonical_order`, which a study may compare too, is every method's."""
+        own = {name: value for name, value in self.arguments.items() if name != CANONICAL}
+        return methods.make(self.method, own)
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,8 @@ def _variants(given: Any) -> list[Variant]:
             for values in itertools.product(*lists.values()):
                 variants.append(Variant(name, dict(zip(lists, values, strict=True)), number))
                 if name != HF:
-                    methods.make(name, dict(variants[-1].arguments))
+                    variants[-1].make()
+                    CommonArguments(canonical_order=variants[-1].arguments.get(CANONICAL))
     return variants
 
 
@@ -302,7 +311,7 @@ def trained_under(variant: Variant) -> Variant:
     """
     if variant.method == HF:
         return Variant("icl", {}, 0)
-    method = methods.make(variant.method, dict(variant.arguments))
+    method = variant.make()
     name = variant.method if method.one_pass else method.trained_under
     trained = methods.make(name)
     own = {field.name: getattr(method, field.name) for field in fields(trained)}

@@ -78,8 +78,6 @@ def _no_forward(request, monkeypatch):
         ("invicl", {"window_size": 2}, "model argument 'window_size' belongs to pcw"),
         ("saicl", {"layer": 2}, "model argument 'layer' belongs to batchicl"),
         ("invicl", {"canonical_order": "yes"}, "canonical_order='yes': must be True or False."),
-        ("icl", {"canonical_order": True}, "canonical_order=True: icl depends on the order of its demonstrations"),
-        ("pcw", {"canonical_order": True, "window_size": 2}, "canonical_order=True: pcw depends on the order"),
     ],
 )
 def test_arguments(checkpoint, name, arguments, says):
