@@ -28,7 +28,7 @@ from typing_extensions import TypedDict
 from lm_eval_icl import methods
 from lm_eval_icl.decisions.how import NEIGHBORS, Rule
 from lm_eval_icl.decisions.how import read as read_rules
-from lm_eval_icl.demonstrations import how
+from lm_eval_icl.demonstrations import how, labels
 from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing, whole
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.methods.base import Method
@@ -138,6 +138,13 @@ def _rules(given: Any) -> list[Rule | None]:
     return rules
 
 
+def _labels(given: Any) -> list[str | None]:
+    written = [None if entry in (None, "none") else str(entry) for entry in expanded(given)]
+    for entry in filter(None, written):
+        labels.read(entry)
+    return written
+
+
 def _trainings(given: Any) -> list[Training]:
     if not isinstance(given, Mapping):
         raise InputError(f"train: {given!r}: must be options of `lm-eval-icl train`, such as {{steps: 100}}.")
@@ -163,7 +170,7 @@ def _columns(given: Any) -> dict[str, list[str]]:
 Several = BeforeValidator(expanded)
 Whole = Annotated[int, BeforeValidator(lambda value: whole(value, 0))]  # which may be written 5.0
 Positive = Annotated[int, BeforeValidator(whole)]
-Figure = Literal["T", "shots", "seeds", "orders", "sensitivity"]
+Figure = Literal["card", "T", "shots", "seeds", "orders", "sensitivity"]
 Resources = Mapping[Annotated[str, Field(pattern="^(num_cpus|num_gpus|memory)$")], NonNegativeFloat]
 
 
@@ -185,7 +192,9 @@ class Dev(BaseModel):
 
 class Study(BaseModel):
     """A study. Its keys are those of the file (docs/studies.md); `variants` and `trainings` are `methods` and `train`
-    there. None is the task's own number or way of demonstrations, and in `decide` what the model says by itself."""
+    there. None is the task's own number or way of demonstrations, or labels, and in `decide` what the model says by
+    itself. With `one_at_a_time`, a cell differs from the first number of demonstrations, labels, format and order in no
+    more than one of these."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
     models: Annotated[tuple[Annotated[ModelArguments, BeforeValidator(_model)], ...], Several, Field(min_length=1)]
@@ -195,6 +204,9 @@ class Study(BaseModel):
     seeds: Annotated[tuple[Whole, ...], Several, Field(min_length=1)] = (1234,)
     orders: Positive = 1
     demonstrations: Annotated[tuple[Demonstrations | None, ...], BeforeValidator(_demonstrations)] = (None,)
+    labels: Annotated[tuple[str | None, ...], BeforeValidator(_labels), Field(min_length=1)] = (None,)
+    formats: Annotated[tuple[Whole, ...], Several, Field(min_length=1)] = (0,)
+    one_at_a_time: bool = False
     decide: Annotated[tuple[Rule | None, ...], BeforeValidator(_rules)] = (None,)
     dev: Dev | None = None
     metric: str = "acc"
@@ -215,7 +227,7 @@ class Study(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Study:
-        if twice := sorted({"decide", "demonstrations"} & self.metadata.keys()):
+        if twice := sorted({"decide", "demonstrations", "labels", "format"} & self.metadata.keys()):
             raise InputError(f"metadata: {twice[0]}: is a key of the study itself: give it there.")
         tasks = {str(task if isinstance(task, str) else task.get("task")) for task in self.tasks}
         if foreign := sorted({target for training in self.trainings for target in training.targets} - tasks):

@@ -77,7 +77,8 @@ class Plan:
         return Counter(passes=orders * passes, tokens=orders * (max(numbers) * encoded + len(numbers) * tokens))
 
     def requests(self, cell: Cell) -> Sequence[Request]:
-        """The requests of a cell, as they fit the model. Those of other seeds and orders are taken to be as long."""
+        """The requests of a cell, as they fit the model. Those of other seeds, orders, labels and formats
+        are taken to be as long."""
         method = methods.make("icl") if cell.variant.method == HF else cell.variant.make()
         bos = self.model.arguments.get("add_bos_token")
         key = str(method), cell.task, cell.num_fewshot, cell.drawn, cell.split
