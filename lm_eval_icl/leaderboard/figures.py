@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl.drawing.style import GREY, INK, METADATA, clipped, of_method, one_line, shortened, styled
 from lm_eval_icl.errors import InputError, writing
-from lm_eval_icl.leaderboard import numbers
+from lm_eval_icl.leaderboard import card, numbers
 from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results.board import SIGNIFICANT, Board, BoardCell, Column, Entry, grouped, rule_in_words
 from lm_eval_icl.results.statistics import Estimate
@@ -410,8 +410,14 @@ def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint])
     return _Drawn(title, figure, lines)
 
 
+def _card(board: Board, most: int) -> _Drawn | None:
+    """The robustness card, where labels or formats are varied."""
+    return None if board.card is None else _Drawn(*card.figure(board.card, most))
+
+
 # By name, as in a study's file: what makes the figure, of so many rows at most. None where there is nothing to show.
 FIGURES: Mapping[str, Callable[[Board, int], _Drawn | None]] = {
+    "card": _card,
     "forest": _forest,
     "differences": _differences,
     "heatmap": _heatmap,

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lm_eval_icl import results as tables
-from lm_eval_icl.leaderboard import figures, study_table
+from lm_eval_icl.leaderboard import card, figures, study_table
 from lm_eval_icl.leaderboard.page import page
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import AVERAGE, Board, Entry
@@ -57,7 +57,10 @@ def conclude(grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, st
         flips = {entry.name: rate for entry in board.entries if (rate := flips_of(entry, columns)) is not None}
         title = " ".join(filter(None, [study.paper, study.title]))
         entries = in_order(board, found)
-        console.print(study_table.table(board, columns.names, entries, flips, title))
+        if board.card is None or not study.one_at_a_time:
+            console.print(study_table.table(board, columns.names, entries, flips, title))
+        if board.card is not None:
+            console.print(card.table(board.card, title))
         for line in measures(study, folder, found, entries, flips):
             console.print(line, markup=False, highlight=False)
     for sentence in study.deviates:
