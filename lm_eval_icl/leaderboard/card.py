@@ -17,7 +17,7 @@ from lm_eval_icl.results.statistics import Estimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_WIDTH, _AT_A_TIME = 80, 5  # of the terminal; columns side by side
+_WIDTH, _AT_A_TIME = 80, 4  # of the terminal; columns side by side
 _ACROSS, _INCHES, _ROW = 4, 7.6, 0.2  # panels side by side; the width of a figure and the height of a row
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 
@@ -54,9 +54,9 @@ def table(card: Card, title: str = "") -> Table:
         of_part = card.properties[start : start + size]
         for checkpoint, rows in grouped(card.rows, lambda row: row.entry.on).items():
             part = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-            part.add_column(Text(checkpoint, style="bold"), width=_WIDTH - 12 * size, overflow="fold")
+            part.add_column(Text(checkpoint, style="bold"), width=_WIDTH - 14 * size, overflow="fold")
             for of in of_part:
-                part.add_column(Text(heading(of)), width=11, justify="right")
+                part.add_column(Text(heading(of)), width=13, justify="right", overflow="fold")
             for row in rows:
                 cells = (texts(of, row.values.get(of)) for of in of_part)
                 values = [Text.assemble(value, "\n", (interval, "dim")) for value, interval in cells]

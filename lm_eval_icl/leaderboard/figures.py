@@ -231,7 +231,11 @@ def _sets(board: Board, most: int, deviations: bool) -> _Drawn | None:
 
     def mark_of(entry: Entry) -> _Mark | None:
         cell = entry.cells.get(column.name)
-        sets = {of.label: [unit.result.value for unit in of.answered] for of in (cell.sets if cell else ())}
+        units = {of.label: of.answered for of in (cell.sets if cell else ())}
+        # Orders are those of the task's own format.
+        sets = {
+            n: [unit.result.value for unit in of if not (deviations and unit.run.format)] for n, of in units.items()
+        }
         if deviations:
             sets = {n: [v - fmean(values) for v in values] for n, values in sets.items() if len(values) > 1}
         values = [x for of in sets.values() for x in (of if deviations else [fmean(of)])]

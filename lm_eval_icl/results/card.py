@@ -103,7 +103,8 @@ def properties(asked: Asked) -> Iterator[tuple[Property, Estimate]]:
     for (labels, n), sets in sorted(asked.items()):
         if labels and n == shots and (cost := _less(first, _in_first_order(sets))) is not None:
             what = f"accuracy with the right labels less that with {labels} labels in the demonstrations"
-            yield Property(f"{labels.replace(':', ' ')} labels cost", what, "", labels=labels), cost
+            name = "random labels cost" if labels == "random" else f"{labels.replace(':', ' ')} cost"
+            yield Property(name, what, "", labels=labels), cost
     formats = _formats(asked["", shots])
     if formats is not None:
         yield FORMATS, spread(formats)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
 
 import yaml
 from lm_eval.utils import simple_parse_args_string
@@ -31,8 +31,10 @@ from lm_eval_icl.decisions.how import read as read_rules
 from lm_eval_icl.demonstrations import how, labels
 from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing, whole
 from lm_eval_icl.harness.arguments import CommonArguments
-from lm_eval_icl.methods.base import Method
 from lm_eval_icl.training.settings import with_numbers
+
+if TYPE_CHECKING:  # which imports torch
+    from lm_eval_icl.methods.base import Method
 
 _NAMED = resources.files(__package__) / "named"
 HF = "hf"

@@ -1,8 +1,8 @@
 """Demonstrations with other labels, and prompts in other formats, in runs of every model."""
 
+import itertools
 import json
 import re
-from random import Random
 
 import pytest
 
@@ -33,41 +33,29 @@ def test_the_same_labels_under_every_model(checkpoint):
     path, runs = checkpoint("gpt2"), {}
     own = shown(evaluation.run("icl", path, ["many_tokens"], 12))
     assert own == {doc["text"]: OPTIONS[doc["label"]] for doc in evaluation.documents(12, 50)}
-    for model in ("hf", "icl", "pcw"):
-        for seed in (0, 1):
-            labeled = {"labels": "flipped:0.5"}
-            runs[model, seed] = evaluation.run(
-                model, path, ["many_tokens"], 12, metadata=labeled, fewshot_random_seed=seed
-            )
+    for key in itertools.product(("hf", "icl", "pcw"), (0, 1)):
+        seed = {"fewshot_random_seed": key[1]}
+        runs[key] = evaluation.run(key[0], path, ["many_tokens"], 12, metadata={"labels": "flipped:0.5"}, **seed)
     labels = {key: shown(results) for key, results in runs.items()}
     assert labels["hf", 0] == labels["icl", 0] == labels["pcw", 0] != labels["icl", 1] == labels["hf", 1]
     changed = sum(labels["hf", 0][text] != label for text, label in own.items())
-    for results in runs.values():
-        assert results["configs"]["many_tokens"]["metadata"]["labels"] == "flipped:0.5"
-    assert runs["pcw", 0]["configs"]["many_tokens"]["metadata"]["relabeled"] == {
-        "demonstrations": 12,
-        "changed": changed,
-    }
+    said = runs["pcw", 0]["configs"]["many_tokens"]["metadata"]
+    assert said["labels"] == "flipped:0.5" and said["relabeled"] == {"demonstrations": 12, "changed": changed}
     assert 2 <= changed <= 10 and labels["hf", 0].keys() == own.keys() and set(labels["hf", 0].values()) <= {*OPTIONS}
-    # Labels are of who answered, and the template and the task are the same.
     rows = row_fields(json.loads(json.dumps(runs["icl", 0], default=str)), StudyFacts())
     assert rows["setting"]["labels"] == "flipped:0.5"
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
-def test_the_rate_of_flipped_labels(share):
-    labels = [read(f"flipped:{share}").label(2, 5, f"row {n}") for n in range(20_000)]
-    assert abs(sum(label != 2 for label in labels) / 20_000 - share) < 0.01
-    others = {label: labels.count(label) for label in set(labels) - {2}}
-    assert all(abs(count / 20_000 - share / 4) < 0.01 for count in others.values())
-    # What is flipped with a probability is so with a higher one.
-    fewer = [read(f"flipped:{share / 2}").label(2, 5, f"row {n}") for n in range(1000)]
-    assert all(one in (2, other) for one, other in zip(fewer, labels, strict=False))
-
-
-def test_random_labels_are_drawn_from_all_options():
-    labels = [read("random").label(2, 4, f"row {n}") for n in range(20_000)]
-    assert all(abs(labels.count(label) / 20_000 - 1 / 4) < 0.01 for label in range(4))
+@pytest.mark.parametrize(
+    ("how", "share"), [("flipped:0", 0), ("flipped:0.25", 0.25), ("flipped:1", 1), ("random", 0.8)]
+)
+def test_the_rate_of_other_labels(how, share):
+    """What is flipped with a probability is so with a higher one."""
+    labels = [read(how).label(2, 5, f"row {n}") for n in range(20_000)]
+    assert all(abs(labels.count(label) / 20_000 - share / 4) < 0.01 for label in (0, 1, 3, 4))
+    assert abs(labels.count(2) / 20_000 - (1 - share)) < 0.01
+    fewer = [read("flipped:0.2").label(2, 5, f"row {n}") for n in range(1000)]
+    assert how == "random" or all(a in (2, b) for a, b in zip(fewer, labels, strict=False))
 
 
 def test_ten_formats_of_a_template():
@@ -113,11 +101,9 @@ def test_a_run_in_a_format(checkpoint, number):
     assert [continuation for _, continuation in sample["arguments"]] == [form.before_answer + o for o in OPTIONS]
     assert sample["arguments"][0][0] == form.between.join([*turns, query])
     # On a board it is the same column.
-    columns = [
-        column_fields(json.loads(json.dumps(of, default=str)), "many_tokens", "acc", "none", 6)
-        for of in (plain, results["icl"])
-    ]
-    assert columns[0] == columns[1]
+    both = [json.loads(json.dumps(of, default=str)) for of in (plain, results["icl"])]
+    first, second = (column_fields(of, "many_tokens", "acc", "none", 6) for of in both)
+    assert first == second
 
 
 @pytest.mark.parametrize(
@@ -136,15 +122,3 @@ def test_a_run_in_a_format(checkpoint, number):
 def test_what_cannot_be_varied_is_refused(name, metadata, says):
     with pytest.raises(InputError, match=re.escape(says)):
         evaluation.load_task(evaluation.TASKS[name], **metadata)
-
-
-def test_labels_do_not_depend_on_what_is_drawn_besides():
-    """Nor is anything drawn from the task's own generator."""
-    task = evaluation.load_task(evaluation.TASKS["one_token"], labels="flipped:0.5")
-    task.set_fewshot_seed(3)
-    docs = evaluation.documents(12, 50)
-    labels = [task.fewshot_cfg.doc_to_target(doc) for doc in docs]
-    assert task.fewshot_rnd.random() == Random(3).random()
-    assert [task.fewshot_cfg.doc_to_target(doc) for doc in reversed(docs)] == labels[::-1]
-    task.set_fewshot_seed(4)
-    assert [task.fewshot_cfg.doc_to_target(doc) for doc in docs] != labels

@@ -7,18 +7,17 @@ import pytest
 from rich.console import Console
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.studies import end, grid
+from lm_eval_icl.studies import end
 from tests.studies import running
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
-CONTROL = {"icl": {"canonical_order": True}}
+METHODS = ["hf", "icl", {"icl": {"canonical_order": True}}, "pcw"]
 AXES = {"labels": ["none", "flipped:0.5"], "formats": "0..1", "orders": 2, "num_fewshot": [4, 2]}
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory, own_tasks):
-    output = tmp_path_factory.mktemp("robustness") / "study"
-    return running.conduct(output, methods=["hf", "icl", CONTROL, "pcw"], one_at_a_time=True, **AXES)
+    return running.conduct(tmp_path_factory.mktemp("o") / "study", methods=METHODS, one_at_a_time=True, **AXES)
 
 
 def test_cells_differ_in_one_thing(study):
@@ -32,16 +31,13 @@ def test_cells_differ_in_one_thing(study):
         mine, theirs = study.samples(cell), alone["samples"][cell.task]
         assert [sample["prompt_hash"] for sample in mine] == [sample["prompt_hash"] for sample in theirs]
         running.assert_alike(mine, theirs)
-        said = study.results(cell)["configs"][cell.task]["metadata"]
-        assert metadata.items() <= said.items() and ("relabeled" in said) == bool(cell.labels)
+        assert metadata.items() <= study.results(cell)["configs"][cell.task]["metadata"].items()
 
 
 def test_the_end_is_one_card(study):
     said = io.StringIO()
-    study.folder.path.mkdir(exist_ok=True)
     end.conclude(study.grid, study.folder, "robustness", {}, Console(file=said, width=80))
-    text = said.getvalue()
-    assert re.search(r"icl\s+canonical_order=True|icl canonical_order=True", text) and "format spread" in text
+    assert "canonical_order=True" in said.getvalue() and "format" in said.getvalue()
     assert (study.folder.path / "figures" / "card.svg").is_file()
     assert "What predictions depend on" in (study.folder.path / "board.html").read_text()
     board = end.board_of(end.results_of(study.folder, study.cells()), end.columns_of(study.study, study.grid.tasks))
@@ -59,4 +55,3 @@ def test_what_cannot_be_is_refused(tmp_path):
     ):
         with pytest.raises(InputError, match=re.escape(says)):
             running.opened(tmp_path / "o", **{"methods": "icl", **keys})
-    assert grid.read("robustness", {}).one_at_a_time
