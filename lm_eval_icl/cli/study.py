@@ -45,6 +45,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--seeds", metavar="N,A..B", help="other seeds of the demonstrations")
     parser.add_argument("--demonstrations", metavar="HOW,...", help="other ways of choosing the demonstrations")
     parser.add_argument("--decide", metavar="RULE,...", help="other decision rules; none is what the model itself says")
+    parser.add_argument("--labels", metavar="L,...", help="other labels of the demonstrations: none, random, flipped:P")
+    parser.add_argument("--formats", metavar="N,A..B", help="other formats of the prompts; 0 is the task's own")
     parser.add_argument("--orders", type=int, metavar="N", help="another number of orders")
     parser.add_argument("--limit", type=float, metavar="N", help="documents of each task, or a share of them below 1")
     parser.add_argument("--batch_size", metavar="N|auto", help="as for lm_eval")
@@ -100,9 +102,10 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
     """The options that stand in place of keys of the file, or are added to them."""
     overrides = {name: getattr(args, name) for name in ("model_args", "num_fewshot", "orders")}
-    if args.seeds is not None:
-        overrides["seeds"] = [int(seed) if seed.isdecimal() else seed for seed in args.seeds.split(",")]
-    for name in ("tasks", "methods", "demonstrations", "decide"):
+    for name in ("seeds", "formats"):
+        if (several := getattr(args, name)) is not None:
+            overrides[name] = [int(number) if number.isdecimal() else number for number in several.split(",")]
+    for name in ("tasks", "methods", "demonstrations", "labels", "decide"):
         if (several := getattr(args, name)) is not None:
             overrides[name] = [item for item in several.split(",") if item]
     overrides |= {name: pairs(name, getattr(args, name)) for name in ("train", "metadata") if getattr(args, name)}

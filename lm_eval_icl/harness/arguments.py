@@ -18,7 +18,7 @@ from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods
 from lm_eval_icl.decisions import how as deciding_how
-from lm_eval_icl.demonstrations import how
+from lm_eval_icl.demonstrations import how, labels
 from lm_eval_icl.errors import InputError, checked_whole, did_you_mean
 
 if TYPE_CHECKING:  # methods import torch, which takes seconds, and a refusal should not
@@ -45,8 +45,9 @@ class CommonArguments:
         overflow: what is done if a prompt does not fit the model's positions: "drop" leaves out as few whole
             demonstrations as it takes (`methods.limits.PromptLimits.leaves_out`), and if it does not fit without any,
             keeps the last tokens of the prompt, as `hf` does; "error" refuses the run.
-        canonical_order: encode a set of demonstrations in one order, whatever order they are given in, so that their
-            order changes no bit of a result. None to do so if the method does not depend on the order.
+        canonical_order: encode a set of demonstrations in one order, sorted by their texts, whatever order they are
+            given in, so that their order changes no bit of a result. None to do so if the method does not depend on the
+            order. Under one that does, such as `icl`, True is the control: any method is invariant in this way.
 
     Raises:
         InputError: an argument is outside its range.
@@ -66,16 +67,7 @@ class CommonArguments:
             raise InputError(f"canonical_order={self.canonical_order!r}: must be True or False.")
 
     def is_canonical(self, method: Method) -> bool:
-        """Whether demonstrations are encoded in canonical order.
-
-        Raises:
-            InputError: `canonical_order` is True, but the method depends on the order.
-        """
-        if self.canonical_order and not method.invariant:
-            raise InputError(
-                f"canonical_order=True: {method.name} depends on the order of its demonstrations with these arguments, "
-                "and one order for all would hide it."
-            )
+        """Whether demonstrations are encoded in canonical order."""
         return method.invariant if self.canonical_order is None else self.canonical_order
 
 
@@ -88,7 +80,6 @@ def read_arguments(cls: type[Method], arguments: Mapping[str, Any]) -> tuple[Met
     own, ours = methods.arguments_of(cls), {field.name for field in dataclasses.fields(CommonArguments)}
     common = CommonArguments(**{name: value for name, value in arguments.items() if name in ours - own})
     method = cls.from_arguments({name: value for name, value in arguments.items() if name in own})
-    common.is_canonical(method)
     forwarded = {name: value for name, value in arguments.items() if name not in own | ours}
     for name, value in forwarded.items():
         idle, why = _IDLE.get(name, ("", ""))
@@ -124,7 +115,7 @@ def checked_first(original: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     if config.model in methods.NAMES or ":" in config.model:
         check_folders(config.include_path, config.output_path)
         read_arguments(methods.find(config.model), config.model_args)
-        for key, read in (("demonstrations", how.read), ("decide", deciding_how.read)):
+        for key, read in (("demonstrations", how.read), ("decide", deciding_how.read), ("labels", labels.read)):
             if (given := (config.metadata or {}).get(key)) is not None:
                 read(given)
     return config

@@ -2,7 +2,7 @@
 
 Importing this module imports neither lm-eval nor torch: functions are given by name. `lm_eval --model hf` behaves as if
 this package were not installed, except that it finds this package's tasks, runs the token ids of MetaICL's, and reads
-`--metadata demonstrations=...`, `shuffle=SEED` and `decide=...`.
+`--metadata demonstrations=...`, `shuffle=SEED`, `labels=...`, `format=SEED` and `decide=...`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ PATCHES = (
         "tasks:with_given_demonstrations",
         EVERYBODY,
         "--metadata demonstrations=... gives lm-eval's own tasks, too, the demonstrations that it names, and "
-        "shuffle=SEED documents in random order.",
+        "shuffle=SEED documents in random order; labels=... gives demonstrations other labels, and format=SEED prompts "
+        "another format.",
         "lm-eval takes indices of demonstrations for every task, and a seed for a sample of its documents.",
     ),
     Patch(

@@ -18,6 +18,7 @@ from lm_eval_icl.demonstrations.draw import as_text, draw
 from lm_eval_icl.demonstrations.how import read
 from lm_eval_icl.errors import InputError, checked_whole, log, naming
 from lm_eval_icl.harness.prompts import recording
+from lm_eval_icl.harness.varying import vary
 
 Doc = dict[str, Any]
 
@@ -40,11 +41,13 @@ class ICLTask(ConfigurableTask):
 def with_given_demonstrations(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
     """Wrapper of `ConfigurableTask.__init__`: a task of lm-eval's own, too, has the demonstrations that `--metadata
     demonstrations=...` names, and documents in the order of `--metadata shuffle=SEED`. A task without few-shot
-    documents has no demonstrations."""
+    documents has no demonstrations. With `labels=...` and `format=...`, see `harness.varying`."""
     original(task, *args, **kwargs)
-    if (seed := (task.config.metadata or {}).get("shuffle")) is not None:
+    metadata = task.config.metadata or {}
+    vary(task, metadata.get("labels"), metadata.get("format"))
+    if (seed := metadata.get("shuffle")) is not None:
         _shuffle(task, seed)
-    how = (task.config.metadata or {}).get("demonstrations")
+    how = metadata.get("demonstrations")
     if how is None or isinstance(task, ICLTask):
         return
     if pool := list(task.fewshot_docs() or []):

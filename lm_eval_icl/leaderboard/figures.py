@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl.drawing.style import GREY, INK, METADATA, clipped, of_method, one_line, shortened, styled
 from lm_eval_icl.errors import InputError, writing
-from lm_eval_icl.leaderboard import numbers
+from lm_eval_icl.leaderboard import card, numbers
 from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results.board import SIGNIFICANT, Board, BoardCell, Column, Entry, grouped, rule_in_words
 from lm_eval_icl.results.statistics import Estimate
@@ -231,7 +231,11 @@ def _sets(board: Board, most: int, deviations: bool) -> _Drawn | None:
 
     def mark_of(entry: Entry) -> _Mark | None:
         cell = entry.cells.get(column.name)
-        sets = {of.label: [unit.result.value for unit in of.answered] for of in (cell.sets if cell else ())}
+        units = {of.label: of.answered for of in (cell.sets if cell else ())}
+        # Orders are those of the task's own format.
+        sets = {
+            n: [unit.result.value for unit in of if not (deviations and unit.run.format)] for n, of in units.items()
+        }
         if deviations:
             sets = {n: [v - fmean(values) for v in values] for n, values in sets.items() if len(values) > 1}
         values = [x for of in sets.values() for x in (of if deviations else [fmean(of)])]
@@ -410,8 +414,14 @@ def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint])
     return _Drawn(title, figure, lines)
 
 
+def _card(board: Board, most: int) -> _Drawn | None:
+    """The robustness card, where labels or formats are varied."""
+    return None if board.card is None else _Drawn(*card.figure(board.card, most))
+
+
 # By name, as in a study's file: the function that makes the figure (or None), and how many rows it has at most.
 FIGURES: Mapping[str, Callable[[Board, int], _Drawn | None]] = {
+    "card": _card,
     "forest": _forest,
     "differences": _differences,
     "heatmap": _heatmap,

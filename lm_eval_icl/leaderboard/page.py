@@ -23,7 +23,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from lm_eval_icl.leaderboard import numbers
+from lm_eval_icl.leaderboard import card, numbers
 from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, value
 from lm_eval_icl.results.board import SIGNIFICANT, Board, BoardCell, Column, Entry, rule_in_words
 from lm_eval_icl.results.records import Run
@@ -107,6 +107,7 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
         tasks=sum(column.kind == "task" for column in board.columns),
         marks=MARKS,
         rule_in_words=rule_in_words,
+        card=card,
         summary=[escape(clean(sentence, SENTENCE)) for sentence in board.summary],
         reads={name: meaning for name, meaning in READS.items() if name in reads},
     )

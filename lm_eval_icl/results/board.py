@@ -72,7 +72,7 @@ class PromptSet:
     """The same demonstrations in one order or format, or several."""
 
     label: str  # "seed 3", or the beginning of the digest where no seed is known
-    answered: tuple[TaskRun, ...]  # an element for each order
+    answered: tuple[TaskRun, ...]  # an element for each order, in each format
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +156,34 @@ class Entry:
         return f"{self.checkpoint} ({self.details})" if self.details else self.checkpoint
 
 
+@dataclass(frozen=True)
+class Property:
+    """A column of the robustness card."""
+
+    name: str
+    what: str  # in words
+    better: str  # "higher", "lower", or "" where neither is
+    percent: bool = True
+    labels: str = ""  # of the demonstrations, if it says what these cost
+
+
+@dataclass(frozen=True, eq=False)
+class CardRow:
+    """A row of the robustness card: an entry of the board, with its labels and shots left out, and its properties."""
+
+    entry: Entry
+    values: Mapping[Property, Estimate]
+
+
+@dataclass(frozen=True, eq=False)
+class Card:
+    """What predictions depend on (`results.card`), the mean over these tasks."""
+
+    properties: tuple[Property, ...]
+    rows: tuple[CardRow, ...]
+    tasks: tuple[str, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Board:
     """All of it."""
@@ -167,6 +195,7 @@ class Board:
     baseline: Mapping[str, str]
     summary: tuple[str, ...]  # sentences that say what is best and what cannot be told apart
     left_out: tuple[LeftOutFile, ...]  # files that were not used
+    card: Card | None = None  # where labels or formats are varied
     common: tuple[str, ...] = ()  # words for what all entries and columns have in common: "8 shots", "limit=60"
 
     def majority(self, column: Column) -> float | None:

@@ -23,6 +23,7 @@ from lm_eval_icl.results.board import (
     grouped,
     shown,
 )  # fmt: skip
+from lm_eval_icl.results.card import card_of
 from lm_eval_icl.results.cells import combined, compare_all, measured
 from lm_eval_icl.results.fields import CHOSEN
 from lm_eval_icl.results.records import LeftOutFile, RuleFacts, Run, TaskResult
@@ -98,7 +99,8 @@ def build(
     if len(limits) == 1 and (limit := limits.pop()) is not None:
         shared = (*shared, f"limit={limit:g}")
     summary = summarize(compared, columns, baselines)
-    return Board(columns, compared, baselines, summary, tuple(left_out), shared)
+    card = card_of({entry: key_of[entry] for entry in entries}, columns)
+    return Board(columns, compared, baselines, summary, tuple(left_out), card, shared)
 
 
 def _results(run: Run) -> tuple[TaskResult, ...]:

@@ -59,7 +59,12 @@ def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) ->
         estimate = bootstrap(matrix(sets, metric.features), metric.value, bounds=metric.bounds)
     if 1 < len(sets) < _FEW_SETS:
         marks.append("few seeds")
-    by_set = [[unit.answers.predictions for unit in s.answered] for s in sets if s.label != _NO_SET]
+    by_set = [
+        [unit.answers.predictions for unit in in_format]
+        for s in sets
+        if s.label != _NO_SET
+        for in_format in grouped(s.answered, lambda unit: unit.run.format).values()
+    ]
     by_set = [orders for orders in by_set if len(orders) > 1]
     are_known = all(order is not None for orders in by_set for order in orders)
     return BoardCell(
@@ -90,7 +95,9 @@ def _majority(metric: str, answers: Sequence[Answers], marks: list[str]) -> floa
 
 
 def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet, ...]:
-    """The answers by set of demonstrations, and in a set by order. Words on repeated runs are added to `marks`."""
+    """The answers by set of demonstrations, and in a set by format and order. Words on repeated runs are added to
+    `marks`. In another format, texts of demonstrations are others: they are the set of that seed."""
+    own = {unit.run.seed: unit.answers.demonstrations for unit in units if not unit.run.format}
     orders: dict[str | None, list[TaskRun]] = {}
     # Where a method sorts the demonstrations, the prompts of a study's orders are the same.
     for first, *others in grouped(units, lambda unit: (unit.answers.prompts, unit.run.order)).values():
@@ -98,12 +105,14 @@ def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet,
         if others:
             agree = all(np.array_equal(first.answers.items, unit.answers.items, equal_nan=True) for unit in others)
             marks.append("confirmed" if agree else "differs")
-        orders.setdefault(first.answers.demonstrations, []).append(first)
+        texts, seed = first.answers.demonstrations, first.run.seed
+        set_of = own.get(seed, f"seed {seed}") if first.run.format and texts is not None else texts
+        orders.setdefault(set_of, []).append(first)
     if "differs" in marks:  # of another prompt's answers, which other runs confirm
         marks[:] = [mark for mark in marks if mark != "confirmed"]
     sets = []
     for demonstrations, answered in orders.items():
-        answered.sort(key=lambda unit: unit.run.order)
+        answered.sort(key=lambda unit: (unit.run.format, unit.run.order))
         seeds = {unit.run.seed for unit in answered}
         seed = seeds.pop() if len(seeds) == 1 else None
         label = f"set {demonstrations[:6]}" if demonstrations and seed is None else f"seed {seed}"

@@ -80,6 +80,7 @@ FIELDS = (
     Field("neither", "task.should_decontaminate task.doc_to_decontamination_query task.unsafe_code "
           "task.metadata.config_source", "not of the numbers"),
     Field("neither", "task.metadata.decide", "further values of the same run"),
+    Field("neither", "task.metadata.relabeled task.metadata.unformatted", "follow from the labels and the format"),
 )  # fmt: skip
 _DECLARED = {path: field for field in FIELDS for path in field.paths.split()}
 # What makes a task's prompts but the demonstrations; in a demonstration as in the query, where it is not said.
@@ -149,7 +150,9 @@ def row_fields(results: Mapping[str, Any], study: StudyFacts) -> dict[str, dict[
     """Who answered, as texts by name, in the parts "model", "method" and "setting"."""
     config = mapping(results.get("config"))
     icl, arguments = mapping(config.get("icl")), model_arguments(config.get("model_args"))
-    values = declared("row", {"config": config, "icl": icl, "model_args": arguments, "file": results})
+    task = next(iter(mapping(results.get("configs")).values()), None)  # metadata of a run are of all its tasks
+    sources = {"config": config, "icl": icl, "model_args": arguments, "file": results, "task": task}
+    values = declared("row", sources)
     if study.model is not None and study.training is not None:
         values["checkpoint"], values["revision"] = f"{study.model} (trained)", ""
     if values.get("revision") == "main":  # no revision: it moves
@@ -175,6 +178,9 @@ def column_fields(results: Mapping[str, Any], task: str, metric: str, of_filter:
     """What was asked, as texts by name."""
     config, arguments = mapping(at(results, "configs", task)), mapping(at(results, "config"))
     values = declared("column", {"config": arguments, "file": results, "task": config}, task)
+    if own := mapping(at(config, "metadata", "unformatted")):  # in any format, it is the same task
+        shots = {**mapping(config.get("fewshot_config")), **mapping(own.get("fewshot_config"))}
+        config = {**config, **own, "fewshot_config": shots}
     shots = mapping(config.get("fewshot_config"))
     query = [config.get(key) for key in _TEMPLATE]
     of_shots = [config.get(key) if shots.get(key) is None else shots[key] for key in _TEMPLATE]

@@ -151,6 +151,7 @@ def _run(path: Path, of_study: Mapping[str, Any], dev: bool, wanted: str | None)
         icl=icl,
         seed=count(repetition.get("seed", 0 if config.get("fewshot_seed") == 0 else None)),
         order=study.order,
+        format=count(repetition.get("format")) or 0,
         date=date if 0 <= date < 253_402_300_800 else 0.0,  # before the year 10000
         limit=number(config.get("limit")),
         tasks=tasks,

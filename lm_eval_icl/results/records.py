@@ -54,6 +54,8 @@ class Answers:
     predictions: np.ndarray | None
     # (documents,) integers: the option that is right; None if that is not known of every document.
     golds: np.ndarray | None = None
+    # (documents, options) what the options are decided by, -inf beyond a document's options; None if not all are known.
+    logprobs: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ class Run:
     # Who answered, the declared fields of this kind (`fields`) in three parts: "model", "method", "setting".
     rows: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     decided: tuple[TaskResult, ...] = ()  # what the same answers give under decision rules, one for each task and rule
+    format: int = 0  # of the prompts (`--metadata format=`); 0 is the task's own
 
     @property
     def all_results(self) -> tuple[TaskResult, ...]:

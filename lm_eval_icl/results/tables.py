@@ -18,7 +18,7 @@ from lm_eval_icl.results.records import Run, number
 from lm_eval_icl.results.tasks import options
 
 _WHICH = ["run", "model", "pretrained", "seed", "order", "task"]
-_RUN = "run path date model pretrained revision dtype arguments chat seed order limit tasks".split()
+_RUN = "run path date model pretrained revision dtype arguments chat seed order labels format limit tasks".split()
 _SCORE = [*_WHICH, "metric", "filter", "value", "stderr", "shots", "documents"]
 _DOCUMENT = [*_WHICH, "filter", "shots", "arguments", "options", "doc_id", "document", "prompt", "demonstrations"]
 _DOCUMENT += ["target", "gold", "prediction", "loglikelihoods", "probabilities"]
@@ -37,6 +37,7 @@ def runs(paths: Paths) -> pd.DataFrame:
         pretrained, revision, dtype: of the checkpoint; arguments: the other model arguments as given, as JSON.
         chat: whether prompts have a chat template.
         seed: of the demonstrations (`fewshot_seed`); order: which order of them, in a study, 0 elsewhere.
+        labels, format: of the demonstrations and prompts (`--metadata labels=...,format=...`); "" and 0 are the task's.
         limit: lm-eval's `--limit`; tasks: their names, a tuple.
 
     Warns:
@@ -44,12 +45,13 @@ def runs(paths: Paths) -> pd.DataFrame:
     """
     rows = [
         {
-            **{name: getattr(run, name) for name in "model pretrained revision dtype seed order limit".split()},
+            **{name: getattr(run, name) for name in "model pretrained revision dtype seed order format limit".split()},
             "run": run.digest,
             "path": str(run.path),
             "date": pd.to_datetime(run.date, unit="s", utc=True) if run.date else None,
             "arguments": json.dumps(dict(run.arguments), sort_keys=True, default=str),
             "chat": "chat" in run.rows["setting"],
+            "labels": run.rows["setting"].get("labels", ""),
             "tasks": tuple(run.tasks),
         }
         for run in _read(paths)

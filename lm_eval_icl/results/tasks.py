@@ -130,6 +130,11 @@ def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
     else:
         items = _items([row.metrics.get(metric) for row in rows], metric)
     documents = [f"{row.doc_id} {row.document}" for row in rows]
+    logprobs = None
+    if known and all(len(row.logprobs) == row.options for row in rows):
+        logprobs = np.full((len(rows), max(row.options for row in rows)), -np.inf)
+        for of_document, row in zip(logprobs, rows, strict=True):
+            of_document[: row.options] = row.logprobs
     return Answers(
         documents=digest(documents),
         prompts=digest(f"{document} {row.prompt}" for document, row in zip(documents, rows, strict=True)),
@@ -137,6 +142,7 @@ def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
         items=items,
         predictions=np.array([row.prediction for row in rows]) if known else None,
         golds=np.array(golds) if known and None not in golds else None,
+        logprobs=logprobs,
     )
 
 

@@ -88,6 +88,8 @@ class Cell:
     chosen: tuple[str, ...] = ()  # the names of what was chosen on the dev set: arguments, "seeds", "decide"
     rule: str = ""  # the decision rule that was chosen; empty for the raw values, and if rules are not chosen among
     decide: str = ""  # the decision rules whose values it has besides what the model says
+    labels: str | None = None  # of its demonstrations (`harness.varying`); None for their own
+    format: int = 0  # of its prompts; 0 for the task's own
 
     @property
     def drawn(self) -> str | None:
@@ -102,6 +104,8 @@ class Cell:
             "demonstrations": self.drawn,
             "seed": self.seed,
             "order": self.order,
+            "labels": self.labels,
+            "format": self.format or None,
             "split": self.split if self.split != "test" else None,
             "limit": self.limit,
             "decide": self.decide or None,
@@ -190,15 +194,23 @@ class Grid:
         for model in self.models:
             for variant, task in itertools.product(self.variants(model), self.tasks_of(model)):
                 fixed = str(sorted((key, value) for key, value in variant.arguments.items() if key not in choose))
-                for shots, how, seed in itertools.product(task.shots, study.demonstrations, study.seeds):
-                    key = model.folder, variant.entry, fixed, task.name, shots, str(how), "seeds" in choose or seed
+                axes = task.shots, study.labels, study.formats, study.demonstrations, study.seeds
+                for shots, labels, number, how, seed in itertools.product(*axes):
+                    others = (shots != task.shots[0]) + (labels != study.labels[0]) + (number != study.formats[0])
+                    if study.one_at_a_time and others > 1:
+                        continue
+                    orders = 1 if study.one_at_a_time and others else study.orders
+                    place = task.name, shots, labels, number, str(how), "seeds" in choose or seed
+                    key = model.folder, variant.entry, fixed, *place
                     first = Cell(
                         *(model, variant, task.name, shots, how, seed),
                         data=task.data.get((shots, str(how), seed, "test"), ""),
                         limit=self.limit,
                         decide="+".join(map(str, study.rules)),
+                        labels=labels,
+                        format=number,
                     )
-                    test = tuple(replace(first, order=order) for order in range(study.orders))
+                    test = tuple(replace(first, order=order) for order in range(orders))
                     data = task.data.get((shots, str(how), seed, "dev"), "")
                     dev = tuple(replace(cell, split="dev", data=data, limit=None) for cell in test) if study.dev else ()
                     groups[key] += [Candidate(rule, dev, test) for rule in rules]
@@ -212,7 +224,7 @@ def batches(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
     for cell in cells:
         name, passes = passes_of(cell.variant)
         arguments = sorted((key, value) for key, value in cell.variant.arguments.items() if key != name)
-        axes = cell.task, cell.num_fewshot, cell.drawn, cell.seed, cell.split, cell.data
+        axes = cell.task, cell.num_fewshot, cell.drawn, cell.labels, cell.format, cell.seed, cell.split, cell.data
         alike[cell.model.folder, *axes, cell.variant.method, str(arguments), passes == 1].append(cell)
     return [tuple(batch) for batch in alike.values()]
 
@@ -221,7 +233,7 @@ def passes_of(variant: Variant) -> tuple[str, int]:
     """The argument that says how many memories a method makes, and its value; ("", 1) if a method makes one."""
     if variant.method == HF or not (name := methods.find(variant.method).counts_memories):
         return "", 1
-    return name, getattr(methods.make(variant.method, variant.arguments), name)
+    return name, getattr(variant.make(), name)
 
 
 def choose(grid: Grid, candidates: Sequence[Candidate], scores: Sequence[Sequence[float]]) -> DevChoice:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lm_eval_icl import results as tables
-from lm_eval_icl.leaderboard import figures, study_table
+from lm_eval_icl.leaderboard import card, figures, study_table
 from lm_eval_icl.leaderboard.page import page
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import AVERAGE, Board, Entry
@@ -58,7 +58,10 @@ def conclude(
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
         flips = {entry.name: rate for entry in board.entries if (rate := flips_of(entry, columns)) is not None}
         title = " ".join(filter(None, [study.paper, study.title]))
-        console.print(study_table.table(board, columns.names, in_order(board, found), flips, title))
+        if board.card is None or not study.one_at_a_time:
+            console.print(study_table.table(board, columns.names, in_order(board, found), flips, title))
+        if board.card is not None:
+            console.print(card.table(board.card, title))
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)

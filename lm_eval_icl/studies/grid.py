@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
 
 import yaml
 from lm_eval.utils import simple_parse_args_string
@@ -28,13 +28,18 @@ from typing_extensions import TypedDict
 from lm_eval_icl import methods
 from lm_eval_icl.decisions.how import NEIGHBORS, Rule
 from lm_eval_icl.decisions.how import read as read_rules
-from lm_eval_icl.demonstrations import how
+from lm_eval_icl.demonstrations import how, labels
 from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing, whole
+from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.training.settings import with_numbers
+
+if TYPE_CHECKING:  # which imports torch
+    from lm_eval_icl.methods.base import Method
 
 _NAMED = resources.files(__package__) / "named"
 HF = "hf"
 _OF_ALL = ("average", "order flips")  # a paper's numbers of all its tasks
+CANONICAL = "canonical_order"  # the argument of all models that methods of a study may have
 
 # The method by which a model chooses demonstrations; or as text "stratified", "random", "first" or a file.
 Demonstrations = how.How | str
@@ -52,6 +57,11 @@ class Variant:
     def name(self) -> str:
         """The method and its arguments, as `--model` and `--model_args` take them."""
         return ",".join([self.method, *(f"{name}={value}" for name, value in self.arguments.items())])
+
+    def make(self) -> Method:
+        """The method with its own arguments; `canonical_order`, which a study may compare too, is every method's."""
+        own = {name: value for name, value in self.arguments.items() if name != CANONICAL}
+        return methods.make(self.method, own)
 
 
 @dataclass(frozen=True)
@@ -99,7 +109,8 @@ def _variants(given: Any) -> list[Variant]:
             for values in itertools.product(*lists.values()):
                 variants.append(Variant(name, dict(zip(lists, values, strict=True)), number))
                 if name != HF:
-                    methods.make(name, dict(variants[-1].arguments))
+                    variants[-1].make()
+                    CommonArguments(canonical_order=variants[-1].arguments.get(CANONICAL))
     return variants
 
 
@@ -114,6 +125,13 @@ def _rules(given: Any) -> list[Rule | None]:
     if reads := [str(rule) for rule in rules if rule is not None and rule.name in NEIGHBORS]:
         raise InputError(f"decide: {reads[0]} needs more than a study keeps: run lm_eval --metadata decide={reads[0]}.")
     return rules
+
+
+def _labels(given: Any) -> list[str | None]:
+    written = [None if entry in (None, "none") else str(entry) for entry in expanded(given)]
+    for entry in filter(None, written):
+        labels.read(entry)
+    return written
 
 
 def _trainings(given: Any) -> list[Training]:
@@ -141,7 +159,7 @@ def _columns(given: Any) -> dict[str, list[str]]:
 Several = BeforeValidator(expanded)
 Whole = Annotated[int, BeforeValidator(lambda value: whole(value, 0))]  # which may be written 5.0
 Positive = Annotated[int, BeforeValidator(whole)]
-Figure = Literal["T", "shots", "seeds", "orders", "sensitivity"]
+Figure = Literal["card", "T", "shots", "seeds", "orders", "sensitivity"]
 Resources = Mapping[Annotated[str, Field(pattern="^(num_cpus|num_gpus|memory)$")], NonNegativeFloat]
 
 
@@ -163,7 +181,9 @@ class Dev(BaseModel):
 
 class Study(BaseModel):
     """A study. Its keys are those of the file (docs/studies.md); `variants` and `trainings` are `methods` and `train`
-    there. None is the task's own number or way of demonstrations, and in `decide` what the model says by itself."""
+    there. None is the task's own number or way of demonstrations, or labels, and in `decide` what the model says by
+    itself. With `one_at_a_time`, a cell differs from the first number of demonstrations, labels, format and order in no
+    more than one of these."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
     models: Annotated[tuple[Annotated[ModelArguments, BeforeValidator(_model)], ...], Several, Field(min_length=1)]
@@ -173,6 +193,9 @@ class Study(BaseModel):
     seeds: Annotated[tuple[Whole, ...], Several, Field(min_length=1)] = (1234,)
     orders: Positive = 1
     demonstrations: Annotated[tuple[Demonstrations | None, ...], BeforeValidator(_demonstrations)] = (None,)
+    labels: Annotated[tuple[str | None, ...], BeforeValidator(_labels), Field(min_length=1)] = (None,)
+    formats: Annotated[tuple[Whole, ...], Several, Field(min_length=1)] = (0,)
+    one_at_a_time: bool = False
     decide: Annotated[tuple[Rule | None, ...], BeforeValidator(_rules)] = (None,)
     dev: Dev | None = None
     metric: str = "acc"
@@ -193,7 +216,7 @@ class Study(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Study:
-        if twice := sorted({"decide", "demonstrations"} & self.metadata.keys()):
+        if twice := sorted({"decide", "demonstrations", "labels", "format"} & self.metadata.keys()):
             raise InputError(f"metadata: {twice[0]}: is a key of the study itself: give it there.")
         tasks = {str(task if isinstance(task, str) else task.get("task")) for task in self.tasks}
         if foreign := sorted({target for training in self.trainings for target in training.targets} - tasks):
@@ -281,7 +304,7 @@ def trained_under(variant: Variant) -> Variant:
     those of their arguments that this has too."""
     if variant.method == HF:
         return Variant("icl", {}, 0)
-    method = methods.make(variant.method, dict(variant.arguments))
+    method = variant.make()
     name = variant.method if method.one_pass else method.trained_under
     trained = methods.make(name)
     own = {field.name: getattr(method, field.name) for field in fields(trained)}

@@ -22,7 +22,7 @@ from lm_eval_icl.prompts.tokens import PromptTokenizer
 from lm_eval_icl.studies.cells import Cell, Grid, Model, batches, passes_of
 from lm_eval_icl.studies.conduct import DONE, states
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.grid import HF
+from lm_eval_icl.studies.grid import CANONICAL, HF
 from lm_eval_icl.studies.tasks import prepare
 
 _GENERATED = 256  # tokens of a text, as of lm-eval, if a task does not say
@@ -62,8 +62,8 @@ class Plan:
         if first.variant.method == HF:
             whole = tokens + sum(len(context.tokens) for context in contexts)
             return Counter(passes=orders * len(contexts), tokens=orders * whole)
-        method = methods.make(first.variant.method, first.variant.arguments)
-        orders = 1 if method.invariant else orders
+        method = first.variant.make()
+        orders = 1 if self._is_canonical(first) else orders
         if not method.memory_depends_on_query:
             contexts = list(dict.fromkeys(contexts))
         encoded = sum(len(method.passes(len(context.prefix), context.lengths)[0][1]) for context in contexts)
@@ -71,12 +71,13 @@ class Plan:
         return Counter(passes=orders * passes, tokens=orders * (max(numbers) * encoded + len(numbers) * tokens))
 
     def requests(self, cell: Cell) -> Sequence[Request]:
-        """The requests of a cell, as they fit the model. Those of other seeds and orders are taken to be as long."""
-        name, arguments = ("icl", {}) if cell.variant.method == HF else (cell.variant.method, cell.variant.arguments)
-        method, bos = methods.make(name, arguments), self.model.arguments.get("add_bos_token")
+        """The requests of a cell, as they fit the model. Those of other seeds, orders, labels and formats
+        are taken to be as long."""
+        method = methods.make("icl") if cell.variant.method == HF else cell.variant.make()
+        bos = self.model.arguments.get("add_bos_token")
         key = str(method), cell.task, cell.num_fewshot, cell.drawn, cell.split
         if key not in self._requests:
-            alike, canonical = method.treats_demonstrations_alike, self.common.is_canonical(method)
+            alike, canonical = method.treats_demonstrations_alike, self._is_canonical(cell)
             tokenize = RequestTokenizer(PromptTokenizer(self.tokenizer, None, bos, alike, canonical), _GENERATED)
             # What a model will choose is not known: rows that are drawn stand for it.
             how = "random" if isinstance(cell.demonstrations, How) else cell.demonstrations
@@ -87,6 +88,13 @@ class Plan:
             overflow = "drop" if cell.variant.method == HF else self.common.overflow
             self._requests[key] = fit_requests(instances, tokenize, limits, overflow, quiet=True) if instances else []
         return self._requests[key]
+
+    def _is_canonical(self, cell: Cell) -> bool:
+        """Whether a cell's demonstrations are encoded in canonical order."""
+        given = cell.variant.arguments.get(CANONICAL, self.common.canonical_order)
+        if cell.variant.method == HF:
+            return False
+        return replace(self.common, canonical_order=given).is_canonical(cell.variant.make())
 
 
 def print_plan(grid: Grid, folder: StudyFolder, console: Console) -> None:

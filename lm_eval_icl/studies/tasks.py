@@ -26,6 +26,7 @@ from lm_eval_icl.harness.deciding import check_options
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.tasks import FixedSampler, These, among, bind, template_of
 from lm_eval_icl.harness.training import task_manager, unknown_task
+from lm_eval_icl.harness.varying import vary
 from lm_eval_icl.studies.cells import Cell, Grid, StudyTask, digest
 from lm_eval_icl.studies.grid import Demonstrations, Study
 
@@ -42,6 +43,8 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
             raise InputError(f"metric: task {name!r} has no {study.metric!r}, only {', '.join(sorted(known))}.")
         if study.rules:
             check_options(loaded, study.rules)
+        for labels, number in itertools.product(study.labels, study.formats):
+            varied(loaded, labels, number)
         own = loaded.config.num_fewshot  # as lm-eval decides it: a task with 0 in its configuration keeps 0
         shots = tuple(dict.fromkeys(int(own or 0) if n is None or own == 0 else n for n in study.num_fewshot))
         axes = list(itertools.product(shots, study.demonstrations, study.seeds))
@@ -110,8 +113,7 @@ def prepare(study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any]
             `demonstrations` are indices in the pool, in their order; None if every document has its own.
         model: what is evaluated, or how it reads MetaICL's texts.
     """
-    made: Any = copy.copy(task.loaded)
-    made._config = copy.deepcopy(made.config)
+    made: Any = varied(task.loaded, cell.labels, cell.format)
     if hasattr(made, "sampler"):
         made.sampler = copy.copy(made.sampler)  # whose seed is set
     made.set_config("num_fewshot", cell.num_fewshot)
@@ -130,6 +132,14 @@ def prepare(study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any]
         made.build_all_requests(limit=get_sample_size(made, cell.limit))
     made.demonstrations, made.chosen = None if drawn is None else list(drawn), choice
     made.requests_are_made = True  # it builds no more but those of decision rules, which it may be given
+    return made
+
+
+def varied(loaded: ConfigurableTask, labels: str | None, number: int) -> ConfigurableTask:
+    """A copy of a task with these labels in its demonstrations, in the format of this number."""
+    made = copy.copy(loaded)
+    made._config = copy.deepcopy(loaded.config)
+    vary(made, labels, number or None)
     return made
 
 

@@ -53,7 +53,6 @@ def _no_forward(request, monkeypatch):
         ("batchicl", {"layer": 4}, "batchicl: layer=4: must be at most 3, the depth of GPT2LMHeadModel."),
         ("icl", {"eta": 0.1}, "model argument 'eta' belongs to deepthink and nbce, not to this method."),
         ("invicl", {"canonical_order": "yes"}, "canonical_order='yes': must be True or False."),
-        ("icl", {"canonical_order": True}, "canonical_order=True: icl depends on the order of its demonstrations"),
     ],
 )
 def test_arguments(checkpoint, name, arguments, says):

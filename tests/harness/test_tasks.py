@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import yaml
-from datasets import Dataset, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.tasks import TaskManager
@@ -185,3 +185,40 @@ def test_pairs_of_sentences_as_batch_icl_writes_them(name, row, query, answer):
         assert {request.args[1] for request in task.instances} == set(task.doc_to_choice(rows[0]))
         assert prompt.endswith(f"\n\n{task.doc_to_text(document)}") and prompt.count("\n\n") == 4 + bool(before)
         assert f"{query}{answer}\n\n" in prompt  # a demonstration
+
+
+INTENTS = {"icl_banking77": ("label", 77), "icl_clinc150": ("intent", 150), "icl_trec_fine": ("fine_label", 50)}
+
+
+def many_labels(name, column, count):
+    """The task on made rows of the data set's columns."""
+    path = task_dir() / "classification" / f"{name}.yaml"
+    config = load_yaml(path, resolve_func=True)
+    of_classes = [*(config.get("words") or ()), *(f"class_{i}" for i in range(count))][:count]
+    of_classes += config.get("without", [])
+    features = Features({"text": Value("string"), column: ClassLabel(names=of_classes)})
+    numbers = range(3 * len(of_classes))
+    data = {
+        split: Dataset.from_list([{"text": f"  {split} {i} ", column: i % len(of_classes)} for i in numbers], features)
+        for split in ("train", "test")
+    }
+    return evaluation.load_task({**config, "custom_dataset": lambda **_: DatasetDict(data)}), of_classes
+
+
+@pytest.mark.parametrize("name", INTENTS)
+def test_tasks_with_many_labels(name):
+    """The options are the names of the classes in words, and a class that is no option has no documents."""
+    column, count = INTENTS[name]
+    task, of_classes = many_labels(name, column, count)
+    options = task.doc_to_choice(task.eval_docs[0])
+    assert len(options) == len(set(options)) == count == task.config.num_fewshot
+    assert not any("_" in option or ":" in option for option in options)
+    for doc in task.eval_docs:
+        assert of_classes[doc[column]] != "oos"
+        assert task.doc_to_target(doc) == options[doc[column]] == doc["answer"]
+    task.set_fewshot_seed(0)
+    drawn = task.sampler.sample(count)
+    assert len({doc["answer"] for doc in drawn}) == count  # one of each
+    prompt = task.fewshot_context(task.eval_docs[0], count)
+    assert prompt.startswith(f"Query: {drawn[0]['text'].strip()}\nIntent: {drawn[0]['answer']}\n\nQuery: ")
+    assert prompt.endswith("\n\nQuery: test 0\nIntent:")

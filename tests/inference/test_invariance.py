@@ -86,3 +86,18 @@ def test_an_order_dependence_is_not_hidden(checkpoint, model, args):
     (one, info), (other, _) = runs
     assert info["canonical_order"] is False
     assert max(abs(a[0] - b[0]) for a, b in zip(one, other, strict=True) if not isinstance(a, str)) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    tiny.slow_but([("icl", {})], [("deepthink", {"T": 2}), ("nope", {}), ("star", {}), ("pcw", {"window_size": 2})]),
+)
+def test_the_control_sorted_demonstrations(checkpoint, model, args):
+    """Under any method, `canonical_order=True` gives what the method gives for demonstrations in sorted order."""
+    path, control = checkpoint("llama"), {**args, "canonical_order": True}
+    no_bit_depends_on_the_order(model, path, args=control)
+    texts = [f"{TEXTS[i]}\nSentiment: {['very bad', 'bad'][i % 2]}\n\n" for i in range(4)]
+    of_order = sorted(range(4), key=texts.__getitem__)
+    asked = [([0, 1, 2, 3], control), (of_order, args), ([0, 1, 2, 3], args)]
+    one, other, unsorted = (evaluation.answers(model, path, tasks(order)[:1], 4, args=given) for order, given in asked)
+    assert one == other != unsorted

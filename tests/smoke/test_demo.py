@@ -94,6 +94,6 @@ def test_the_demo_prints_a_table_and_says_how_to_go_on(tmp_path: Path) -> None:
     done = processes.command("demo", "--limit", 4, "--output", "o", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines() if re.match(r"\w+ +[0-9.]+±", line)]
-    assert rows == ["hf", "icl", "nope", "prefixicl", "pcw", "saicl", "batchicl", "invicl", "deepthink"]
+    assert rows == ["hf", "icl", "icl", "nope", "prefixicl", "pcw", "saicl", "batchicl", "invicl", "deepthink"]
     assert "lm-eval-icl study which-method" in done.stdout
     assert (tmp_path / "o/board.html").is_file()

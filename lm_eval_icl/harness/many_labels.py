@@ -1,0 +1,45 @@
+"""Tasks whose options are the names of a data set's classes, of which there may be hundreds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from datasets import ClassLabel
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.tasks import ICLTask
+
+
+class NamedLabelsTask(ICLTask):
+    """A task whose options are the classes of the column `label_column`, as the data set itself names them, in words:
+    underscores are blanks. Documents get a column `answer` with the name of their class.
+
+    Args:
+        config: the configuration of the YAML file, in which `words` has other words for some names, and `without` names
+            classes that are no options: their documents are left out.
+
+    Raises:
+        InputError: the column has no names of classes, or two classes have the same name in words.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        config = dict(config)
+        self._column, self._words = str(config.pop("label_column")), dict(config.pop("words", None) or {})
+        self._without = set(config.pop("without", None) or ())
+        super().__init__(config)
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        super().download(dataset_kwargs, **kwargs)
+        feature = next(iter(self.dataset.values())).features.get(self._column)
+        if not isinstance(feature, ClassLabel):
+            raise InputError(f"task {self.config.task!r}: its column {self._column!r} has no names of classes.")
+        words = [self._words.get(name, name.replace("_", " ").strip("? ")) for name in feature.names]
+        options = [text for name, text in zip(feature.names, words, strict=True) if name not in self._without]
+        if twice := sorted({text for text in options if options.count(text) > 1}):
+            raise InputError(f"task {self.config.task!r}: two classes are called {twice[0]!r}.")
+        kept = set(options)
+        for split, rows in self.dataset.items():
+            answers = [words[label] for label in rows[self._column]]
+            named = rows.add_column("answer", answers)
+            self.dataset[split] = named.select([row for row, answer in enumerate(answers) if answer in kept])
+        self.config.doc_to_choice = self.fewshot_cfg.doc_to_choice = options

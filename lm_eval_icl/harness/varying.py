@@ -1,0 +1,105 @@
+"""Tasks with other labels in their demonstrations, or in another format: `--metadata labels=flipped:0.25,format=3`."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from random import Random
+from typing import Any
+
+from lm_eval.api.task import ConfigurableTask
+
+from lm_eval_icl.demonstrations import how, labels
+from lm_eval_icl.errors import InputError, checked_whole, naming
+from lm_eval_icl.prompts.formats import Template, format_of
+
+
+def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
+    """Give a task's demonstrations other labels, and all its prompts a format; None for the task's own.
+
+    What was done is among the task's metadata: "relabeled" (how many different demonstrations were rendered, and how
+    many of them do not have their own label) and "unformatted" (what the format has replaced).
+
+    Args:
+        other_labels: see `demonstrations.labels.read`.
+        number: see `prompts.formats.format_of`.
+
+    Raises:
+        InputError: this is not possible for the task.
+    """
+    written = {"labels": other_labels, "format": number}
+    given = {name: value for name, value in written.items() if value is not None}
+    if not given:
+        return
+    with naming(f"task {task.config.task!r}: {', '.join(f'{name}={value}' for name, value in given.items())}"):
+        if hasattr(task, "own_decision"):  # MetaICL's
+            raise InputError("its own class makes its sequences: leave this out.")
+        metadata = task.config.metadata or {}
+        if (drawn := metadata.get("demonstrations")) is not None and how.read(drawn) is not None:
+            raise InputError(f"demonstrations={drawn}: choose them first (`lm-eval-icl select`), and give the file.")
+        task.config.metadata = {**metadata, **given}
+        if number is not None:
+            _format(task, checked_whole("format", number, least=0))
+        if other_labels is not None:
+            relabel = Relabel(task, labels.read(other_labels))
+            task.fewshot_cfg = dataclasses.replace(task.fewshot_cfg, doc_to_target=relabel)
+            task.config.metadata["relabeled"] = relabel.counts
+
+
+class Relabel:
+    """Returns the labels of demonstrations, in place of the task's own `doc_to_target` of these alone.
+
+    Labels are drawn by the few-shot seed of lm-eval's `--seed` and the row, so that a row has the same label under
+    every model and in every order.
+
+    Attributes:
+        counts: how many different rows were asked for ("demonstrations"), and how many have another label ("changed").
+    """
+
+    def __init__(self, task: ConfigurableTask, how_labeled: labels.Labels) -> None:
+        if task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input:
+            raise InputError("labels are those of tasks with options, of which one follows the query.")
+        self._task, self._labels, self._template = task, how_labeled, task.fewshot_cfg
+        self._generator, self._seed = Random(0), 0.0
+        self._known: dict[str, str | int] = {}
+        self.counts = {"demonstrations": 0, "changed": 0}
+
+    def __call__(self, doc: dict[str, Any]) -> str | int:
+        task, template = self._task, self._template
+        if (generator := getattr(task, "fewshot_rnd", None) or self._generator) is not self._generator:
+            # Nothing is drawn from the task's own.
+            self._generator, self._seed = generator, copy.copy(generator).random()
+        row = f"{self._seed} {json.dumps(doc, sort_keys=True, default=str)}"
+        if row not in self._known:
+            options = task.doc_to_choice(doc, template.doc_to_choice)
+            own = task.doc_to_target(doc, template.doc_to_target)
+            right = own if isinstance(own, int) else options.index(own) if own in options else -1
+            if not 0 <= right < len(options):
+                raise InputError(f"task {task.config.task!r}: labels: {own!r} is no option of its demonstration.")
+            label = self._labels.label(right, len(options), row)
+            self._known[row] = own if label == right else options[label]
+            self.counts["demonstrations"] += 1
+            self.counts["changed"] += label != right
+        return self._known[row]
+
+
+def _format(task: ConfigurableTask, number: int) -> None:
+    """Put a format in place of the templates of a task, of queries and of demonstrations."""
+    config, shots = task.config, task.fewshot_cfg
+    if not isinstance(config.doc_to_text, str) or not isinstance(shots.doc_to_text, str):
+        raise InputError("its prompts are made by a function or by another task's, and not by a template.")
+    of_query = Template(config.doc_to_text, config.target_delimiter, config.fewshot_delimiter)
+    made = format_of(of_query, number)
+    if made is None:
+        return
+    of_shots = made.of(Template(shots.doc_to_text, shots.target_delimiter, shots.fewshot_delimiter))
+    formatted = [made.of(of_query), of_shots]
+    names = {"doc_to_text": "text", "target_delimiter": "before_answer", "fewshot_delimiter": "between"}
+    own = [{name: getattr(of, name) for name in names} for of in (config, shots)]
+    task.fewshot_cfg = config.fewshot_config = dataclasses.replace(
+        shots, **{name: getattr(formatted[1], part) for name, part in names.items()}
+    )
+    for name, part in names.items():
+        setattr(config, name, getattr(formatted[0], part))
+    config.metadata["unformatted"] = {**own[0], "fewshot_config": own[1]}
