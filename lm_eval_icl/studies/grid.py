@@ -35,8 +35,8 @@ from lm_eval_icl.training.settings import with_numbers
 _NAMED = resources.files(__package__) / "named"
 HF = "hf"
 
-# The method by which a model chooses demonstrations; or as text "stratified", "random", "first" or a file.
-Demonstrations = how.How | str
+# How a model chooses demonstrations, or they are retrieved; or as text "stratified", "random", "first" or a file.
+Demonstrations = how.How | how.Similar | str
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ from lm_eval.evaluator_utils import get_sample_size
 
 from lm_eval_icl.decisions.how import written
 from lm_eval_icl.demonstrations.how import How
+from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.deciding import check_options
 from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These, among, template_of
+from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, RetrievingSampler, These, among, template_of
 from lm_eval_icl.harness.training import task_manager, unknown_task
 from lm_eval_icl.metaicl.files import checked_seed
 from lm_eval_icl.studies.cells import Cell, Grid, StudyTask, digest
@@ -149,6 +150,8 @@ def prepare(
             made.sampler.seed = cell.seed  # as of `FixedSampler`: by it, decision rules draw
     else:
         made.sampler = copy.copy(made.sampler)
+        if isinstance(cell.demonstrations, Similar):
+            made.sampler = RetrievingSampler(_pool(task.loaded), cell.demonstrations, made)
         made.set_fewshot_seed(cell.seed)
     if cell.split == "dev":
         documents = list(task.dev.values())
@@ -188,9 +191,9 @@ def draw(
         permuted(list(range(shots)), order, seed, task.name)  # refuses more orders than there are
         return None
     sampler = task.loaded.sampler
-    if how is not None:
+    if how is not None and not isinstance(how, Similar):
         sampler = FixedSampler(sampler.df, how, task.loaded)
-    elif not isinstance(task.loaded, ICLTask):
+    elif how is not None or not isinstance(task.loaded, ICLTask):
         if order:
             why = "draws demonstrations of its own for every document, which have no orders"
             raise InputError(f"orders: task {task.name!r} {why}: give `demonstrations`.")
