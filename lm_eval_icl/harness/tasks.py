@@ -73,8 +73,8 @@ def _shuffle(task: ConfigurableTask, seed: Any) -> None:
 
 def pool_of(task: ConfigurableTask) -> list[Doc]:
     """The documents that a task takes its demonstrations from. They are read once, since reading takes seconds."""
-    sampler = getattr(task, "sampler", None)
-    return sampler.df if isinstance(sampler, FixedSampler | RetrievingSampler) else list(task.fewshot_docs() or [])
+    pool: list[Doc] | None = getattr(getattr(task, "sampler", None), "pool", None)
+    return list(task.fewshot_docs() or []) if pool is None else pool
 
 
 def among(
@@ -160,60 +160,6 @@ def template_of(task: ConfigurableTask) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", json.dumps(config, sort_keys=True, default=str))
 
 
-class FixedSampler(ContextSampler):
-    """Draws n demonstrations of a pool (`df`) once, and returns the same ones for every document. None is evaluated.
-
-    Args:
-        how: see `ICLTask`. What cannot be used is refused.
-
-    Attributes:
-        method: the method by which a model chooses; None for what is drawn, and for a file.
-        seed: of the draw, or of the choice.
-    """
-
-    def __init__(self, df: list[Doc], how: Any, task: ConfigurableTask) -> None:
-        super().__init__(df)
-        self._task, self.name = task, str(task.config.task)
-        with naming(f"task {self.name!r}"):
-            method = read(how)
-        self.method = None if isinstance(method, Similar) else method
-        self.how = str(self.method or how)
-        self._drawn: dict[int, tuple[list[int], int]] = {}
-        self.seed: int | None = None
-
-    def set_rnd(self, rnd: int | None) -> FixedSampler:
-        self._drawn, self.seed = {}, rnd
-        super().set_rnd(rnd)
-        return self
-
-    def give(self, rows: Sequence[int]) -> None:
-        """Fix what a model has chosen: from now on, `sample(n)` returns these rows of the pool if n is their number."""
-        self._drawn[len(rows)] = list(rows), 0
-
-    def rows(self, n: int, task: ConfigurableTask | None = None) -> list[int]:
-        """The rows of the pool that are the demonstrations.
-
-        Args:
-            task: the task that is to be named where some of them replace others.
-        """
-        if n not in self._drawn:
-            if self.method is not None:
-                raise InputError(
-                    f"task {self.name!r}: demonstrations={self.how} needs a model of this package to choose them. Make "
-                    f"a file first (`lm-eval-icl select {self.method.name} ...`), and give demonstrations=FILE.json."
-                )
-            label, is_evaluated = self._task.doc_to_target, evaluated(self._task)
-            with naming(f"task {self.name!r}: demonstrations={self.how}"):
-                self._drawn[n] = draw(self.df, n, self.how, label, is_evaluated, self.rnd, self.name, self.seed)
-            if task is not None and (count := self._drawn[n][1]):
-                text = "%s: %d of %d demonstrations are also evaluated, as rows or by their texts, and were replaced."
-                log.warning(text, task.config.task, count, n)
-        return self._drawn[n][0]
-
-    def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
-        return [self.df[row] for row in self.rows(n, self._task)]
-
-
 class RetrievingSampler(ContextSampler):
     """Retrieves demonstrations of a pool (`df`) for each document: the rows that are most similar to it, none of which
     is the document itself (`demonstrations.retrieve`).
@@ -226,7 +172,7 @@ class RetrievingSampler(ContextSampler):
 
     def __init__(self, df: list[Doc], similar: Similar, task: ConfigurableTask) -> None:
         super().__init__(df)
-        self.similar, self._task, self.name = similar, task, str(task.config.task)
+        self.pool, self.similar, self._task, self.name = df, similar, task, str(task.config.task)
         self.document: Doc | None = None
         self.seed: int | None = None
         self.facts: dict[str, Any] = {}
@@ -318,6 +264,60 @@ def sampler_of(pool: list[Doc], how: Any, task: ConfigurableTask) -> ContextSamp
     with naming(f"task {str(task.config.task)!r}"):
         similar = read(how)
     return RetrievingSampler(pool, similar, task) if isinstance(similar, Similar) else FixedSampler(pool, how, task)
+
+
+class FixedSampler(ContextSampler):
+    """Draws n demonstrations of a pool (`df`) once, and returns the same ones for every document. None is evaluated.
+
+    Args:
+        how: see `ICLTask`. What cannot be used is refused.
+
+    Attributes:
+        method: the method by which a model chooses; None for what is drawn, and for a file.
+        seed: of the draw, or of the choice.
+    """
+
+    def __init__(self, df: list[Doc], how: Any, task: ConfigurableTask) -> None:
+        super().__init__(df)
+        self.pool, self._task, self.name = df, task, str(task.config.task)
+        with naming(f"task {self.name!r}"):
+            method = read(how)
+        self.method = None if isinstance(method, Similar) else method
+        self.how = str(self.method or how)
+        self._drawn: dict[int, tuple[list[int], int]] = {}
+        self.seed: int | None = None
+
+    def set_rnd(self, rnd: int | None) -> FixedSampler:
+        self._drawn, self.seed = {}, rnd
+        super().set_rnd(rnd)
+        return self
+
+    def give(self, rows: Sequence[int]) -> None:
+        """Fix what a model has chosen: from now on, `sample(n)` returns these rows of the pool if n is their number."""
+        self._drawn[len(rows)] = list(rows), 0
+
+    def rows(self, n: int, task: ConfigurableTask | None = None) -> list[int]:
+        """The rows of the pool that are the demonstrations.
+
+        Args:
+            task: the task that is to be named where some of them replace others.
+        """
+        if n not in self._drawn:
+            if self.method is not None:
+                raise InputError(
+                    f"task {self.name!r}: demonstrations={self.how} needs a model of this package to choose them. Make "
+                    f"a file first (`lm-eval-icl select {self.method.name} ...`), and give demonstrations=FILE.json."
+                )
+            label, is_evaluated = self._task.doc_to_target, evaluated(self._task)
+            with naming(f"task {self.name!r}: demonstrations={self.how}"):
+                self._drawn[n] = draw(self.df, n, self.how, label, is_evaluated, self.rnd, self.name, self.seed)
+            if task is not None and (count := self._drawn[n][1]):
+                text = "%s: %d of %d demonstrations are also evaluated, as rows or by their texts, and were replaced."
+                log.warning(text, task.config.task, count, n)
+        return self._drawn[n][0]
+
+    def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
+        return [self.df[row] for row in self.rows(n, self._task)]
 
 
 def bind(task: Any, model: Any) -> None:
