@@ -45,7 +45,7 @@ LIMITS = {
     "metaicl": (500, 559),
     "decisions": (449, 156),
     "inference": (2809, 2780),
-    "methods": (2416, 1622),
+    "methods": (2415, 1622),
     "drawing": (450, 272),
     "demonstrations": (1596, 678),
     "training": (1099, 682),

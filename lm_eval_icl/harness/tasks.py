@@ -186,9 +186,9 @@ class RetrievingSampler(ContextSampler):
 
     def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
         assert self.document is not None
-        return [self.df[row] for row in self.rows(n, self.document)]
+        return [self.df[row] for row in self.retrieved(n, self.document)]
 
-    def rows(self, n: int, document: Doc) -> list[int]:
+    def retrieved(self, n: int, document: Doc) -> list[int]:
         """The rows of the pool that are a document's demonstrations, in the order of the prompt, or an `InputError` if
         the pool has too few, or only a model could say which are similar."""
         with naming(f"task {self.name!r}: demonstrations={self.similar}"):

@@ -26,7 +26,7 @@ from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import ContextWork
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.layouts import Layout
-from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 # Contexts are joined from blocks if these have at most this part of the tokens that encoding every context would take.
 _PAYS = 0.9
@@ -155,12 +155,12 @@ class BlockStore:
                 memories[i] = kept_of(rows[i], whole)
         return list(map(self.method.read, memories, contexts))
 
-    def beginning_alike(self, prompts: Sequence[TokenizedPrompt]) -> list[TokenizedPrompt]:
-        """The same token sequences, divided elsewhere: demonstrations with which several contexts begin are a context
-        of their own, and those behind them belong to the query. Only under a method that is the model's own causal
-        pass, and where this saves more tokens than a pass has."""
+    def beginning_alike(self, prompts: Sequence[tuple[TokenizedPrompt, Ids]]) -> list[tuple[TokenizedPrompt, Ids]]:
+        """The same prompts, with their answers, divided elsewhere: demonstrations with which several contexts begin are
+        a context of their own, and those behind them belong to the query. Only under a method that is the model's own
+        causal pass, and where this saves more tokens than a pass has."""
         groups: dict[object, dict[Context, None]] = defaultdict(dict)
-        for context in (prompt.context for prompt in prompts if self.can_divide and prompt.context.demonstrations):
+        for context in (prompt.context for prompt, _ in prompts if self.can_divide and prompt.context.demonstrations):
             groups[context.prefix, context.demonstrations[0]][context] = None
         beginning: dict[Context, Context] = {}
         for contexts in groups.values():
@@ -175,7 +175,7 @@ class BlockStore:
         def divided(prompt: TokenizedPrompt, shared: Context) -> TokenizedPrompt:
             return TokenizedPrompt(shared, (*prompt.context.tokens[len(shared.tokens) :], *prompt.query))
 
-        return [divided(p, beginning[p.context]) if p.context in beginning else p for p in prompts]
+        return [(divided(p, beginning[p.context]) if p.context in beginning else p, a) for p, a in prompts]
 
     def _together(self, blocks: Sequence[Context]) -> int:
         """How many of the first blocks are encoded in one pass."""

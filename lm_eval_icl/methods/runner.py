@@ -212,8 +212,7 @@ class MethodRunner:
     ) -> Iterator[list[tuple[int, Score]]]:
         """`score` for prompts, each with an answer. Equal ones are run once. Yields, for each forward pass, the indices
         of the prompts that it scored, each with its score."""
-        shared = self.blocks.beginning_alike([prompt for prompt, _ in prompts])
-        asked_by = grouped(zip(shared, (answer for _, answer in prompts), strict=True))
+        asked_by = grouped(self.blocks.beginning_alike(prompts))
         for scored, scores in self.score(asked_by, once):
             yield [
                 (i, score)

@@ -76,7 +76,7 @@ def test_a_seed_is_for_what_is_drawn(checkpoint):
     def rows(how, n=3, seed=0):
         task = evaluation.load_task(TASK, demonstrations=how)
         task.set_fewshot_seed(seed)
-        return [task.sampler.rows(n, doc) for doc in task.eval_docs]
+        return [task.sampler.retrieved(n, doc) for doc in task.eval_docs]
 
     last = rows("similar")
     assert [found[::-1] for found in last] == rows("similar:order=first") == rows("similar:order=first", seed=1)
@@ -164,7 +164,7 @@ def test_trec_has_no_test_question_among_its_demonstrations(hub, monkeypatch):
 
     train, own = {said(doc) for doc in task.training_docs()}, 0
     for doc in task.eval_docs:
-        shown = [said(task.sampler.df[row]) for row in task.sampler.rows(8, doc)]
+        shown = [said(task.sampler.df[row]) for row in task.sampler.retrieved(8, doc)]
         assert said(doc) not in shown and len(set(shown)) == 8
         own += said(doc) in train
     assert own == 11 == task.sampler.facts["own_copies"]
