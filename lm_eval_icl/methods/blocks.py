@@ -33,14 +33,14 @@ _PAYS = 0.9
 
 
 @dataclass(frozen=True)
-class Block(Context):
+class BlockContext(Context):
     """A prefix and one demonstration, of which a memory has the demonstration's entries alone."""
 
     __hash__ = Context.__hash__
 
 
-def blocks_of(context: Context) -> list[Block]:
-    return [Block(context.prefix, (part,)) for part in context.demonstrations]
+def blocks_of(context: Context) -> list[BlockContext]:
+    return [BlockContext(context.prefix, (part,)) for part in context.demonstrations]
 
 
 def has_blocks(method: Method) -> bool:
@@ -71,8 +71,8 @@ class BlockStore:
         self.model, self.method, self.can, self.budget, self.store = model, method, can, budget, budget.store
         self.can_divide = can.can_pack and can.position_switch is None
         self.has_blocks = self.can_divide and has_blocks(method)
-        self.contexts: dict[Context, list[Block]] = {}
-        self._uses = Counter[Block]()
+        self.contexts: dict[Context, list[BlockContext]] = {}
+        self._uses = Counter[BlockContext]()
 
     def divide(self, contexts: list[Context]) -> list[Context]:
         """Decide whether contexts are joined, and return them in the order in which they are scored. Where the store is
@@ -119,7 +119,7 @@ class BlockStore:
     def encode(self, blocks: Sequence[Context]) -> list[Memory]:
         """`Method.encode`; or the memories of blocks that have one prefix, from one pass behind it in which none sees
         another."""
-        if not isinstance(blocks[0], Block):
+        if not isinstance(blocks[0], BlockContext):
             return self.method.encode(self.model, blocks)
         parts, start = [block.demonstrations[0] for block in blocks], len(blocks[0].prefix)
         [prefix] = self.store.several([Context(blocks[0].prefix, ())])

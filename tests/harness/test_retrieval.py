@@ -147,7 +147,7 @@ def test_documents_among_their_own_demonstrations_are_counted(checkpoint, caplog
         said = [texts_of(sample["arguments"][0][0]) for sample in results["samples"][NAME]]
         own = sum(query in shown for *shown, query in said)
         counted = results["config"]["icl"]["own_demonstrations"].get(NAME, {"documents": 0})
-        assert counted == {"documents": own} and own == 1
+        assert counted == {"documents": own} and own > 0
     assert caplog.text.count("documents stand among their own demonstrations, with the answer") == 2
 
 
