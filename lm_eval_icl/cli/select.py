@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl import version
 from lm_eval_icl.cli.reading import model_arguments
-from lm_eval_icl.demonstrations.how import METHODS, read
+from lm_eval_icl.demonstrations.how import METHODS, How, read
 from lm_eval_icl.errors import InputError, log, naming, refusing, writing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.harness.arguments import check_folders, pairs
@@ -39,7 +39,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--include_path", metavar="DIR", help="a folder of further tasks")
     parser.add_argument("--metadata", default="", metavar="K=V,...", help="of the tasks, as for lm_eval")
     args = parser.parse_args(arguments)
-    if (how := read(args.how)) is None:
+    if not isinstance(how := read(args.how), How):
         raise InputError(f"{args.how!r}: there are {', '.join(METHODS)}.")
     with naming("--seeds"):
         seeds = expanded([int(text) if text.isdecimal() else text for text in args.seeds.split(",")])

@@ -127,23 +127,13 @@ class Chooser:
         return list(first.values())
 
     def read(self, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """The probabilities of each document's options, and the hidden states that they are predicted from, without
-        demonstrations; and the rows of these documents. Those that do not fit the model are left out."""
+        """`read_queries` of the documents that fit the model, and their rows."""
         fitting = [row for row in rows if self.fits(row)]
         if not fitting:
             raise InputError("no document of the pool fits the model.")
-        runner, tokenizer = self.predictor.runner, self.predictor.tokenizer
-        logs: dict[Asked, float] = {}
-        states: dict[tuple[Context, Ids], np.ndarray] = {}
-        pairs = [tokenizer.pairs(*self.pool.query(row)[:2]) for row in fitting]
-        work = grouped((tokens, answer) for tokens, answers in pairs for answer in answers)
-        for scored, scores in tqdm(runner.score(work, states="hidden"), f"{self.pool.name}: reading", leave=False):
-            for asked, (log_prob, _), state in zip(scored, scores, scores.states, strict=True):
-                if not math.isfinite(log_prob):
-                    raise not_finite(f"{self.pool.name}: a document of the pool", log_prob, runner.model)
-                logs[asked], states[asked[:2]] = log_prob, state.numpy()
-        probabilities = [softmax([logs[tokens.context, tokens.query, a] for a in answers]) for tokens, answers in pairs]
-        return np.array(probabilities), np.stack([states[tokens.context, tokens.query] for tokens, _ in pairs]), fitting
+        name, queries = f"{self.pool.name}: a document of the pool", [self.pool.query(row)[:2] for row in fitting]
+        probabilities, features = read_queries(self.predictor, name, queries)
+        return np.array(probabilities), features, fitting
 
     def fits(self, row: int) -> bool:
         prompt, options, _ = self.pool.query(row)
@@ -223,3 +213,22 @@ class Chooser:
         except DoesNotFit:
             return -math.inf, -math.inf
         return float(correct.mean()), float(np.log(np.maximum(of_right, 1e-300)).mean())
+
+
+def read_queries(
+    predictor: Predictor, name: str, queries: Sequence[tuple[FewShotPrompt, tuple[str, ...]]]
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """What a model says of queries with options, which fit it: for each the probabilities of its options, and the
+    hidden state that they are predicted from, (n, width). Errors name a query so."""
+    runner, tokenizer = predictor.runner, predictor.tokenizer
+    logs: dict[Asked, float] = {}
+    states: dict[tuple[Context, Ids], np.ndarray] = {}
+    pairs = [tokenizer.pairs(*query) for query in queries]
+    work = grouped((tokens, answer) for tokens, answers in pairs for answer in answers)
+    for scored, scores in tqdm(runner.score(work, states="hidden"), f"{name}: reading", leave=False):
+        for asked, (log_prob, _), state in zip(scored, scores, scores.states, strict=True):
+            if not math.isfinite(log_prob):
+                raise not_finite(name, log_prob, runner.model)
+            logs[asked], states[asked[:2]] = log_prob, state.numpy()
+    probabilities = [softmax([logs[tokens.context, tokens.query, a] for a in answers]) for tokens, answers in pairs]
+    return probabilities, np.stack([states[tokens.context, tokens.query] for tokens, _ in pairs])

@@ -1,4 +1,5 @@
-"""How a model chooses demonstrations, as users write it: `herding`, `lens:m=500:rho=2`, or {lens: {m: 500, rho: 2}}."""
+"""How a model chooses demonstrations, as users write it: `herding`, `lens:m=500:rho=2`, or {lens: {m: 500, rho: 2}};
+and how they are retrieved: `similar:by=bm25`."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_icl.decisions.how import spelled
-from lm_eval_icl.demonstrations import lens
+from lm_eval_icl.demonstrations import lens, similar
 from lm_eval_icl.demonstrations.draw import DRAWN
 from lm_eval_icl.demonstrations.select import SELECTORS, arguments_of, checked, near
+from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, naming
 
 # The arguments that every method takes, with their defaults: class balance, and the number of candidates.
@@ -55,8 +57,8 @@ def make(name: str, arguments: Mapping[str, Any]) -> How:
     return How(name, {key: value for key, value in sorted(values.items()) if own[key] != value}, **of_all)
 
 
-def read(written: Any) -> How | None:
-    """The method that `demonstrations` names; None for a way of drawing, and for a file.
+def read(written: Any) -> How | Similar | None:
+    """The method that `demonstrations` names; None for a way of drawing the same for all documents, and for a file.
 
     Raises:
         InputError: it is none of these, or an argument cannot be used.
@@ -66,11 +68,13 @@ def read(written: Any) -> How | None:
             name, arguments = next(iter(written.items()), ("", None))
             if len(written) != 1 or not isinstance(arguments, Mapping | None):
                 raise InputError('must be one method with its arguments, such as {"lens": {"m": 500}}.')
-            return make(str(name), arguments or {})
+            return similar.make(arguments or {}) if name == "similar" else make(str(name), arguments or {})
         name = str(written).partition(":")[0]
         if written in DRAWN or (name not in METHODS and Path(str(written)).is_file()):
             return None
+        if name == "similar":
+            return similar.make(spelled(str(written))[1])
         if name not in METHODS:
-            advice = near(name, (*DRAWN, *METHODS), "or a method that chooses: ")
+            advice = near(name, (*DRAWN, "similar", *METHODS), "or a method that chooses: ")
             raise InputError(f"must be stratified, random, first, or a JSON file of indices that exists; {advice}")
         return make(*spelled(str(written)))

@@ -1,25 +1,29 @@
-"""Demonstrations that a model chooses from the few-shot documents of a task. In a run, the first process does so before
-requests are built."""
+"""Demonstrations that a model chooses from the few-shot documents of a task, or that are retrieved for each document.
+In a run, the first process does so before requests are built."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cache, cached_property, partial
+from typing import Any
 
+import numpy as np
 from lm_eval.api.task import ConfigurableTask, Task
+from lm_eval.evaluator_utils import get_sample_size
+from lm_eval.models.huggingface import HFLM
 
+from lm_eval_icl.demonstrations.choosing import read_queries
 from lm_eval_icl.demonstrations.draw import pool_digest, too_few
 from lm_eval_icl.demonstrations.kept import Wanted, about_model, chosen
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.demonstrations.retrieve import Features
+from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.distributed import of_first
-from lm_eval_icl.harness.tasks import FixedSampler, among, as_row, evaluated, pool_of, template_of
+from lm_eval_icl.harness.models import ICLModel
+from lm_eval_icl.harness.tasks import FixedSampler, RetrievingSampler, among, as_row, evaluated, pool_of, template_of
 from lm_eval_icl.harness.training import Examples
+from lm_eval_icl.inference.identity import files_digest, hub_commit, model_identity
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.prompts.prompt import FewShotPrompt
-
-if TYPE_CHECKING:
-    from lm_eval_icl.harness.models import ICLModel
 
 
 class PoolOfTask:
@@ -114,3 +118,41 @@ def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
     for task, sampler, _ in waiting:
         sampler.give(by_task[str(task.config.task)]["indices"])
     return by_task
+
+
+def retrieving(tasks: Mapping[str, Task]) -> dict[str, RetrievingSampler]:
+    """The samplers of the tasks whose documents have demonstrations that are retrieved."""
+    samplers = {name: getattr(task, "sampler", None) for name, task in tasks.items() if task.config.num_fewshot}
+    return {name: sampler for name, sampler in samplers.items() if isinstance(sampler, RetrievingSampler)}
+
+
+def give_rankings(model: Any, tasks: Mapping[str, Task], limit: float | None) -> None:
+    """Rank the pools of tasks that retrieve demonstrations, for the documents of a run. Every process of a run calls
+    this; the first one ranks."""
+    for name, sampler in retrieving(tasks).items():
+        task, n = tasks[name], int(tasks[name].config.num_fewshot)
+        read = partial(_features, model, task) if sampler.similar.by == "features" else None
+        documents = list(task.eval_docs)[: get_sample_size(task, limit)]
+        with naming(f"task {sampler.name!r}: demonstrations={sampler.similar}"):
+            sampler.give(n, *of_first(partial(sampler.rank, n, documents, read)))
+
+
+def _features(model: Any, task: Task, pool: Sequence[Any], documents: Sequence[Any]) -> Features:
+    """The hidden states of the evaluated model after the queries of a task's few-shot documents, and of documents."""
+    if isinstance(model, ICLModel):
+        under_icl, identity = predictor(model), model.model_identity()
+    elif isinstance(model, HFLM):
+        bos, most = model.add_bos_token, model.max_length
+        under_icl = Predictor(model.model, model.tokenizer, ICL(), max_length=most, add_bos_token=bos)
+        files = files_digest(model.pretrained, peft=model.peft, delta=model.delta)
+        identity = model_identity(model.model, files, hub_commit(model.pretrained, model.revision))
+    else:
+        raise InputError(f"by=features needs a model of transformers, and {type(model).__name__} is none.")
+
+    def read(docs: Sequence[Any]) -> np.ndarray:
+        examples = Examples(task, docs)
+        asked = [examples.example((), row) for row in range(len(docs))]
+        return read_queries(under_icl, str(task.config.task), [(e.prompt, e.options[:1]) for e in asked])[1]
+
+    identity = {**identity, "add_bos_token": model.add_bos_token}
+    return identity, lambda rows: (read([pool[row] for row in rows]), read(documents))

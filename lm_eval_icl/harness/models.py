@@ -138,6 +138,7 @@ class ICLModel(CheckedHFLM):
             {
                 "left_out": self.run.left_out,
                 "truncated": self.run.truncated,
+                "own_demonstrations": self.run.own,
                 "contexts_encoded": store.encoded,
                 "contexts_reused": store.reused,
                 "tokens_run": ran,

@@ -96,9 +96,10 @@ PATCHES = (
     Patch(
         "lm_eval.api.task:ConfigurableTask.fewshot_context",
         "prompts:with_parts",
-        OURS,
-        "The marks are read back from the joined prompt, which becomes a FewShotPrompt.",
-        "lm-eval hands a model the turns of a prompt.",
+        EVERYBODY,
+        "A sampler that retrieves demonstrations is told the document. For our models, the marks are read back from "
+        "the joined prompt, which becomes a FewShotPrompt.",
+        "lm-eval hands a model the turns of a prompt, and a sampler every document.",
     ),
     Patch(
         "lm_eval.api.task:ConfigurableTask.build_all_requests",

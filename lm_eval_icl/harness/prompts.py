@@ -70,10 +70,14 @@ def marked_turn(original: Callable[..., list[Message]], task: Any, *args: Any, *
 
 
 def with_parts(original: Callable[..., str | list[str]], task: Any, *args: Any, **kwargs: Any) -> str | list[str]:
-    """Wrapper of `ConfigurableTask.fewshot_context`: inside `recording`, return the prompt as a `FewShotPrompt`."""
+    """Wrapper of `ConfigurableTask.fewshot_context`: inside `recording`, return the prompt as a `FewShotPrompt`. A
+    sampler of demonstrations that depend on the document (`tasks.RetrievingSampler`) is told which document it is."""
+    call = _signature(original).bind(task, *args, **kwargs)
+    sampler: Any = getattr(task, "sampler", None)
+    if hasattr(sampler, "document"):
+        sampler.document = call.arguments["doc"]
     if not _recording.get():
         return original(task, *args, **kwargs)
-    call = _signature(original).bind(task, *args, **kwargs)
     if call.arguments.get("chat_template") is not None:
         call.arguments["chat_template"] = functools.partial(_render, call.arguments["chat_template"])
     token = _turns.set(0)

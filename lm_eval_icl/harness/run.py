@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from lm_eval_icl.errors import log
 from lm_eval_icl.harness.distributed import total
 from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests, some
 from lm_eval_icl.methods.limits import PromptLimits, Request
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 # Task -> name of a number -> number.
 Counts = dict[str, dict[str, int]]
@@ -31,6 +33,7 @@ class PreparedRun:
             documents.
         truncated: task -> {"documents": n, "tokens": n}: how many documents without a demonstration left were cut at
             the beginning, and by how many tokens (of options that lost different numbers, the largest counts).
+        own: task -> {"documents": n}: how many documents stand among their own demonstrations, by their text.
         tokens_alone: how many tokens would be run through the model if each log-likelihood request ran by itself.
     """
 
@@ -47,8 +50,10 @@ class PreparedRun:
         self.once = bool(tasks)
         self.left_out: Counts = {}
         self.truncated: Counts = {}
+        self.own: Counts = {}
         self.tokens_alone = 0
         self._unchecked = list(tasks)
+        self._retrieved = {str(t.config.task) for t in tasks if hasattr(getattr(t, "sampler", None), "document")}
         # By id(instance). The instance is stored too, since an id is unique only as long as its object exists.
         self._prepared: dict[int, tuple[Instance, Request]] = {}
 
@@ -92,6 +97,7 @@ class PreparedRun:
         left_out, truncated = _count(new, requests)
         self.left_out = total([self.left_out, left_out])  # a task may have requests of two kinds
         self.truncated = total([self.truncated, truncated])
+        self.own = total([self.own, _own(new)])
         return list(zip(new, requests, strict=True))
 
     def _warn(self, prepared: Sequence[tuple[Instance, Request]]) -> None:
@@ -131,7 +137,13 @@ class PreparedRun:
             if any(task.startswith("bbh_cot") for task in shots):
                 how += " (lm-eval's bbh generates chains of thought, and has three demonstrations at most)"
             log.warning("%s no demonstrations (%s): %s. Give some with --num_fewshot%s.", tasks, some(bare), why, how)
-        if drawn := [name for name in contexts if len(contexts[name]) > 1]:
+        if own := _own(instances):
+            log.warning(
+                "%s: %d documents stand among their own demonstrations, with the answer (lm-eval's sampler leaves that "
+                "to chance). Add --metadata demonstrations=random, or another way, to leave them out.",
+                *(some(own), sum(number["documents"] for number in own.values())),
+            )
+        if drawn := [name for name in contexts if len(contexts[name]) > 1 and name not in self._retrieved]:
             log.warning(
                 "%s: lm-eval draws other demonstrations for each document (%d contexts), so that nearly nothing is "
                 "shared, and orders cannot be compared. Add --metadata demonstrations=random (or stratified, first) to "
@@ -177,3 +189,21 @@ def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[
         if number := max(requests[i].cut for i in indices):
             truncated.append({str(task_name): {"documents": 1, "tokens": number}})
     return total(left_out), total(truncated)
+
+
+def _own(instances: Sequence[Instance]) -> Counts:
+    """Count the documents that stand among their own demonstrations, as in `PreparedRun.own`: a demonstration begins
+    with the query and one of the options, in lower case and with blanks collapsed."""
+    documents = set[tuple[str, object]]()
+    for instance in instances:
+        prompt, *rest = instance.args
+        if isinstance(prompt, FewShotPrompt) and prompt.demonstrations and prompt.query.strip():
+            answer = rest[0] if isinstance(rest[0], str) else ""
+            if _collapsed((prompt.query + answer,)) in _collapsed(prompt.demonstrations):
+                documents.add((str(instance.task_name), instance.doc_id))
+    return {name: {"documents": number} for name, number in Counter(name for name, _ in documents).items()}
+
+
+@functools.lru_cache(maxsize=8)  # one document after another most often has the same demonstrations
+def _collapsed(texts: tuple[str, ...]) -> str:
+    return "".join("\0" + " ".join(text.lower().split()) for text in texts)

@@ -8,17 +8,21 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
 
-from lm_eval_icl.demonstrations.draw import as_text, draw
+from lm_eval_icl.demonstrations.draw import as_text, draw, pool_digest
 from lm_eval_icl.demonstrations.how import read
+from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, checked_whole, log, naming
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.varying import vary
+
+if TYPE_CHECKING:
+    from lm_eval_icl.demonstrations.retrieve import Features, Ranking, Retriever, Texts
 
 Doc = dict[str, Any]
 
@@ -29,13 +33,14 @@ class ICLTask(ConfigurableTask):
     lm-eval's own sampler draws new demonstrations for each document. `metadata.demonstrations` (in the YAML file, or
     `--metadata demonstrations=...`) says how they are chosen from the few-shot pool: `stratified` (the same number for
     each label as far as possible), `random`, `first`, a method by which the model chooses (`demonstrations.how`), or a
-    JSON file of indices, or of `lm-eval-icl select`. The seed is the few-shot seed of lm-eval's `--seed`.
+    JSON file of indices, or of `lm-eval-icl select`. The seed is the few-shot seed of lm-eval's `--seed`. After
+    `similar`, every document has demonstrations of its own (`RetrievingSampler`).
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
         how = (self.config.metadata or {}).get("demonstrations", "stratified")
-        self.sampler: ContextSampler = FixedSampler(list(self.fewshot_docs()), how, self)
+        self.sampler: ContextSampler = sampler_of(list(self.fewshot_docs()), how, self)
 
 
 def with_given_demonstrations(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
@@ -51,7 +56,7 @@ def with_given_demonstrations(original: Callable[..., None], task: Any, *args: A
     if how is None or isinstance(task, ICLTask):
         return
     if pool := list(task.fewshot_docs() or []):
-        task.sampler = FixedSampler(pool, how, task)
+        task.sampler = sampler_of(pool, how, task)
 
 
 def _shuffle(task: ConfigurableTask, seed: Any) -> None:
@@ -158,6 +163,112 @@ def template_of(task: ConfigurableTask) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", json.dumps(config, sort_keys=True, default=str))
 
 
+class RetrievingSampler(ContextSampler):
+    """Retrieves demonstrations of a pool (`df`) for each document: the rows that are most similar to it, none of which
+    is the document itself (`demonstrations.retrieve`).
+
+    Attributes:
+        document: the document for which demonstrations are asked (`prompts.with_parts` says which).
+        seed: of the fixed demonstrations, and of their order if that is random.
+        facts: what the results say of the documents' demonstrations.
+    """
+
+    def __init__(self, df: list[Doc], similar: Similar, task: ConfigurableTask) -> None:
+        super().__init__(df)
+        self.pool, self.similar, self._task, self.name = df, similar, task, str(task.config.task)
+        self.document: Doc | None = None
+        self.seed: int | None = None
+        self.facts: dict[str, Any] = {}
+        self._rankings: dict[str, Ranking] = {}  # by document, as `as_row` has it
+        self._most = 0
+
+    def set_rnd(self, rnd: int | None) -> RetrievingSampler:
+        self.seed = rnd
+        super().set_rnd(rnd)
+        return self
+
+    def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
+        assert self.document is not None
+        return [self.df[row] for row in self.retrieved(n, self.document)]
+
+    def retrieved(self, n: int, document: Doc) -> list[int]:
+        """The rows of the pool that are a document's demonstrations, in the order of the prompt, or an `InputError` if
+        the pool has too few, or only a model could say which are similar."""
+        with naming(f"task {self.name!r}: demonstrations={self.similar}"):
+            row = as_row(document)
+            if row not in self._rankings or self._most < self.similar.most(n):
+                self.give(n, *self.rank(n, self._task.eval_docs))
+            return self._retriever.rows(self._rankings[row], n, self._fixed(n), f"{self.seed} {row}")
+
+    def rank(
+        self, n: int, documents: Iterable[Doc], read: Callable[..., Features] | None = None
+    ) -> tuple[dict[str, Ranking], dict[str, Any]]:
+        """Rank the pool for documents that have n demonstrations each, or read the rankings from their file.
+
+        Args:
+            read: returns the features of a model for the pool and these documents.
+
+        Returns:
+            The arguments of `give`.
+        """
+        docs, retriever = list({as_row(doc): doc for doc in documents}.values()), self._retriever
+        texts = self._texts(docs, self._task.config)
+        features = None if read is None else read(self.df, docs)
+        found, file = retriever.rank(texts, n, template_of(self._task), features)
+        rankings, fixed = dict(zip(texts.rows, found, strict=True)), self._fixed(n)
+        used = {i for row, ranking in rankings.items() for i in retriever.rows(ranking, n, fixed, row)}
+        nearest = [max(ranking.values()) for ranking in found]
+        return rankings, {
+            "how": str(self.similar),
+            "pool": {"rows": len(self.df), "distinct": len(retriever.distinct), "sha256": retriever.sha256},
+            "documents": len(found),
+            "own_copies": sum(map(bool, retriever.copies(texts))),  # documents with copies in the pool, left out there
+            "rows_used": len(used),
+            "similarity": round(sum(nearest) / len(nearest), 6),  # of the nearest row, on average
+            "file": file,
+        }
+
+    def give(self, n: int, rankings: dict[str, Ranking], facts: dict[str, Any]) -> None:
+        """Set the rankings by document, from which these get their demonstrations, and what the results say of them."""
+        self._rankings, self.facts, self._most = rankings, facts, self.similar.most(n)
+
+    @functools.cached_property
+    def _retriever(self) -> Retriever:
+        from lm_eval_icl.demonstrations.retrieve import Retriever  # imports scikit-learn and torch, for seconds
+
+        task, per_label = self._task, self.similar.per_label
+        if per_label and task.OUTPUT_TYPE != "multiple_choice":
+            raise InputError("per_label needs a task with options.")
+        labels = [label_of(task, doc) if per_label else 0 for doc in self.df]
+        if len(known := [label for label in labels if label is not None]) < len(labels):
+            raise InputError(f"per_label: the answer of row {labels.index(None)} is none of its options.")
+        return Retriever(self.similar, self._texts(self.df, task.fewshot_cfg), pool_digest(self.df), known)
+
+    def _texts(self, docs: Sequence[Doc], template: Any) -> Texts:
+        from lm_eval_icl.demonstrations.retrieve import Texts
+
+        def query(doc: Doc) -> str:
+            text = "" if self._task.multiple_input else str(self._task.doc_to_text(doc, template.doc_to_text))
+            return text if text.strip() else text_of(self._task, doc, template)
+
+        with recording():
+            texts = [text_of(self._task, doc, template) for doc in docs]
+            return Texts([*map(as_row, docs)], texts, [*map(query, docs)])
+
+    def _fixed(self, n: int) -> list[int]:
+        """The rows of the demonstrations that stand in front, the same for all documents."""
+        if (fixed := self.similar.fixed) >= n:
+            raise InputError(f"fixed={fixed}: must be less than the {n} demonstrations of a prompt.")
+        return FixedSampler(self.df, "stratified", self._task).set_rnd(self.seed).rows(fixed) if fixed else []
+
+
+def sampler_of(pool: list[Doc], how: Any, task: ConfigurableTask) -> ContextSampler:
+    """The sampler that draws, chooses or retrieves a task's demonstrations as `how` says (`ICLTask`)."""
+    with naming(f"task {str(task.config.task)!r}"):
+        similar = read(how)
+    return RetrievingSampler(pool, similar, task) if isinstance(similar, Similar) else FixedSampler(pool, how, task)
+
+
 class FixedSampler(ContextSampler):
     """Draws n demonstrations of a pool (`df`) once, and returns the same ones for every document. None is evaluated.
 
@@ -173,7 +284,8 @@ class FixedSampler(ContextSampler):
         super().__init__(df)
         self.pool, self._task, self.name = df, task, str(task.config.task)
         with naming(f"task {self.name!r}"):
-            self.method = read(how)
+            method = read(how)
+        self.method = None if isinstance(method, Similar) else method
         self.how = str(self.method or how)
         self._drawn: dict[int, tuple[list[int], int]] = {}
         self.seed: int | None = None

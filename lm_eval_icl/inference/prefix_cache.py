@@ -53,6 +53,9 @@ class PrefixCache:
             missing = missing[n:]
         return [found[context] for context in contexts]
 
+    def __contains__(self, context: Context) -> bool:
+        return context in self._kept
+
     def once(self, contexts: Sequence[Context]) -> Sequence[Memory]:
         """The memories of several contexts, encoded in one pass and not stored."""
         memories = self.encode(contexts)

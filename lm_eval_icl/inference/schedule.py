@@ -17,6 +17,8 @@ from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree, first_packed_batch
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
+# How many entries of memories contexts that run side by side have at most, for each token of a pass.
+ENTRIES = 8
 # A context, a query behind it, and an answer.
 Asked = tuple[Context, Ids, Ids]
 
@@ -129,7 +131,8 @@ def side_by_side(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities, a
         for query, answers in item.queries:
             tree.add_query(query, answers)
         total = tokens + len(tree.tokens)
-        if total > sizes.pack_tokens or not can.sees_all_of(entries + total):
+        too_many = total > sizes.pack_tokens or entries > ENTRIES * sizes.pack_tokens
+        if too_many or not can.sees_all_of(entries + total):
             break
         count, used = count + 1, total
     return count, used

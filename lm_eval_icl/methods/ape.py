@@ -38,15 +38,17 @@ class APE(PCW):
 
     trained_under = "pcw"
     reads_in_parts = True
+    encodes_by_layout = True
 
     temperature: Factor = 0.9
     scale: Factor = 0.9
     weight: Factor = 1.0
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of `pcw`, with the demonstrations as a part that is read at the temperature and the scale."""
+        """The memories of `pcw`, read as `read` says."""
+        return list(map(self.read, super().encode(model, contexts), contexts))
+
+    def read(self, memory: Memory, context: Context) -> Memory:
+        """The demonstrations are a part that is read at the temperature and the scale."""
         reading = Reading(self.temperature, self.scale * self.temperature, math.log(self.weight))
-        return [
-            memory.divided(len(context.prefix), reading) if any(context.lengths) else memory
-            for memory, context in zip(super().encode(model, contexts), contexts, strict=True)
-        ]
+        return memory.divided(len(context.prefix), reading) if any(context.lengths) else memory

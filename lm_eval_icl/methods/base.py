@@ -97,10 +97,15 @@ class Method(ABC):
     # The argument that says how many memories `memories` gives, if it gives several.
     counts_memories: ClassVar[str] = ""
 
+    # What `encode` gives follows from `layout` and `read` alone, so that demonstrations may be encoded by themselves
+    # (`methods.blocks`). It is False for a class that overrides `encode`, unless that says otherwise.
+    encodes_by_layout: ClassVar[bool] = True
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "encode" in vars(cls) and "one_pass" not in vars(cls):
-            cls.one_pass = False
+        for flag in ("one_pass", "encodes_by_layout"):
+            if "encode" in vars(cls) and flag not in vars(cls):
+                setattr(cls, flag, False)
 
     def __post_init__(self) -> None:
         if self.positions is None:  # lm-eval parses "none" as None if all model arguments are one string
@@ -198,6 +203,10 @@ class Method(ABC):
 
         layouts = [self.layout(len(context.prefix), context.lengths) for context in contexts]
         return encode_all(model, layouts, [context.tokens for context in contexts])
+
+    def read(self, memory: Memory, context: Context) -> Memory:
+        """The memory with how attention reads it, if in a way of the method's own (`reads_in_parts`)."""
+        return memory
 
     def memories(self, model: PreTrainedModel, context: Context) -> Iterator[Memory]:
         """The memories of this context after each pass, of a method that refines its memory pass by pass

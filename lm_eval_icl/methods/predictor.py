@@ -70,7 +70,7 @@ class Predictor:
 
     def score(
         self,
-        demonstrations: Sequence[str],
+        demonstrations: Sequence[str] | Sequence[Sequence[str]],
         queries: Sequence[str],
         options: Sequence[str] | Sequence[Sequence[str]],
         *,
@@ -79,7 +79,8 @@ class Predictor:
         """Score every option of every query.
 
         Args:
-            demonstrations: the demonstrations, each with its answer and the delimiter that follows it.
+            demonstrations: one list for all queries, or a list for each query. A demonstration has its answer and the
+                delimiter that follows it. Of those that several queries have, what a method can share is encoded once.
             queries: the queries, each up to where the answer begins.
             options: one list for all queries, or a list for each query. An option begins with the blank that separates
                 it from the query.
@@ -92,19 +93,19 @@ class Predictor:
         Raises:
             InputError: a prompt cannot be used, or a log-probability is NaN or infinite.
         """
-        alike = isinstance(options, str) or any(isinstance(option, str) for option in options)
-        per_query: list[Any] = [options] * len(queries) if alike else list(options)
-        if len(per_query) != len(queries):
-            raise InputError(f"options: {len(per_query)} lists for {len(queries)} queries: give one list, or one each.")
+        per_query, shown = (
+            _of_each(name, listed, len(queries))
+            for name, listed in (("options", options), ("demonstrations", demonstrations or [()] * len(queries)))
+        )
         names, pairs = [], []
-        for q, (query, texts) in enumerate(zip(queries, per_query, strict=True)):
-            for name, listed in (("demonstrations", demonstrations), ("queries", queries), ("options", texts)):
+        for q, (query, texts, shots) in enumerate(zip(queries, per_query, shown, strict=True)):
+            for name, listed in (("demonstrations", shots), ("queries", queries), ("options", texts)):
                 if isinstance(listed, str):  # it would be taken for a list of its characters
                     raise InputError(f"{name}={listed!r}: must be a list of texts, not a text.")
-            if why := self.runner.method.why_not(len(demonstrations)):
+            if why := self.runner.method.why_not(len(shots)):
                 raise InputError(f"{self.runner.method.name}: {why}.")
             with naming(f"query {q}"):
-                prompt = self.tokenizer.arranged(FewShotPrompt(prefix, demonstrations, query))
+                prompt = self.tokenizer.arranged(FewShotPrompt(prefix, shots, query))
                 tokens, answers = self.tokenizer.pairs(prompt, texts)
             for o, answer in enumerate(answers):
                 names.append(f"query {q}, option {o}")
@@ -113,7 +114,7 @@ class Predictor:
                     raise InputError(f"{names[-1]}: the {empty} is empty: there is nothing to score.")
                 if reason := self.limits.too_long(tokens, len(answer) - 1):
                     needs = f"this one needs {reason.sum('answer without its last token')}"
-                    advice = "Give fewer demonstrations." if demonstrations else "Shorten the query."
+                    advice = "Give fewer demonstrations." if shots else "Shorten the query."
                     raise DoesNotFit(f"{names[-1]}: prompts {reason.why}; {needs}. {reason.hint}{advice}")
                 pairs.append((tokens, answer))
 
@@ -130,3 +131,12 @@ class Predictor:
     def forget(self) -> None:
         """Free all memories, which are wrong once the model's weights have changed."""
         self.runner.begin(self._batch_size)
+
+
+def _of_each(name: str, listed: Any, n: int) -> list[Any]:
+    """What each of n queries has, of a list of texts for all, or a list for each."""
+    if isinstance(listed, str) or any(isinstance(text, str) for text in listed):
+        return [listed] * n
+    if len(listed) != n:
+        raise InputError(f"{name}: {len(listed)} lists for {n} queries: give one list, or one each.")
+    return list(listed)

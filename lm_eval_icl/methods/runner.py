@@ -27,6 +27,7 @@ from lm_eval_icl.inference.schedule import Asked, Batch, Ids, Sizes, Text, first
 from lm_eval_icl.inference.scoring import Score, Scores, States, score_packed, score_rows, score_together
 from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.blocks import BlockStore
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
@@ -108,13 +109,14 @@ class MethodRunner:
 
     def begin(self, batch_size: int) -> None:
         """Begin a run. The memories of an earlier run are dropped, since the model's weights may have changed."""
-        self.store = PrefixCache(partial(self.method.encode, self.model), self.store_bytes)
+        self.store = PrefixCache(lambda contexts: self.blocks.encode(contexts), self.store_bytes)
         device = device_of(self.model)
         # On a CPU, larger packs are slower, since most of their attention is masked.
         sizes = Sizes(self.pack_tokens, 1 if device.type == "cpu" else batch_size, batch_size)
         # How many packs are begun before the scores of a pack are handed on. An accelerator runs one meanwhile.
         self.packs_ahead = 0 if device.type == "cpu" else 1
         self.budget = MemoryBudget(self.store, sizes, f"{type(self.model).__name__} on {device}", self.tensor_parallel)
+        self.blocks = BlockStore(self.model, self.method, self.capabilities, self.budget)
         self.tokens_run = self.passes_run = 0
 
     def limits(self, max_length: int) -> PromptLimits:
@@ -186,13 +188,14 @@ class MethodRunner:
         """Drop what is stored for a context that is not asked again."""
         for stored in self.method.contexts(context):
             self.store.forget(stored)
+        self.blocks.forget(context)
 
     def score_prompts(
         self, prompts: Sequence[tuple[TokenizedPrompt, Ids]], once: bool = False
     ) -> Iterator[list[tuple[int, Score]]]:
         """`score` for prompts, each with an answer. Yields, for each forward pass, the indices of the prompts that it
         scored, each with its score."""
-        asked_by = grouped(prompts)
+        asked_by = grouped(self.blocks.beginning_alike(prompts))
         for scored, scores in self.score(asked_by, once):
             yield [
                 (i, score)
@@ -230,10 +233,13 @@ class MethodRunner:
     ) -> Iterator[Scored]:
         """The batches of `score`, whose scores may still be computed. A `memory` is that of the only context."""
         unscored = {context: dict(queries) for context, queries in work.items() if queries}
+        if memory is None:
+            with self.counting():
+                unscored = {context: unscored[context] for context in self.blocks.divide([*unscored])}
         # The memories in use, and what is left of the query behind which they are.
         in_use: tuple[list[Memory], Ids | None] | None = None if memory is None else ([memory], None)
         while unscored:
-            parts = [part for context in unscored for part in self.method.work(context, unscored[context], once)]
+            parts = [part for context in unscored for part in self.blocks.work(context, unscored[context], once)]
             for batch in schedule(parts, self.budget.sizes, self.capabilities):
                 context, query, _ = batch.queries[0]
                 with self.counting():
@@ -255,6 +261,8 @@ class MethodRunner:
 
     def _behind(self, context: Context, query: Ids) -> tuple[list[Memory], Ids | None]:
         """The memories that all queries of a context attend to; or that of this query, and the rest of it to be run."""
+        if context in self.blocks.contexts:
+            return [*self.blocks.memories([context])], None
         if not self.method.memory_depends_on_query:
             return self._memories(self.method.contexts(context)), None
         [(memory, rest)] = self.method.encode_queries(self.model, [(context, query)], self._memories)
@@ -286,7 +294,7 @@ class MethodRunner:
             behind_each: dict[Context, list[tuple[Ids, Ids]]] = {}
             for context, query, answer in batch.asked:
                 behind_each.setdefault(context, []).append((query, answer))
-            work = list(zip(self.store.once(list(behind_each)), behind_each.values(), strict=True))
+            work = list(zip(self.blocks.memories([*behind_each]), behind_each.values(), strict=True))
         return score_packed(self.model, work, self.softmax_dtype, states)
 
     def score_memories(

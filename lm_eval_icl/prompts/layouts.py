@@ -8,7 +8,7 @@ embeddings are arranged by `Layout.source` later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -171,8 +171,8 @@ class Layout:
         """How many positions the row takes: its largest position plus 1."""
         return max((block.start + self.step * (block.length - 1) + 1 for block in self.blocks), default=0)
 
-    def take(self, names: str) -> Layout:
-        """The layout of only those blocks that have these names, of one letter each."""
+    def take(self, names: Collection[str]) -> Layout:
+        """The layout of only those blocks that have these names; a text is of names of one letter each."""
         indices = [i for i, block in enumerate(self.blocks) if block.name in names]
         blocks, kept = tuple(self.blocks[i] for i in indices), tuple(self.kept[i] for i in indices)
         return replace(self, blocks=blocks, sees=self.sees[indices][:, indices], kept=kept)

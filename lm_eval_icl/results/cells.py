@@ -26,14 +26,19 @@ def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
     """The numbers of a row on a task, of what its runs gave on it by date, not yet compared with other rows."""
     answered = [unit for unit in units if unit.result.answers is not None]
     marks = [mark for unit in units for mark in unit.result.marks]
-    lost, of_documents, cut = (
+    lost, of_documents, cut, own = (
         max(count(at(unit.run.icl, done, unit.result.task, of)) or 0 for unit in units)
-        for done, of in (("left_out", "demonstrations"), ("left_out", "documents"), ("truncated", "documents"))
+        for done, of in (
+            ("left_out", "demonstrations"),
+            *((done, "documents") for done in ("left_out", "truncated", "own_demonstrations")),
+        )
     )
     if lost:
         marks.append(f"{lost} demonstrations were left out of {of_documents} documents' prompts, which were too long.")
     if cut:
         marks.append(f"{cut} documents were cut at their beginning: they do not fit without demonstrations.")
+    if own:
+        marks.append(f"{own} documents stand among their own demonstrations, with the answer.")
     cell = _from_answers(answered, is_share, marks) if answered else BoardCell(_reported(units, is_share))
     if not answered:
         marks.append("aggregate only")

@@ -214,7 +214,7 @@ def results_of(
     metric, of_filter, entry = _metric(values, config, wanted or study.metric, rules)
     higher = at(results, "higher_is_better", task, metric)
     higher = entry.get("higher_is_better") if higher is None else higher
-    switches = switch_fields(results, task)
+    switches, retrieved = switch_fields(results, task), mapping(at(config, "metadata", "retrieved"))
     size = count(at(results, "n-samples", task, "effective")) or count(values.get("sample_len")) or 0
     of_task = []
     for rule in (None, *rules):
@@ -240,12 +240,22 @@ def results_of(
                 column=column_fields(results, task, metric, of_filter, size),
                 switches=switches,
             )
-            of_task.append(_with_answers(result, documents))
+            result = _with_answers(result, documents)
+            of_task.append(replace(result, marks=(*result.marks, *_of_retrieval(retrieved))))
         except Unusable as error:
             if rule is None:
                 raise
             notes.append(f"task {task!r} under the decision rule {rule!r} is left out: {error}")
     return of_task
+
+
+def _of_retrieval(retrieved: Mapping[str, Any]) -> list[str]:
+    """A mark that says from how many labeled documents each document's demonstrations were retrieved."""
+    rows, own = count(at(retrieved, "pool", "rows")), count(retrieved.get("own_copies"))
+    if rows is None or own is None:
+        return []
+    copies = f"of {own} documents it has copies, which were left out" if own else "it has no copies of the documents"
+    return [f"Each document's demonstrations are retrieved from a pool of {rows:,} rows; {copies}."]
 
 
 def _metric(

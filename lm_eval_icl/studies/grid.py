@@ -41,8 +41,8 @@ HF = "hf"
 _OF_ALL = ("average", "order flips")  # a paper's numbers of all its tasks
 CANONICAL = "canonical_order"  # the argument of all models that methods of a study may have
 
-# The method by which a model chooses demonstrations; or as text "stratified", "random", "first" or a file.
-Demonstrations = how.How | str
+# How a model chooses demonstrations, or they are retrieved; or as text "stratified", "random", "first" or a file.
+Demonstrations = how.How | how.Similar | str
 
 
 @dataclass(frozen=True)

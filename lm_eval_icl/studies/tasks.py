@@ -21,10 +21,11 @@ from lm_eval.evaluator_utils import get_sample_size
 
 from lm_eval_icl.decisions.how import written
 from lm_eval_icl.demonstrations.how import How
+from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.deciding import check_options
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.tasks import FixedSampler, These, among, bind, template_of
+from lm_eval_icl.harness.tasks import FixedSampler, RetrievingSampler, These, among, bind, template_of
 from lm_eval_icl.harness.training import task_manager, unknown_task
 from lm_eval_icl.harness.varying import vary
 from lm_eval_icl.studies.cells import Cell, Grid, StudyTask, digest
@@ -120,6 +121,8 @@ def prepare(study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any]
     if study.rules:
         made.set_config("metadata", {**(made.config.metadata or {}), "decide": written(study.rules)})
     drawn = draw(task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order, choice, made)
+    if isinstance(cell.demonstrations, Similar):
+        made.sampler = RetrievingSampler(_pool(task.loaded), cell.demonstrations, made)
     made.set_fewshot_seed(cell.seed)
     if drawn is not None:
         has_seed = cell.demonstrations is not None or isinstance(made.sampler, FixedSampler)  # by it, rules draw
@@ -165,9 +168,9 @@ def draw(
         permuted(list(range(shots)), order, seed, task.name)  # refuses more orders than there are
         return None
     else:
-        own = seeded.sampler
-        seeded.sampler = copy.copy(own) if how is None else FixedSampler(own.df, how, task.loaded)
-        if not hasattr(seeded.sampler, "rows"):
+        own, for_each = seeded.sampler, isinstance(how, Similar)
+        seeded.sampler = copy.copy(own) if how is None or for_each else FixedSampler(own.df, how, task.loaded)
+        if for_each or not hasattr(seeded.sampler, "rows"):
             if order:
                 why = "draws demonstrations of its own for every document, which have no orders"
                 raise InputError(f"orders: task {task.name!r} {why}: give `demonstrations`.")

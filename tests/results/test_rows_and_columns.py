@@ -337,6 +337,14 @@ def test_demonstrations_that_were_left_out_mark_cells_and_differences(tmp_path):
     assert {method: cell.left_out for method, cell in cells.items()} == {"icl": 7, "pcw": 0, "nope": 7}
 
 
+def test_where_demonstrations_are_from_marks_cells(tmp_path):
+    run(tmp_path, icl={**ICL, "own_demonstrations": {"t": {"documents": 3}}})
+    run(tmp_path, icl={**ICL, "method": "pcw"}, metadata={"retrieved": {"pool": {"rows": 5452}, "own_copies": 11}})
+    marks = {entry.method: entry.cells["t"].marks for entry in board_of(tmp_path).entries}
+    assert "retrieved from a pool of 5,452 rows; of 11 documents it has copies, which were left" in marks["pcw"][0]
+    assert marks["icl"] == ("3 documents stand among their own demonstrations, with the answer.",)
+
+
 def test_documents_that_were_cut_mark_their_cell(tmp_path):
     run(tmp_path, icl={**ICL, "truncated": {"sst2": {"documents": 3, "tokens": 70}}}, task="sst2", right=[1, 0] * 20)
     run(tmp_path, icl={**ICL, "method": "pcw"}, task="sst2", right=[1, 0] * 20)

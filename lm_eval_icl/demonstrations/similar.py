@@ -1,0 +1,89 @@
+"""How demonstrations are retrieved for each document: the settings, and what they pick from a ranking of the pool."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from random import Random
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from lm_eval_icl.demonstrations.select import near
+from lm_eval_icl.errors import InputError, refusal
+
+Count = Annotated[int, Field(ge=0, strict=True)]
+
+
+@dataclass(frozen=True)
+class Similar:
+    """How demonstrations are retrieved. Nothing is left to chance but the fixed ones and `order=random`.
+
+    Args:
+        by: what similarity is computed from. "bm25": the words of the documents' queries (`retrieve.BM25`). "features":
+            the cosine of the hidden states of the evaluated model that answers are predicted from, without
+            demonstrations. Anything else: the cosine of the vectors of that model of sentence-transformers.
+        order: where the most similar one stands: "last", next to the query, "first", or at "random", by the seed.
+        per_label: how many are retrieved of each label; 0 for the most similar ones, whatever their labels.
+        diverse: "dpp" picks them so that they also differ from each other (`retrieve.dpp`).
+        fixed: how many demonstrations stand in front of the retrieved ones, the same for all documents: a stratified
+            draw by the seed.
+        pool: from how many rows of the pool, always the same, demonstrations are retrieved; 0 for all.
+    """
+
+    by: Annotated[str, Field(min_length=1)] = "bm25"
+    order: Literal["last", "first", "random"] = "last"
+    per_label: Count = 0
+    diverse: Literal["", "dpp"] = ""
+    fixed: Count = 0
+    pool: Count = 0
+
+    def __str__(self) -> str:
+        """The same text for the same way, in whatever order its arguments were given."""
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return ":".join(["similar", *(f"{name}={value}" for name, value in sorted(settings.items()))])
+
+    def most(self, n: int) -> int:
+        """How many rows are ranked for a document with n demonstrations, of each label if `per_label` is set: one
+        ranking serves most numbers of demonstrations."""
+        return max(16 if self.per_label else 128, 1 << (n - 1).bit_length())
+
+    def pick(self, ranking: Mapping[int, float], labels: Sequence[int], n: int, closed: Collection[int]) -> list[int]:
+        """The n rows that are retrieved for a document, the most similar one first, or an `InputError` if there are not
+        as many.
+
+        Args:
+            ranking: rows in the order in which they are to be picked, with their similarities.
+            labels: the label of each row of the pool.
+            closed: rows that are not picked.
+        """
+        if self.per_label and n != (needed := self.per_label * len(set(labels))):
+            raise InputError(f"per_label={self.per_label}: this needs --num_fewshot {needed + self.fixed}.")
+        picked, of_label = list[int](), Counter[int]()
+        for row in ranking:
+            if row not in closed and not (self.per_label and of_label[labels[row]] == self.per_label):
+                picked.append(row)
+                of_label[labels[row]] += 1
+            if len(picked) == n:
+                return sorted(picked, key=lambda row: (-ranking[row], row))
+        raise InputError(f"{n} demonstrations are asked for, and the pool has {len(picked)}: lower --num_fewshot.")
+
+    def in_prompt_order(self, picked: Sequence[int], seed: str) -> list[int]:
+        """Retrieved rows, the most similar one first, as they stand in the prompt."""
+        if self.order == "random":
+            return Random(f"order {seed}").sample(picked, len(picked))
+        return list(picked if self.order == "first" else picked[::-1])
+
+
+def make(arguments: Mapping[str, Any]) -> Similar:
+    """Retrieval with these arguments, or an `InputError` if there is no such argument or its value cannot be used."""
+    for name in arguments.keys() - (known := {f.name for f in fields(Similar)}):
+        raise InputError(f"similar: unknown argument {name!r}: {near(name, sorted(known))}")
+    try:
+        similar = TypeAdapter(Similar).validate_python(dict(arguments))
+    except ValidationError as error:
+        raise InputError("similar: {}={!r}: {}.".format(*refusal(error))) from error
+    if similar.diverse and similar.per_label:
+        raise InputError("similar: diverse and per_label: give one of the two.")
+    return similar
