@@ -50,7 +50,7 @@ LIMITS = {
     "demonstrations": (1343, 521),
     "training": (1099, 682),
     "regression": (0, 387),
-    "harness": (3252, 3383),
+    "harness": (3252, 3381),
     "results": (2936, 1929),
     "leaderboard": (1214, 291),
     "studies": (2162, 1928),
