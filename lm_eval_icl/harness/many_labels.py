@@ -22,6 +22,8 @@ class NamedLabelsTask(ICLTask):
         InputError: the column has no names of classes, or two classes have the same name in words.
     """
 
+    dataset: Any
+
     def __init__(self, config: dict[str, Any]) -> None:
         config = dict(config)
         self._column, self._words = str(config.pop("label_column")), dict(config.pop("words", None) or {})
@@ -37,9 +39,10 @@ class NamedLabelsTask(ICLTask):
         options = [text for name, text in zip(feature.names, words, strict=True) if name not in self._without]
         if twice := sorted({text for text in options if options.count(text) > 1}):
             raise InputError(f"task {self.config.task!r}: two classes are called {twice[0]!r}.")
-        kept = set(options)
+        splits = {}
         for split, rows in self.dataset.items():
             answers = [words[label] for label in rows[self._column]]
-            named = rows.add_column("answer", answers)
-            self.dataset[split] = named.select([row for row, answer in enumerate(answers) if answer in kept])
+            kept = [row for row, answer in enumerate(answers) if answer in options]
+            splits[split] = rows.add_column("answer", answers).select(kept)
+        self.dataset = splits
         self.config.doc_to_choice = self.fewshot_cfg.doc_to_choice = options

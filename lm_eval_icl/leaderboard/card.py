@@ -95,7 +95,7 @@ def figure(card: Card, most: int) -> tuple[str, Figure, list[dict[str, object]]]
             axes.plot([scale * estimate.mean], [y], marker, color=color, fillstyle=fill, markersize=5, clip_on=False)
             lines.append({"checkpoint": row.entry.on, "entry": row.entry.label, "property": of.name,
                           "mean": estimate.mean, "low": estimate.low, "high": estimate.high})  # fmt: skip
-        axes.set_title(heading(of), loc="left")
+        axes.set_title(heading(of), loc="left", fontsize=8)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x", color=INK, alpha=0.13)

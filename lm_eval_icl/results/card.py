@@ -6,6 +6,7 @@ What is compared has the same documents, and sets of demonstrations of the same 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import Card, CardRow, Column, Entry, PromptSet, Property, RowKey, TaskRun
 from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION, bootstrap
 from lm_eval_icl.results.records import Answers
-from lm_eval_icl.results.statistics import Difference, Estimate
+from lm_eval_icl.results.statistics import Bounds, Difference, Estimate
 
 ACCURACY = Property("accuracy", "with the right labels, in the task's own format, over sets and orders", "higher")
 FLIPS = Property("order flips", "how often two orders of the same demonstrations give different predictions", "lower")
@@ -38,17 +39,15 @@ Asked = dict[tuple[str, int], Sets]
 
 
 def card_of(key_of: Mapping[Entry, RowKey], columns: Sequence[Column]) -> Card | None:
-    """The card of a board's rows, in their order: those that differ only in labels and numbers of demonstrations are
-    one. It is of the tasks on which labels or formats are varied; None if there are none."""
+    """The card of a board's rows, by rule and accuracy: those that differ only in labels and numbers of demonstrations
+    are one. It is of the tasks on which labels or formats are varied; None if there are none."""
     tasks = dict.fromkeys(task for column in columns if column.percent for task in column.weights)
     asked: dict[RowKey, dict[str, Asked]] = {}
     entries: dict[RowKey, Entry] = {}
     for entry, key in key_of.items():
         labels = dict(key.setting).get("labels", "")
-        setting, switches = (
-            tuple(p for p in of if p[0] not in ("labels", "shots")) for of in (key.setting, key.switches)
-        )
-        row = replace(key, setting=setting, switches=switches)
+        setting = tuple(pair for pair in key.setting if pair[0] != "labels")
+        row = replace(key, setting=setting, switches=tuple(pair for pair in key.switches if pair[0] != "shots"))
         entries.setdefault(row, entry)
         for task in tasks.keys() & entry.cells.keys():
             if sets := entry.cells[task].sets:
@@ -59,12 +58,14 @@ def card_of(key_of: Mapping[Entry, RowKey], columns: Sequence[Column]) -> Card |
     rows = []
     for row, entry in entries.items():
         on_tasks = [dict(properties(asked.get(row, {}).get(task, {}))) for task in used]
-        values = {of: _mean([on[of] for on in on_tasks]) for on in on_tasks[:1] for of in on
+        values = {of: _mean(of, [on[of] for on in on_tasks]) for on in on_tasks[:1] for of in on
                   if all(of in other for other in on_tasks)}  # fmt: skip
         if values:
             words = [word for word in entry.conditions.split(", ") if not re.fullmatch(_VARIED, word)]
             rows.append(CardRow(replace(entry, conditions=", ".join(filter(None, words))), values))
-    shown = dict.fromkeys(of for row_of_card in rows for of in row_of_card.values)
+    rules = list(dict.fromkeys(made.entry.rule for made in rows))
+    rows.sort(key=lambda made: (rules.index(made.entry.rule), -made.values[ACCURACY].mean))
+    shown = dict.fromkeys(of for made in rows for of in made.values)
     fixed = [ACCURACY, FLIPS, *(of for of in shown if of.labels), FORMATS, SETS, SHOTS, *CONFIDENCE.values()]
     return Card(tuple(of for of in fixed if of in shown), tuple(rows), tuple(used)) if rows else None
 
@@ -74,14 +75,18 @@ def _is_varied(asked: Asked) -> bool:
     return any(labels for labels, _ in asked) or any(formats)
 
 
-def _mean(parts: Sequence[Estimate]) -> Estimate:
+def _bounds(of: Property) -> Bounds:
+    return _SHARE if of.percent else (0.0, 2.0) if of.better == "lower" else (-math.inf, 0.0)
+
+
+def _mean(of: Property, parts: Sequence[Estimate]) -> Estimate:
     """The mean over tasks, which count alike."""
     differences = [part for part in parts if isinstance(part, Difference)]
     if len(parts) == 1:
         return parts[0]
     if len(differences) == len(parts):
         return statistics.difference_group(differences, [1] * len(parts), bounds=_SHARE)
-    return statistics.estimate_group(parts, [1] * len(parts))
+    return statistics.estimate_group(parts, [1] * len(parts), bounds=_bounds(of))
 
 
 def properties(asked: Asked) -> Iterator[tuple[Property, Estimate]]:
@@ -129,7 +134,10 @@ def spread(scores: np.ndarray) -> Estimate:
         scores: (documents, sets, variants).
     """
     sums = np.concatenate([scores, np.ones((*scores.shape[:2], 1))], axis=2)
-    return bootstrap(sums, lambda of: np.ptp(of[..., :-1], axis=-1) / of[..., -1], bounds=_SHARE)
+    found = bootstrap(sums, lambda of: np.ptp(of[..., :-1], axis=-1) / of[..., -1], bounds=_SHARE)
+    # Where no document shows how they vary, as many may differ unseen as Wilson's interval for 0 allows.
+    unseen = statistics.wilson(0, len(scores))[1] if found.error == 0 else 0.0
+    return replace(found, high=min(1.0, max(found.high, found.mean + unseen)))
 
 
 def _scores(answers: Answers) -> np.ndarray:
@@ -183,6 +191,6 @@ def _calibration(sets: Sets, name: str) -> Estimate:
         return metric.items(answers.logprobs, answers.golds)  # type: ignore[arg-type]
 
     if metric.aggregation == "mean":
-        return statistics.estimate(_by_set(sets, items))
+        return statistics.estimate(_by_set(sets, items), bounds=_bounds(CONFIDENCE[name]))
     sums = _by_set(sets, lambda answers: aggregation.features(items(answers)))
     return bootstrap(sums, aggregation.value, bounds=aggregation.bounds)
