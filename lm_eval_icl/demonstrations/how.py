@@ -75,6 +75,6 @@ def read(written: Any) -> How | Similar | None:
         if name == "similar":
             return similar.make(spelled(str(written))[1])
         if name not in METHODS:
-            advice = near(name, (*DRAWN, "similar", *METHODS), "or a method that chooses: ")
+            advice = near(name, (*DRAWN, *METHODS, "similar"), "or a method that chooses: ")
             raise InputError(f"must be stratified, random, first, or a JSON file of indices that exists; {advice}")
         return make(*spelled(str(written)))
