@@ -120,7 +120,7 @@ def test_scores_are_those_of_contexts_that_run_alone(name, rows, monkeypatch):
         packs = together.capabilities.can_pack_to(120)
         if method in METHODS or packs:  # contexts that begin alike share their beginning in one pass
             assert together.tokens_run <= alone.tokens_run
-            assert together.passes_run <= alone.passes_run - packs
+            assert together.passes_run < alone.passes_run or not packs
 
 
 @dataclass(frozen=True)

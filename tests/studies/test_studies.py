@@ -276,7 +276,7 @@ def test_a_failed_study_ends_with_status_1_and_says_why(tmp_path, monkeypatch, c
     file = write(tmp_path / "s.yaml", methods=["icl", "hf"], seeds=0)
     line = command(file, tmp_path / "o")[1:]
     with monkeypatch.context() as patched:
-        patched.setattr(MethodRunner, "score_prompts", broken)
+        patched.setattr(MethodRunner, "score", broken)
         said = commands.refused(*line)
     assert said.startswith("1 of 2 cells failed; the first: RuntimeError: no room") and "hf" in capsys.readouterr().out
     ((path, why),) = json.loads((tmp_path / "o/study.json").read_text())["failures"].items()
