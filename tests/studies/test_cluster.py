@@ -97,7 +97,7 @@ class Sabotaged(cluster.OnRay):
 @pytest.mark.slow
 def test_two_workers_of_this_machine(one, tmp_path):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ray, "init", lambda address, init=ray.init, **keys: init(num_cpus=2, **keys))
+        patched.setattr(ray, "init", lambda address, init=ray.init, **keys: init(address, num_cpus=2, **keys))
         pools = []
         study = running.conduct(
             tmp_path / "o", OPTIONS, None, lambda s: pools.append(on_ray(s, "")) or pools[0], **STUDY
