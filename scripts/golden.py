@@ -92,7 +92,8 @@ def study(out: Path) -> Iterator[tuple[str, Any]]:
     subprocess.run([*COMMAND, "study", out / "study.yaml", *MODEL, *LIMIT, "--output", out / "study"], check=True)
     for file in sorted((out / "study" / "cells").rglob("results_*.json")):
         config = json.loads(file.read_text(encoding="utf-8"))["config"]
-        cell = {name: config["icl"]["study"][name] for name in ("arguments", "demonstrations", "order", "split")}
+        cell = {name: config["icl"]["study"][name] for name in ("demonstrations", "order", "split")}
+        cell["arguments"] = {name: value for name, value in config["model_args"].items() if name != "pretrained"}
         key = json.dumps([config["model"], config["fewshot_seed"], cell], sort_keys=True)
         samples = next(file.parent.glob("samples_*.jsonl")).read_text(encoding="utf-8").splitlines()
         yield f"study/{key}", responses([json.loads(line) for line in samples])
