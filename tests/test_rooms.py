@@ -50,7 +50,7 @@ LIMITS = {
     "demonstrations": (1646, 621),
     "training": (1100, 553),
     "regression": (0, 355),
-    "harness": (3444, 3022),
+    "harness": (3445, 3022),
     "results": (2870, 1896),
     "leaderboard": (1214, 290),
     "studies": (1957, 1836),

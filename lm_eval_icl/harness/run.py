@@ -198,8 +198,9 @@ def _own(instances: Sequence[Instance]) -> Counts:
     for instance in instances:
         prompt, *rest = instance.args
         if isinstance(prompt, FewShotPrompt) and prompt.demonstrations and prompt.query.strip():
-            answer = rest[0] if isinstance(rest[0], str) else ""
-            if _collapsed((prompt.query + answer,)) in _collapsed(prompt.demonstrations):
+            answer, among = rest[0] if isinstance(rest[0], str) else "", _collapsed(prompt.demonstrations)
+            # Of most documents the query stands nowhere there, which is found once for all options.
+            if _collapsed((prompt.query,)) in among and _collapsed((prompt.query + answer,)) in among:
                 documents.add((str(instance.task_name), instance.doc_id))
     return {name: {"documents": number} for name, number in Counter(name for name, _ in documents).items()}
 
