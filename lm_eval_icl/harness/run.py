@@ -137,7 +137,7 @@ class PreparedRun:
             if any(task.startswith("bbh_cot") for task in shots):
                 how += " (lm-eval's bbh generates chains of thought, and has three demonstrations at most)"
             log.warning("%s no demonstrations (%s): %s. Give some with --num_fewshot%s.", tasks, some(bare), why, how)
-        if own := _own(instances):
+        if own := {name: number for name, number in self.own.items() if name in shots}:
             log.warning(
                 "%s: %d documents stand among their own demonstrations, with the answer (lm-eval's sampler leaves that "
                 "to chance). Add --metadata demonstrations=random, or another way, to leave them out.",

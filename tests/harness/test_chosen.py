@@ -151,7 +151,7 @@ def test_one_text_for_one_method(tmp_path):
     ("given", "says"),
     [
         ("lens:m", "demonstrations=lens:m: 'm': must be NAME=VALUE, as in lens:m=64."),
-        ("xyz", "or a method that chooses: stratified, random, first, similar, best_random, herding, "),
+        ("xyz", "or a method that chooses: stratified, random, first, best_random, herding, "),
         ("nothing.json", "a JSON file of indices that exists"),
         ({"lens": {}, "cal": {}}, "must be one method with its arguments"),
     ],
