@@ -44,7 +44,6 @@ def bm25(query, pool):
 
 
 def test_bm25_is_the_formula():
-    pytest.importorskip("bm25s", reason="BM25 needs the library bm25s")
     pool, queries = sentences(60, 0), [*sentences(20, 1), "Film, FILM: film!", "unknown words", "?"]
     similarity = BM25(pool, queries)
     for i, query in enumerate(queries):
@@ -69,8 +68,6 @@ def test_dpp_maximizes_the_determinant_pick_by_pick():
 
 @pytest.mark.parametrize("by", ["bm25", "features"])
 def test_a_way_is_what_it_says_rank_by_rank(by):
-    if by == "bm25":
-        pytest.importorskip("bm25s", reason="BM25 needs the library bm25s")
     pool, queries, labels = sentences(80, 2), sentences(9, 3), [i % 3 for i in range(80)]
     rows = [pool.index(text) for text in dict.fromkeys(pool)]  # the first of copies
     generator = np.random.default_rng(2)

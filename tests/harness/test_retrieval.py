@@ -1,6 +1,5 @@
 """`demonstrations=similar` in a run: the same prompts under every model, none of which has its own document."""
 
-import importlib.util
 import re
 
 import numpy as np
@@ -17,7 +16,6 @@ from tests import evaluation, tiny
 from tests.studies import running
 
 NAME = "retrieved"
-BM25 = pytest.mark.skipif(importlib.util.find_spec("bm25s") is None, reason="BM25 needs the library bm25s")
 
 
 def data(**_):
@@ -55,7 +53,6 @@ def texts_of(prompt):
     return re.findall(r"Review: (.*?)\nSentiment:", prompt, re.DOTALL)
 
 
-@BM25
 def test_the_same_prompts_under_every_model_and_seed(checkpoint, cache, made):
     path = checkpoint("gpt2")
     facts, prompts = run("hf", path, "similar")
@@ -71,7 +68,6 @@ def test_the_same_prompts_under_every_model_and_seed(checkpoint, cache, made):
         assert len({" ".join(text.lower().split()) for text in texts_of(prompt)}) == 4
 
 
-@BM25
 def test_a_seed_is_for_what_is_drawn(checkpoint):
     def rows(how, n=3, seed=0):
         task = evaluation.load_task(TASK, demonstrations=how)
@@ -110,7 +106,6 @@ def test_features_are_those_of_the_evaluated_model(checkpoint, made):
     assert run("icl", checkpoint("llama"), "similar:by=features")[0]["file"] != facts["file"] and len(made) == 2
 
 
-@BM25
 @pytest.mark.parametrize(
     ("how", "shots", "changes", "says"),
     [
@@ -126,7 +121,6 @@ def test_what_cannot_be_is_one_line(how, shots, changes, says, checkpoint):
         run("icl", checkpoint("gpt2"), how, shots, task={**TASK, **changes, "task": NAME, "custom_dataset": data})
 
 
-@BM25
 def test_other_tasks_and_studies(checkpoint, tmp_path):
     path = checkpoint("gpt2")
     for name in ("generate", "inputs", "empty_query"):
@@ -151,7 +145,6 @@ def test_documents_among_their_own_demonstrations_are_counted(checkpoint, caplog
     assert caplog.text.count("documents stand among their own demonstrations, with the answer") == 2
 
 
-@BM25
 @pytest.mark.slow
 def test_trec_has_no_test_question_among_its_demonstrations(hub, monkeypatch):
     """Eleven of its 500 test questions stand in its training rows, where retrieval finds them first."""

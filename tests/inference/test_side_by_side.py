@@ -112,15 +112,15 @@ def test_scores_are_those_of_contexts_that_run_alone(name, rows, monkeypatch):
         taken_at_a_time(10**6)
         expected = one_by_one(alone)
         assert found.keys() == expected.keys()
-        # RMSNorm rounds to float32 where all else is float64.
-        within = {"gpt2": 1e-10, "opt": 1e-10, "bloom": 0, "qwen3_next": 0}.get(name, 1e-5)
+        within = {"gpt2": 1e-10, "opt": 1e-10, "bloom": 0, "qwen3_next": 0}.get(name, 1e-5)  # RMSNorm is in float32
         for which, (logprob, greedy) in expected.items():
             assert found[which][0] == pytest.approx(logprob, abs=within, rel=0)
             assert found[which][1] == greedy
         packs = together.capabilities.can_pack_to(120)
         if method in METHODS or packs:  # contexts that begin alike share their beginning in one pass
             assert together.tokens_run <= alone.tokens_run
-            assert together.passes_run < alone.passes_run or not packs
+            # Where nothing is packed, deepthink's passes run in pieces.
+            assert together.passes_run <= alone.passes_run - packs or (method.name == "deepthink" and not packs)
 
 
 @dataclass(frozen=True)
