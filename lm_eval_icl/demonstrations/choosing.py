@@ -20,7 +20,7 @@ from lm_eval_icl.demonstrations.lens import LensSettings, lens
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import in_prompt_order, select
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.schedule import Asked, Ids
+from lm_eval_icl.inference.schedule import Ids, Request
 from lm_eval_icl.inference.scoring import not_finite
 from lm_eval_icl.methods.predictor import DoesNotFit, Predictor
 from lm_eval_icl.methods.runner import grouped
@@ -221,14 +221,14 @@ def read_queries(
     """What a model says of queries with options, which fit it: for each the probabilities of its options, and the
     hidden state that they are predicted from, (n, width). Errors name a query so."""
     runner, tokenizer = predictor.runner, predictor.tokenizer
-    logs: dict[Asked, float] = {}
+    logs: dict[Request, float] = {}
     states: dict[tuple[Context, Ids], np.ndarray] = {}
     pairs = [tokenizer.pairs(*query) for query in queries]
     work = grouped((tokens, answer) for tokens, answers in pairs for answer in answers)
-    for scored, scores in tqdm(runner.score(work, states="hidden"), f"{name}: reading", leave=False):
-        for asked, (log_prob, _), state in zip(scored, scores, scores.states, strict=True):
+    for requests, scores in tqdm(runner.score(work, states="hidden"), f"{name}: reading", leave=False):
+        for request, (log_prob, _), state in zip(requests, scores, scores.states, strict=True):
             if not math.isfinite(log_prob):
                 raise not_finite(name, log_prob, runner.model)
-            logs[asked], states[asked[:2]] = log_prob, state.numpy()
+            logs[request], states[request[:2]] = log_prob, state.numpy()
     probabilities = [softmax([logs[tokens.context, tokens.query, a] for a in answers]) for tokens, answers in pairs]
     return probabilities, np.stack([states[tokens.context, tokens.query] for tokens, _ in pairs])

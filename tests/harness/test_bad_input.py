@@ -95,10 +95,10 @@ def t5():
     ("make", "says"),
     [
         (t5, "'t5' is an encoder-decoder model"),
-        # transformers loads encoders as causal models, too. Their tokens see those behind them.
+        # transformers loads encoders as causal models, too. Their tokens see later tokens.
         (
             lambda: causal("bert", pad_token_id=0),
-            "is bidirectional: a token's result changes with the tokens behind it",
+            "is bidirectional: a token's result changes with the tokens after it",
         ),
     ],
     ids=["t5", "bert"],
