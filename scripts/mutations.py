@@ -55,7 +55,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("- np.log(len(scores))", "- np.log(1 + len(scores))"),
         ("cdist(states, centroids)", "cdist(states, centroids, 'cityblock')"),
         ("divergences = entropy - np.stack", "divergences = -entropy - np.stack"),
-        ("return log_mean_exp(log_normalized(asked))", "return log_mean_exp(asked)"),
+        ("return log_mean_exp(log_normalized(query_scores))", "return log_mean_exp(query_scores)"),
     ],
     "demonstrations": [
         ("table.sum(1, where=others)", "table.sum(1)"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # All lengths are in inches, from the upper left corner: the width of the blocks' names beside a mask, the height of a
-# panel's title, the width of the positions beside a mask, the height of those above it, and the width of a page.
+# panel's title, the width of the positions beside a mask, the height of the positions above it, and the page's width.
 _BAND, _HEAD, _BESIDE, _ABOVE, _PAGE = 0.36, 0.32, 0.3, 0.46, 15.0
 
 
@@ -27,13 +27,13 @@ def check_output(path: Path) -> str:
     """The format of a picture, "svg" or "png", by the suffix of its file.
 
     Raises:
-        InputError: the suffix is another, or the folder does not exist.
+        InputError: the file has another suffix, or its folder does not exist.
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("svg", "png"):
         raise InputError(f"--output {path}: must end in .svg or .png.")
     if not path.parent.is_dir():
-        raise InputError(f"--output {path}: there is no folder {path.parent}: make it first, or name another.")
+        raise InputError(f"--output {path}: there is no folder {path.parent}: make it first, or name another folder.")
     return kind
 
 
@@ -142,7 +142,7 @@ def _panel(axes: Axes, x: float, y: float, title: str, layout: Layout, cell: flo
 
 
 def _width(text: str, size: float) -> float:
-    """About how wide a text is, in inches. The reader's font may be wider than the one used here."""
+    """The approximate width of a text in inches, with room for fonts that are wider than matplotlib's."""
     return len(text) * size * 0.0088
 
 
@@ -153,7 +153,7 @@ def _write(axes: Axes, x: float, y: float, text: str, size: float, **style: Any)
 
 
 def _band(axes: Axes, x: float, y: float, width: float, height: float, name: str, read: bool) -> None:
-    """Draw a block's colour, and its name on it in black or white for contrast."""
+    """Draw a box in the colour of a block, with the block's name in black or white, whichever can be read."""
     _fill(axes, [(x, y, width, height)], colour(name), read, hatch=False)
     dark = not read or colour(name) in ("#e69f00", "#cc79a7", "#56b4e9")
     size = min(8.5, width / _width(name, 1.0))
@@ -164,7 +164,7 @@ def _band(axes: Axes, x: float, y: float, width: float, height: float, name: str
 def _fill(
     axes: Axes, boxes: list[tuple[float, float, float, float]], colour: str, read: bool = True, hatch: bool = True
 ) -> None:
-    """Draw boxes (x, y, width, height) in one colour; paler and hatched if query and answer do not `read` them."""
+    """Draw boxes (x, y, width, height) in one colour: pale and hatched, if query and answer do not `read` them."""
     from matplotlib.colors import to_rgb
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
