@@ -244,7 +244,7 @@ def test_a_value_that_the_model_decides_is_left_out():
         (["icl", "--output", "a.pdf"], "--output a.pdf: must end in .svg or .png"),
         (["icl", "--output", "no/such/a.svg"], "there is no folder no/such"),
         (["icl", "--bogus"], "--bogus"),
-        (["nowhere:Thing"], "'nowhere:Thing' cannot be imported (ModuleNotFoundError"),
+        (["nowhere:Thing"], "'nowhere:Thing' cannot be imported from this folder (ModuleNotFoundError"),
         (["json:JSONDecoder"], "is not a class that derives from"),
         (["lm_eval_icl.methods:Method"], "has no pattern"),
     ],
