@@ -60,7 +60,7 @@ class Domain(Shift):
 
 def rendered(task: Any, doc: Doc, texts: Sequence[Any]) -> list[str]:
     """The queries with these texts in place of the document's. Empty queries are left out: they cannot be scored."""
-    kept = [query for text in texts if (query := task.content_free(doc, text)).strip()]
-    if not kept:
+    queries = [query for text in texts if (query := task.content_free(doc, text)).strip()]
+    if not queries:
         raise InputError("all of its texts make an empty query: give other texts (texts=...).")
-    return kept
+    return queries

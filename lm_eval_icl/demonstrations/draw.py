@@ -73,8 +73,8 @@ def draw(
     if how != "first":
         Random(f"in place of what is evaluated {seed}").shuffle(rest)
     for old in closed:
-        alike = (row for row in rest if how != "stratified" or label(pool[row]) == label(pool[old]))
-        new = next((row for row in chain(alike, rest) if not evaluated(pool[row])), None)
+        same_label = (row for row in rest if how != "stratified" or label(pool[row]) == label(pool[old]))
+        new = next((row for row in chain(same_label, rest) if not evaluated(pool[row])), None)
         if new is None:
             raise too_few(n, sum(not evaluated(row) for row in pool))
         drawn[drawn.index(old)] = new

@@ -69,7 +69,7 @@ class BM25:
 
 
 class Cosine:
-    """The cosine of vectors, (N, d) of the pool and (D, d) of documents. The methods are those of `BM25`."""
+    """The cosine of vectors, (N, d) of the pool and (D, d) of documents, with the methods of `BM25`."""
 
     def __init__(self, pool: np.ndarray, documents: np.ndarray) -> None:
         self._pool, self._documents = (normalize(part.astype(np.float64)) for part in (pool, documents))

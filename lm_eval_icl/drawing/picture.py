@@ -70,8 +70,8 @@ def _figure(drawing: Drawing) -> Figure:
         if places and x + across > _PAGE:
             x, y, deepest = 0.25, y + deepest + 0.25, 0.0
         places.append((x, y))
-        looking = sum(len(block) for _, block in rows(layout))
-        deepest = max(deepest, head + above + 0.36 + looking * cell)
+        attending = sum(len(block) for _, block in rows(layout))
+        deepest = max(deepest, head + above + 0.36 + attending * cell)
         x += across + 0.45
         widest = max(widest, x - 0.2)
     page = max(widest, 5.4, 0.5 + _width(drawing.arguments, 9))
@@ -93,8 +93,8 @@ def _figure(drawing: Drawing) -> Figure:
 def _panel(axes: Axes, x: float, y: float, title: str, layout: Layout, cell: float, last: int) -> None:
     """Draw one forward pass: bars as high as the positions, the blocks' names, and the mask."""
     positions, numbered, kept = layout.positions.tolist(), bool(layout.step), set(layout.kept_tokens)
-    blocks, looks = columns(layout), rows(layout)
-    order = [i for _, block in looks for i in block]
+    blocks, attending_blocks = columns(layout), rows(layout)
+    order = [i for _, block in attending_blocks for i in block]
     beside, above = (_BESIDE, _ABOVE) if numbered else (0.0, 0.0)
     left, foot = x + _BAND + beside, y + (_HEAD if title else 0.0) + above
     top = foot + 0.36
@@ -115,9 +115,9 @@ def _panel(axes: Axes, x: float, y: float, title: str, layout: Layout, cell: flo
 
     # Rows: the tokens that see.
     at = top
-    for name, looking in looks:
-        _band(axes, x, at, _BAND - 0.04, len(looking) * cell, name, looking[0] in kept)
-        at += len(looking) * cell
+    for name, attending in attending_blocks:
+        _band(axes, x, at, _BAND - 0.04, len(attending) * cell, name, attending[0] in kept)
+        at += len(attending) * cell
     for k, i in enumerate(order if numbered else ()):
         _write(axes, left - 0.07, top + (k + 0.5) * cell, str(positions[i]), figure_size, ha="right")
 
@@ -131,7 +131,7 @@ def _panel(axes: Axes, x: float, y: float, title: str, layout: Layout, cell: flo
             seen = [(left + run.start * cell, top + r * cell, (run.stop - run.start) * cell, cell) for r, run in runs]
             _fill(axes, seen, colour(name), read)
     edges = {0, *(block[-1] + 1 for _, block in blocks)}
-    ends = {0, *itertools.accumulate(len(block) for _, block in looks)}
+    ends = {0, *itertools.accumulate(len(block) for _, block in attending_blocks)}
     fine: dict[str, Any] = {"colors": "white", "linewidth": 0.7 if cell > 0.15 else 0.35}
     for style, x_ticks, y_ticks in (
         (fine, range(1, len(positions)), range(1, len(order))),

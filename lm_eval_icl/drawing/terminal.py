@@ -65,9 +65,9 @@ def _lines(layout: Layout, cell: int) -> Iterator[Text]:
             for (_, block), width in zip(blocks, widths, strict=True)
         ]
         yield line("position" if digit == digits - 1 else "", figures)
-    for name, looking in rows(layout):
+    for name, attending in rows(layout):
         yield Text(" " * (gutter + 1) + rule)
-        for row in looking:
+        for row in attending:
             cells = []
             for (column, block), width in zip(blocks, widths, strict=True):
                 text = Text()
@@ -77,6 +77,6 @@ def _lines(layout: Layout, cell: int) -> Iterator[Text]:
                     else:
                         text.append(UNSEEN.ljust(cell), "dim")
                 cells.append(padded(text, width))
-            head = name if row == looking[0] else ""
+            head = name if row == attending[0] else ""
             number = str(positions[row]).rjust(digits) if digits else ""
             yield line(head.ljust(gutter - digits) + number, cells)

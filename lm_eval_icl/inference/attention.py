@@ -371,7 +371,7 @@ def behind(memory: tuple[Tensor, Tensor], keys: Tensor, parts: Sequence[Part] = 
     return marked
 
 
-def behind_copies(memory: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def with_copies(memory: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """The keys and values of a batch's rows, each row preceded by a copy of the memory."""
     pairs = zip(memory, (keys, values), strict=True)
     keys, values = (torch.cat([shared.expand(len(keys), -1, -1, -1), part], dim=-2) for shared, part in pairs)
@@ -396,7 +396,7 @@ def on_shared_memory(memory: tuple[Tensor, Tensor], call: AttentionCall, parts: 
     if parts:
         call.check_divisible(divides)
     if not divides:
-        key, value = behind_copies(memory, call.key, call.value)
+        key, value = with_copies(memory, call.key, call.value)
         return replace(call, key=key, value=value).whole()
     if mask is not None:
         mask = mask[..., entries:]

@@ -22,13 +22,13 @@ class MemoryBudget:
     Args:
         store: the stored memories, which are freed first.
         sizes: how much runs at once at the beginning.
-        what: the model and the device, for the error message, such as "GPT2LMHeadModel on cuda:0".
+        where: the model and the device, for the error message, such as "GPT2LMHeadModel on cuda:0".
         tensor_parallel: each pass is divided among several processes. If one process ran a smaller pass, the others
             would wait for it forever, so an out-of-memory error ends the run.
     """
 
-    def __init__(self, store: PrefixCache, sizes: Sizes, what: str, tensor_parallel: bool = False) -> None:
-        self.store, self.sizes, self.what, self.tensor_parallel = store, sizes, what, tensor_parallel
+    def __init__(self, store: PrefixCache, sizes: Sizes, where: str, tensor_parallel: bool = False) -> None:
+        self.store, self.sizes, self.where, self.tensor_parallel = store, sizes, where, tensor_parallel
 
     def fit(self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None) -> T:
         """Call `attempt` until `run` does not run out of memory, and return the result of `run`."""
@@ -62,7 +62,7 @@ class MemoryBudget:
             log.warning("%s: %s", trouble, less)
         else:
             raise InputError(
-                f"{trouble}: one prompt is more than the memory of the device holds ({self.what}). Lower "
+                f"{trouble}: one prompt is more than the memory of the device holds ({self.where}). Lower "
                 "--num_fewshot, or spread the model over devices (--model_args parallelize=True). What --use_cache "
                 "has stored is kept."
             )

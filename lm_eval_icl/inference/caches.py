@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from lm_eval_icl.inference.attention import Reading, behind, behind_copies
+from lm_eval_icl.inference.attention import Reading, behind, with_copies
 
 
 class MemoryLayer(DynamicLayer):
@@ -60,7 +60,7 @@ class MemoryLayer(DynamicLayer):
             return behind(self.memory, keys, self.parts), values
         if not self.memory[0].shape[-2]:
             return keys, values
-        return behind_copies(self.memory, keys, values)
+        return with_copies(self.memory, keys, values)
 
     def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Store entries after those of earlier passes, which `DynamicLayer` would copy in every pass."""

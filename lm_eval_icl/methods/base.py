@@ -243,20 +243,20 @@ class Method(ABC):
         `once`: no later request has this context, so its memory need not be stored."""
         from lm_eval_icl.inference.schedule import ContextWork
 
-        takes, windows, items = self.footprint(context), self.contexts(context), sorted(queries.items())
+        footprint, windows, items = self.footprint(context), self.contexts(context), sorted(queries.items())
         if self.memory_depends_on_query and queries:
             for query, answers in items:
                 tokens, shared_entries = self.tokens_for(context, len(query))
-                yield ContextWork(context, [(query, answers)], tokens, takes.kept, shared_entries, alone=False)
+                yield ContextWork(context, [(query, answers)], tokens, footprint.kept, shared_entries, alone=False)
             return
-        beside = bool(once and len(windows) == 1 and context.demonstrations and context.tokens)
+        side_by_side = bool(once and len(windows) == 1 and context.demonstrations and context.tokens)
         yield ContextWork(
             context,
             items,
-            takes.tokens,
+            footprint.tokens,
             entries=sum(self.footprint(window).kept for window in windows),
-            alone=not beside,
-            ordinary=beside and bool(queries) and self.is_ordinary(context),
+            alone=not side_by_side,
+            ordinary=side_by_side and bool(queries) and self.is_ordinary(context),
             memories=len(windows),
         )
 

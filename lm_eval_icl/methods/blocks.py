@@ -81,23 +81,23 @@ class BlockStore:
         several = [context for context in contexts if context.demonstrations] if self.has_blocks else []
         self.contexts = {context: blocks_of(context) for context in several}
         self._uses = Counter(block for parts in self.contexts.values() for block in parts)
-        new = sum(len(block.demonstrations[0]) for block in self._uses if block not in self.store)
-        whole = sum(sum(context.lengths) for context in several)
-        if not (len(several) > 1 and new <= _LARGEST_SHARE * whole):
+        to_encode = sum(len(block.demonstrations[0]) for block in self._uses if block not in self.store)
+        in_contexts = sum(sum(context.lengths) for context in several)
+        if not (len(several) > 1 and to_encode <= _LARGEST_SHARE * in_contexts):
             self.contexts = {}
             return contexts
         [first] = self.store.several([next(iter(self._uses))])
-        takes = first.nbytes // max(len(first), 1) * sum(len(block.demonstrations[0]) for block in self._uses)
+        size = first.nbytes // max(len(first), 1) * sum(len(block.demonstrations[0]) for block in self._uses)
         text = "%s: the %d distinct demonstrations of %d contexts take %d bytes, and store_bytes=%d %s."
-        about = self.method.name, len(self._uses), len(self.contexts), takes, self.store.max_bytes
-        if takes <= self.store.max_bytes:
+        about = self.method.name, len(self._uses), len(self.contexts), size, self.store.max_bytes
+        if size <= self.store.max_bytes:
             log.info(text, *about, "holds them")
             return contexts
         log.warning(text, *about, "holds less: some are encoded again")
         numbers = {block: len(contexts) + i for i, block in enumerate(self._uses)}
         pairs = [(i, numbers[b]) for i, context in enumerate(contexts) for b in self.contexts.get(context, ())]
-        at, size = np.array(pairs, dtype=np.int32).T, len(contexts) + len(numbers)
-        half = csr_array((np.ones(len(pairs), dtype=np.int8), (at[0], at[1])), shape=(size, size))
+        at, n = np.array(pairs, dtype=np.int32).T, len(contexts) + len(numbers)
+        half = csr_array((np.ones(len(pairs), dtype=np.int8), (at[0], at[1])), shape=(n, n))
         order = reverse_cuthill_mckee((half + half.T).tocsr(), symmetric_mode=True)
         return [contexts[i] for i in order.tolist() if i < len(contexts)]
 

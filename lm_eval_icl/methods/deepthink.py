@@ -130,9 +130,9 @@ class DeepThink(Method):
         layouts = [self.passes(len(context.prefix), context.lengths)[1][1] for context in contexts]
         # The steps are small. In half precision, they would be rounded to 0.
         dtype = memories[0].layers[0][0].dtype
-        wide = torch.promote_types(dtype, torch.float32)
+        wide_dtype = torch.promote_types(dtype, torch.float32)
         # The lists [keys, values, keys, values, ...] of all layers, since the update is the same for both.
-        histories = [[entry.to(wide) for entry in chain(*memory.layers)] for memory in memories]
+        histories = [[entry.to(wide_dtype) for entry in chain(*memory.layers)] for memory in memories]
         velocities: list[list[Tensor | float]] = [[0.0] * len(history) for history in histories]
         for _ in range(2, self.T + 1):
             passes = [[*chain(*layers)] for layers in self._again(model, memories, layouts)]
@@ -143,10 +143,10 @@ class DeepThink(Method):
                     history[i] = entry + self.eta * step
                     if self.momentum:
                         velocity[i] = step
-            narrow = [[entry.to(dtype) for entry in history] for history in histories]
+            rounded = [[entry.to(dtype) for entry in history] for history in histories]
             memories = [
                 replace(memory, layers=list(zip(entries[::2], entries[1::2], strict=True)))
-                for memory, entries in zip(memories, narrow, strict=True)
+                for memory, entries in zip(memories, rounded, strict=True)
             ]
             yield list(map(kept_of, firsts, memories))
 

@@ -51,5 +51,5 @@ class EncodedPrompt(FewShotPrompt):
 
     def without(self, left_out: Collection[int]) -> TokenizedPrompt:
         """The ids without the demonstrations whose indices are in `left_out`."""
-        kept = [i for i in range(len(self.demonstrations)) if i not in left_out]
-        return self.tokens.keeping(kept) if left_out else self.tokens
+        indices = [i for i in range(len(self.demonstrations)) if i not in left_out]
+        return self.tokens.keeping(indices) if left_out else self.tokens

@@ -298,8 +298,8 @@ def lay_out(
     n, step = len(demonstrations) * repeat, 0 if positions == "none" else 1
     lengths = list(demonstrations) * repeat * pattern.copies
     if pattern.sees.dtype != torch.bool or pattern.sees.shape != (len(lengths), len(lengths)):
-        given = f"{pattern.sees.dtype} of shape {list(pattern.sees.shape)}"
-        raise InputError(f"sees must be booleans of shape [{len(lengths)}, {len(lengths)}], and is {given}.")
+        found = f"{pattern.sees.dtype} of shape {list(pattern.sees.shape)}"
+        raise InputError(f"sees must be booleans of shape [{len(lengths)}, {len(lengths)}], and is {found}.")
     windows = list(range(len(lengths))) if pattern.windows is None else pattern.windows.tolist()
     windows = [0] * len(lengths) if positions == "sequential" else windows
     ends, start = dict.fromkeys(windows, prefix), []
