@@ -30,8 +30,8 @@ from lm_eval_icl.prompts.layouts import Layout, side_by_side
 
 # torch's kernel that also returns the log-sum-exps. It is undocumented. Without it, attention is not divided.
 FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-# For how many tokens of a context, and of a packed row, attention is computed at a time. A smaller number reads fewer
-# hidden keys, but needs more calls of the kernel. `ROW_TOKENS` is about the length of a query.
+# For how many tokens of a context, and of a packed row, attention is computed at a time. With a smaller number, fewer
+# keys are hidden, but the kernel is called more often. `ROW_TOKENS` is about the length of a query.
 CONTEXT_TOKENS, ROW_TOKENS = 256, 64
 
 # A layer's output, [rows, n, heads, width], and None in place of attention weights.
@@ -211,7 +211,7 @@ class UnderLayouts:
     """The attention of a forward pass over layouts side by side, `CONTEXT_TOKENS` tokens at a time.
 
     Keys that all of these tokens see need no mask. For keys that only some of the tokens see, the layout's rule gives
-    the mask. Keys that no token sees are not read.
+    the mask. Keys that no token sees are left out.
 
     Args:
         layouts: at least one. The entries of their memories are in the cache of the pass, in the same order.
@@ -229,7 +229,7 @@ class UnderLayouts:
     @cached_property
     def parts(self) -> list[tuple[slice, list[slice], list[slice]]]:
         """Slices of tokens, each with the keys that all of its tokens see and the keys that only some of them see. (A
-        layout that fits into one slice is not divided, since two slices would read the keys of other layouts too.)"""
+        layout that fits into one slice is not divided: two slices would also have keys of other layouts.)"""
         slices = []
         start = end = self.layout.entries
         for length in self._lengths:

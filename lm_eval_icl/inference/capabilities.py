@@ -154,8 +154,8 @@ class _Trial:
         self.model, self.device = model, device_of(model)
         self.context, self.query, other, another = ids[:12], ids[12:20], ids[20:32], ids[32:44]
         self.answers = (tuple(ids[44:48]), tuple(ids[48:52]))
-        # The hidden query begins with another token than the query, or both would share tokens of the packed row. The
-        # token is smaller than the query's, so that the hidden query is before the query in that row.
+        # The hidden query begins with another token than the query, or both would share tokens of the packed row. This
+        # token is smaller than the query's first token, so that the hidden query is before the query in the row.
         self.other = [(self.query[0] - 1) % vocabulary, *other[1:]]
         self.another = [(self.query[0] - 2) % vocabulary, *another[1:]]
         self.query_answers = (tuple(self.query), list(self.answers))
@@ -222,8 +222,8 @@ class _Trial:
         return [*score_rows(self.model, moved, queries)] != [*score_rows(self.model, self.memory, queries)]
 
     def counts_from_zero(self) -> bool:
-        """Whether the model counts positions from 0 on if it is given none, as `generate` does. (RoBERTa counts from
-        the id of its padding token on.)"""
+        """Whether the model counts positions from 0 on if it is given none, as `generate` does. (RoBERTa's positions
+        begin with the id of its padding token plus 1.)"""
         if not takes_positions(self.model):
             return True
         from_zero = self.in_one_pass([*self.context, *self.query], self.answers[0], counted=True)

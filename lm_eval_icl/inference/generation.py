@@ -108,7 +108,7 @@ def continue_from(
             shared = shared and bytes_of_copies >= SHARED_FROM * len(memories[0].layers)
             cache = memories[0].cache(rows * beams, shared)
         inputs[cache_name(model)] = cache
-    with _memory_cache(model), memories[0].reading(model):
+    with _no_cache_setting(model), memories[0].reading(model):
         output = generate(inputs.pop("context"), **inputs)
     return [row[width:] for row in output.tolist()]
 
@@ -118,7 +118,7 @@ def _inputs(memories: Sequence[Memory], queries: Sequence[Sequence[int]], device
 
     The memory's token ids are part of the row because `generate` takes the length of the cache from them and logits
     processors may read them. They are not run through the model again. Padding is masked. It repeats a token of the
-    query, so that processors that read which tokens a row has (`repetition_penalty`) find no other tokens.
+    query, so that processors that look for the tokens of a row (`repetition_penalty`) find no other tokens.
 
     Args:
         memories, queries: as for `continue_from`.
@@ -144,7 +144,7 @@ def _inputs(memories: Sequence[Memory], queries: Sequence[Sequence[int]], device
 
 
 @contextmanager
-def _memory_cache(model: PreTrainedModel) -> Iterator[None]:
+def _no_cache_setting(model: PreTrainedModel) -> Iterator[None]:
     """Inside this context, the `cache_implementation` of a checkpoint's `generation_config` is ignored, since
     generation continues from a memory's cache."""
     config = model.generation_config

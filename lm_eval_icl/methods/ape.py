@@ -20,7 +20,7 @@ Factor = Annotated[float, number("from 0.001 to 1000", lambda value: 1e-3 <= val
 
 @dataclass(frozen=True)
 class APE(PCW):
-    """Adaptive parallel encoding: `pcw`, with the demonstrations read at a temperature and with a scale.
+    """Adaptive parallel encoding: `pcw`, in which attention to the demonstrations has a temperature and a scale.
 
     The demonstrations are encoded as in `pcw`, each after the prefix alone. A token of query or continuation has scores
     s_C for all demonstrations, and s_O for the prefix and the tokens of query and continuation up to itself. Then

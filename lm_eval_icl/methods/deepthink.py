@@ -119,7 +119,7 @@ class DeepThink(Method):
     def _iterations(self, model: PreTrainedModel, contexts: Sequence[Context]) -> Iterator[list[Memory]]:
         """The memories of all contexts after each of the T passes. Without demonstrations, only the first pass runs."""
         firsts = [self.first.layout(len(context.prefix), context.lengths) for context in contexts]
-        # The next pass also reads the entries that no query attends to.
+        # The next pass also attends to entries that no query attends to.
         whole = [replace(first, kept=(True,) * len(first.blocks)) for first in firsts]
         memories = encode_all(model, whole, [context.tokens for context in contexts])
         yield list(map(kept_of, firsts, memories))

@@ -80,8 +80,8 @@ class PromptLimits:
         if not why and self.window is not None and context.demonstrations:
             terms = self._takes(prompt, answer, tokens=True)
             footprint = self.method.footprint(context)
-            # The window counts the entries of a memory. If the memory keeps not all tokens, the prefix would be nearer
-            # to the query than in one pass over the whole prompt.
+            # The window counts the entries of a memory. If the memory does not have all tokens of the context, the
+            # prefix is nearer to the query than in one pass over the whole prompt.
             keeps = self.keeps_window and (not context.prefix or footprint.kept == footprint.tokens)
             if sum(terms) > (most := self.positions if keeps else self.window):
                 why = (

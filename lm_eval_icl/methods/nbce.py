@@ -18,7 +18,7 @@ NotNegative = Annotated[float, number("of 0 or more", lambda value: value >= 0)]
 
 @dataclass(frozen=True)
 class NBCE(Several):
-    """Naive-Bayes context extension: the window with the least entropy predicts, less the prediction without windows.
+    """Naive-Bayes context extension: the window with the least entropy predicts, contrasted with no demonstrations.
 
     With the log-probabilities l_w of the next token after window w, l_0 after the prefix alone, and the entropies
     H_w = -sum exp(l_w) clip(l_w, -100, 0) of the distributions truncated to their nucleus,

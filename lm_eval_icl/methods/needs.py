@@ -74,8 +74,8 @@ def _check_parts(method: Method, model: PreTrainedModel) -> None:
             raise
         why = one_line(error)[:200]
     raise Unsupported(
-        f"{method.name} reads the demonstrations apart from other tokens, which {name} does not allow ({why}). Use "
-        "attn_implementation=sdpa, or pcw."
+        f"{method.name} computes attention to the demonstrations apart from other tokens, which {name} does not allow "
+        f"({why}). Use attn_implementation=sdpa, or pcw."
     )
 
 

@@ -56,7 +56,7 @@ class Structured(PCW):
         return replace(row, blocks=tuple(map(moved, row.blocks)))
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of `pcw`, read with the weight 1/M."""
+        """The memories of `pcw`, to which attention gives the weight 1/M."""
         memories = []
         for memory, context in zip(super().encode(model, contexts), contexts, strict=True):
             windows = math.ceil(len(context.demonstrations) * self.repeat / self.window_size)

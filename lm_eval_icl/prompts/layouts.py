@@ -1,9 +1,9 @@
 """Which token attends to which, and at which position: the attention of every method, as plain data.
 
-A *block* is one copy of one demonstration. A method's `Pattern` says which block sees (may attend to) which block.
-`lay_out` arranges the blocks in a row of tokens, the `Layout`: first the prefix, which all blocks see, then the blocks,
-then the query, which sees the last copies. A layout is computed from lengths alone. `Layout.source` then says which
-token ids or embeddings stand in the row.
+A *block* is the prefix, one copy of one demonstration, the query or the answer. A method's `Pattern` says which
+demonstration sees (may attend to) which demonstration. `lay_out` arranges all blocks in a row of tokens, the `Layout`:
+first the prefix, which all blocks see, then the demonstrations, then the query, which sees their last copies. A layout
+is computed from lengths alone. `Layout.source` then says which token ids or embeddings stand in the row.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from lm_eval_icl.errors import InputError
 POSITIONS = ("sequential", "symmetric", "none")
 
 
-# Masks between n blocks, [n, n] bool: True where the row's block attends to all tokens of the column's block. Masks
-# compose with & and |. On the diagonal, False means that a block attends to itself causally, and True that each of its
-# tokens attends to all tokens of the block.
+# Masks between n blocks of demonstrations, [n, n] bool: True where the row's block attends to all tokens of the column's
+# block. Masks compose with & and |. On the diagonal, False means that a block attends to itself causally, and True that
+# each of its tokens attends to all tokens of the block.
 
 
 def nothing(n: int) -> Tensor:
