@@ -21,9 +21,9 @@ from lm_eval_icl.errors import InputError
 POSITIONS = ("sequential", "symmetric", "none")
 
 
-# Masks between n blocks of demonstrations, [n, n] bool: True where the row's block attends to all tokens of the column's
-# block. Masks compose with & and |. On the diagonal, False means that a block attends to itself causally, and True that
-# each of its tokens attends to all tokens of the block.
+# Masks between n blocks of demonstrations, [n, n] bool: True where the row's block attends to all tokens of the
+# column's block. Masks compose with & and |. On the diagonal, False means that a block attends to itself causally, and
+# True that each of its tokens attends to all tokens of the block.
 
 
 def nothing(n: int) -> Tensor:
