@@ -199,7 +199,7 @@ class Chooser:
         """The documents to score sets on, the same for all seeds, and the `rows` that have other texts."""
         pool = self.pool.rows
         if dev >= len(pool):
-            raise InputError(f"best_random: dev={dev}: the pool has {len(pool)} documents, demonstrations included.")
+            raise InputError(f"best_random: dev={dev}: the pool has {len(pool)} documents for dev and demonstrations.")
         kept = sorted(row for row in Random("dev").sample(pool, dev) if not self.pool.is_closed(row))
         texts = {str(self.pool.query(row)[0]) for row in kept}
         rest = [row for row in rows if str(self.pool.query(row)[0]) not in texts]

@@ -55,7 +55,7 @@ def draw(
     """
     indices = range(len(pool))
     if n > len(pool):
-        raise InputError(f"{n} demonstrations asked for, {len(pool)} there: lower --num_fewshot.")
+        raise InputError(f"{n} demonstrations are asked for, and the pool has {len(pool)} rows: lower --num_fewshot.")
     if how == "first":
         drawn = list(indices[:n])
     elif how == "random":
@@ -91,9 +91,9 @@ def as_text(query: str, options: Iterable[str]) -> str:
 def too_few(n: int, free: int) -> InputError:
     """The error for a pool in which only `free` documents, fewer than n, are not evaluated."""
     return InputError(
-        f"{n} demonstrations asked for, and only {free} of the pool's documents are not evaluated: the demonstrations "
-        "would come from the documents that are evaluated (the same rows, or the same texts): give the task another "
-        "fewshot_split, such as its training split."
+        f"{n} demonstrations are asked for, and only {free} of the pool's documents are not evaluated: the "
+        "demonstrations would come from the documents that are evaluated (the same rows, or the same texts). Give the "
+        "task another fewshot_split, such as its training split."
     )
 
 
@@ -138,7 +138,7 @@ def _indices(path: Path, n: int, pool: Sequence[Any], task: str, seed: int | Non
     if not isinstance(contents, list) or not all(type(index) is int and 0 <= index < len(pool) for index in contents):
         raise InputError(f"must hold a list of whole numbers from 0 to {len(pool) - 1}.")
     if len(contents) < n:
-        raise InputError(f"holds {len(contents)} indices, {n} demonstrations asked for: lower --num_fewshot.")
+        raise InputError(f"{n} demonstrations are asked for, and it has {len(contents)} indices: lower --num_fewshot.")
     return contents[:n]
 
 
@@ -152,7 +152,7 @@ def _chosen(tasks: dict[str, Any], n: int, pool: Sequence[Any], task: str, seed:
             f"choose {n}."
         )
     if chosen["pool"]["sha256"] != pool_digest(pool):
-        raise InputError("the demonstrations were chosen from another pool: the data has changed since. Choose anew.")
+        raise InputError("the demonstrations were chosen from another pool: the data has changed since. Choose again.")
     if str(seed) not in chosen["seeds"]:
         raise InputError(
             f"nothing was chosen for seed {seed}, only for {', '.join(chosen['seeds'])}: give one of these as the "

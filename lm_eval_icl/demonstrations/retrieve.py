@@ -86,7 +86,7 @@ class Cosine:
 
 def sentence_vectors(model: str, texts: Sequence[str]) -> np.ndarray:
     """(n, d) the vectors of texts by a model of sentence-transformers. An `InputError` says if it is missing."""
-    with refusing(f"by={model}: no library sentence-transformers with this model", "Or give by=bm25 or by=features."):
+    with refusing(f"by={model}: sentence-transformers cannot load this model", "Or give by=bm25 or by=features."):
         from sentence_transformers import SentenceTransformer
 
         encoder = SentenceTransformer(model)

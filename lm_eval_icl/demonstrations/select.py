@@ -58,8 +58,7 @@ def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **argu
 def in_prompt_order(rows: Sequence[int], seed: int) -> tuple[int, ...]:
     """The order of rows in a prompt: shuffled by the seed, whatever the order in which they were picked."""
     ordered = sorted(rows)
-    # The seed is a text, so that the order is independent of other choices with the same seed.
-    Random(f"order {seed}").shuffle(ordered)
+    Random(f"order {seed}").shuffle(ordered)  # a text as the seed: independent of other choices with this seed
     return tuple(ordered)
 
 
@@ -91,7 +90,8 @@ def check_n(how: str, pool: Pool, n: int) -> None:
     """Raise an `InputError` if the pool has fewer than n rows."""
     if n > len(pool.labels):
         raise InputError(
-            f"{how}: {n} demonstrations asked for, {len(pool.labels)} in the pool: lower --num_fewshot or raise pool."
+            f"{how}: {n} demonstrations are asked for, and the pool has {len(pool.labels)}: lower --num_fewshot or "
+            "raise pool."
         )
 
 

@@ -85,5 +85,5 @@ def make(arguments: Mapping[str, Any]) -> Similar:
     except ValidationError as error:
         raise InputError("similar: {}={!r}: {}.".format(*refusal(error))) from error
     if similar.diverse and similar.per_label:
-        raise InputError("similar: diverse and per_label: give one of the two.")
+        raise InputError("similar: diverse and per_label cannot be combined: give one of the two.")
     return similar

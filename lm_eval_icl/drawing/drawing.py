@@ -54,7 +54,7 @@ def draw(method: Method, shots: int) -> Drawing:
         passes = method.passes(PREFIX, demonstrations, QUERY, ANSWER)
         longest = max(len(layout) for _, layout in passes)
     if longest > LIMIT:
-        raise InputError(f"{longest} tokens in a row, and {LIMIT} at most are drawn: lower --shots.")
+        raise InputError(f"a row has {longest} tokens, and at most {LIMIT} are drawn: lower --shots.")
 
     names = {block.name for _, layout in passes for block in layout.blocks}
     notes = [

@@ -194,7 +194,7 @@ class _Trial:
                 after one pass.
         """
         if empty_cache(self.model) is None:
-            raise ValueError("the model makes a cache of a class that is not known here")
+            raise ValueError("its cache is of a class that is not known here")
         self.memory = memory = read_causally(self.model, self.context)
         if memory.state is not None:
             few = self.query[:3]
@@ -207,7 +207,7 @@ class _Trial:
             # Each layer has an entry for every token or, if the model leaves it out, none; some layer has entries.
             entries = {entry.shape[-2] for layer in memory.layers for entry in layer}
             if not any(entries) or not entries <= {0, len(memory)}:
-                raise ValueError("its cache does not hold one key and one value a token")
+                raise ValueError("its cache does not hold one key and one value for each token")
         for (score, _), wanted in zip(score_rows(self.model, memory, [self.query_answers]), self.expected, strict=True):
             if not self.same(score, wanted):
                 raise ValueError(f"continued from its cache, it gives {score:.4f}, in one pass {wanted:.4f}")
