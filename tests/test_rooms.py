@@ -41,10 +41,10 @@ TESTS = Path(__file__).resolve().parent
 LIMITS = {
     "": (225, 1659),
     "files": (38, 0),
-    "prompts": (1003, 674),
+    "prompts": (1002, 674),
     "metaicl": (500, 507),
     "decisions": (449, 150),
-    "inference": (2705, 2369),
+    "inference": (2702, 2369),
     "methods": (2323, 1463),
     "drawing": (450, 272),
     "demonstrations": (1646, 618),

@@ -27,27 +27,27 @@ POSITIONS = ("sequential", "symmetric", "none")
 
 
 def nothing(n: int) -> Tensor:
-    """No block sees another."""
+    """[n, n] bool: no block sees another block."""
     return torch.zeros(n, n, dtype=torch.bool)
 
 
 def everything(n: int) -> Tensor:
-    """Every block sees all tokens of every block, itself included."""
+    """[n, n] bool: every block sees all tokens of every block, itself included."""
     return torch.ones(n, n, dtype=torch.bool)
 
 
 def before(n: int) -> Tensor:
-    """Every block sees the blocks before it."""
+    """[n, n] bool: every block sees the blocks before it."""
     return everything(n).tril(-1)
 
 
 def others(n: int) -> Tensor:
-    """Every block sees all other blocks (leave one out)."""
+    """[n, n] bool: every block sees all other blocks (leave one out)."""
     return ~torch.eye(n, dtype=torch.bool)
 
 
 def same(groups: Tensor) -> Tensor:
-    """Every block sees all blocks of its group, itself included. `groups` is [n], the number of each block's group."""
+    """[n, n] bool: every block sees all blocks of its group, itself included. `groups` is [n], the groups' numbers."""
     return groups[:, None] == groups[None, :]
 
 

@@ -228,13 +228,12 @@ class PromptTokenizer:
         return tokens, answers
 
     def inside(self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The tokens of one piece of each demonstration, such as its answer, among the tokens that `pair` returns.
+        """The tokens of one piece of each demonstration, such as its answer: for each demonstration, the indices
+        (begin, end) of the piece among its tokens.
 
         Args:
             prompt: a prompt that `arranged` returned.
-            spans: for each demonstration, the indices (begin, end) of the piece's characters.
-
-        Returns: for each demonstration, the indices (begin, end) of the piece's tokens in the demonstration.
+            spans: for each demonstration, the indices (begin, end) of the piece among its characters.
         """
         return self._pair.inside(prompt, spans)
 
