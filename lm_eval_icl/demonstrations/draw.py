@@ -138,7 +138,7 @@ def _indices(path: Path, n: int, pool: Sequence[Any], task: str, seed: int | Non
     if not isinstance(contents, list) or not all(type(index) is int and 0 <= index < len(pool) for index in contents):
         raise InputError(f"must hold a list of whole numbers from 0 to {len(pool) - 1}.")
     if len(contents) < n:
-        raise InputError(f"{n} demonstrations are asked for, and it has {len(contents)} indices: lower --num_fewshot.")
+        raise InputError(f"{n} demonstrations are asked for, and the file has {len(contents)}: lower --num_fewshot.")
     return contents[:n]
 
 

@@ -63,7 +63,7 @@ def test_indices_from_a_file(tmp_path):
     [
         ("nonsense", 1, "a JSON file of indices .Expecting value"),
         ("[1, 30]", 1, "whole numbers from 0 to 29"),
-        ("[1]", 2, "2 demonstrations are asked for, and it has 1 indices"),
+        ("[1]", 2, "2 demonstrations are asked for, and the file has 1"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path, content, n, says):
