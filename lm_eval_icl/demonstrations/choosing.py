@@ -20,7 +20,7 @@ from lm_eval_icl.demonstrations.lens import LensSettings, lens
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import in_prompt_order, select
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.schedule import Ids, Request
+from lm_eval_icl.inference.schedule import ContextQueryAnswer, Ids
 from lm_eval_icl.inference.scoring import not_finite
 from lm_eval_icl.methods.predictor import DoesNotFit, Predictor
 from lm_eval_icl.methods.runner import grouped
@@ -221,7 +221,7 @@ def read_queries(
     """The probabilities of each query's options, and the last hidden state of each query's last token, (n, width). All
     queries must fit the model. `name` stands for a query in messages."""
     runner, tokenizer = predictor.runner, predictor.tokenizer
-    logs: dict[Request, float] = {}
+    logs: dict[ContextQueryAnswer, float] = {}
     states: dict[tuple[Context, Ids], np.ndarray] = {}
     pairs = [tokenizer.pairs(*query) for query in queries]
     work = grouped((tokens, answer) for tokens, answers in pairs for answer in answers)

@@ -21,7 +21,7 @@ from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 # Contexts that run side by side attend to at most this many entries of memories for each token of the pass.
 ENTRIES = 8
 # A context, a query and an answer.
-Request = tuple[Context, Ids, Ids]
+ContextQueryAnswer = tuple[Context, Ids, Ids]
 
 
 def in_order(prompts: Sequence[TokenizedPrompt]) -> list[int]:
@@ -73,7 +73,7 @@ class Batch:
     rows: int  # how many rows a batch of rows may have
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[ContextQueryAnswer]:
         """The contexts, queries and answers that are scored, in the order of the scores."""
         return [(context, query, answer) for context, query, answers in self.queries for answer in answers]
 

@@ -23,19 +23,19 @@ from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.inference.prefix_cache import PrefixCache
-from lm_eval_icl.inference.schedule import Batch, Ids, Request, Sizes, Text, first_texts, schedule, side_by_side
+from lm_eval_icl.inference.schedule import Batch, ContextQueryAnswer, Sizes, Text, first_texts, schedule, side_by_side
 from lm_eval_icl.inference.scoring import Score, Scores, States, score_packed, score_rows, score_together
 from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.blocks import BlockStore
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.methods.several import Several
-from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 # context -> query -> answer -> the indices of the prompts with this context, query and answer.
 Grouped = dict[Context, dict[Ids, dict[Ids, list[int]]]]
 # The requests that a forward pass scored, and their scores in the same order.
-Scored = tuple[list[Request], Scores]
+Scored = tuple[list[ContextQueryAnswer], Scores]
 # See `MethodRunner.inference_mode`.
 _running = threading.RLock()
 
