@@ -1,9 +1,9 @@
 """LENS (Li and Qiu, Findings of EMNLP 2023): a filter of the pool by how informative each row is, then a search.
 
-How informative a row e is about a row e' is c(e, e') = p(y' | x, y, x') - p(y' | x'), as in the paper. The search is
-that of the authors' code, which fills gaps of the paper and departs from it in some points: c and the similarities are
-standardized, diversity is a mean with the weight 4, a substitute is drawn from the best four rows of its label, and the
-current sets stay candidates. c(e, e) is treated as in that code, too: the filter takes the mean over the other rows
+How informative e = (x, y) is about e' = (x', y') is c(e, e') = p(y' | x, y, x') - p(y' | x'), as in the paper. The
+search is the authors' code, which fills gaps of the paper and departs from it in some points: c and the similarities
+are standardized, diversity is a mean with the weight 4, a substitute is drawn from the best four rows of its label, and
+the current sets stay candidates. c(e, e) is treated as in that code: the filter takes the mean over the other rows
 (`main_for_progressive_examples_selection.py`, with `mask_same_candidate_indication_pair`, which its scripts switch on),
 and the search takes the mean over all rows (`main_for_iterative_optimize_train_acc_balance.py`).
 """
