@@ -153,7 +153,7 @@ class Retriever:
 
     def rank(self, documents: Texts, n: int, prompts: str, features: Features | None) -> tuple[list[Ranking], str]:
         """The rankings for documents with n demonstrations each, read from their file or made now, and the name of the
-        file. `prompts` is the templates as a text: the rendered documents depend on them, too."""
+        file. `prompts` is the task's configuration as a text, with the templates."""
         similar, most = self.similar, self.similar.most(n)
         if similar.by == "features" and features is None:
             raise InputError("by=features needs a model that lm_eval.evaluate loads from a checkpoint.")
