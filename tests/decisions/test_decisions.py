@@ -112,7 +112,7 @@ def test_knn_of_tokens_without_probability():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: KNN().values([[math.nan]], [[1.0]] * 3, [0] * 3, 1), "the model gave a query NaN"),
+        (lambda: KNN().values([[math.nan]], [[1.0]] * 3, [0] * 3, 1), "the model's numbers for a query contain NaN"),
         (lambda: Hidden().values([[math.inf]], [[1.0]], [0], 1), "some hidden states are infinite"),
     ],
 )

@@ -233,7 +233,7 @@ def test_a_value_that_the_model_decides_is_left_out():
         (["icl", "--args", "T=3"], "'T' belongs to deepthink, not to icl"),
         (["icl", "--args", "positions=round"], "--args: icl: positions='round': must be"),
         (["deepthink", "--args", "T=0"], "T=0: must be"),
-        (["icl", "--args", "repeat=10000000000"], "tokens in a row"),
+        (["icl", "--args", "repeat=10000000000"], "tokens, and at most 200 are drawn"),
         (["icl", "--shots", "-1"], "--shots -1: must be from 0 to 200"),
         (["icl", "--shots", "many"], "--shots"),
         (["icl", "--shots", "10000000000"], "--shots 10000000000"),

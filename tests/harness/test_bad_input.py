@@ -125,7 +125,7 @@ BROKEN = {
     "no folder": (shutil.rmtree, "neither a folder here nor a checkpoint"),
     "unknown kind": (lambda f: edit(f / "config.json", model_type="gpt9"), "`gpt9` but Transformers does not recogn"),
     "more layers": (lambda f: edit(f / "config.json", n_layer=4), "12 of the weights of GPT2LMHeadModel are not in .*"
-                    "random ones would stand in"),
+                    "random weights would replace"),
     "no tokenizer": (lambda f: [file.unlink() for file in f.glob("tok*")], "its tokenizer has no vocabulary: are its"),
     "code of its own": (lambda f: with_code(f, model_type="own"), "custom code .*argument `trust_remote_code=True`"),
 }  # fmt: skip
