@@ -5,12 +5,13 @@
     python scripts/benchmark.py whole      # a whole lm_eval command beside --model hf
     python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens an option
     python scripts/benchmark.py generation # texts behind 1,000 tokens of demonstrations, beside hf
+    python scripts/benchmark.py retrieval  # demonstrations that are retrieved for each document, beside hf
     python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
 
 Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
 grouped-query attention); their tokenizer is trained here on the workload's own text. Contenders take turns within a
 repetition, so that whatever else the machine does meets all alike; ratios are of one repetition, their spread is
-printed. `tasks`, `whole` and `shots` need the datasets, from the Hub or as folders of the same names below
+printed. `tasks`, `whole`, `retrieval` and `shots` need the datasets, from the Hub or as folders of the same names below
 the working directory. For a GPU there is scripts/on_a_gpu.py.
 """
 
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks import growth, tasks, whole
+from benchmarks import growth, retrieval, tasks, whole
 from benchmarks.measuring import machine
 from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS
 from rich.console import Console
@@ -43,6 +44,7 @@ COMPARE = {
     "methods": growth.methods,
     "growth": growth.growth,
     "generation": growth.generation,
+    "retrieval": retrieval.compare,
     "shots": growth.shots,
 }
 

@@ -8,6 +8,7 @@ from random import Random
 import torch
 import transformers
 from lm_eval.api.instance import Instance
+from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
@@ -18,7 +19,7 @@ from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
-POSITIONS = 4096
+POSITIONS = 8192
 
 
 def _llama(
@@ -67,15 +68,20 @@ def build_requests(
     chosen = loaded[:: max(1, len(loaded) // tasks)][:tasks] if tasks else loaded
     instances: list[Instance] = []
     for task in chosen:
-        if shots is not None:
-            task.set_config(key="num_fewshot", value=shots)
         if task.OUTPUT_TYPE == "generate_until":
             task.set_config(key="generation_kwargs", value={"max_gen_toks": max_gen_toks}, update=True)
-        task.set_fewshot_seed(1234)
-        with recording():
-            task.build_all_requests(limit=documents or None, rank=0, world_size=1)
-        instances += task.instances
+        instances += requests_of(task, shots, documents)
     return instances
+
+
+def requests_of(task: Task, shots: int | None, documents: int) -> list[Instance]:
+    """The requests of a task's first documents; of all if `documents` is 0."""
+    if shots is not None:
+        task.set_config(key="num_fewshot", value=shots)
+    task.set_fewshot_seed(1234)
+    with recording():
+        task.build_all_requests(limit=documents or None, rank=0, world_size=1)
+    return list(task.instances)
 
 
 def synthetic(
