@@ -53,7 +53,7 @@ LIMITS = {
     "harness": (3445, 3015),
     "results": (2870, 1896),
     "leaderboard": (1214, 290),
-    "studies": (1957, 1838),
+    "studies": (1957, 1836),
     "smoke": (439, 497),
     "cli": (902, 179),
 }
