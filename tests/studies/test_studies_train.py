@@ -260,7 +260,7 @@ def test_other_demonstrations_of_metaicl_are_other_cells(data, tmp_path, checkpo
     read_rows.cache_clear()
     conduct(tmp_path / "o", options, **keys)
     assert len(list(tmp_path.glob("o/cells/*/*/*"))) == 3
-    with pytest.raises(InputError, match="seed 22: MetaICL's files are of the seeds"):
+    with pytest.raises(InputError, match="seed 22: MetaICL has files for the seeds"):
         conduct(tmp_path / "p", options, **{**keys, "seeds": 22})
     with pytest.raises(InputError, match="dev: task 'metaicl_paws' has no training split"):
         conduct(tmp_path / "p", options, **{**keys, "dev": {"size": 2}})
