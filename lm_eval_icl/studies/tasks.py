@@ -25,7 +25,7 @@ from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.deciding import check_options
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.tasks import FixedSampler, RetrievingSampler, These, among, bind, template_of
+from lm_eval_icl.harness.tasks import FixedSampler, GivenSampler, RetrievingSampler, among, bind, template_of
 from lm_eval_icl.harness.training import task_manager, unknown_task
 from lm_eval_icl.harness.varying import vary
 from lm_eval_icl.studies.cells import Cell, Grid, StudyTask, digest
@@ -126,7 +126,7 @@ def prepare(study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any]
     made.set_fewshot_seed(cell.seed)
     if drawn is not None:
         has_seed = cell.demonstrations is not None or isinstance(made.sampler, FixedSampler)  # by it, rules draw
-        made.sampler = These(list(drawn.values()), _pool(made), cell.seed if has_seed else None)
+        made.sampler = GivenSampler(list(drawn.values()), _pool(made), cell.seed if has_seed else None)
     if cell.split == "dev":
         made.dataset = {**made.dataset, "dev": list(task.dev.values())}
         made._config.test_split, made._config.process_docs = "dev", None  # they are processed
