@@ -70,8 +70,8 @@ def table(card: Card, title: str = "") -> Table:
 
 
 def figure(card: Card, most: int) -> tuple[str, Figure, list[dict[str, object]]]:
-    """The title, the figure with a panel for each property, and its numbers. Its rows are those without a decision rule,
-    but at most `most`."""
+    """The title, the figure with a panel for each property, and its numbers. Its rows are the first `most` without a
+    decision rule."""
     from matplotlib.figure import Figure
 
     rows = [row for row in card.rows if row.entry.rule is None][:most] or list(card.rows[:most])

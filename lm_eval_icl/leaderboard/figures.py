@@ -349,7 +349,7 @@ def _against(
     x_of: Callable[[Entry], float | None],
     label: Callable[[Entry], str],
 ) -> _Drawn | None:
-    """Results against `x_of(entry)`, with a panel for each checkpoint and each column with the first column's metric."""
+    """Results against `x_of(entry)`, with a panel for each checkpoint and each column that has the first's metric."""
     first = board.columns[0]
     several = len({entry.on for entry in board.entries}) > 1
     points = []

@@ -133,7 +133,7 @@ def tail(path: Path) -> str:
 
 
 def flips(board: Board) -> list[tuple[str, float | None]]:
-    """Each entry's order sensitivity on the first column, as a text and as a number to sort by; empty if none has it."""
+    """Each entry's order sensitivity on the first column, as a text and a number to sort by; empty if none has it."""
     cells = [entry.cells.get(board.columns[0].name) for entry in board.entries]
     rates = [cell.sensitivity if cell else None for cell in cells]
     return [(_flips(rate) or numbers.DASH, rate.mean if rate else None) for rate in rates] if any(rates) else []
