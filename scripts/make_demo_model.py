@@ -1,12 +1,12 @@
 """Make the demonstration checkpoint and the demonstration tasks that ship with the package.
 
-The checkpoint is a decoder small enough to ship that has learned one thing: to take from demonstrations
+The checkpoint is a decoder that is small enough to ship. It has learned one thing: to find out from demonstrations
 which label goes with which kind of text, under the layout of every method. It is trained here, from nothing, on
 text that this script makes up: episodes of classification whose label words are drawn anew each time, so that only
 the demonstrations tell what a label means. See docs/reports/demo-model.md.
 
-    python scripts/make_demo_model.py               # data, tokenizer and model: some half an hour on one CPU core
-    python scripts/make_demo_model.py --data-only   # the tasks' documents alone: a second
+    python scripts/make_demo_model.py               # data, tokenizer and model: half an hour on one CPU core
+    python scripts/make_demo_model.py --data-only   # only the tasks' documents: a second
 
 The same seed gives the same documents everywhere, and the same weights on the same machine and torch.
 """
@@ -63,7 +63,7 @@ TOPICS = {
     "desert": "camel dune oasis cactus sand caravan scorpion drought lizard mirage".split(),
     "chemistry": "acid molecule flask reaction laboratory crystal oxygen solvent atom enzyme".split(),
 }
-# Never a topic in training: there their words occur in groups put together at random.
+# These are never topics in training, where their words occur only in groups that are put together at random.
 UNSEEN_TOPICS = {
     "space": "rocket planet orbit comet telescope astronaut moon galaxy meteor satellite".split(),
     "forest": "oak squirrel mushroom moss trail bear fern deer pine beetle".split(),
@@ -80,7 +80,7 @@ LABELS = (
     "panda north south east west circle square triangle oval yes no true false good bad positive negative neutral "
     "great terrible World Sports Business Technology Abbreviation Entity Description Person Location Number"
 ).split()
-# Kept out of the tokenizer's merges: several tokens each.
+# These words are kept out of the tokenizer's merges, so that each is several tokens.
 RARE_LABELS = (
     "quixotic zephyr obelisk juniper vortex marzipan labyrinth ziggurat saffron walnut hexagon kimono turquoise "
     "lavender pyjama gazebo"
@@ -94,7 +94,7 @@ TEMPLATES = (
     ("Note", "Class"),
 )
 OPENERS = "|||the|a|we saw the|this is about the|they spoke of a|here is the|all about the".split("|")
-DELIMITER = "\n\n"  # behind each label
+DELIMITER = "\n\n"  # follows each label
 LINKS = "and|with|and the|near a|then|after the|or|by the|beside a|for the|of the|but".split("|")
 
 
@@ -134,7 +134,7 @@ class DemoTask(NamedTuple):
 
 # No topic of a task is seen in training with any label word of that task (`allowed`).
 FOUR_LABELS = {"football": "cobalt", "money": "otter", "computer": "wolf", "music": "panda"}
-LABELS_OF_PIECES = {"hospital": "zephyr", "trains": "lavender", "castle": "gazebo"}  # of several tokens each
+LABELS_OF_PIECES = {"hospital": "zephyr", "trains": "lavender", "castle": "gazebo"}  # labels of several tokens
 TASKS = (
     DemoTask("icl_demo_short", ("Review", "Sentiment"), {"weather": "amber", "kitchen": "square"}, SHORT),
     DemoTask("icl_demo_long", ("Text", "Topic"), {"court": "crimson", "farm": "north"}, LONG),
@@ -145,7 +145,7 @@ TASKS = (
 
 
 def make_documents(task: DemoTask, seed: int, size: int = 200) -> dict[str, list[dict[str, Any]]]:
-    """A task's documents: about `size` to test and as many to draw demonstrations from, no text twice."""
+    """A task's documents: about `size` for the test, and as many for demonstrations. No text is there twice."""
     rng = random.Random(f"{seed} {task.name}")
     seen: set[str] = set()
     splits: dict[str, list[dict[str, Any]]] = {}
@@ -163,7 +163,7 @@ def make_documents(task: DemoTask, seed: int, size: int = 200) -> dict[str, list
 
 
 def write_documents(folder: Path, seed: int) -> None:
-    """`folder`/<task>/{train,test}.jsonl for every task."""
+    """Write `folder`/<task>/{train,test}.jsonl for every task."""
     for task in TASKS:
         (folder / task.name).mkdir(parents=True, exist_ok=True)
         for split, rows in make_documents(task, seed).items():
@@ -188,7 +188,7 @@ class Shape(NamedTuple):
 
 
 class Episodes:
-    """Draws training episodes, none with a text of `withheld` nor with a pairing of the tasks."""
+    """Draws training episodes, without texts in `withheld`, and without pairs of topic and label of the tasks."""
 
     def __init__(self, seed: int, withheld: set[str]) -> None:
         self.rng, self.withheld = random.Random(seed), withheld
