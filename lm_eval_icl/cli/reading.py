@@ -46,13 +46,13 @@ def print_left_out(left_out: Sequence[LeftOutFile], console: Console) -> None:
         print_line(console, f"left out: {shown(str(files[0].path))}{more}: {shown(why)}")
 
 
-def model_arguments(written: Any, of_method: Collection[str] = ()) -> dict[str, Any]:
-    """The arguments in --model_args, which may be those of `load_model` and those of a method, named in `of_method`."""
+def model_arguments(written: Any, method_names: Collection[str] = ()) -> dict[str, Any]:
+    """The arguments in --model_args, which may be arguments of `load_model`, or of a method (`method_names`)."""
     from lm_eval_icl.inference.checkpoints import ARGUMENTS  # which imports transformers
 
     arguments = pairs("model_args", written)
     if not arguments.get("pretrained"):
         raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
-    for name in arguments.keys() - ARGUMENTS - {*of_method}:
-        raise InputError(f"--model_args: unknown argument {name!r}: {near(name, sorted(ARGUMENTS | {*of_method}))}")
+    for name in arguments.keys() - ARGUMENTS - {*method_names}:
+        raise InputError(f"--model_args: unknown argument {name!r}: {near(name, sorted(ARGUMENTS | {*method_names}))}")
     return arguments

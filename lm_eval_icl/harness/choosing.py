@@ -93,7 +93,7 @@ def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
     the first process chooses.
 
     Returns:
-        What was chosen, by task, for the results file; empty if no task asks for it.
+        Task -> the choice, for the results file; empty if no task asks for one.
 
     Raises:
         InputError: the demonstrations cannot be chosen.

@@ -59,8 +59,8 @@ class CheckedHFLM(HFLM):
             )
         self._forwarded = kwargs
         with refusing("the model cannot be made of these arguments"):
-            # The device that lm-eval's command line gives if none is asked for: the first GPU if there is one, or else
-            # the CPU. (From Python, `HFLM` would take a GPU that is not there.)
+            # The default device of lm-eval's command line: the first GPU if there is one, or else the CPU. (From
+            # Python, `HFLM` would take a GPU even on a machine without one.)
             super().__init__(pretrained, **{"device": "cuda:0", **kwargs})
         if hasattr(self, "accelerator"):
             # `HFLM` sets these numbers only for processes on the GPUs of one machine.
@@ -71,7 +71,7 @@ class CheckedHFLM(HFLM):
         self.model_files_digest: str | None = files
 
     def total(self, share: dict[str, Any]) -> dict[str, Any]:
-        """The sum of the counts of all processes, on the process that gathers; on the others, their own counts."""
+        """The sum of the counts of all processes, on the process that gathers them; its own counts on every other."""
         return total(self.gather_object(share) or [share])
 
     def get_model_info(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class MetaICLTask(ConfigurableTask):
         config: the configuration of the YAML file, with `--metadata`.
 
     Raises:
-        InputError: there are no files of this task, or they cannot be used.
+        InputError: the task has no files, or its files cannot be used.
     """
 
     # Why these tasks take no decision rules, and no other demonstrations.

@@ -24,7 +24,7 @@ class PreparedRun:
 
     Args:
         tasks: the tasks of the run; empty if the requests are not known in advance.
-        overflow: what is done with prompts that do not fit (`CommonArguments.overflow`).
+        overflow: "drop" or "error", for prompts that do not fit (`CommonArguments.overflow`).
         logs: whether this process shows progress and logs messages for all processes. Only one process does.
 
     Attributes:

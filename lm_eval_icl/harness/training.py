@@ -113,9 +113,9 @@ def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[s
 def unknown_task(name: str, known: Iterable[str], include_path: str | None) -> str:
     """The message about a name of no task or group, with the nearest among the `known` names."""
     near = did_you_mean(name, known)
-    own = f" --include_path {include_path}" if include_path else ""
+    option = f" --include_path {include_path}" if include_path else ""
     advice = "" if include_path else " For tasks in a folder of your own, give --include_path DIR."
-    return f"there is no task {name!r}{f': {near}' if near else '.'} `lm-eval-icl ls tasks{own}` lists them.{advice}"
+    return f"there is no task {name!r}{f': {near}' if near else '.'} `lm-eval-icl ls tasks{option}` lists them.{advice}"
 
 
 def check_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> None:

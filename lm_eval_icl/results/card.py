@@ -42,7 +42,7 @@ def card_of(key_of: Mapping[Entry, RowKey], columns: Sequence[Column]) -> Card |
     """The card of a board's rows, sorted by rule and accuracy. Rows that differ only in labels and numbers of
     demonstrations are one row. The tasks are those on which labels or formats are varied; None without such tasks."""
     tasks = dict.fromkeys(task for column in columns if column.percent for task in column.weights)
-    asked: dict[RowKey, dict[str, SetsByLabels]] = {}
+    by_labels: dict[RowKey, dict[str, SetsByLabels]] = {}
     entries: dict[RowKey, Entry] = {}
     for entry, key in key_of.items():
         labels = dict(key.setting).get("labels", "")
@@ -53,11 +53,11 @@ def card_of(key_of: Mapping[Entry, RowKey], columns: Sequence[Column]) -> Card |
             if sets := entry.cells[task].sets:
                 result = sets[0].answered[0].result
                 if result.aggregation == "mean":  # of the scores of single documents
-                    asked.setdefault(row, {}).setdefault(task, {})[labels, result.shots] = sets
-    used = [task for task in tasks if any(_is_varied(by_task.get(task, {})) for by_task in asked.values())]
+                    by_labels.setdefault(row, {}).setdefault(task, {})[labels, result.shots] = sets
+    used = [task for task in tasks if any(_is_varied(by_task.get(task, {})) for by_task in by_labels.values())]
     rows = []
     for row, entry in entries.items():
-        on_tasks = [dict(properties(asked.get(row, {}).get(task, {}))) for task in used]
+        on_tasks = [dict(properties(by_labels.get(row, {}).get(task, {}))) for task in used]
         known = [column for column in (on_tasks[0] if on_tasks else ()) if all(column in values for values in on_tasks)]
         values = {column: _mean(column, [on_task[column] for on_task in on_tasks]) for column in known}
         if values:
@@ -71,9 +71,9 @@ def card_of(key_of: Mapping[Entry, RowKey], columns: Sequence[Column]) -> Card |
     return Card(tuple(column for column in ordered if column in shown), tuple(rows), tuple(used)) if rows else None
 
 
-def _is_varied(asked: SetsByLabels) -> bool:
-    formats = (unit.run.format for sets in asked.values() for prompt_set in sets for unit in prompt_set.answered)
-    return any(labels for labels, _ in asked) or any(formats)
+def _is_varied(by_labels: SetsByLabels) -> bool:
+    formats = (unit.run.format for sets in by_labels.values() for prompt_set in sets for unit in prompt_set.answered)
+    return any(labels for labels, _ in by_labels) or any(formats)
 
 
 def _bounds(column: Property) -> Bounds:
@@ -90,14 +90,14 @@ def _mean(column: Property, parts: Sequence[Estimate]) -> Estimate:
     return statistics.estimate_group(parts, [1] * len(parts), bounds=_bounds(column))
 
 
-def properties(asked: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
+def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     """The known properties of a row on a task, with the number of demonstrations that most runs have. Other labels,
     formats and numbers of demonstrations are compared in the first order alone."""
-    runs = {n: sum(len(one_set.answered) for one_set in sets) for (labels, n), sets in asked.items() if not labels}
+    runs = {n: sum(len(one_set.answered) for one_set in sets) for (labels, n), sets in by_labels.items() if not labels}
     if not runs:
         return
     shots = max(runs, key=runs.__getitem__)
-    base = _only(asked["", shots], lambda unit: unit.run.format == 0)
+    base = _only(by_labels["", shots], lambda unit: unit.run.format == 0)
     if not base:
         return
     yield ACCURACY, statistics.estimate(_by_set(base, _scores), bounds=_SHARE)
@@ -107,19 +107,19 @@ def properties(asked: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     if flips is not None:
         yield FLIPS, flips
     first = _in_first_order(base)
-    for (labels, n), sets in sorted(asked.items()):
+    for (labels, n), sets in sorted(by_labels.items()):
         if labels and n == shots and (cost := _difference(first, _in_first_order(sets))) is not None:
             what = f"accuracy with the right labels less that with {labels} labels in the demonstrations"
             name = "random labels cost" if labels == "random" else f"{labels.replace(':', ' ')} cost"
             yield Property(name, what, "", labels=labels), cost
-    formats = _formats(asked["", shots])
+    formats = _formats(by_labels["", shots])
     if formats is not None:
         yield FORMATS, spread(formats)
     if len(base) > 1:
         yield SETS, spread(_by_set(base, _scores)[:, None])
     numbers = sorted(n for n in runs if n)
     if len(numbers) > 1:
-        most, fewest = (_in_first_order(asked["", n]) for n in (numbers[-1], numbers[0]))
+        most, fewest = (_in_first_order(by_labels["", n]) for n in (numbers[-1], numbers[0]))
         if (gain := _difference(most, fewest)) is not None:
             yield SHOTS, gain
     answers = [unit.answers for one_set in base for unit in one_set.answered]

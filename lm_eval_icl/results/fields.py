@@ -166,7 +166,7 @@ def row_fields(results: Mapping[str, Any], study: StudyFacts) -> dict[str, dict[
         if field.kind == "row" and field.name in values:
             rows[field.part][field.name] = str(values[field.name])
     rows["model"] |= undeclared("config", config)
-    # The training of a study's model is a switch; its `trained` also has what tells apart models of one training.
+    # A study's training is a switch; `trained` would also tell apart the models that it has trained.
     reported = undeclared("icl", {**icl, "trained": None} if study.training is not None else icl)
     # A model of this package reports all its arguments, with defaults. The arguments of other models are added.
     given = {name: text for name, text in undeclared("model_args", arguments).items() if name not in reported}

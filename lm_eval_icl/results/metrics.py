@@ -73,7 +73,7 @@ CALIBRATION = {
 
 def binned(items: ArrayLike) -> np.ndarray:
     """(documents, 2) confidences -> (documents, 2 bins), to be summed: for each bin, whether the prediction is right
-    minus its confidence; and then for each bin, whether the document is in it. Of its ends, a bin has the upper."""
+    minus its confidence; and then for each bin, whether the document is in it. A bin contains its upper end only."""
     values = np.asarray(items, dtype=float)
     places = np.clip(np.ceil(values[:, 0] * BINS) - 1, 0, BINS - 1).astype(int)
     is_in = places[:, None] == np.arange(BINS)

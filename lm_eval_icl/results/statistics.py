@@ -1,8 +1,8 @@
 """Means, differences and intervals from scores of documents under several sets of demonstrations.
 
-Scores are a matrix (documents, sets), complete and without NaN: every document is asked with every set. Both are
-samples, two crossed random factors (Clark 1973; Baayen, Davidson and Bates 2008). Distributions are those of
-`scipy.special`, as the checks of `scipy.stats` take forty times as long.
+Scores are a complete matrix (documents, sets) without NaN: every document has a score with every set. Documents and
+sets are samples: two crossed random factors (Clark 1973; Baayen, Davidson and Bates 2008). Distributions come from
+`scipy.special`, since the checks of `scipy.stats` take forty times as long.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def estimate(scores: np.ndarray, *, bounds: Bounds | None = None) -> Estimate:
     if bounds in (None, (0, 1)) and is_binary(scores) and (one_set or mean in (0, 1)):
         low, high = wilson(round(n * mean), n)
         error = max(math.sqrt(spread.variance) if n > 1 else 0.0, (high - low) / (2 * _NORMAL))
-        of_documents, of_sets = (None, None) if one_set else (error, 0.0)
-        return Estimate(mean, low, high, error, math.inf, n, sets, of_documents, of_sets, "wilson")
+        documents_error, sets_error = (None, None) if one_set else (error, 0.0)
+        return Estimate(mean, low, high, error, math.inf, n, sets, documents_error, sets_error, "wilson")
     return from_t(mean, spread, n, sets, bounds, "documents" if one_set else "crossed")
 
 
@@ -131,10 +131,10 @@ def _spread(values: np.ndarray, scale: float) -> Spread:
         return Spread(0, n - 1, *((0.0, 0.0) if sets > 1 else ()))
     if sets == 1:
         return Spread(float(values.var(ddof=1)) / n, n - 1)
-    mean, of_documents, of_sets = values.mean(), values.mean(axis=1), values.mean(axis=0)
-    rest = values - of_documents[:, None] - of_sets + mean
-    a = float(((of_documents - mean) ** 2).sum()) / (n - 1) / n
-    b = float(((of_sets - mean) ** 2).sum()) / (sets - 1) / sets
+    mean, document_means, set_means = values.mean(), values.mean(axis=1), values.mean(axis=0)
+    rest = values - document_means[:, None] - set_means + mean
+    a = float(((document_means - mean) ** 2).sum()) / (n - 1) / n
+    b = float(((set_means - mean) ** 2).sum()) / (sets - 1) / sets
     e = float((rest**2).sum()) / ((n - 1) * (sets - 1)) / (n * sets)
     return crossed(a, b, e, n, sets)
 
@@ -163,8 +163,8 @@ def from_t(mean: float, spread: Spread, documents: int, sets: int, bounds: Bound
     low, high = mean - half, mean + half
     if bounds is not None:
         low, high = min(max(low, bounds[0]), mean), max(min(high, bounds[1]), mean)
-    of_documents, of_sets = (None if part is None else math.sqrt(part) for part in (spread.documents, spread.sets))
-    return Estimate(mean, low, high, error, spread.df, documents, sets, of_documents, of_sets, how)
+    from_documents, from_sets = (None if x is None else math.sqrt(x) for x in (spread.documents, spread.sets))
+    return Estimate(mean, low, high, error, spread.df, documents, sets, from_documents, from_sets, how)
 
 
 def paired(
@@ -208,7 +208,7 @@ def wilson(successes: int, trials: int) -> Bounds:
 def mcnemar_mid_p(better: int, worse: int) -> float:
     """The mid-p of McNemar's test (Fagerland, Lydersen and Laake 2013, BMC Med Res Methodol 13:91); 1 for a tie."""
     few, all_ = min(better, worse), better + worse
-    # Twice the exact one-sided p, less the probability of what was seen.
+    # Twice the exact one-sided p, minus the probability of the observed numbers.
     return float(special.bdtr(few, all_, 0.5) + (special.bdtr(few - 1, all_, 0.5) if few else 0))
 
 
@@ -228,14 +228,14 @@ def estimate_group(
     else:
         below = math.fsum(x**2 / part.df for x, (part, _) in zip(variances, weighted, strict=True) if x)
         df = variance**2 / below if below else math.inf
-    of_documents = of_sets = None
+    document_variance = set_variance = None
     if any(part.error_sets is not None for part, _ in weighted):
-        of_sets = math.fsum((share * (part.error_sets or 0)) ** 2 for part, share in weighted)
+        set_variance = math.fsum((share * (part.error_sets or 0)) ** 2 for part, share in weighted)
         errors = ((part.error if part.error_documents is None else part.error_documents, w) for part, w in weighted)
-        of_documents = math.fsum((share * error) ** 2 for error, share in errors)
+        document_variance = math.fsum((share * error) ** 2 for error, share in errors)
     mean = math.fsum(share * part.mean for part, share in weighted)
     documents, sets = sum(part.documents for part, _ in weighted), sum(part.sets for part, _ in weighted)
-    return from_t(mean, Spread(variance, df, of_documents, of_sets), documents, sets, bounds, how)
+    return from_t(mean, Spread(variance, df, document_variance, set_variance), documents, sets, bounds, how)
 
 
 def difference_group(
@@ -266,9 +266,9 @@ def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
     (InvICL, table 7). It is unbiased for any k. `predictions` are (documents, orders) for each set of demonstrations.
     """
     rates = []
-    for of_set in map(np.asarray, predictions):
-        if of_set.shape[1] >= 2:
-            pairs = itertools.combinations(of_set.T, 2)
+    for set_predictions in map(np.asarray, predictions):
+        if set_predictions.shape[1] >= 2:
+            pairs = itertools.combinations(set_predictions.T, 2)
             rates.append(np.mean([first != second for first, second in pairs], axis=0))
     return estimate(np.stack(rates, axis=1), bounds=(0.0, 1.0)) if rates else None
 

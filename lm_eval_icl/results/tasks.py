@@ -84,27 +84,27 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         raise Unusable(f"{path.name}: {error}") from error
 
 
-def rows_of(samples: Iterable[Mapping[str, Any]], asked: SampleFacts) -> Iterator[DocumentRow]:
+def rows_of(samples: Iterable[Mapping[str, Any]], facts: SampleFacts) -> Iterator[DocumentRow]:
     """The samples of a task as rows, one for each document and filter."""
     for sample in samples:
         prediction: int | str | None
-        prediction, options, gold, logprobs = _choice(sample, asked)
+        prediction, options, gold, logprobs = _choice(sample, facts)
         texts = sample.get("filtered_resps")
         if prediction is None and isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str):
             prediction = texts[0]
         prompt = at(sample, "arguments", "gen_args_0", "arg_0")  # the messages of a chat are a list
         prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
         # The query follows the last delimiter. Without a delimiter, the whole prompt stands for its demonstrations.
-        before = prompt[: prompt.rfind(asked.delimiter)] if asked.delimiter and asked.delimiter in prompt else prompt
+        before = prompt[: prompt.rfind(facts.delimiter)] if facts.delimiter and facts.delimiter in prompt else prompt
         names, document, hashed = sample.get("metrics"), mapping(sample.get("doc")), sample["doc_hash"]
-        if asked.decided:  # the document contains the prediction, which lm-eval has hashed too
+        if facts.decided:  # the document contains the prediction, which lm-eval has hashed too
             hashed = digest([json.dumps({n: x for n, x in document.items() if n != "prediction"}, sort_keys=True)])
         yield DocumentRow(
             str(sample.get("filter")),
             sample["doc_id"],
             hashed[:_HASH] + sample["target_hash"][:8],
             sample["prompt_hash"][:_HASH],
-            _demonstrations(before, asked.front, asked.delimiter) if asked.shots else "",
+            _demonstrations(before, facts.front, facts.delimiter) if facts.shots else "",
             options,
             prediction,
             gold,
@@ -146,15 +146,15 @@ def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
     )
 
 
-def _choice(sample: Mapping[str, Any], asked: SampleFacts) -> tuple[int | None, int, int | None, tuple[float, ...]]:
+def _choice(sample: Mapping[str, Any], facts: SampleFacts) -> tuple[int | None, int, int | None, tuple[float, ...]]:
     """The predicted option, the number of options, the right option (lm-eval writes its number or its text; None if it
     is not known), and the options' log-likelihoods. They are None, 0, None and () if there are no options."""
     target = str(sample.get("target"))
     try:
-        scores = [float(response[0]) for response in sample["filtered_resps"]] if asked.options else []
+        scores = [float(response[0]) for response in sample["filtered_resps"]] if facts.options else []
     except (TypeError, ValueError, LookupError, OverflowError):  # a response is not a log-likelihood
         scores = []
-    if asked.decided:
+    if facts.decided:
         content = mapping(sample.get("doc"))
         prediction, options = content.get("prediction"), content.get("options")
         if type(prediction) is not int or not isinstance(options, list) or not 0 <= prediction < len(options):
@@ -319,7 +319,7 @@ def rows_from_samples(path: Path, results: Mapping[str, Any], task: str) -> list
     samples = path.with_name(name)
     if not os.path.lexists(samples):
         return []
-    return list(rows_of(lines(samples), asked(results, task)))
+    return list(rows_of(lines(samples), sample_facts(results, task)))
 
 
 def options(results: Mapping[str, Any], task: str) -> list[str]:
@@ -329,7 +329,7 @@ def options(results: Mapping[str, Any], task: str) -> list[str]:
     return choices if are_names and len(set(choices)) == len(choices) else []
 
 
-def asked(results: Mapping[str, Any], task: str) -> SampleFacts:
+def sample_facts(results: Mapping[str, Any], task: str) -> SampleFacts:
     """The facts in a task's results about its samples."""
     values, config = mapping(results["results"][task]), results["configs"][task]
     system, delimiter = results.get("system_instruction"), config.get("fewshot_delimiter", "\n\n")

@@ -114,36 +114,36 @@ def prepare(study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any]
             `demonstrations` are indices in the pool, in order; None if every document has other demonstrations.
         model: the model that is evaluated, or the `Reader` of MetaICL's sequences.
     """
-    made: Any = varied(task.loaded, cell.labels, cell.format)
-    if hasattr(made, "sampler"):
-        made.sampler = copy.copy(made.sampler)  # its seed is set below
-    made.set_config("num_fewshot", cell.num_fewshot)
+    task_copy: Any = varied(task.loaded, cell.labels, cell.format)
+    if hasattr(task_copy, "sampler"):
+        task_copy.sampler = copy.copy(task_copy.sampler)  # its seed is set below
+    task_copy.set_config("num_fewshot", cell.num_fewshot)
     if study.rules:
-        made.set_config("metadata", {**(made.config.metadata or {}), "decide": written(study.rules)})
-    drawn = draw(task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order, choice, made)
+        task_copy.set_config("metadata", {**(task_copy.config.metadata or {}), "decide": written(study.rules)})
+    drawn = draw(task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order, choice, task_copy)
     if isinstance(cell.demonstrations, Similar):
-        made.sampler = RetrievingSampler(_pool(task.loaded), cell.demonstrations, made)
-    made.set_fewshot_seed(cell.seed)
+        task_copy.sampler = RetrievingSampler(_pool(task.loaded), cell.demonstrations, task_copy)
+    task_copy.set_fewshot_seed(cell.seed)
     if drawn is not None:
-        has_seed = cell.demonstrations is not None or isinstance(made.sampler, FixedSampler)  # rules draw by it
-        made.sampler = GivenSampler(list(drawn.values()), _pool(made), cell.seed if has_seed else None)
+        has_seed = cell.demonstrations is not None or isinstance(task_copy.sampler, FixedSampler)  # rules draw by it
+        task_copy.sampler = GivenSampler(list(drawn.values()), _pool(task_copy), cell.seed if has_seed else None)
     if cell.split == "dev":
-        made.dataset = {**made.dataset, "dev": list(task.dev.values())}
-        made._config.test_split, made._config.process_docs = "dev", None  # the documents are processed already
-    bind(made, model)
+        task_copy.dataset = {**task_copy.dataset, "dev": list(task.dev.values())}
+        task_copy._config.test_split, task_copy._config.process_docs = "dev", None  # they are processed
+    bind(task_copy, model)
     with recording(), mock.patch("lm_eval.api.task.tqdm", functools.partial(lm_eval.api.task.tqdm, disable=True)):
-        made.build_all_requests(limit=get_sample_size(made, cell.limit))
-    made.demonstrations, made.chosen = None if drawn is None else list(drawn), choice
-    made.requests_are_made = True  # from now on, it only builds the requests of decision rules
-    return made
+        task_copy.build_all_requests(limit=get_sample_size(task_copy, cell.limit))
+    task_copy.demonstrations, task_copy.chosen = None if drawn is None else list(drawn), choice
+    task_copy.requests_are_made = True  # from now on, it only builds the requests of decision rules
+    return task_copy
 
 
 def varied(loaded: ConfigurableTask, labels: str | None, number: int) -> ConfigurableTask:
     """A copy of a task with other labels in its demonstrations, and with the format of this number."""
-    made = copy.copy(loaded)
-    made._config = copy.deepcopy(loaded.config)
-    vary(made, labels, number or None)
-    return made
+    task_copy = copy.copy(loaded)
+    task_copy._config = copy.deepcopy(loaded.config)
+    vary(task_copy, labels, number or None)
+    return task_copy
 
 
 def draw(
