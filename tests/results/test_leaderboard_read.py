@@ -401,7 +401,7 @@ def test_what_a_folder_has_besides(tmp_path):
     os.mkfifo(folder / "results_pipe.json")
     (folder / os.fsdecode(b"results_\xff.json")).write_text("{}")
     runs, left_out = reading.read([folder], quiet=True)
-    assert not runs and [left.why.split()[1] for left in left_out] == ["no", "no", "no"]
+    assert not runs and [left.why.split()[1] for left in left_out] == ["not", "not", "not"]
     runs, (left,) = reading.read([folder / "config.json"], quiet=True)  # named itself
     assert not runs and "is not a results file of lm-eval" in left.why
 
