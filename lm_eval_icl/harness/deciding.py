@@ -154,8 +154,8 @@ class ComparisonFilter(RuleFilter[Comparison]):
         rule, queries, model = self.rule, self.queries, self.queries.model
         if not isinstance(model, ICLModel):
             raise InputError(
-                "needs more of a model than the log-probabilities of options: take a model of this package (--model "
-                f"icl gives the same as hf), or leave {rule.name} out."
+                "needs hidden states or log-probabilities of all tokens: take a model of this package (--model icl "
+                f"gives the same as hf), or leave {rule.name} out."
             )
         method = model.method
         if method.memory_depends_on_query or isinstance(method, Several) or model.runner.capabilities.no_memory:

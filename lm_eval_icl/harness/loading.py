@@ -98,7 +98,7 @@ class CheckedHFLM(HFLM):
             raise InputError(f"device={device!r}: torch finds no GPU here: give cpu, or leave it out.")
         what = "no checkpoint there that transformers can read"
         if not Path(pretrained).is_dir():
-            what = "neither a folder here nor a checkpoint that could be had from the Hub"
+            what = "neither a folder here nor a checkpoint that could be loaded from the Hub"
         with refusing(f"pretrained={pretrained!r}: {what}"):
             super()._get_config(pretrained, **kwargs)
         refuse_vision(pretrained, self._config)

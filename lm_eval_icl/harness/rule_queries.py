@@ -230,7 +230,7 @@ class RuleQueries:
             corpus = list(self.task.eval_docs if evaluated else self.pool.values())
             words = [word for row in corpus for word in " ".join(texts_in(row.get(field))).lower().split()]
             if not words:
-                raise InputError(f"the field {field!r} of the documents that words are drawn from has none.")
+                raise InputError(f"the field {field!r} of the documents has no words to draw.")
             self._words[field, evaluated] = words, len(corpus)
         return self._words[field, evaluated]
 
@@ -261,7 +261,7 @@ class RuleQueries:
             if query in queries or any(query in demonstration for demonstration in start[1]) or is_evaluated(doc):
                 continue
             if self._choices(doc) != options:
-                raise InputError("its few-shot documents have other options than those that are evaluated.")
+                raise InputError("its few-shot documents have other options than its evaluated documents.")
             queries.add(query)
             yield row, query
 
@@ -271,8 +271,8 @@ class RuleQueries:
         for document, instances in self.documents.items():
             if self._choices(instances[0].doc) != first:
                 raise InputError(
-                    f"{what} needs the same options for all, and those of document {document} are not "
-                    "those of the task's first: take another rule."
+                    f"{what} needs the same options for all, and document {document} has other options than the task's "
+                    "first document: take another rule."
                 )
 
     def _choices(self, doc: Any) -> list[str]:

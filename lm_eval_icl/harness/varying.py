@@ -59,7 +59,7 @@ class Relabel:
 
     def __init__(self, task: ConfigurableTask, how_labeled: labels.Labels) -> None:
         if task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input:
-            raise InputError("labels are those of tasks with options, of which one follows the query.")
+            raise InputError("labels are changed only in tasks with options, of which one follows the query.")
         self._task, self._labels, self._template = task, how_labeled, task.fewshot_cfg
         self._generator, self._seed = Random(0), 0.0
         self._known: dict[str, str | int] = {}
@@ -76,7 +76,7 @@ class Relabel:
             answer = task.doc_to_target(doc, template.doc_to_target)
             right = answer if isinstance(answer, int) else options.index(answer) if answer in options else -1
             if not 0 <= right < len(options):
-                raise InputError(f"task {task.config.task!r}: labels: {answer!r} is no option of its demonstration.")
+                raise InputError(f"task {task.config.task!r}: labels: {answer!r} is not one of its options.")
             label = self._labels.label(right, len(options), row)
             self._known[row] = answer if label == right else options[label]
             self.counts["demonstrations"] += 1

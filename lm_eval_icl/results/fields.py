@@ -72,7 +72,7 @@ FIELDS = (
           "model_args.data_parallel_size model_args.gpu_memory_utilization model_args.tp_plan "
           "model_args.num_concurrent config.device", "where it ran"),
     Field("neither", "model_args.cache_dir model_args.token model_args.trust_remote_code model_args.max_retries "
-          "model_args.timeout config.use_cache", "how a checkpoint or an answer is had"),
+          "model_args.timeout config.use_cache", "how a checkpoint or an answer is obtained"),
     Field("neither", "config.random_seed config.numpy_seed config.torch_seed config.bootstrap_iters", "draws"),
     Field("neither", "config.gen_kwargs", "lm-eval writes them into the tasks that generate"),
     Field("neither", "task.task task.task_alias task.tag task.group task.class", "names"),

@@ -205,7 +205,7 @@ def _compare(task: str, ours: Responses, theirs: Responses, what: str) -> None:
                 raise ValueError(f"{task}: {response!r} is generated, with {what} {other!r}")
             continue
         if response[1] != other[1]:
-            raise ValueError(f"{task}: whether an answer is the greedy one differs from that with {what}")
+            raise ValueError(f"{task}: whether an answer is the greedy one is not the same with {what}")
         difference = abs(response[0] - other[0]) / abs(other[0])
         worst = max(worst, (difference, f"a log-likelihood is {response[0]:.6f}, with {what} {other[0]:.6f}"))
     if worst[0] > TOLERANCE:
