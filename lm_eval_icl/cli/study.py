@@ -64,8 +64,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     args = parser.parse_args(arguments)
     console = Console()
     if args.list:
-        lines = "\n".join(f"{name}: {paper}" for name, paper in named().items())
-        console.print(lines, markup=False, highlight=False, soft_wrap=True)
+        print("\n".join(f"{name}: {paper}" for name, paper in named().items()))
         return
     if args.study is None:
         raise InputError("give a study's file or name; `lm-eval-icl study --list` lists the names.")

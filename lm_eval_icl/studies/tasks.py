@@ -51,17 +51,17 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
         axes = list(itertools.product(shots, study.demonstrations, study.seeds))
         drawn = [draw(task, n, how, seed) for n, how, seed in axes]
         for (n, how, seed), demonstrations in zip(axes, drawn, strict=True):
-            draw(task, n, how, seed, study.orders - 1)  # refuses more orders than there are
+            if n == shots[0] or not study.one_at_a_time:
+                draw(task, n, how, seed, study.orders - 1)  # refuses more orders than there are
             used |= demonstrations or {}
             if study.dev and demonstrations is None and not isinstance(how, How):
                 why = "draws other demonstrations for every document, which may be documents of the dev set"
                 raise InputError(f"dev: task {name!r} {why}: give `demonstrations`.")
         dev = dev_set(task, study.dev.size, limit, list(used.values())) if study.dev else {}
         contents = digest_of([template_of(loaded), list(loaded.eval_docs), _pool(loaded), getattr(loaded, "pmi", None)])
-        dev_digest = digest_of(list(dev.items()))
         for (n, how, seed), demonstrations in zip(axes, drawn, strict=True):
             inputs = [contents, None if demonstrations is None else list(demonstrations.items())]
-            data[n, str(how), seed, "dev"] = on_dev = digest_of([*inputs, dev_digest])
+            data[n, str(how), seed, "dev"] = on_dev = digest_of([*inputs, digest_of(list(dev.items()))])
             data[n, str(how), seed, "test"] = on_dev if isinstance(how, How) else digest_of(inputs)
         better = loaded.higher_is_better().get(study.metric, True)
         tasks[name] = replace(task, shots=shots, dev=dev, data=data, higher_is_better=better)
