@@ -109,7 +109,7 @@ def test_a_run_in_a_format(checkpoint, number):
     [
         ("many_tokens", {"labels": "flipped"}, "labels=flipped: must be random, or flipped:P"),
         ("many_tokens", {"labels": "flipped:1.5"}, "labels=flipped:1.5: must be random"),
-        ("generate", {"labels": "random"}, "generate.: labels=random: labels are changed only in tasks with options"),
+        ("generate", {"labels": "random"}, "labels=random: labels are changed only in tasks with options"),
         ("inputs", {"labels": "random"}, "labels are changed only in tasks with options"),
         ("likelihood", {"format": 2}, "task 'likelihood': format=2: the template '{{text}}' has no `Field: value`"),
         ("many_tokens", {"format": -1}, "format=-1"),
