@@ -182,8 +182,7 @@ class PromptTokenizer:
         self.tokenizer, self.prefix_token_id = tokenizer, prefix_token_id
         self.canonical, self.vocabulary = canonical, vocabulary
         self.bare = encoder(tokenizer, add_special_tokens=False)
-        special = {} if add_bos_token is None else {"add_special_tokens": add_bos_token}
-        default = encoder(tokenizer, **special)
+        default = encoder(tokenizer, add_bos_token is not False)
 
         def unless_it_opens_with(bos: str | None) -> Encode:
             # A text that begins with BOS already (from a chat template) gets no second one from the tokenizer.
