@@ -51,11 +51,11 @@ LIMITS = {
     "training": (1100, 553),
     "regression": (0, 355),
     "harness": (3445, 3015),
-    "results": (2870, 1896),
-    "leaderboard": (1214, 290),
-    "studies": (1957, 1836),
+    "results": (2869, 1896),
+    "leaderboard": (1211, 290),
+    "studies": (1956, 1836),
     "smoke": (439, 497),
-    "cli": (902, 179),
+    "cli": (900, 179),
 }
 
 

@@ -109,7 +109,7 @@ def train_tokenizer(instances: Sequence[Instance], vocabulary: int, most: int = 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     texts = {part for i in instances for part in (i.args[0].prefix, *i.args[0].demonstrations, i.args[0].query)}
-    # Options as often as they are asked for: one that is a single token to real tokenizers is one here too.
+    # Options are there as often as they are scored, so that a single token of real tokenizers is one token here too.
     options = [i.args[1] for i in instances if i.request_type == "loglikelihood"]
     trainer = trainers.BpeTrainer(
         vocab_size=min(vocabulary, most),
@@ -128,7 +128,7 @@ def random_model(kind: str, device: str) -> PreTrainedModel:
 
 
 def tiny_model(instances: Sequence[Instance]) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A random model that takes next to no time, and a tokenizer as large as real ones."""
+    """A random model that takes nearly no time, and a tokenizer as large as real tokenizers."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(TINY).eval()
     return model, train_tokenizer(instances, TINY.vocab_size, most=TINY.vocab_size)
