@@ -41,21 +41,21 @@ TESTS = Path(__file__).resolve().parent
 LIMITS = {
     "": (225, 1659),
     "files": (38, 0),
-    "prompts": (1003, 674),
+    "prompts": (999, 674),
     "metaicl": (500, 507),
     "decisions": (449, 150),
-    "inference": (2705, 2369),
+    "inference": (2702, 2369),
     "methods": (2323, 1463),
     "drawing": (450, 272),
     "demonstrations": (1646, 618),
     "training": (1100, 553),
     "regression": (0, 355),
     "harness": (3445, 3015),
-    "results": (2870, 1896),
-    "leaderboard": (1214, 290),
-    "studies": (1957, 1836),
+    "results": (2869, 1896),
+    "leaderboard": (1211, 290),
+    "studies": (1956, 1836),
     "smoke": (439, 497),
-    "cli": (902, 179),
+    "cli": (900, 179),
 }
 
 

@@ -207,7 +207,7 @@ def test_the_largest_picture(tmp_path, kind):
 def test_as_many_tokens_are_drawn_as_can_be_told_apart():
     drawn = drawing.draw(methods.make("icl"), 65)
     assert [len(layout) for _, layout in drawn.passes] == [drawing.LIMIT]
-    with pytest.raises(InputError, match="204 tokens in a row, and 200 at most are drawn"):
+    with pytest.raises(InputError, match="a row has 204 tokens, and at most 200 are drawn"):
         drawing.draw(methods.make("icl"), 66)
 
 
@@ -233,18 +233,18 @@ def test_a_value_that_the_model_decides_is_left_out():
         (["icl", "--args", "T=3"], "'T' belongs to deepthink, not to icl"),
         (["icl", "--args", "positions=round"], "--args: icl: positions='round': must be"),
         (["deepthink", "--args", "T=0"], "T=0: must be"),
-        (["icl", "--args", "repeat=10000000000"], "tokens in a row"),
+        (["icl", "--args", "repeat=10000000000"], "tokens, and at most 200 are drawn"),
         (["icl", "--shots", "-1"], "--shots -1: must be from 0 to 200"),
         (["icl", "--shots", "many"], "--shots"),
         (["icl", "--shots", "10000000000"], "--shots 10000000000"),
-        (["icl", "--shots", "100"], "200 at most are drawn"),
-        (["invicl", "--shots", "50"], "200 at most are drawn"),
+        (["icl", "--shots", "100"], "at most 200 are drawn"),
+        (["invicl", "--shots", "50"], "at most 200 are drawn"),
         (["pcw", "--args", "window_size=4"], "pcw: window_size=4: more than the 3 demonstrations"),
         (["pcw", "--args", "window_size=2", "--shots", "0"], "window_size=2"),
         (["icl", "--output", "a.pdf"], "--output a.pdf: must end in .svg or .png"),
         (["icl", "--output", "no/such/a.svg"], "there is no folder no/such"),
         (["icl", "--bogus"], "--bogus"),
-        (["nowhere:Thing"], "'nowhere:Thing' cannot be imported (ModuleNotFoundError"),
+        (["nowhere:Thing"], "'nowhere:Thing' cannot be imported from this folder (ModuleNotFoundError"),
         (["json:JSONDecoder"], "is not a class that derives from"),
         (["lm_eval_icl.methods:Method"], "has no pattern"),
     ],

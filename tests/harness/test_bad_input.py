@@ -95,10 +95,10 @@ def t5():
     ("make", "says"),
     [
         (t5, "'t5' is an encoder-decoder model"),
-        # transformers loads encoders as causal models, too. Their tokens see those behind them.
+        # transformers loads encoders as causal models, too. Their tokens see later tokens.
         (
             lambda: causal("bert", pad_token_id=0),
-            "is bidirectional: a token's result changes with the tokens behind it",
+            "is bidirectional: a token's result changes with the tokens after it",
         ),
     ],
     ids=["t5", "bert"],
@@ -125,7 +125,7 @@ BROKEN = {
     "no folder": (shutil.rmtree, "neither a folder here nor a checkpoint"),
     "unknown kind": (lambda f: edit(f / "config.json", model_type="gpt9"), "`gpt9` but Transformers does not recogn"),
     "more layers": (lambda f: edit(f / "config.json", n_layer=4), "12 of the weights of GPT2LMHeadModel are not in .*"
-                    "random ones would stand in"),
+                    "random weights would replace"),
     "no tokenizer": (lambda f: [file.unlink() for file in f.glob("tok*")], "its tokenizer has no vocabulary: are its"),
     "code of its own": (lambda f: with_code(f, model_type="own"), "custom code .*argument `trust_remote_code=True`"),
 }  # fmt: skip

@@ -109,7 +109,7 @@ def test_anything_that_matters_makes_another_choice(checkpoint, cache, chosen):
         ("best_random", {}, 3, "demonstrations=best_random: best_random: dev=1000: the pool has 12 documents"),
         ("herding", {"doc_to_choice": ["a", "b", "c"]}, 3, "demonstrations=herding: label 2 has no rows in"),
         ("herding", {"fewshot_split": "test"}, 3, "would come from the documents that are evaluated"),
-        ("herding", {"output_type": "generate_until"}, 3, "chosen for tasks with options alone"),
+        ("herding", {"output_type": "generate_until"}, 3, "chosen only for tasks with options"),
     ],
 )
 def test_what_cannot_be_is_one_line(how, changes, n, says, checkpoint):

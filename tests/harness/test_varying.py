@@ -109,9 +109,9 @@ def test_a_run_in_a_format(checkpoint, number):
     [
         ("many_tokens", {"labels": "flipped"}, "labels=flipped: must be random, or flipped:P"),
         ("many_tokens", {"labels": "flipped:1.5"}, "labels=flipped:1.5: must be random"),
-        ("generate", {"labels": "random"}, "task 'generate': labels=random: labels are those of tasks with options"),
-        ("inputs", {"labels": "random"}, "labels are those of tasks with options"),
-        ("likelihood", {"format": 2}, "task 'likelihood': format=2: the template '{{text}}' has no `Field: value`"),
+        ("generate", {"labels": "random"}, "task 'generate': labels=random: labels are changed only in tasks with"),
+        ("inputs", {"labels": "random"}, "labels are changed only in tasks with options"),
+        ("likelihood", {"format": 2}, "task 'likelihood': format=2: the template '{{text}}' has no line `Field: val"),
         ("many_tokens", {"format": -1}, "format=-1"),
         ("many_tokens", {"format": 10_000}, "other formats: give a smaller number"),
         ("many_tokens", {"format": 1, "demonstrations": "herding"}, "choose them first"),

@@ -161,7 +161,7 @@ def test_a_checkpoint_is_named_by_what_its_weights_depend_on():
         ({"train": "icl_demo_short"}, "train: 'icl_demo_short': must be options of `lm-eval-icl train`"),
         ({**WINDOWS, "dev": {"size": 4, "choose": "window_size"}}, "dev: choose: 'window_size': `train` trains"),
         ({"train": {"step": 3}}, "train: trained: unknown argument 'step': did you mean 'steps'?"),
-        ({"models": "pretrained=m,peft=n"}, "models: peft: train: icl_demo_short makes weights of its own"),
+        ({"models": "pretrained=m,peft=n"}, "models: peft: train: icl_demo_short makes new weights"),
     ],
 )
 def test_a_training_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):
@@ -260,7 +260,7 @@ def test_other_demonstrations_of_metaicl_are_other_cells(data, tmp_path, checkpo
     read_rows.cache_clear()
     conduct(tmp_path / "o", options, **keys)
     assert len(list(tmp_path.glob("o/cells/*/*/*"))) == 3
-    with pytest.raises(InputError, match="seed 22: MetaICL's files are of the seeds"):
+    with pytest.raises(InputError, match="seed 22: MetaICL has files for the seeds"):
         conduct(tmp_path / "p", options, **{**keys, "seeds": 22})
     with pytest.raises(InputError, match="dev: task 'metaicl_paws' has no training split"):
         conduct(tmp_path / "p", options, **{**keys, "dev": {"size": 2}})
