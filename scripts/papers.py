@@ -121,7 +121,7 @@ def options(study: dict[str, Any], metaicl: Path | None, limit: int) -> list[str
     """The options of `lm-eval-icl study` that make a study small."""
     seeds = str(listed(study.get("seeds", 0))[0]).partition("..")[0]
     small = ["--limit", str(limit), "--seeds", seeds, "--device", "cpu"]
-    if study.get("orders"):
+    if study.get("orders") and not study.get("one_at_a_time"):  # there, all would cost little more
         small += ["--orders", "2"]
     ways = [str(way) for way in listed(study.get("demonstrations", "first"))]
     if any(way not in DRAWN for way in ways):
