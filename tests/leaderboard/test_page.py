@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard import figures, study_table, tables
+from lm_eval_icl.leaderboard import figures, tables
 from lm_eval_icl.leaderboard.page import data, page
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.build import build
@@ -223,16 +223,3 @@ def test_figures_of_curves(tmp_path):
     assert sorted((float(line["T"]), float(line["mean"])) for line in lines) == [(1, 0.5)] * 2 + [(2, 1.0)] * 2
     with pytest.raises(InputError, match="there is no figure"):
         figures.draw(board, tmp_path / "figures", ["nothing"])
-
-
-def test_figures_of_orders(tmp_path):
-    for order, says in ((0, [0] * 40), (1, [0, 1] * 20)):
-        put = {"config.icl": {"method": "icl", "study": {"order": order}}, "date": 5.0 + order}
-        write(tmp_path / str(order), "icl", order=order, says=says, put=put)
-    board = build(*read([tmp_path], quiet=True))
-    figures.draw(board, tmp_path / "figures", ["orders", "sensitivity", "seeds"])
-    (line,) = csv.DictReader((tmp_path / "figures" / "sensitivity.csv").open())
-    assert float(line["flip rate"]) == 0.5 and not (tmp_path / "figures" / "seeds.csv").exists()
-    first = board.entries[0]
-    table = study_table.table(board, ["t"], board.entries, {first.name: first.cells["t"].sensitivity}, "x")
-    assert table.row_count > 0
