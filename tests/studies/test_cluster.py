@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -74,26 +71,6 @@ def on_ray(study: running.Ran, address: str, kind: type = cluster.OnRay) -> Any:
     return made
 
 
-class Sabotaged(cluster.OnRay):
-    """A worker is killed, and then a node is removed, as the study goes on."""
-
-    kills, remove = 1, None
-
-    def _answer(self, worker: cluster.Hired) -> Sequence[Outcome]:
-        outcomes = super()._answer(worker)
-        mine = []
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                mine += [process] if process.name() in ("ray::StudyWorker", "ray::StudyWorker.run") else []
-        if outcomes and self.kills and mine:
-            random.choice(mine).kill()
-            self.kills -= 1
-        elif outcomes and not self.kills and self.remove:
-            self.remove()
-            self.remove = None
-        return outcomes
-
-
 @pytest.mark.slow
 def test_two_workers_of_this_machine(one, tmp_path):
     with pytest.MonkeyPatch.context() as patched:
@@ -107,10 +84,23 @@ def test_two_workers_of_this_machine(one, tmp_path):
     assert_alike(study, one)
 
 
+class LosesANode(cluster.OnRay):
+    """A node is removed, and its worker with it, as the study goes on."""
+
+    remove = None
+
+    def _answer(self, worker: cluster.Hired) -> Sequence[Outcome]:
+        outcomes = super()._answer(worker)
+        if outcomes and self.remove:
+            self.remove()
+            self.remove = None
+        return outcomes
+
+
 @pytest.mark.slow
-def test_a_driver_a_worker_and_a_node_are_lost(nodes, one, tmp_path):
-    """The driver is killed, then a worker, then a node goes: what was done is not run again, and what comes out is the
-    same."""
+def test_a_driver_and_a_node_are_lost(nodes, one, tmp_path):
+    """The driver is killed, then a node goes with its worker: what was done is not run again, and what comes out is
+    the same."""
     two = tmp_path / "two"
     file = two.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(STUDY))
@@ -126,16 +116,16 @@ def test_a_driver_a_worker_and_a_node_are_lost(nodes, one, tmp_path):
         assert driver.process.is_alive(), driver.finish()
         time.sleep(0.05)
     driver.kill()
-    before, pools = there(), list[Sabotaged]()
+    before, pools = there(), list[LosesANode]()
 
-    def executor(study: running.Ran) -> Sabotaged:
-        pools.append(on_ray(study, nodes.address, Sabotaged))
+    def executor(study: running.Ran) -> LosesANode:
+        pools.append(on_ray(study, nodes.address, LosesANode))
         pools[0].remove = lambda: nodes.remove_node(nodes.removable.pop())
         return pools[0]
 
     study = running.conduct(two, OPTIONS, None, executor, **STUDY)
     pools[0].__exit__()
-    assert pools[0].kills == 0 and pools[0].remove is None and len(nodes.removable) == 1
+    assert pools[0].remove is None and len(nodes.removable) == 1
     assert before.items() <= there().items()
     assert_alike(study, one)
 
@@ -177,24 +167,6 @@ def test_a_worker_with_other_versions_is_refused(nodes, tmp_path):
     with pool, pytest.raises(InputError, match=r"a worker cannot begin \(on \S+: torch .*started with 0.1\)\.$"):
         pool.submit((Checkpoint(study.grid.models[0]),))
         pool.wait()
-
-
-@pytest.mark.slow
-def test_workers_of_models_with_other_needs_make_room_for_each_other(nodes):
-    """On two nodes of a core each: two workers for the small model, and then one, twice as large as is left."""
-
-    class Quick:
-        def run(self, unit: Unit) -> list[Outcome]:
-            return [(target, {}) for target in unit]
-
-    models = [Model({"pretrained": name}, resources={"num_cpus": n}) for name, n in (("a", 0.5), ("b", 1), ("c", 1))]
-    pool = cluster.OnRay(cluster.connected(nodes.address), Quick, (), lambda model: tuple(model.resources.items()))
-    with pool:
-        for model in models:
-            for task in "123456":
-                pool.submit((Cell(model, Variant("icl", {}, 0), task, 2, None, 0),))
-        done = [target.path for _ in range(18) if pool.running for target, _ in pool.wait()]
-    assert len(done) == len(set(done)) == 18
 
 
 # Without a cluster.
