@@ -215,6 +215,12 @@ def test_gradients_are_never_formed_but_their_inner_products_are_right():
     )
 
 
+def test_probabilities_are_divided_by_their_sum():
+    pool = make_pool(0)
+    doubled = Pool(pool.labels, pool.features, 2 * pool.probabilities)
+    assert np.allclose(doubled.distributions(), pool.distributions())
+
+
 # Rules for all.
 
 

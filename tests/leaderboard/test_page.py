@@ -89,6 +89,9 @@ def test_the_terminal(tmp_path, capsys):
     star = next(row for row in rows if row["method"] == "star" and row["decide"])
     assert float(star["difference"]) == -0.25 and float(star["to_raw"]) == 0.25
     assert "decide: batch" in (out / "b.md").read_text() and "\\toprule" in (out / "b.tex").read_text()
+    for row in rows:  # with half of the interval
+        half = 50 * (float(row["high"]) - float(row["low"]))
+        assert f"{100 * float(row['value']):.1f} ± {half:.1f}" in (out / "b.md").read_text()
     html = (out / "b.html").read_text()
     assert all(f"{100 * float(row['value']):.1f}" in html for row in rows)
     drawn = {path.name for path in (out / "plots").iterdir()}
@@ -170,6 +173,8 @@ def test_the_page_is_inert(tmp_path):
     for table in (tables.as_markdown(of_hostile), tables.as_tex(of_hostile)):
         assert not re.search(r"(?<!\\)<script", table)
     assert not re.search(r"^=|\n=|,=", tables.as_csv(of_hostile))
+    assert tables.csv_text([{"a": " =1", "b": "@x"}]) == "a,b\n' =1,'@x\n"
+    assert tables._markdown("a|b") == r"a\|b"
 
 
 def test_without_script_the_table_is_there(board):

@@ -180,6 +180,7 @@ def test_rules_beside_raw(tmp_path):
         next(e for e in board.entries if e.label == name).cells["t"] for name in ("star", "star, decide: batch")
     )
     assert star.difference.mean == 0.5 and star.to_raw is None
+    assert board.majority(board.columns[0]) == 0.5, "of the right answers, whatever is predicted"
     assert under.difference.mean == -0.25 and under.to_raw.mean == -0.25
     raw = board.named(board.baseline[board.entries[0].name])
     assert raw.label == "icl" and raw.rule is None
