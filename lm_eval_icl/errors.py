@@ -33,7 +33,7 @@ class InputError(ValueError):
 
 
 class CannotWrite(InputError):
-    """What is made cannot be kept, on a full disk for example, and neither could what follows."""
+    """A result cannot be written, for example on a full disk. Later results could not be written either."""
 
 
 class Unsupported(InputError):
@@ -68,7 +68,7 @@ def refusing(what: str, advice: str = "", kinds: tuple[type[Exception], ...] = (
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Put what an `InputError` is about, such as a task, before its message."""
+    """Begin the message of an `InputError` with `what` it is about, such as "task 'mmlu'"."""
     try:
         yield
     except InputError as error:
@@ -82,7 +82,7 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def writing(where: object, kind: type[InputError] = InputError) -> Iterator[None]:
-    """Turn an `OSError` into an error of this kind, which says that `where` cannot be written."""
+    """Turn an `OSError` into an error of the type `kind`, whose message says that `where` cannot be written."""
     try:
         yield
     except OSError as error:
@@ -96,8 +96,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def refusal(error: Any) -> tuple[str, object, str]:
-    """What a pydantic.ValidationError says first: the setting's name (empty for several together), its value, and what
-    it must be."""
+    """The first fault that a pydantic.ValidationError lists: the setting's name (empty if several settings do not fit
+    together), its value, and the requirement that the value does not meet ("must be ...")."""
     fault = error.errors(include_url=False)[0]
     cause = fault.get("ctx", {}).get("error") or fault["msg"].replace("Input should", "must")
     must = {"bool_type": "must be true or false", "extra_forbidden": "there is no such setting"}
@@ -110,10 +110,10 @@ def is_number(value: object) -> bool:
 
 
 def whole(value: object, least: int = 1) -> int:
-    """A whole number, which may be written 5.0. As a validator of pydantic's it is `BeforeValidator(whole)`.
+    """The value as an int. It may be written 5.0. In a pydantic model, the validator is `BeforeValidator(whole)`.
 
     Raises:
-        ValueError: it is none, or less than `least`; the message is what stands behind the argument and its value.
+        ValueError: the value is not a whole number, or less than `least`. The message only says what it must be.
     """
     if not is_whole(value) or value < least:  # type: ignore[operator]
         raise ValueError(f"must be a whole number, {least} or more")
@@ -121,10 +121,10 @@ def whole(value: object, least: int = 1) -> int:
 
 
 def checked_whole(argument: str, value: object, least: int = 1) -> int:
-    """The whole number that an argument is.
+    """The value of an argument as an int (see `whole`).
 
     Raises:
-        InputError: it is none, or less than `least`.
+        InputError: the value is not a whole number, or less than `least`. The message names argument and value.
     """
     try:
         return whole(value, least)
@@ -133,5 +133,5 @@ def checked_whole(argument: str, value: object, least: int = 1) -> int:
 
 
 def is_whole(value: object) -> bool:
-    """Whether an argument is a whole number, written 5, 5.0 or 5e0."""
+    """Whether an argument is a whole number. It may be written 5, 5.0 or 5e0."""
     return is_number(value) and int(value) == value  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""The version of this package, and the commit that it is from.
+"""The version of this package, and the git commit of its source.
 
 pyproject.toml and hatch_build.py run this file by itself when the package is built, so it imports nothing but the
 standard library.
@@ -11,22 +11,22 @@ import re
 import subprocess
 from pathlib import Path
 
-# The version of a release; after the release, the next one's with ".dev0".
+# The number of a release. Between two releases, the number of the next release with ".dev0".
 VERSION = "0.1.0.dev0"
 
 
 def version() -> str:
-    """`VERSION`; unless this is a release, also the commit, and "dirty" if files have been changed since."""
+    """`VERSION`. If this is no release, the commit follows, and "dirty" if files differ from the commit."""
     hash_, _, dirty = (commit() or "").partition("+")
     local = [f"g{hash_[:7]}", dirty] if dirty or ".dev" in VERSION else []
     return "+".join(filter(None, [VERSION, ".".join(filter(None, local if hash_ else []))]))
 
 
 def commit(package: Path = Path(__file__).parent) -> str | None:
-    """The hash of the commit that the package is from, with "+dirty" if files have been changed; None if it is unknown.
+    """The hash of the commit of the package's source, with "+dirty" if files differ from it; None if it is unknown.
 
-    It is in the file `commit.txt` if that was written when a wheel or a source distribution was built (hatch_build.py),
-    or by `git archive` (.gitattributes). In a checkout it is that of HEAD at this moment.
+    The file `commit.txt` holds the hash if it was written by the build of a wheel or a source distribution
+    (hatch_build.py) or by `git archive` (.gitattributes). In a checkout, the hash is that of the present HEAD.
     """
     if written := _written(package):
         return written
@@ -37,9 +37,9 @@ def commit(package: Path = Path(__file__).parent) -> str | None:
 
 
 def _git(folder: Path, *command: str) -> str | None:
-    """The output of a git command; None if git fails, is not installed, or hangs (on a file system that hangs)."""
-    # Variables such as GIT_DIR, which a hook of git's sets, would name another repository. A checkout that belongs to
-    # another user, as in many containers, is safe to look at: Python is running its code.
+    """The output of a git command; None if git fails, is not installed, or takes more than 10 seconds."""
+    # Variables such as GIT_DIR, which git sets for its hooks, would name another repository. A checkout that belongs to
+    # another user, as in many containers, is safe to read: Python is running its code already.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     git = ["git", "-c", "safe.directory=*", "-C", str(folder)]
     try:
@@ -50,7 +50,7 @@ def _git(folder: Path, *command: str) -> str | None:
 
 
 def _written(package: Path) -> str | None:
-    """The commit in `commit.txt`, which in a checkout has a placeholder."""
+    """The commit in the file `commit.txt`; None if the file holds no commit (in a checkout, it holds a placeholder)."""
     try:
         text = (package / "commit.txt").read_text(encoding="utf-8").strip()
     except OSError:
@@ -59,11 +59,11 @@ def _written(package: Path) -> str | None:
 
 
 def _logged(root: Path) -> str | None:
-    """The commit of HEAD in the log that git keeps of it, for a checkout on a machine without git. (Only git could say
-    whether files have been changed.)"""
+    """The commit of HEAD, read from git's log file of HEAD: for a checkout on a machine where git is not installed.
+    (Only git could say whether files differ from the commit.)"""
     git = root / ".git"
     try:
-        if git.is_file():  # of a worktree or a submodule: "gitdir: PATH"
+        if git.is_file():  # in a worktree or a submodule, a file with the line "gitdir: PATH"
             git = root / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
         return (git / "logs" / "HEAD").read_text(encoding="utf-8").splitlines()[-1].split()[1]
     except (OSError, IndexError):

@@ -1,17 +1,30 @@
-"""Time, tokens and memory of our models beside lm-eval's own `hf`, on the same requests in the same run.
+"""Compares time, tokens and memory of our models with those of lm-eval's `hf`, on the same requests in the same run.
 
     python scripts/benchmark.py tasks      # workloads: each model against hf
     python scripts/benchmark.py methods    # what a query costs in every method, relative to icl
     python scripts/benchmark.py whole      # a whole lm_eval command beside --model hf
+<<<<<<< HEAD
     python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens an option
     python scripts/benchmark.py generation # texts behind 1,000 tokens of demonstrations, beside hf
+    python scripts/benchmark.py retrieval  # demonstrations that are retrieved for each document, beside hf
     python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
 
 Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
 grouped-query attention); their tokenizer is trained here on the workload's own text. Contenders take turns within a
 repetition, so that whatever else the machine does meets all alike; ratios are of one repetition, their spread is
-printed. `tasks`, `whole` and `shots` need the datasets, from the Hub or as folders of the same names below
+printed. `tasks`, `whole`, `retrieval` and `shots` need the datasets, from the Hub or as folders of the same names below
 the working directory. For a GPU there is scripts/on_a_gpu.py.
+=======
+    python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens of an option
+    python scripts/benchmark.py generation # texts after 1,000 tokens of demonstrations, beside hf
+    python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
+
+Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
+grouped-query attention). Their tokenizer is trained here on the workload's own text. The models take turns within a
+repetition, so that other work of the machine slows all of them. A ratio is of times in one repetition, and the spread
+of the ratios is printed. `tasks`, `whole` and `shots` need the datasets, from the Hub or as folders of the same names
+below the working directory. For a GPU, run scripts/on_a_gpu.py.
+>>>>>>> ready-wordsb-6
 """
 
 from __future__ import annotations
@@ -24,14 +37,14 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks import growth, tasks, whole
+from benchmarks import growth, retrieval, tasks, whole
 from benchmarks.measuring import machine
 from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS
 from rich.console import Console
 
 from lm_eval_icl.methods import make
 
-# Where a command has other defaults than the parser's.
+# The defaults of commands that differ from the parser's.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "whole": {"methods": ["icl"], "workloads": ["mmlu"], "batch_sizes": [1]},
     "methods": {"methods": list(METHODS)},
@@ -43,6 +56,7 @@ COMPARE = {
     "methods": growth.methods,
     "growth": growth.growth,
     "generation": growth.generation,
+    "retrieval": retrieval.compare,
     "shots": growth.shots,
 }
 
@@ -55,13 +69,13 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["icl", "deepthink"], metavar="NAME")
     shots = [125, 250, 500, 1000, 2000]
     parser.add_argument("--shots", nargs="+", type=int, default=shots, help="numbers of demonstrations, for shots")
-    parser.add_argument("--pack-tokens", nargs="+", type=int, default=[1024], help="of ours (default: 1024)")
-    parser.add_argument("--tasks", type=int, default=2, help="how many of a workload's; 0 for all (default: 2)")
-    parser.add_argument("--documents", type=int, default=64, help="of each task; 0 for all (default: 64)")
-    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8], help="of hf (default: 1 8; 1 for whole)")
+    parser.add_argument("--pack-tokens", nargs="+", type=int, default=[1024], help="for our models (default: 1024)")
+    parser.add_argument("--tasks", type=int, default=2, help="tasks of a workload; 0 for all (default: 2)")
+    parser.add_argument("--documents", type=int, default=64, help="documents of each task; 0 for all (default: 64)")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8], help="for hf (default: 1 8; 1 for whole)")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--max-gen-toks", type=int, default=32, help="of generation tasks (default: 32)")
-    parser.add_argument("--texts", nargs="+", type=int, default=[1, 16, 64], help="of generation (default: 1 16 64)")
+    parser.add_argument("--max-gen-toks", type=int, default=32, help="for generation tasks (default: 32)")
+    parser.add_argument("--texts", nargs="+", type=int, default=[1, 16, 64], help="for generation (default: 1 16 64)")
     parser.add_argument("--output", type=Path, help="write the measurements there, as JSON")
     parser.add_argument("--figure", type=Path, help="draw the curves of growth or shots there, .svg or .png")
     what = parser.parse_args().what

@@ -1,4 +1,4 @@
-"""What the site of the documentation has beside its Markdown (zensical.toml): commands, patches, and links.
+"""Extensions of the documentation site (zensical.toml), which make tables of commands and patches, and check links.
 
 Made and checked by: make site
 """
@@ -27,7 +27,7 @@ class _Complete(Exception):
 
 
 class _Parser(OneLine):
-    """Parses nothing: what comes behind a command's parser, which may take hours, is not run."""
+    """Parses nothing, so that the rest of a command, which may take hours, is not run."""
 
     def parse_args(self, *_: Any, **__: Any) -> NoReturn:
         raise _Complete
@@ -69,7 +69,7 @@ def _described(parser: argparse.ArgumentParser, what: str) -> Iterator[str]:
 
 
 def patches_fence(*_: Any, **__: Any) -> str:
-    """A fence `patches`, which is empty: the table of all that is changed in lm-eval."""
+    """A fence `patches`, which is empty, becomes the table of all changes to lm-eval."""
     heads = ("place in lm-eval", "what the patch does", "in which runs", "until")
     rows = [(f"<code>{html.escape(p.place)}</code>", *map(html.escape, (p.what, p.concerns, p.until))) for p in PATCHES]
     body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
@@ -77,7 +77,7 @@ def patches_fence(*_: Any, **__: Any) -> str:
 
 
 class _LinksInside(Treeprocessor):
-    """A link to a file outside of docs/, which leads somewhere in a checkout alone, becomes its text."""
+    """Replaces a link to a file outside of docs/ by its text, since the link only works in a checkout."""
 
     def run(self, root: Element) -> None:
         context = ContextPreprocessor.from_markdown(self.md)
@@ -91,7 +91,7 @@ class _LinksInside(Treeprocessor):
 
 
 class LinksInside(Extension):
-    """The site holds no link out of its folder."""
+    """Removes links that lead out of the site's folder."""
 
     def extendMarkdown(self, md: Markdown) -> None:
         md.treeprocessors.register(_LinksInside(md), "links_inside", 15)

@@ -113,7 +113,7 @@ def parts() -> Figure:
 
 
 def bar(axes: Axes, x: float, y: float, names: Sequence[str], texts: Sequence[str] | None = None) -> float:
-    """Parts side by side; where they end."""
+    """Draw parts side by side, and return where they end."""
     for name, text in zip(names, texts or names, strict=True):
         wide = {"P": 0.35, "Q": 0.5}.get(name[0], 0.85)
         tile(axes, x, y, wide, 0.3, name, text)
@@ -230,7 +230,7 @@ def layout() -> Figure:
             write(axes, x + small / 2, top - 0.36 - tall, str(positions[i]), 7, ha="center")
             write(axes, left - 0.08, top + (i + 0.5) * small, str(positions[i]), 7, ha="right")
         for i in range(size):
-            # What a token sees of a block are the block's first tokens, or all of them.
+            # A token sees the first tokens of a block, or all of them.
             if many := int(row.mask[i, start : start + block.length].sum()):
                 seen_box(axes, across, top + i * small, many * small, small, block.name, kept, edge=0.0)
     write(axes, left - 0.08, top - 0.3, "position", 7, ha="right", color=GREY)
@@ -244,7 +244,7 @@ def layout() -> Figure:
 def seen_box(
     axes: Axes, x: float, y: float, wide: float, tall: float, name: str, kept: bool, edge: float = 1.0, **how: Any
 ) -> None:
-    """A seen entry; hatched where it is not kept."""
+    """An entry that is seen; it is hatched if it is not kept."""
     if kept:
         edged(axes, x, y, wide, tall, name, edge)
         return
@@ -265,7 +265,7 @@ def pack() -> Figure:
     figure, axes = canvas(9.8, 4.35)
     below = "solid: tokens that run; dashed: tokens that are only predicted"
     heading(axes, 0.2, "two queries with three options each, as a tree", below)
-    # Where each token of the tree is drawn, in the order in which the tree numbers them.
+    # The places of the tokens of the tree, in the order in which the tree numbers them.
     places = [(0.25, 1.95), (1.25, 1.25), (2.15, 1.25), (3.05, 1.0), (1.25, 2.65), (2.15, 2.65), (3.05, 2.4)]
     sees, names = tree.ancestors(), ["A" if words[token] == "very" else "Q" for token in tree.tokens]
     for node, (x, y) in enumerate(places):

@@ -3,11 +3,15 @@
     python scripts/findings.py which-method which-method-slow thinking shots [--output docs/findings]
     python scripts/findings.py    # from the answers that are kept in docs/findings
 
-Answers that are kept and that the folders do not have stay. Written: answers.csv, the option that every entry predicted
-for every document of the test set, a digit each, a line for each set of demonstrations and order, and a line with the
-right ones for each task; dev.csv, the accuracy of each T and eta on the dev set; findings.csv, a line for each task,
-method and decision rule; selection.csv, what choosing T and eta gains; and figures, of what there is, those of curves
-with their points (thinking.csv, shots.csv), which are of what all points have.
+New answers are added to those in docs/findings. The files are:
+
+    answers.csv    the option that every entry predicts for every document of the test set, as a digit: a line for each
+                   set of demonstrations and order, and for each task a line with the right options
+    dev.csv        the accuracy of each T and eta on the dev set
+    findings.csv   the results: a line for each task, method and decision rule
+    selection.csv  how much choosing T and eta gains
+    *.svg          figures, if there are results for them; figures of curves with their points as CSV. All points of a
+                   curve have the same documents, sets of demonstrations and orders
 """
 
 from __future__ import annotations
@@ -36,11 +40,11 @@ TYPES = {"limit": "Int64", "shots": "Int64", "seed": "Int64", "order": "Int64", 
 RULES = {"none": ("#6e7781", "o", "as the model says"), "contextual": ("#d55e00", "D", "contextual")}
 RULES["batch"] = ("#0072b2", "s", "batch")
 TITLES = {"icl_sst2": "SST-2", "icl_trec": "TREC", "icl_agnews": "AG News"}
-SHOTS = {"icl_sst2": 8, "icl_trec": 12, "icl_agnews": 8}  # the papers'
+SHOTS = {"icl_sst2": 8, "icl_trec": 12, "icl_agnews": 8}  # the papers' numbers
 STANDARD = "T=5,eta=0.01"
-FEWER = 100  # documents of the studies of curves; batch is a mean over them, so that entries do not mix
+FEWER = 100  # documents in the studies of curves; entries of other numbers are apart, since batch is a mean over them
 ACCURACY = (0.0, 1.0)
-# With which entry an entry is compared: all that it is, but for these.
+# An entry is compared with the entry that has the same fields except for these.
 OTHERS: dict[str, dict[str, Any]] = {
     "than_icl": {"method": "icl", "arguments": ""},
     "than_raw": {"rule": "none"},
@@ -54,7 +58,7 @@ def in_words(arguments: Mapping[str, Any]) -> str:
 
 
 def packed(folders: list[Path]) -> pd.DataFrame:
-    """A row for each entry, set of demonstrations and order, each once whichever folders have it."""
+    """A row for each entry, set of demonstrations and order. A row that several folders have is there once."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* of the dev set of a study")
         documents, runs = results.documents(folders), results.runs(folders)
@@ -108,7 +112,7 @@ def interval(name: str, result: Estimate | None) -> dict[str, float]:
 
 
 def compared(entry: pd.DataFrame, other: pd.DataFrame) -> Estimate | None:
-    """How much better an entry is than another, on the documents, sets of demonstrations and orders that both have."""
+    """One entry minus another, on the documents, sets of demonstrations and orders that both have."""
     keys = ["doc_id", "seed", "order"]
     both = entry[keys].merge(other[keys])
     if both.empty:
@@ -141,7 +145,7 @@ def lines_of(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_the_same(table: pd.DataFrame, varied: list[str]) -> pd.DataFrame:
-    """What all points of a curve have: the same documents, sets of demonstrations and orders."""
+    """Only the documents, sets of demonstrations and orders that all points of a curve have."""
     same = ["task", "rule", "doc_id", "seed", "order"]
     points = table.groupby("task")[varied].apply(lambda of_task: len(of_task.drop_duplicates()))
     there = table.drop_duplicates([*same, *varied]).groupby(same).size().rename("there").reset_index()
@@ -150,8 +154,8 @@ def of_the_same(table: pd.DataFrame, varied: list[str]) -> pd.DataFrame:
 
 
 def selections(test: pd.DataFrame, dev: pd.DataFrame) -> pd.DataFrame:
-    """What choosing T and eta gains over T=1: on the dev set, as one must, and on the test set, as one must not. Both
-    for each set of demonstrations; the mean over these, with the 95% interval for others."""
+    """How much choosing T and eta gains over T=1, if they are chosen on the dev set, as one must, or on the test set,
+    as one must not. They are chosen for each set of demonstrations; the mean has a 95% interval over sets."""
     scores = test.groupby(["task", "rule", "seed", "arguments"]).acc.mean().rename("test").reset_index()
     both = scores.merge(dev.rename(columns={"accuracy": "dev"}), on=["task", "rule", "seed", "arguments"])
     both[["T", "eta"]] = both.arguments.str.extract(r"\bT=(\d+).*\beta=([\d.]+)").astype(float).to_numpy()

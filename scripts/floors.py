@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def floors(pyproject: str) -> list[str]:
-    """NAME==VERSION for the `>=` of every dependency; a `ValueError` if one declares no oldest version."""
+    """NAME==VERSION for every dependency NAME>=VERSION; a `ValueError` if a dependency declares no oldest version."""
     found = []
     for requirement in tomllib.loads(pyproject)["project"]["dependencies"]:
         match = re.fullmatch(r"([\w-]+)>=([\w.]+)(,.*)?", requirement)

@@ -1,4 +1,4 @@
-"""Make golden samples of what this package computes, and compare those of two versions.
+"""Make golden samples of this package's numbers, and compare the samples of two versions.
 
     python scripts/golden.py make /tmp/before      # in one version: some minutes of one core
     python scripts/golden.py make /tmp/after       # in the other
@@ -6,8 +6,8 @@
 
 Samples are the responses of every method and of `hf` on tiny random models and a trained one, the papers' tasks,
 decision rules, a study with a dev set and rows that a model chooses, its board, and a model after training.
-Two versions are equal if log-likelihoods agree to 1e-6 (float32; relative to those above 1), and texts, predictions,
-refusals, choices and the board's numbers are the same. Real data are those of ../shared, if it is there.
+Two versions are equal if log-likelihoods agree to 1e-6 (float32; relatively, if they are above 1), and texts,
+predictions, refusals, choices and the board's numbers are the same. Real data are read from ../shared, if it is there.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def evaluations(out: Path) -> Iterator[tuple[str, Any]]:
 
 
 def study(out: Path) -> Iterator[tuple[str, Any]]:
-    """The cells of a study, which are what was chosen on its dev set, and its board."""
+    """The cells of a study, including those that its dev set has chosen, and its board."""
     (out / "study.yaml").write_text(STUDY)
     subprocess.run([*COMMAND, "study", out / "study.yaml", *MODEL, *LIMIT, "--output", out / "study"], check=True)
     for file in sorted((out / "study" / "cells").rglob("results_*.json")):
@@ -103,7 +103,7 @@ def study(out: Path) -> Iterator[tuple[str, Any]]:
 
 
 def training(out: Path) -> Iterator[tuple[str, Any]]:
-    """What a model says after some steps of training."""
+    """The log-probabilities of a model after some steps of training."""
     import torch
     from transformers import AutoModelForCausalLM
 

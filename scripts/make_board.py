@@ -1,4 +1,4 @@
-"""Make the leaderboard of docs/, the page and its picture, of results: of studies, or of any runs of lm-eval.
+"""Make the leaderboard in docs/, a page and its picture, from results of studies or of any runs of lm-eval.
 
 python scripts/make_board.py RESULTS... [--browser FILE]
 """
@@ -17,7 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="results files, or folders of them")
     chromium = "/usr/bin/chromium-headless-shell"
-    parser.add_argument("--browser", default=chromium, help="takes the picture, if it is there")
+    parser.add_argument("--browser", default=chromium, help="the browser that takes the picture")
     options = parser.parse_args()
     page = ROOT / "docs" / "board.html"
     command = ["leaderboard", *options.results, "--output", page]

@@ -1,12 +1,12 @@
 """Make the demonstration checkpoint and the demonstration tasks that ship with the package.
 
-The checkpoint is a decoder small enough to ship that has learned one thing: to take from demonstrations
+The checkpoint is a decoder that is small enough to ship. It has learned one thing: to find out from demonstrations
 which label goes with which kind of text, under the layout of every method. It is trained here, from nothing, on
 text that this script makes up: episodes of classification whose label words are drawn anew each time, so that only
 the demonstrations tell what a label means. See docs/reports/demo-model.md.
 
-    python scripts/make_demo_model.py               # data, tokenizer and model: some half an hour on one CPU core
-    python scripts/make_demo_model.py --data-only   # the tasks' documents alone: a second
+    python scripts/make_demo_model.py               # data, tokenizer and model: half an hour on one CPU core
+    python scripts/make_demo_model.py --data-only   # only the tasks' documents: a second
 
 The same seed gives the same documents everywhere, and the same weights on the same machine and torch.
 """
@@ -63,7 +63,7 @@ TOPICS = {
     "desert": "camel dune oasis cactus sand caravan scorpion drought lizard mirage".split(),
     "chemistry": "acid molecule flask reaction laboratory crystal oxygen solvent atom enzyme".split(),
 }
-# Never a topic in training: there their words occur in groups put together at random.
+# These are never topics in training, where their words occur only in groups that are put together at random.
 UNSEEN_TOPICS = {
     "space": "rocket planet orbit comet telescope astronaut moon galaxy meteor satellite".split(),
     "forest": "oak squirrel mushroom moss trail bear fern deer pine beetle".split(),
@@ -80,7 +80,7 @@ LABELS = (
     "panda north south east west circle square triangle oval yes no true false good bad positive negative neutral "
     "great terrible World Sports Business Technology Abbreviation Entity Description Person Location Number"
 ).split()
-# Kept out of the tokenizer's merges: several tokens each.
+# These words are kept out of the tokenizer's merges, so that each is several tokens.
 RARE_LABELS = (
     "quixotic zephyr obelisk juniper vortex marzipan labyrinth ziggurat saffron walnut hexagon kimono turquoise "
     "lavender pyjama gazebo"
@@ -94,7 +94,7 @@ TEMPLATES = (
     ("Note", "Class"),
 )
 OPENERS = "|||the|a|we saw the|this is about the|they spoke of a|here is the|all about the".split("|")
-DELIMITER = "\n\n"  # behind each label
+DELIMITER = "\n\n"  # follows each label
 LINKS = "and|with|and the|near a|then|after the|or|by the|beside a|for the|of the|but".split("|")
 
 
@@ -124,7 +124,7 @@ def make_text(rng: random.Random, words: Sequence[str], length: Length) -> str:
 
 
 class DemoTask(NamedTuple):
-    """A task: its template, which label stands for which topic, how long its texts are."""
+    """A task: its template, topic -> label, and the length of its texts."""
 
     name: str
     template: tuple[str, str]
@@ -134,7 +134,7 @@ class DemoTask(NamedTuple):
 
 # No topic of a task is seen in training with any label word of that task (`allowed`).
 FOUR_LABELS = {"football": "cobalt", "money": "otter", "computer": "wolf", "music": "panda"}
-LABELS_OF_PIECES = {"hospital": "zephyr", "trains": "lavender", "castle": "gazebo"}  # of several tokens each
+LABELS_OF_PIECES = {"hospital": "zephyr", "trains": "lavender", "castle": "gazebo"}  # labels of several tokens
 TASKS = (
     DemoTask("icl_demo_short", ("Review", "Sentiment"), {"weather": "amber", "kitchen": "square"}, SHORT),
     DemoTask("icl_demo_long", ("Text", "Topic"), {"court": "crimson", "farm": "north"}, LONG),
@@ -145,7 +145,7 @@ TASKS = (
 
 
 def make_documents(task: DemoTask, seed: int, size: int = 200) -> dict[str, list[dict[str, Any]]]:
-    """A task's documents: about `size` to test and as many to draw demonstrations from, no text twice."""
+    """A task's documents: about `size` for the test, and as many for demonstrations. No text is there twice."""
     rng = random.Random(f"{seed} {task.name}")
     seen: set[str] = set()
     splits: dict[str, list[dict[str, Any]]] = {}
@@ -163,7 +163,7 @@ def make_documents(task: DemoTask, seed: int, size: int = 200) -> dict[str, list
 
 
 def write_documents(folder: Path, seed: int) -> None:
-    """`folder`/<task>/{train,test}.jsonl for every task."""
+    """Write `folder`/<task>/{train,test}.jsonl for every task."""
     for task in TASKS:
         (folder / task.name).mkdir(parents=True, exist_ok=True)
         for split, rows in make_documents(task, seed).items():
@@ -178,26 +178,26 @@ def write_documents(folder: Path, seed: int) -> None:
 class Shape(NamedTuple):
     """What the episodes of one batch have in common."""
 
-    labels: int  # how many
-    examples: int  # how many demonstrations and queries together
-    length: Length  # of every text
-    # The share of episodes whose texts are of words put together at random, and how many words there are to a label.
+    labels: int  # the number of labels
+    examples: int  # the number of demonstrations and queries together
+    length: Length  # the length of every text
+    # The share of episodes whose topics are random groups of words, and how many words such a group has.
     random_groups: float = 0.3
     group_sizes: tuple[int, int] = (3, 6)
     one_token_labels: float = 0.7  # the share of episodes with only such labels
 
 
 class Episodes:
-    """Draws training episodes, none with a text of `withheld` nor with a pairing of the tasks."""
+    """Draws training episodes, without texts in `withheld`, and without pairs of topic and label of the tasks."""
 
     def __init__(self, seed: int, withheld: set[str]) -> None:
         self.rng, self.withheld = random.Random(seed), withheld
 
     def draw(self, shape: Shape) -> list[tuple[str, str]]:
-        """Examples that share a task: what precedes a label, and the label."""
+        """Examples of one task, each as the text before the label, and the label."""
         rng = self.rng
         topics: list[str] = []
-        if rng.random() < shape.random_groups:  # topics of this episode: only a word that comes again tells them apart
+        if rng.random() < shape.random_groups:  # new topics: only words that occur again tell them apart
             size = rng.randint(*shape.group_sizes)
             pool = [*LOOSE_WORDS, *itertools.chain(*UNSEEN_TOPICS.values())]
             words = rng.sample(pool, size * shape.labels)
@@ -226,8 +226,8 @@ class Episodes:
         return [f"{first} {second}" for first, second in zip(words[::2], words[1::2], strict=True)]
 
     def sample_labels(self, words: Sequence[str], count: int) -> list[str]:
-        """Some of `words` in any order, the first ones more often. A model that knows some words as more usual prefers
-        one label of a task whatever the text: without demonstrations, its accuracy is chance, and no whim of topics."""
+        """Draw `count` of the words in random order, the first words of the list more often. Then the model prefers the
+        more frequent label of a task, whatever the text, so that its accuracy without demonstrations is chance."""
         keys = {word: self.rng.random() ** (1 + 2 * i / len(words)) for i, word in enumerate(words)}
         drawn = sorted(words, key=keys.__getitem__)[-count:]
         self.rng.shuffle(drawn)
@@ -235,14 +235,15 @@ class Episodes:
 
 
 def allowed(topic: str, label: str) -> bool:
-    """Whether training may pair them: not where a task has both, rightly paired or not. (Were only the right pairs
-    withheld, training would teach that they never go together.)"""
+    """Whether training may pair a topic and a label: not if a task has both, as a pair or not. (If only the right pairs
+    were withheld, training would teach that they never go together.)"""
     return not any(topic in task.labels and set(label.split()) & set(task.labels.values()) for task in TASKS)
 
 
 def draw_shape(rng: random.Random, progress: float) -> Shape:
-    """The shape of a batch, whose examples are all demonstrations yet. First come texts of one word, which has one
-    label; then a few words that share a label, and topics; then all: each step is the ground for the next."""
+    """The shape of a batch, in which `examples` is the number of demonstrations. At first, texts have one word, and a
+    label has one word. Then a label has a few words or a topic. At last, there are all lengths and topics. Each stage
+    prepares the model for the next one."""
     if progress < WORDS_ALONE:
         return Shape(rng.randint(2, 6), rng.choice((6, 8, 12)), WORD, 1.0, (1, 1), 1.0)
     if progress < 0.25:
@@ -257,7 +258,7 @@ def draw_shape(rng: random.Random, progress: float) -> Shape:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE (GPT-2's kind): any text can be encoded; our words but the rare labels are one token each."""
+    """Byte-level BPE (GPT-2's kind), which encodes any text. Our words are one token each, except for rare labels."""
     words = [word for group in (*TOPICS.values(), *UNSEEN_TOPICS.values(), LOOSE_WORDS, LABELS) for word in group]
     words += [word for phrase in (*OPENERS, *LINKS) for word in phrase.split()]
     tokenizer = Tokenizer(models.BPE())
@@ -297,15 +298,15 @@ def encode(tokenizer: PreTrainedTokenizerFast, examples: Sequence[tuple[str, str
 
 
 class Row(NamedTuple):
-    """n tokens as the model reads them."""
+    """The n tokens of a row, and what the model needs to read them."""
 
     ids: Tensor  # [n]
     positions: Tensor  # [n]
     mask: Tensor  # [n, n] bool: whether the row's token attends to the column's
-    weights: Tensor  # [n]: how much a token counts in the loss as the one to predict
+    weights: Tensor  # [n]: the weight of each token in the loss, as the token to predict
 
 
-# A label that came up in what the model sees counts 1 in the loss; others, a little.
+# The weight in the loss of a label that the model has not seen in the row. Other labels have the weight 1.
 NEW_LABEL_WEIGHT = 0.1
 
 
@@ -316,10 +317,10 @@ def make_row(
     delimiter: list[int],
     text_weight: float = 0.0,
 ) -> Row:
-    """Demonstrations in the layout of a method, and behind them queries with their answers, none of which sees another.
+    """Demonstrations in the layout of a method, followed by queries with their answers, which do not see each other.
 
-    Where demonstrations see the query, there must be one query. The labels of demonstrations count in the loss where
-    the method hides them from their own text, and lets it see other demonstrations.
+    If demonstrations see the query, there must be one query. The labels of demonstrations count in the loss if the
+    method hides a label from the text before it, but lets this text see other demonstrations.
     """
     lengths = [len(text) + len(label) + len(delimiter) for text, label in demonstrations]
     prompt = [token for text, label in demonstrations for token in (*text, *label, *delimiter)]
@@ -337,7 +338,7 @@ def make_row(
     weights = torch.zeros(total)
 
     def weigh(end: int, example: Example, seen: Sequence[list[int]]) -> None:
-        """Let an example count whose label ends at this index."""
+        """Set the weights of an example whose label ends at index `end`."""
         text, label = example
         start = end - len(label)
         weights[start:end] = 1.0 if label in seen else NEW_LABEL_WEIGHT
@@ -345,7 +346,7 @@ def make_row(
 
     labels = [label for _, label in demonstrations]
     if method.name in ("icl", "nope", "invicl"):
-        end = n - sum(lengths)  # the copies that queries see are the last
+        end = n - sum(lengths)  # queries see the last copies
         for i, length in enumerate(lengths):
             end += length
             others = labels[:i] + (labels[i + 1 :] if method.name == "invicl" else [])
@@ -384,17 +385,17 @@ def losses_of(model: LlamaForCausalLM, rows: Sequence[Row]) -> tuple[Tensor, Ten
 # ---------------------------------------------------------------------------------------------------------------
 # Training.
 
-# The methods in whose layouts the batches are, and how often each comes: first, and once texts have several words.
-# (With one word in every text, prefixicl cannot tell which demonstration a label is of: docs/reports/demo-model.md.)
+# Method -> how often batches have its layout: while texts have one word, and after that. (With one word in every text,
+# prefixicl cannot tell to which demonstration a label belongs: docs/reports/demo-model.md.)
 METHODS = {"icl": (3, 1.5), "pcw": (1, 1), "saicl": (1, 1.5), "invicl": (3, 2), "prefixicl": (0, 3), "nope": (4, 2.5)}
-WORDS_ALONE = 0.1  # the part of training with texts of one word
-# How many queries a row has: one where demonstrations see it, few where the demonstrations' labels count in the loss,
-# and otherwise 6.
+WORDS_ALONE = 0.1  # the share of the training in which texts have one word
+# How many queries a row has: one if demonstrations see the query, few if the labels of demonstrations count in the
+# loss, and otherwise 6.
 QUERIES = {"saicl": 1, "icl": 2, "nope": 2}
 TOKENS_PER_BATCH = 4000
 LEARNING_RATE = 1.5e-3
 TEXT_WEIGHT = 0.1
-TEXT_EVERY = 8  # of so many rows one counts its text, to spare the time of the vocabulary projection
+TEXT_EVERY = 8  # in one of so many rows, texts count in the loss; this saves time in the vocabulary projection
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -414,7 +415,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         initializer_range=0.04,
     )
     model = LlamaForCausalLM(config)
-    # The tokens that stand around topic words and labels, whatever the topic.
+    # The tokens around topic words and labels, which do not depend on the topic.
     frame = [f"{before}:\n{after}:\n\n" for before, after in TEMPLATES]
     frame += [f" {word}" for phrase in OPENERS + LINKS for word in phrase.split()]
     (line_break,) = set(tokenizer(DELIMITER).input_ids)
@@ -424,19 +425,19 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def prime(model: LlamaForCausalLM, frame: Sequence[int], line_break: int) -> None:
-    """Start from attention that gathers the words of a demonstration, and attention that looks for what is alike
+    """Initialize attention so that it gathers the words of a demonstration, and looks up similar words
     (docs/reports/demo-model.md says why; after Trockman and Kolter, "Mimetic initialization of self-attention layers",
     ICML 2023).
 
-    A label must gather its own demonstration's words and no others, which positions alone do not tell apart. But a word
-    whose demonstration comes first (`icl`, `nope`) or is a first copy (`invicl`) sees no line break, and one of the
-    last demonstration sees most. The residual stream starts as: token | words gathered | marks, each a dimension. The
-    layers, all of whose weights learn freely afterwards:
+    A label must gather only the words of its demonstration, which positions alone do not tell from other words. But a
+    word of the first demonstration (`icl`, `nope`) or of a first copy (`invicl`) sees no line break, and a word of the
+    last demonstration sees most line breaks. The residual stream begins as: token | gathered words | marks, each of one
+    dimension. All weights are trained afterwards. The layers begin like this:
 
     1.  Mark the tokens that see a line break.
-    2.  Gather words some tokens back, marked ones first. Count: write which share line breaks have, beside the tokens
-        that see none, a number of tokens that is the same for all demonstrations.
-    3.  Gather words with a large count, which are those of the last demonstration that a token sees; look up.
+    2.  Gather words a few tokens back, marked words first. Count: write the share of line breaks among them and the
+        tokens that see no line break, whose number is the same for all demonstrations.
+    3.  Gather words with a large count, which are those of the last demonstration that a token sees. Look up.
     4, 5.  Look up.
     """
     config = model.config
@@ -447,7 +448,7 @@ def prime(model: LlamaForCausalLM, frame: Sequence[int], line_break: int) -> Non
     gathered = torch.arange(half - 5)
 
     def slow(head: int, pairs: int) -> Tensor:
-        """The dimensions of a head's slowest rotary pairs, which distance changes little."""
+        """The dimensions of a head's slowest rotary pairs, which change little with distance."""
         last = torch.arange(size // 2 - pairs, size // 2)
         return head * size + torch.cat([last, last + size // 2])
 
@@ -470,8 +471,8 @@ def prime(model: LlamaForCausalLM, frame: Sequence[int], line_break: int) -> Non
             value[0, breaks] = 1.0
             output[sees_break, 0] = 0.15
         elif number == 1:
-            # Words answer, most of all those five tokens back: of a rotary pair with angle a a token, the query stands
-            # at 0 and the key at 5 a. Four quick pairs a head make a window of some tokens.
+            # Attention goes to words, most of all to words five tokens back: in a rotary pair that turns by the angle a
+            # for each token, the query is at 0 and the key at 5 a. Four fast pairs in a head make a window of tokens.
             for head in range(3):
                 pairs = torch.arange(1, 5) + head // 2
                 angles = 5 * 10000.0 ** (-pairs / (size // 2))
@@ -487,7 +488,7 @@ def prime(model: LlamaForCausalLM, frame: Sequence[int], line_break: int) -> Non
             value[3 * size :] = 0.0
             value[3 * size, breaks] = 1.0
             output[half + gathered] = 0.5 * value.T[gathered]
-            output[half + gathered[size:]] *= 2  # which one head carries alone
+            output[half + gathered[size:]] *= 2  # only one head carries these
             output[count, 3 * size] = 0.15
         else:
             alike = torch.arange(width).view(heads, 2, -1)[:, :, size // 4 :].flatten()[gathered]
@@ -509,7 +510,7 @@ def prime(model: LlamaForCausalLM, frame: Sequence[int], line_break: int) -> Non
 def draw_batches(
     tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, withheld: set[str]
 ) -> Iterator[tuple[str, list[Row]]]:
-    """`steps` batches, each a method's name, and rows of one shape in the method's layout."""
+    """Yield `steps` batches, each as a method's name, and rows of one shape in the layout of the method."""
     rng, episodes, delimiter = random.Random(f"shapes {seed}"), Episodes(seed, withheld), tokenizer(DELIMITER).input_ids
     for progress in (step / steps for step in range(steps)):
         name = rng.choices(list(METHODS), [share[progress >= WORDS_ALONE] for share in METHODS.values()])[0]
@@ -525,7 +526,7 @@ def draw_batches(
 
 
 def train(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> LlamaForCausalLM:
-    """A model trained on `steps` batches; on the way, the mean loss of labels in the last 50 batches of each method."""
+    """Train a model on `steps` batches. Prints the mean loss of labels in the last 50 batches of each method."""
     torch.manual_seed(seed)
     splits = [rows for task in TASKS for rows in make_documents(task, seed).values()]
     withheld = {str(document["text"]) for rows in splits for document in rows}
@@ -555,10 +556,10 @@ def train(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> LlamaFor
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT, help="where lm_eval_icl/ and task_configs/ lie")
+    parser.add_argument("--out", type=Path, default=ROOT, help="the folder of lm_eval_icl/ and task_configs/")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--data-only", action="store_true", help="write the tasks' documents, train nothing")
+    parser.add_argument("--data-only", action="store_true", help="write only the tasks' documents")
     args = parser.parse_args()
 
     write_documents(args.out / "task_configs/demo", args.seed)

@@ -3,8 +3,8 @@ into task_configs: each subject, subtask or task, and the groups.
 
     python scripts/make_task_configs.py
 
-BBH's three demonstrations a subtask are the ones that come with the dataset; they are read from the installed lm-eval's
-own `bbh_fewshot` tasks. MetaICL's lists are those of lm_eval_icl/metaicl/settings.json. Run again, it writes the same.
+The three demonstrations of each subtask of BBH come with the dataset; they are read from the `bbh_fewshot` tasks of the
+installed lm-eval. MetaICL's lists are those of lm_eval_icl/metaicl/settings.json. A second run writes the same files.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Puts small faults into the package, one at a time, and runs the fast tests of their rooms: how many do tests catch?
+"""Puts small faults into the package, one at a time, runs the fast tests of their rooms, and counts the caught faults.
 
     python scripts/mutations.py [JOBS]    # 2 side by side by default
 
-Works on copies of the checkout. Prints a line for each fault: caught (with the test that failed), NOT CAUGHT, or GONE
-if the room does not have its text exactly once: the list has to follow the code. Exits with 1 unless all are caught.
+The faults are put into copies of the checkout. A line for each fault says that it was caught (by which test), NOT
+CAUGHT, or GONE: then the room does not have the replaced text once. The exit status is 1 unless all are caught.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import Queue
 
 ROOT = Path(__file__).resolve().parents[1]
-# A room, and for each fault the text that it replaces and by what.
+# Room -> for each fault, the text that it replaces, and the new text.
 FAULTS: dict[str, list[tuple[str, str]]] = {
     "methods": [
         ("history[i] = entry + self.eta * step", "history[i] = entry - self.eta * step"),
@@ -55,7 +55,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("- np.log(len(scores))", "- np.log(1 + len(scores))"),
         ("cdist(states, centroids)", "cdist(states, centroids, 'cityblock')"),
         ("divergences = entropy - np.stack", "divergences = -entropy - np.stack"),
-        ("return log_mean_exp(log_normalized(asked))", "return log_mean_exp(asked)"),
+        ("return log_mean_exp(log_normalized(query_scores))", "return log_mean_exp(query_scores)"),
     ],
     "demonstrations": [
         ("table.sum(1, where=others)", "table.sum(1)"),
@@ -104,13 +104,13 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("math.isclose(mean, top, rel_tol=1e-9)", "mean == top"),
     ],
 }
-# Where the fast tests of a room are, if not in the folder of its name alone.
+# Room -> the folders and files of its fast tests, if they are not only in the folder of its name.
 TESTS = {"methods": "methods inference", "prompts": "prompts methods", "inference": "inference methods"}
 TESTS["demonstrations"] = "demonstrations harness/test_choosing.py harness/test_evaluated_documents.py"
 
 
 def tried(copy: Path, room: str, old: str, new: str) -> str:
-    """What comes of one fault, in a copy of the checkout."""
+    """The outcome of one fault, in a copy of the checkout."""
     files = sorted((copy / "lm_eval_icl" / room).rglob("*.py"))
     having = {path: text for path in files if old in (text := path.read_text(encoding="utf-8"))}
     if len(having) != 1 or (text := having[path := next(iter(having))]).count(old) != 1:
@@ -128,7 +128,7 @@ def tried(copy: Path, room: str, old: str, new: str) -> str:
 def main() -> int:
     jobs, outcomes, copies = int(sys.argv[1]) if sys.argv[1:] else 2, list[str](), Queue[Path]()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as threads:
-        for job in range(jobs):  # beside each copy is what tests look for beside the checkout
+        for job in range(jobs):  # tests look for `shared` beside the checkout
             copies.put(copy := Path(folder) / str(job) / ROOT.name)
             shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".venv*", ".git", "site"))
             (copy.parent / "shared").symlink_to(ROOT.parent / "shared")

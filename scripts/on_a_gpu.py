@@ -1,11 +1,11 @@
-"""What can only be known on a GPU, in one command that writes one file.
+"""All checks that need a GPU, in one command that writes one file.
 
     python scripts/on_a_gpu.py [--output FILE.md] [--model llama-8b] [--documents 100] [--workloads NAME ...]
 
 The file is in Markdown: the machine with its versions and the commit; the tests that are marked `gpu`; `icl` beside
-lm-eval's `hf` in float32 and bfloat16; whether order-invariant methods give the same bits in any order; out of memory,
-and how a run goes on; and the benchmark's table beside `hf`. Models have random weights. A
-part that needs what is not there (on a CPU, nearly all) is skipped, and the file says why. The exit code is 1 if a part
+lm-eval's `hf` in float32 and bfloat16; whether order-invariant methods give the same bits in any order; how a run goes
+on after it was out of memory; and the benchmark's table beside `hf`. Models have random weights. A part whose
+requirements are missing (nearly all parts on a CPU) is skipped, and the file says why. The exit code is 1 if a part
 fails.
 
 The table needs the datasets, from the Hub or as folders of the same names below the working directory. `hf` runs with
@@ -56,7 +56,7 @@ class Skipped(Exception):
 
 
 class Bench:
-    """The model, its tokenizer and requests: documents with four options behind the same eight demonstrations."""
+    """The model, its tokenizer and requests: documents with four options after the same eight demonstrations."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.requests = options, synthetic(documents=options.documents)
@@ -102,7 +102,7 @@ def gpu_tests(bench: Bench) -> list[str]:
 
 
 def beside_hf(bench: Bench) -> list[str]:
-    """`icl` beside `hf`, and each beside `hf` in float32."""
+    """`icl` compared with `hf`, and each of them compared with `hf` in float32."""
     by_name: dict[str, Any] = {}
     for dtype in (torch.float32, torch.bfloat16):
         model = bench.model(dtype)
@@ -119,8 +119,8 @@ def beside_hf(bench: Bench) -> list[str]:
 
 
 def orders(bench: Bench) -> list[str]:
-    """Order-invariant methods with the demonstrations in four orders, as they run, and without the order that they are
-    put into first (`canonical_order=False`), where only rounding may differ."""
+    """Order-invariant methods with the demonstrations in four orders. By default they sort the demonstrations, and all
+    bits are the same. Without sorting (`canonical_order=False`), only rounding may differ."""
     requests, rows = bench.requests[: 4 * (16 if ON_GPU else 2)], []
     invariant = [name for name in METHODS if METHODS[name].method_class().invariant]
     for dtype, name in itertools.product((torch.float32, torch.bfloat16), invariant):
@@ -147,8 +147,8 @@ def shuffled(instance: Instance, seed: int) -> Instance:
 
 
 def out_of_memory(bench: Bench) -> list[str]:
-    """A run whose first passes are more than the device's memory: less runs at once, and the scores stay what they
-    are."""
+    """A run whose first passes do not fit the device's memory: it goes on with smaller passes, and the scores are the
+    same."""
     if not ON_GPU:
         raise Skipped("there is no GPU here whose memory could be limited")
     model = bench.model(torch.float32)
@@ -158,7 +158,7 @@ def out_of_memory(bench: Bench) -> list[str]:
     taken, whole = torch.cuda.memory_reserved(), torch.cuda.get_device_properties(0).total_memory
     handler = logging.StreamHandler(lines)
     logging.getLogger("lm_eval.icl").addHandler(handler)
-    # A little room: a pack of some hundred tokens fits, one of all documents does not.
+    # The room is for a pack of some hundred tokens, but not for a pack of all documents.
     torch.cuda.set_per_process_memory_fraction(min(1.0, (taken + bench.options.room * 2**20) / whole))
     try:
         found = scores(lm, bench.requests)
@@ -173,7 +173,7 @@ def out_of_memory(bench: Bench) -> list[str]:
 
 
 def benchmark(bench: Bench) -> list[str]:
-    """The time beside `hf`."""
+    """The time, compared with that of `hf`."""
     if not (ON_GPU or bench.options.workloads):
         raise Skipped("on a CPU `python scripts/benchmark.py tasks` prints the table, or --workloads says of what")
     options = argparse.Namespace(
@@ -218,8 +218,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=report, help="the file (default: docs/reports/gpu.md)")
     parser.add_argument("--model", choices=CONFIGS, default="llama-8b" if ON_GPU else "toy")
     parser.add_argument("--documents", type=int, default=100 if ON_GPU else 4, help="default: %(default)s")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME", help="of the benchmark's table")
-    parser.add_argument("--room", type=int, default=1024, help="MiB beside the weights, for out of memory")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME", help="for the benchmark's table")
+    parser.add_argument("--room", type=int, default=1024, help="MiB besides the weights, for the part Out of memory")
     options = parser.parse_args()
     if options.documents < 1 or options.room < 1:
         parser.error("--documents and --room must be 1 or more")

@@ -2,12 +2,12 @@
 
     python scripts/papers.py OUT [--only NAME ...] [--limit 2] [--jobs 2]
 
-A stand-in has random weights and the positions, windows and tokenizer of its model, so prompts are cut and refused
-where the real model would have them so; its answers mean nothing. Two documents a cell, trainings of two steps, one
-seed, two orders, selections among 1,000 rows, LENS among 200. Stand-ins and data come from ../shared/tools where
-that is beside the checkout, else from the Hub: configurations and tokenizers, and what the tasks load. MetaICL's rows
-are those at hand (missing=skip, and without two tasks that have none); without any, its studies are left out, which a
-line says. RTE, MRPC and QNLI are MetaICL's rows of them. Prints a line for each study; exits with 1 if a cell fails.
+A stand-in has random weights, but the positions, windows and tokenizer of its model. So prompts are cut and refused as
+for the real model, but the answers mean nothing. A cell has two documents, a training two steps, and a study one seed
+and two orders; demonstrations are selected from 1,000 rows, or from 200 by LENS. Stand-ins and data come from
+../shared/tools, if that is beside the checkout. Otherwise, configurations, tokenizers and data sets come from the Hub.
+Tasks of MetaICL without rows are left out (missing=skip), and all studies of MetaICL if there are no rows. RTE, MRPC
+and QNLI have MetaICL's rows. A line is printed for each study. The exit status is 1 if a cell fails.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ROOT.parent / "shared/tools"
 STUDIES = {path.stem: path for path in sorted((ROOT / "lm_eval_icl/studies/named").glob("*.yaml"))}
-# Ways to get demonstrations that ask no model.
+# The ways to get demonstrations that need no model.
 DRAWN = ("stratified", "random", "first")
-# Tasks of MetaICL that have a single data set, of which there are no rows beside the checkout.
+# Tasks of MetaICL that have a single data set, whose rows are not beside the checkout.
 WITHOUT_ROWS = ("metaicl_qa_to_qa_unseen", "metaicl_non_qa_to_qa_unseen")
 # The sizes of a stand-in, under the names that configurations have for them.
 NARROW = {
@@ -87,15 +87,15 @@ def prepare(out: Path, names: Iterable[str]) -> Path | None:
         # The training files of 160 rows belong to the same folder.
         shutil.copytree(out / "metaicl/pool", out / "metaicl/data", dirs_exist_ok=True)
         pairs_of_glue(out)
-    for name in names:  # models that are no paper's
+    for name in names:  # models of studies that reproduce no paper
         if not (out / name).is_dir():
             shutil.copytree(out / "huggyllama/llama-7b", out / name)
     return out / "metaicl/data"
 
 
 def pairs_of_glue(out: Path) -> None:
-    """Put MetaICL's rows of three tasks, which are GLUE's, into GLUE's folder, where SST-2 is already: in MetaICL they
-    read "sentence 1: ... [SEP] sentence 2: ..."."""
+    """Put MetaICL's rows of three tasks of GLUE into GLUE's folder, where SST-2 is already. In MetaICL, a row has the
+    form "sentence 1: ... [SEP] sentence 2: ..."."""
     glue, other = out / "nyu-mll/glue", ("entailment", "not_entailment")
     configs = {"sst2": {path.stem: lines(path) for path in sorted(glue.glob("sst2/*.jsonl"))}}
     for task, columns, labels in (
@@ -118,7 +118,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def options(study: dict[str, Any], metaicl: Path | None, limit: int) -> list[str]:
-    """What makes a study small, as options of `lm-eval-icl study`."""
+    """The options of `lm-eval-icl study` that make a study small."""
     seeds = str(listed(study.get("seeds", 0))[0]).partition("..")[0]
     small = ["--limit", str(limit), "--seeds", seeds, "--device", "cpu"]
     if study.get("orders"):
@@ -145,8 +145,8 @@ def run(
         more: further options of the command.
 
     Returns:
-        How many cells it has a result of, how many failed (1 if the study ended with another error), and what it said
-        last, if anything failed.
+        How many cells have a result, how many failed (1 if the study ended with another error), and the last line on
+        standard error if anything failed.
     """
     folder = out / "studies" / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -170,7 +170,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="a folder for stand-ins, data and results")
     parser.add_argument("--only", nargs="+", choices=STUDIES, metavar="NAME", default=list(STUDIES), help="studies")
-    parser.add_argument("--limit", type=int, default=2, help="documents of a cell")
+    parser.add_argument("--limit", type=int, default=2, help="how many documents a cell has")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="studies that run side by side")
     args = parser.parse_args()
     out = args.out.resolve()
@@ -189,7 +189,7 @@ def main() -> int:
         print(f"{name:32}{cells:8,}{failed:8,}{seconds:9.0f}{'  ' + last if last else ''}", flush=True)
         return cells, failed, seconds
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each study
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of each study
     with ThreadPoolExecutor(args.jobs) as pool:
         total = [sum(numbers) for numbers in zip(*pool.map(timed, studies), strict=True)]
     print(f"{'all':32}{total[0]:8,}{total[1]:8,}{total[2]:9.0f}")

@@ -1,12 +1,12 @@
-"""Milliseconds and peak memory of one inference under each method, beside InvICL's Table 3 and section 5.2.
+"""Measures milliseconds and peak memory of one inference under each method, as in InvICL's Table 3 and section 5.2.
 
     python scripts/time_an_inference.py [--model openai-community/gpt2-large] [--device cuda] [--repeats 20]
 
-An inference is one forward pass over a whole prompt of 8 demonstrations and a query, of 512 tokens in all, in a batch
-of one, as the paper's models run it (`lm_eval` encodes demonstrations once for all queries and needs less). InvICL
-doubles the demonstrations: its row has nearly 1,024 tokens, for which the paper has 14% more memory (4.2 to 4.8
-GB). Each line is measured in a process of its own. On a CPU, memory is the process's peak, without what the libraries
-took before the model was loaded.
+An inference is one forward pass over a whole prompt of 8 demonstrations and a query, with 512 tokens in all, in a batch
+of one, as the paper's models run it. (`lm_eval` encodes demonstrations once for all queries, and needs less.) InvICL
+doubles the demonstrations, so its row has nearly 1,024 tokens. The paper reports 14% more memory for it (4.8 instead of
+4.2 GB). Each line is measured in another process. On a CPU, memory is the process's peak minus the memory that the
+process had before the model was loaded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def measure(model: str, method: str, device: str, repeats: int) -> tuple[int, fl
     batch = {name: value.to(device) if torch.is_tensor(value) else value for name, value in batch.items()}
     seconds = []
     with torch.no_grad():
-        for _ in range(repeats + 3):  # three to warm up
+        for _ in range(repeats + 3):  # the first three are not measured
             begun = time.perf_counter()
             target_losses(loaded, batch).sum().item()  # waits for the device
             seconds.append(time.perf_counter() - begun)

@@ -1,7 +1,7 @@
-"""The console command `lm-eval-icl`. Each of its commands is the file here of that name, with the function `command`,
-which takes a parser without arguments and the command line.
+"""The console command `lm-eval-icl`. Each of its commands is a file of that name in this folder, with the function
+`command(parser, arguments)`, which adds the command's arguments to the parser and runs the command.
 
-Other commands are lm-eval's own, with this package's models and tasks registered even without the `.pth` file.
+All other commands are lm-eval's own, with this package's models and tasks registered even without the `.pth` file.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from lm_eval_icl.errors import InputError, naming, one_line_with_place
 from lm_eval_icl.harness import shim  # noqa: F401 (registers our models and tasks, without the `.pth` file)
 
 COMMANDS = {
-    "demo": "eight methods on the model that comes with the package, offline",
-    "show": "which token sees which, at which position",
-    "smoke": "a smoke test of every method",
+    "demo": "run eight methods on the model that comes with the package, offline",
+    "show": "draw which token sees which, and at which position",
+    "smoke": "run a smoke test of every method",
     "train": "fine-tune a model under a method",
-    "study": "a paper's table, or a grid of one's own, in one run",
-    "select": "demonstrations chosen by a published method",
-    "leaderboard": "results files into a table, a page and figures",
-    "compare": "two runs, or two rows of a leaderboard",
-    "collect": "one small file a run, for a leaderboard that is shared",
+    "study": "run a paper's table, or your own grid",
+    "select": "choose demonstrations by a published method",
+    "leaderboard": "make a table, a page and figures from results files",
+    "compare": "compare two runs, or two rows of a leaderboard",
+    "collect": "make one small file of each run, for a shared leaderboard",
 }
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, by which a scheduler warns a process before it kills it."""
+    """SIGTERM, with which a scheduler warns a process before it kills the process."""
 
 
 def main() -> None:
-    """Run a command, ours or lm-eval's. An error in ours is one line on standard error and exit status 1, or 130 after
-    Ctrl-C and 143 after SIGTERM; with --debug, an error that is no `InputError` has its traceback."""
+    """Run a command, ours or lm-eval's. An error in our commands is one line on standard error, with exit status 1, or
+    130 after Ctrl-C and 143 after SIGTERM. With --debug, an error that is not an `InputError` has its traceback."""
 
     def terminate(number: int, frame: object) -> NoReturn:
         raise Terminated
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def lm_eval(arguments: list[str]) -> None:
-    """Run lm-eval's command line; before its --help and in place of --version, print what is ours."""
+    """Run lm-eval's command line. Its --help begins with our commands, and --version prints our versions instead."""
     if arguments == ["--version"]:
         print(f"lm-eval-icl {version.version()} (commit {version.commit() or 'unknown'})")
         for name in ("lm-eval", "transformers", "torch"):  # without importing them, which takes seconds
@@ -83,7 +83,7 @@ def run(arguments: list[str]) -> None:
     """Run one of our commands.
 
     Raises:
-        InputError: it is refused; the message begins with the command's name.
+        InputError: the input is wrong; the message begins with the command's name.
     """
     name = arguments[0]
     parser = OneLine(prog=f"lm-eval-icl {name}", allow_abbrev=False, epilog="--debug shows an error's traceback.")
@@ -92,7 +92,7 @@ def run(arguments: list[str]) -> None:
 
 
 class OneLine(argparse.ArgumentParser):
-    """A parser that raises an `InputError`, as the rest of the package does, in place of usage and exit status 2."""
+    """A parser that raises an `InputError`, like the rest of the package, instead of printing usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} ({self.prog} --help).")

@@ -1,4 +1,4 @@
-"""The command `lm-eval-icl collect`: one small file a run for a shared leaderboard, and a check of such files."""
+"""The command `lm-eval-icl collect`: one small file of each run for a shared leaderboard, and a check of such files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.description = "Make one small file of each run, with all answers: a leaderboard to share."
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=RESULTS)
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--output", type=Path, metavar="DIR", help="one file a run, in DIR/runs")
+    action.add_argument("--output", type=Path, metavar="DIR", help="write one file for each run to DIR/runs")
     action.add_argument(
         "--check",
         action="store_true",
-        help="write nothing: name each file that is not a whole run as this command has written it, and fail if one is",
+        help="write nothing: name each file that is not a whole run from this command, and fail if there are any",
     )
     args = parser.parse_args(arguments)
     console = Console()
@@ -40,14 +40,15 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
 
 def _check(paths: Sequence[Path], console: Console) -> None:
-    """Print a line for every file that does not belong on a shared board, and refuse if there is one, or no file."""
+    """Print a line for every file that does not belong on a shared board; an `InputError` if there is such a file, or
+    if there are no files."""
     found = {file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])}
     files = {file for file in found if file.is_file() and not file.name.startswith(".")}
     runs, left_out = read(paths, quiet=True)
-    wrong = dict.fromkeys(files - {run.path for run in runs}, "is no file of `lm-eval-icl collect`.")
+    wrong = dict.fromkeys(files - {run.path for run in runs}, "is not a file of `lm-eval-icl collect`.")
     wrong |= {file.path: file.why for file in left_out}
     for run in runs:
-        # Of a metric such as BLEU only the mean is known, whatever the samples are.
+        # For a metric such as BLEU, only the mean is known, even with samples.
         marked = [result for result in run.all_results if result.marks and result.aggregation in AGGREGATIONS]
         try:
             sentences = [*faults(run.path), *(f"task {result.task!r}: {' '.join(result.marks)}" for result in marked)]

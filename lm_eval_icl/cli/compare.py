@@ -22,10 +22,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl compare`."""
     parser.description = "Compare two runs, or two rows of a leaderboard, task by task."
     parser.add_argument("first", metavar="A", help="a results file or folder of one run; or, with --results, an entry")
-    parser.add_argument("second", metavar="B", help="what it is compared with")
-    parser.add_argument(
-        "--results", nargs="+", type=Path, metavar="RESULTS", help="where the entries A and B are found"
-    )
+    parser.add_argument("second", metavar="B", help="the file, folder or entry that A is compared with")
+    what = "results files, or folders, with the entries A and B"
+    parser.add_argument("--results", nargs="+", type=Path, metavar="RESULTS", help=what)
     parser.add_argument("--tasks", metavar="T,...", help="the tasks and groups to compare (default: all)")
     parser.add_argument("--metric", metavar="M", help="acc_norm, ece, brier, log_probability, ... (default: acc)")
     args = parser.parse_args(arguments)
@@ -46,8 +45,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         raise InputError(f"{args.first} and {args.second} have no task in common.")
     differences = compare(first.cells, second.cells, columns)
     console.print(tables.comparison(first, second, columns, differences))
-    note = "A less B, in points where these are percents, with 95% intervals."
-    note += " Four of five such comparisons would find a difference that is detectable."
+    note = "A - B, in points if A and B are in percent, with 95% intervals."
+    note += " Four of five such comparisons would find a difference of the detectable size."
     console.print(note, markup=False, highlight=False)
 
 

@@ -13,11 +13,12 @@ from lm_eval_icl.smoke.demo import model_path
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl demo`."""
     parser.description = (
-        "Run lm-eval's hf and eight methods on the demonstration tasks, as a study: a table, and a leaderboard's page. "
-        "Offline and on a CPU: the model and the documents come with the package."
+        "Run lm-eval's hf and eight methods on the demonstration tasks, as a study, with a table and a leaderboard's "
+        "page. The demo runs offline and on a CPU: the model and the documents come with the package."
     )
-    parser.add_argument("--limit", default="50", metavar="N", help="documents a task (default: %(default)s)")
-    parser.add_argument("--output", default="results/demo", metavar="DIR", help="its folder (default: %(default)s)")
+    parser.add_argument("--limit", default="50", metavar="N", help="documents of each task (default: %(default)s)")
+    what = "the folder of the study (default: %(default)s)"
+    parser.add_argument("--output", default="results/demo", metavar="DIR", help=what)
     args = parser.parse_args(arguments)
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
     file = Path(__file__).parents[1] / "smoke" / "demo.yaml"
@@ -25,6 +26,6 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     options += ["--limit", args.limit, "--output", args.output]
     study.command(argparse.ArgumentParser(prog=parser.prog), [str(file), *options])
     print(
-        "The model knows a few hundred words: which method is better here says nothing about real ones. To ask yours:\n"
+        "The model knows a few hundred words: which method is better here says nothing about real models. For yours:\n"
         "  lm-eval-icl study which-method --model_args pretrained=MODEL --limit 200 --output results/which"
     )

@@ -1,4 +1,4 @@
-"""The command `lm-eval-icl leaderboard`: results files into a table, a page and figures."""
+"""The command `lm-eval-icl leaderboard`: makes a table, a page and figures from results files."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from lm_eval_icl.results.build import build
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl leaderboard`."""
-    parser.description = "Make a table, a page and figures of results files: methods on models by tasks."
+    parser.description = "Make a table, a page and figures from results files, with a row for each model and method."
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=RESULTS)
-    parser.add_argument("--output", type=Path, metavar="FILE.html", help="the page: one file that asks for no other")
-    parser.add_argument(
-        "--baseline", metavar="METHOD|ENTRY", help="what the others are compared with (default: icl, or else hf)"
-    )
+    parser.add_argument("--output", type=Path, metavar="FILE.html", help="the page: one file that needs no other")
+    what = "the method or entry with which others are compared (default: icl, or else hf)"
+    parser.add_argument("--baseline", metavar="METHOD|ENTRY", help=what)
     parser.add_argument(
         "--metric", metavar="M", help="acc_norm, ..., or of the options' probabilities: ece, brier, log_probability"
     )
     parser.add_argument("--tasks", metavar="T,...", help="the tasks and groups that are columns (default: all)")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="all numbers, a line for each entry and column")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="all numbers, with a line for each entry and column")
     parser.add_argument("--md", type=Path, metavar="FILE", help="the table in Markdown")
     parser.add_argument("--tex", type=Path, metavar="FILE", help="the table in LaTeX, with booktabs")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="figures as SVG and PNG, each with its data as CSV")
     args = parser.parse_args(arguments)
     files = [file for file in (args.output, args.csv, args.md, args.tex) if file is not None]
-    for file in files:  # before anything is read
+    for file in files:  # checked before the results are read
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
         if file.is_dir() or not os.access(file.parent, os.W_OK):
@@ -50,7 +49,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             with writing(file):
                 file.write_text(text(board), encoding="utf-8")
     if args.plots or args.output:
-        from lm_eval_icl.leaderboard import figures  # takes half a second
+        from lm_eval_icl.leaderboard import figures  # the import takes half a second
 
         if args.plots:
             figures.draw(board, args.plots)

@@ -1,4 +1,4 @@
-"""What several commands read: results files, and the arguments of models."""
+"""Inputs of several commands: results files, and the arguments of models."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lm_eval_icl.results.board import grouped, shown
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import LeftOutFile, Run
 
-RESULTS = "results files of lm-eval, and folders with such; with --log_samples, or made by collect"
-SHOWN = 10  # rows that the terminal shows
+RESULTS = "results files of lm-eval (best with --log_samples) or of collect, and folders with such files"
+SHOWN = 10  # how many rows the terminal shows
 
 
 def task_names(text: str | None) -> list[str] | None:
@@ -25,8 +25,8 @@ def task_names(text: str | None) -> list[str] | None:
 
 
 def read_runs(paths: Sequence[Path], where: str = "", metric: str | None = None) -> tuple[list[Run], list[LeftOutFile]]:
-    """The runs in these files and folders, of which there is one or more, and the files that were left out; `where`
-    stands before the message if there is none."""
+    """The runs in files and folders, and the files that were left out. An `InputError` is raised if there are no runs;
+    its message begins with `where`."""
     runs, left_out = read(paths, metric=metric)
     if not runs:
         reason = f" {shown(str(left_out[0].path))}: {shown(left_out[0].why)}" if left_out else ""
@@ -35,24 +35,24 @@ def read_runs(paths: Sequence[Path], where: str = "", metric: str | None = None)
 
 
 def print_line(console: Console, line: str) -> None:
-    """Print a line as it is, at whatever width."""
+    """Print a line as it is, without wrapping it to the width of the terminal."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_left_out(left_out: Sequence[LeftOutFile], console: Console) -> None:
-    """Print a line for each reason, as all cells of a study's dev set have the same."""
+    """Print a line for each reason. (All cells on the dev set of a study have the same reason.)"""
     for why, files in grouped(left_out, lambda file: file.why).items():
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         print_line(console, f"left out: {shown(str(files[0].path))}{more}: {shown(why)}")
 
 
-def model_arguments(written: Any, own: Collection[str] = ()) -> dict[str, Any]:
-    """The arguments of a model in --model_args: those of `load_model`, and of a method its own."""
+def model_arguments(written: Any, method_names: Collection[str] = ()) -> dict[str, Any]:
+    """The arguments in --model_args, which may be arguments of `load_model`, or of a method (`method_names`)."""
     from lm_eval_icl.inference.checkpoints import ARGUMENTS  # which imports transformers
 
     arguments = pairs("model_args", written)
     if not arguments.get("pretrained"):
         raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
-    for name in arguments.keys() - ARGUMENTS - {*own}:
-        raise InputError(f"--model_args: unknown argument {name!r}: {near(name, sorted(ARGUMENTS | {*own}))}")
+    for name in arguments.keys() - ARGUMENTS - {*method_names}:
+        raise InputError(f"--model_args: unknown argument {name!r}: {near(name, sorted(ARGUMENTS | {*method_names}))}")
     return arguments

@@ -27,17 +27,17 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     log.setLevel(logging.WARNING)
     parser.description = "Choose demonstrations by a published method, and write them to a file for --metadata."
-    what = f"{', '.join(METHODS)}, with arguments as in lens:m=200:rho=3; pool=N and balance=False are of all"
+    what = f"{', '.join(METHODS)}, with arguments as in lens:m=200:rho=3; all take pool=N and balance=False"
     parser.add_argument("how", metavar="HOW", help=what)
     parser.add_argument("--model_args", required=True, metavar="K=V,...", help="the model: pretrained=..., dtype=...")
-    parser.add_argument("--tasks", required=True, metavar="T,...", help="tasks with options, and groups of such")
-    parser.add_argument("--num_fewshot", type=int, metavar="N", help="how many (default: the task's own number)")
-    parser.add_argument("--seeds", default="1234", metavar="N,A..B", help="a choice for each (default: 1234)")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE.json", help="where the choice is written")
+    parser.add_argument("--tasks", required=True, metavar="T,...", help="tasks with options, and groups of such tasks")
+    parser.add_argument("--num_fewshot", type=int, metavar="N", help="how many to choose (default: the task's number)")
+    parser.add_argument("--seeds", default="1234", metavar="N,A..B", help="seeds, each with a choice (default: 1234)")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE.json", help="the file for the choices")
     parser.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
     parser.add_argument("--batch_size", type=int, default=8, metavar="N", help="queries in a batch (default: 8)")
     parser.add_argument("--include_path", metavar="DIR", help="a folder of further tasks")
-    parser.add_argument("--metadata", default="", metavar="K=V,...", help="of the tasks, as for lm_eval")
+    parser.add_argument("--metadata", default="", metavar="K=V,...", help="metadata of the tasks, as for lm_eval")
     args = parser.parse_args(arguments)
     if not isinstance(how := read(args.how), How):
         raise InputError(f"{args.how!r}: there are {', '.join(METHODS)}.")
@@ -47,7 +47,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         if not isinstance(seed, int):
             raise InputError(f"--seeds {seed}: must be whole numbers, 0 or more, or ranges such as 0..9.")
     if args.output.is_dir() or not os.access(args.output.parent, os.W_OK):
-        raise InputError(f"--output {args.output}: must be a file in a folder that is there and can be written to.")
+        raise InputError(f"--output {args.output}: must be a file in a folder that exists and can be written to.")
     check_folders(args.include_path, None)
 
     from lm_eval_icl.demonstrations.choosing import Chooser
@@ -55,17 +55,17 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     from lm_eval_icl.harness.choosing import PoolOfTask
     from lm_eval_icl.harness.training import tasks_of
 
-    shots_of_pools: dict[PoolOfTask, int] = {}
+    shots_by_pool: dict[PoolOfTask, int] = {}
     names = [name for name in args.tasks.split(",") if name]
     for task in tasks_of(names, args.include_path, pairs("metadata", args.metadata)):
         shots = task.config.num_fewshot if args.num_fewshot is None else args.num_fewshot
         if not shots or shots < 1:
             raise InputError(f"--num_fewshot: give how many demonstrations task {task.config.task!r} gets, 1 or more.")
-        shots_of_pools[PoolOfTask(task)] = int(shots)
+        shots_by_pool[PoolOfTask(task)] = int(shots)
     predictor, model = _load(args)
     contents: dict[str, Any] = {"about": {"how": str(how), "model": about_model(*model), "version": version.version()}}
     contents["tasks"] = {}
-    for pool, shots in shots_of_pools.items():
+    for pool, shots in shots_by_pool.items():
         chooser, chosen = Chooser(pool, predictor, how.pool), {}
         for seed in seeds:
             with naming(f"task {pool.name!r}"):
@@ -81,7 +81,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
 
 def _load(args: argparse.Namespace) -> tuple[Predictor, tuple[str, Mapping[str, Any]]]:
-    """The model under plain ICL, its name, and what tells it from others."""
+    """The model under plain ICL, its name, and the facts that tell it from other models."""
     import torch
 
     from lm_eval_icl.inference.checkpoints import load_model

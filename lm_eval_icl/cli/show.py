@@ -1,4 +1,4 @@
-"""The command `lm-eval-icl show`: the layout that a method runs, in the terminal or as a picture."""
+"""The command `lm-eval-icl show`: draws the layout of a method, in the terminal or as a picture."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from lm_eval_icl.harness.arguments import pairs
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl show`."""
     parser.description = (
-        "Draw the layout that a method runs: which token sees which, at which position; in the terminal, "
-        "or as a picture."
+        "Draw the layout of a method: which token sees which, and at which position; in the terminal, or as a picture."
     )
     names = ", ".join(methods.NAMES)
     parser.add_argument("method", metavar="METHOD", help=f"{names}, or MODULE:CLASS")
     parser.add_argument("--args", default="", metavar="K=V,...", help="the method's arguments, as in --model_args")
-    parser.add_argument("--shots", type=int, default=3, help="demonstrations (default: 3)")
+    parser.add_argument("--shots", type=int, default=3, help="the number of demonstrations (default: 3)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="a picture, .svg or .png")
     options = parser.parse_args(arguments)
-    methods.find(options.method)  # first, since an unknown method can be said without importing what draws
+    methods.find(options.method)  # an unknown method is refused before the slow imports
 
     from rich.console import Console
 
@@ -32,9 +31,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if options.output is not None:
         picture.check_output(options.output)  # before anything is loaded
-    own = pairs("args", options.args)
+    method_arguments = pairs("args", options.args)
     with naming("--args"):
-        method = methods.make(options.method, own)
+        method = methods.make(options.method, method_arguments)
     drawn = drawing.draw(method, options.shots)
     if options.output is not None:
         picture.save(drawn, options.output)

@@ -1,4 +1,4 @@
-"""The command `lm-eval-icl smoke`: every method on tiny random models."""
+"""The command `lm-eval-icl smoke`: runs every method on tiny random models."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lm_eval_icl.errors import InputError
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl smoke`."""
     parser.description = (
-        "Make a tiny random model and run every method on it through lm-eval; icl must give what hf gives. Exit status "
-        "0, or 1 if a number is wrong or a method fails."
+        "Make a tiny random model, and run every method on it through lm-eval. The numbers of icl must be those of hf. "
+        "The exit status is 0, or 1 if a number is wrong or a method fails."
     )
     parser.add_argument(
         "--arch",
@@ -22,17 +22,17 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         metavar="TYPE[,TYPE...]",
         help="transformers model types, or the folder of a checkpoint (default: llama)",
     )
-    parser.add_argument("--limit", type=int, default=3, help="documents a task (default: %(default)s)")
+    parser.add_argument("--limit", type=int, default=3, help="documents of each task (default: %(default)s)")
     options = parser.parse_args(arguments)
 
-    # Run offline, and without those progress bars that these variables switch off.
+    # Run offline, and without the progress bars that this variable switches off.
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     import transformers
 
     from lm_eval_icl.smoke import smoke, tiny
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    transformers.logging.set_verbosity_error()  # or it would list, for every method, the weights for pictures
+    transformers.logging.set_verbosity_error()  # else it lists weights for pictures, for every method
     ran = refused = 0
     for arch in [options.arch] if Path(options.arch).is_dir() else options.arch.split(","):
         try:

@@ -1,4 +1,4 @@
-"""The command `lm-eval-icl study`: a table or figure of a paper, or a grid of one's own, in one run."""
+"""The command `lm-eval-icl study`: runs a table or figure of a paper, or a user's grid, in one run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.studies.grid import named, read
 
-if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fault of the study's file, do not need it
+if TYPE_CHECKING:  # these take seconds to import, and --list, or an error in the study's file, does not need them
     from lm_eval_icl.studies.cells import Grid
     from lm_eval_icl.studies.folder import StudyFolder
     from lm_eval_icl.studies.run import Options, UnitRunner
@@ -27,31 +27,31 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.description = "Run a grid of models, methods, tasks, seeds and orders: a table or figure of a paper."
     parser.add_argument("study", nargs="?", metavar="FILE|NAME", help="a study's file, or a study of --list")
     parser.add_argument("--list", action="store_true", help="the studies that come with lm-eval-icl")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="the study's folder; what is there is not run again")
-    parser.add_argument("--dry_run", action="store_true", help="say how much there is to run, and what is missing")
-    parser.add_argument("--status", action="store_true", help="say what of the study is in its folder; run none")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="the study's folder; its cells are not run again")
+    parser.add_argument("--dry_run", action="store_true", help="print how many cells are missing and what they take")
+    parser.add_argument("--status", action="store_true", help="print how many cells are in the folder; run none")
     parser.add_argument("--verbose", action="store_true", help="with --dry_run or --status: list the cells")
     parser.add_argument(
         "--rerun",
         nargs="?",
         const="cells/*",
         metavar="PATTERN",
-        help="make again what matches (cells/*/icl/*, checkpoints/*), and what needs it (default: cells/*)",
+        help="make cells or checkpoints again that match (cells/*/icl/*), and all that need them (default: cells/*)",
     )
-    parser.add_argument("--model_args", metavar="K=V,...", help="another model (pretrained=...), or more for each")
+    parser.add_argument("--model_args", metavar="K=V,...", help="another model (pretrained=...), or arguments for each")
     parser.add_argument("--tasks", metavar="T,...", help="other tasks")
-    parser.add_argument("--methods", metavar="M,...", help="of the study's methods only these; others as they are")
+    parser.add_argument("--methods", metavar="M,...", help="other methods; the study's own keep their arguments")
     parser.add_argument("--num_fewshot", type=int, metavar="N", help="another number of demonstrations")
     parser.add_argument("--seeds", metavar="N,A..B", help="other seeds of the demonstrations")
     parser.add_argument("--demonstrations", metavar="HOW,...", help="other ways of choosing the demonstrations")
-    parser.add_argument("--decide", metavar="RULE,...", help="other decision rules; none is what the model itself says")
+    parser.add_argument("--decide", metavar="RULE,...", help="other decision rules; none for the model's own answers")
     parser.add_argument("--labels", metavar="L,...", help="other labels of the demonstrations: none, random, flipped:P")
     parser.add_argument("--formats", metavar="N,A..B", help="other formats of the prompts; 0 is the task's own")
     parser.add_argument("--orders", type=int, metavar="N", help="another number of orders")
     parser.add_argument("--limit", type=float, metavar="N", help="documents of each task, or a share of them below 1")
     parser.add_argument("--batch_size", metavar="N|auto", help="as for lm_eval")
     parser.add_argument("--device", help="as for lm_eval")
-    parser.add_argument("--train", metavar="K=V,...", help="options of `lm-eval-icl train`, for models trained first")
+    parser.add_argument("--train", metavar="K=V,...", help="options of `lm-eval-icl train` for the study's trainings")
     parser.add_argument(
         "--ray",
         nargs="?",
@@ -64,12 +64,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     args = parser.parse_args(arguments)
     console = Console()
     if args.list:
-        lines = "\n".join(f"{name}: {paper}" for name, paper in named().items())
-        console.print(lines, markup=False, highlight=False, soft_wrap=True)
+        print("\n".join(f"{name}: {paper}" for name, paper in named().items()))
         return
     if args.study is None:
         raise InputError("give a study's file or name; `lm-eval-icl study --list` lists the names.")
-    if args.limit is not None and not 0 < args.limit < math.inf:  # neither is NaN
+    if args.limit is not None and not 0 < args.limit < math.inf:  # this refuses NaN too
         raise InputError(f"--limit {args.limit:g}: must be above 0{', and finite' * (args.limit > 0)}.")
     check_folders(args.include_path, None)
     study = read(args.study, _overrides(args))
@@ -100,7 +99,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
 
 def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
-    """The options that stand in place of keys of the file, or are added to them."""
+    """The options that replace keys of the file, or are added to them."""
     overrides = {name: getattr(args, name) for name in ("model_args", "num_fewshot", "orders")}
     for name in ("seeds", "formats"):
         if (several := getattr(args, name)) is not None:
@@ -113,7 +112,7 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _runner(grid: Grid, folder: StudyFolder, args: argparse.Namespace, options: Options) -> UnitRunner:
-    """What runs units here. What cannot be trained is refused before anything is run."""
+    """The runner of units in this process. A wrong training is an `InputError` before anything is run."""
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies.run import UnitRunner
 

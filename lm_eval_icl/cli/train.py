@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 OPTIONS = {
     "model_args": ("K=V,...", "pretrained=M, the method's arguments, and others as for hf"),
     "tasks": ("T1,T2", "tasks of lm-eval with a training split, or groups of them"),
-    "episodes": ("FILE.jsonl", "in place of tasks: rows with task, input, output and options"),
-    "metaicl": ("SETTING", "in place of tasks: MetaICL's training tasks of a setting, such as hr_to_lr"),
+    "episodes": ("FILE.jsonl", "instead of --tasks: a file of rows with task, input, output and options"),
+    "metaicl": ("SETTING", "instead of --tasks: MetaICL's training tasks of a setting, such as hr_to_lr"),
     "data": ("DIR", "with --metaicl: the folder of MetaICL's data"),
     "train_k": ("K", "with --metaicl: the K in the names of the training files (default: 16384)"),
     "channel": ("", "with --metaicl: give the output, and train on the input"),
     "output": ("DIR", "the folder of the trained checkpoint"),
-    "fits": ("METHOD,...", "use only episodes whose rows' tokens fit the model under these methods too"),
+    "fits": ("METHOD,...", "use only episodes whose rows fit the model under these methods too"),
     "include_path": ("DIR", "a folder of further tasks"),
     "metadata": ("K=V,...", "metadata of the tasks, as for lm-eval"),
-    "device": ("DEVICE", "cpu, or the accelerator that is there (the default)"),
-    "dry_run": ("", "say what there is to train on and what is left out, and train nothing"),
+    "device": ("DEVICE", "cpu, or the machine's accelerator (the default)"),
+    "dry_run": ("", "print how many rows there are and how many are left out, and train nothing"),
 }
 
 # The defaults with --metaicl, which are MetaICL's own.
@@ -47,7 +47,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     parser.description = "Fine-tune a model under the layout of a method, on episodes of demonstrations and a query."
     options = read_options(parser, arguments)
-    methods.find(options["method"])  # first, since an unknown method can be said without importing what trains
+    methods.find(options["method"])  # an unknown method is refused before the slow imports
 
     import torch
     from accelerate import PartialState
@@ -61,25 +61,25 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         method, output = options["method"], options["output"]
         print(f"{output}: trained under {method}. lm_eval --model {method} --model_args pretrained={output}")
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # a process that ends before the others would abort them
+        torch.distributed.destroy_process_group()  # or a process that ends first would abort the other processes
 
 
 def training(options: Mapping[str, Any]) -> Callable[[], None]:
-    """What trains a model with these options of the command, and writes its checkpoint. They are checked as far as can
-    be done without the model and the data."""
+    """A function that trains a model with these options of the command, and writes its checkpoint. The options are
+    checked now, as far as this is possible without the model and the data."""
     import torch
 
     from lm_eval_icl.harness.training import check_tasks
     from lm_eval_icl.training.rows import check_trainable
 
     known = {*OPTIONS, "method", "resume", *Settings.model_fields}
-    for name in options.keys() - known:  # of a study's file
+    for name in options.keys() - known:  # a study's file may have any
         raise InputError(f"unknown argument {name!r}: {near(name, sorted(known))}")
-    named = {name: options[name] for name in Settings.model_fields if name in options}
-    settings = Settings(**(METAICL if "metaicl" in options else {}) | named)
-    own = methods.arguments_of(methods.find(options["method"]))
-    model_args = model_arguments(options.get("model_args", {}), own)
-    method = methods.make(options["method"], {name: value for name, value in model_args.items() if name in own})
+    given = {name: options[name] for name in Settings.model_fields if name in options}
+    settings = Settings(**(METAICL if "metaicl" in options else {}) | given)
+    names = methods.arguments_of(methods.find(options["method"]))
+    model_args = model_arguments(options.get("model_args", {}), names)
+    method = methods.make(options["method"], {name: value for name, value in model_args.items() if name in names})
     fits = [methods.make(name) for name in _names(options.get("fits", ()))]
     check_trainable(method, settings.loss)
     if "output" not in options and not options.get("dry_run"):
@@ -87,7 +87,7 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
     if sum(name in options for name in ("tasks", "episodes", "metaicl")) != 1:
         raise InputError("--tasks, --episodes, --metaicl: give one of them.")
     if options.get("device", "cpu") != "cpu" and not torch.accelerator.is_available():
-        raise InputError(f"--device {options['device']}: here is no accelerator: give cpu, or leave it out.")
+        raise InputError(f"--device {options['device']}: torch finds no accelerator here: give cpu, or leave it out.")
     if "metaicl" in options:
         if settings.loss != "query":
             raise InputError(f"--loss {settings.loss}: MetaICL's loss is that of the query: leave it out.")
@@ -98,9 +98,9 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
     if "tasks" in options:
         check_folders(options.get("include_path"), None)
         metadata = pairs("metadata", options.get("metadata", {}))
-        if not (names := _names(options["tasks"])):
+        if not (tasks := _names(options["tasks"])):
             raise InputError("--tasks: names no task.")
-        check_tasks(names, options.get("include_path"), metadata)
+        check_tasks(tasks, options.get("include_path"), metadata)
     return functools.partial(_train, options, settings, model_args, method, fits)
 
 
@@ -127,7 +127,7 @@ def _train(
         data, k = MetaICLFolder(str(options["data"]), "--data"), options.get("train_k", 16384)
         rows = load_rows(str(options["metaicl"]), data, k, skips(metadata))
     model, tokenizer = load_model(model_args)
-    of_data = {"metadata": metadata, "metaicl": options.get("metaicl"), "channel": options.get("channel", False)}
+    data_options = {"metadata": metadata, "metaicl": options.get("metaicl"), "channel": options.get("channel", False)}
     limits: dict[str, Any] = {name: model_args.get(name) for name in ("max_length", "add_bos_token")}
     if rows:
         predictor = Predictor(model, tokenizer, method, **limits)
@@ -141,7 +141,7 @@ def _train(
         settings,
         fits=fits,
         source=str(model_args["pretrained"]),
-        identity={"model_args": {name: str(value) for name, value in sorted(model_args.items())}, **of_data},
+        identity={"model_args": {name: str(value) for name, value in sorted(model_args.items())}, **data_options},
         **limits,
         resume=options.get("resume", False),
         cpu=options.get("device") == "cpu",
@@ -150,22 +150,22 @@ def _train(
 
 
 def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, Any]:
-    """The arguments that the command line has."""
+    """The arguments of the command line, without those that were not given."""
     parser.argument_default = argparse.SUPPRESS
     trained = "icl, nope, prefixicl, pcw, saicl, invicl, sbp, star, or MODULE:CLASS"
     parser.add_argument("method", metavar="METHOD", help=trained)
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in --output")
     for name, (metavar, what) in OPTIONS.items():
         kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
         parser.add_argument(f"--{name}", help=what, **kind)
     helps = {line.strip().partition(": ")[0]: line.partition(": ")[2] for line in (Settings.__doc__ or "").splitlines()}
     for name, field in Settings.model_fields.items():
-        what, of = helps[name].rstrip("."), type(field.default)
-        if of is bool:
+        what, value_type = helps[name].rstrip("."), type(field.default)
+        if value_type is bool:
             parser.add_argument(f"--{name}", action="store_true", help=what)
         else:
             what = f"{what} (default: {field.default})"
-            parser.add_argument(f"--{name}", type=of, metavar=of.__name__.upper(), help=what)
+            parser.add_argument(f"--{name}", type=value_type, metavar=value_type.__name__.upper(), help=what)
     return vars(parser.parse_args(arguments))
 
 

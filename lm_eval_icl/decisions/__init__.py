@@ -1,1 +1,1 @@
-"""Decision rules: which option wins, given the log-probabilities of all. A rule is a dataclass with its formula."""
+"""Decision rules choose an option, given the log-probabilities of all options. A rule is a dataclass with a formula."""

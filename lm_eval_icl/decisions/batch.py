@@ -14,14 +14,14 @@ from lm_eval_icl.errors import InputError
 
 @dataclass(frozen=True)
 class BatchCalibration(Shift):
-    """Batch calibration (Zhou et al. 2023, arXiv 2309.17249) over the documents x' of the task, each decision then
-    depending on all of them; or, with of=pool, over m few-shot documents after the same demonstrations:
+    """Batch calibration (Zhou et al. 2023, arXiv 2309.17249). The documents x' are all documents of the task, so that a
+    decision depends on all of them; or, with of=pool, m few-shot documents after the same demonstrations:
 
         division:    s(y|x) - log mean_x' p(y|x')
         difference:  p(y|x) - mean_x' p(y|x')
 
-    Implementations of the paper have one or the other; with two options, both decide alike. p is normalized over the
-    options before it is averaged: the mean of the logarithms, s(y|x) - mean_x' s(y|x'), is another function.
+    Implementations of the paper have either formula. With two options, both decide alike. p is normalized over the
+    options before it is averaged. (The mean of the logarithms, s(y|x) - mean_x' s(y|x'), is another function.)
     """
 
     name = "batch"
@@ -53,11 +53,11 @@ class BatchCalibration(Shift):
         facts |= {"seed": task.seed, "pool": len(task.pool)}
         return queries
 
-    def constants(self, asked: np.ndarray) -> np.ndarray:
-        return log_mean_exp(log_normalized(asked))
+    def constants(self, query_scores: np.ndarray) -> np.ndarray:
+        return log_mean_exp(log_normalized(query_scores))
 
-    def values(self, scores: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    def values(self, scores: np.ndarray, query_scores: np.ndarray) -> np.ndarray:
         if self.by == "division":
-            return super().values(scores, asked)
-        differences: np.ndarray = np.exp(log_normalized(scores)) - np.exp(self.constants(asked))
+            return super().values(scores, query_scores)
+        differences: np.ndarray = np.exp(log_normalized(scores)) - np.exp(self.constants(query_scores))
         return differences

@@ -14,13 +14,13 @@ from lm_eval_icl.errors import InputError
 
 @dataclass(frozen=True)
 class Contextual(Shift):
-    """Contextual calibration (Zhao et al. 2021, arXiv 2102.09690, section 5), by content-free texts cf:
+    """Contextual calibration (Zhao et al. 2021, arXiv 2102.09690, section 5) with content-free texts cf:
 
         s(y|x) - log mean_j exp s(y|cf_j)
 
-    The paper's W = diag(p_cf)^-1, b = 0. The probabilities are averaged over the texts before they are normalized over
-    the options: texts that give all options little probability count little. (The normalization itself changes no
-    decision, and is left out.)
+    This is the paper's W = diag(p_cf)^-1, b = 0. The probabilities are averaged over the texts before they are
+    normalized over the options, so that texts with small probabilities of all options count little. (The normalization
+    itself is left out, since it changes no decision.)
     """
 
     name = "contextual"
@@ -33,9 +33,9 @@ class Contextual(Shift):
 
 @dataclass(frozen=True)
 class Domain(Shift):
-    """Domain-context calibration (Fei et al. 2023, arXiv 2305.19148, section 4): contextual calibration by n texts of
-    words drawn from the few-shot (of=pool) or the evaluated documents, as many as these have on average, and one more.
-    " ." ends each text, as in the authors' code."""
+    """Domain-context calibration (Fei et al. 2023, arXiv 2305.19148, section 4): contextual calibration with n texts of
+    words that are drawn from the few-shot documents (of=pool) or from the evaluated documents (of=test). A text has one
+    word more than the documents have on average. " ." ends each text, as in the authors' code."""
 
     name = "domain"
 
@@ -59,8 +59,8 @@ class Domain(Shift):
 
 
 def rendered(task: Any, doc: Doc, texts: Sequence[Any]) -> list[str]:
-    """The queries with these texts in place of the document's. After an empty query nothing can be scored."""
-    kept = [query for text in texts if (query := task.content_free(doc, text)).strip()]
-    if not kept:
-        raise InputError("all of its texts make an empty query: give others (texts=...).")
-    return kept
+    """The queries with these texts in place of the document's. Empty queries are left out: they cannot be scored."""
+    queries = [query for text in texts if (query := task.content_free(doc, text)).strip()]
+    if not queries:
+        raise InputError("all of its texts make an empty query: give other texts (texts=...).")
+    return queries

@@ -1,6 +1,6 @@
-"""Decision rules as users write them: `contextual+batch:of=pool:m=128`, or {"contextual": {"texts": ["N/A"]}}.
+"""Reads decision rules as users write them: `contextual+batch:of=pool:m=128`, or {"contextual": {"texts": ["N/A"]}}.
 
-Methods that choose demonstrations are written in the same way, `NAME:KEY=VALUE:KEY=VALUE`, which `spelled` parses.
+Methods that choose demonstrations are written in the same way. `spelled` parses `NAME:KEY=VALUE:KEY=VALUE`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ NEIGHBORS = tuple(name for name, rule in RULES.items() if issubclass(rule, Compa
 
 
 def read(given: Any) -> tuple[Rule, ...]:
-    """The rules that `decide` names, joined by `+`, with arguments after `:`.
+    """The rules in the setting `decide`, which names them joined by `+`, each with its arguments after `:`.
 
     Raises:
-        InputError: there is no such rule or argument, or its value cannot be used.
+        InputError: there is no such rule or argument, or the value of an argument cannot be used.
     """
     with naming(f"decide={given if isinstance(given, str) else json.dumps(given, default=str)}"):
         if isinstance(given, list | tuple):
@@ -45,7 +45,7 @@ def read(given: Any) -> tuple[Rule, ...]:
 
 
 def written(rules: Sequence[Rule]) -> Any:
-    """These rules as users write them: names joined by `+`, or a list if a text cannot stand among names."""
+    """The rules as users write them: as one text, or as dictionaries if the text would not name all of their values."""
     text = "+".join(map(str, rules))
     try:
         if read(text) == tuple(rules):
@@ -56,10 +56,10 @@ def written(rules: Sequence[Rule]) -> Any:
 
 
 def spelled(text: str, verbatim: str = "") -> tuple[str, dict[str, Any]]:
-    """NAME:KEY=VALUE:... as a name and arguments: numbers, truth values, and texts.
+    """Divides NAME:KEY=VALUE:... into the name and the arguments. Values are numbers, truth values or texts.
 
     Args:
-        verbatim: the argument, if any, that is the rest of what is written, colons included, and a text.
+        verbatim: the name of an argument whose value is all of the remaining text, colons included.
 
     Raises:
         InputError: an argument is not KEY=VALUE.

@@ -1,4 +1,4 @@
-"""Rules that compare a document with labeled rows beyond the demonstrations, in float64."""
+"""Rules that compare a document with labeled rows that are no demonstrations, in float64."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Hidden(Comparison):
         centroids = np.stack([anchors[np.asarray(labels) == number].mean(0) for number in range(classes)])
         distances: np.ndarray = cdist(states, centroids)
         if not np.isfinite(distances).all():
-            raise InputError("states: some are infinite, so that nothing is near them.")
+            raise InputError("some hidden states are infinite, so that no distances can be computed.")
         return -distances
 
 
 @dataclass(frozen=True)
 class KNN(Comparison):
     """kNN prompting (Xu et al. 2023, arXiv 2303.13824, section 3): the majority of the k nearest anchors by
-    KL(anchor || query) over the whole vocabulary. The values are votes. Of equally near anchors the first ones vote; of
-    classes with equally many votes the lowest wins, as with `argmax`."""
+    KL(anchor || query) over the whole vocabulary. The values are votes. If anchors are equally near, the first ones
+    vote. If classes have equally many votes, the lowest class wins, as with `argmax`."""
 
     name = "knn"
     reads_log_probs = True
@@ -45,10 +45,10 @@ class KNN(Comparison):
     def values(self, states: np.ndarray, anchors: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
         log_probs, anchors = _numbers(states), _numbers(anchors)
         p = np.exp(anchors)
-        # A token of probability 0 adds nothing to the divergence of an anchor, and an infinity where the query's is 0.
+        # A token adds nothing to the divergence if the anchor gives it 0, and infinity if only the query gives it 0.
         entropy = np.where(p > 0, p * np.where(p > 0, anchors, 0), 0).sum(1)
         finite = np.maximum(log_probs, np.finfo(np.float64).min)
-        divergences = entropy - np.stack([p @ row for row in finite])  # (D, N); a query's bits are those of it alone
+        divergences = entropy - np.stack([p @ row for row in finite])  # (D, N); row by row, each as if it were alone
         nearest = np.argsort(divergences, axis=1, kind="stable")[:, : self.k]
         votes: np.ndarray = np.eye(classes)[np.asarray(labels)[nearest]].sum(1)
         return votes
@@ -57,5 +57,5 @@ class KNN(Comparison):
 def _numbers(states: np.ndarray) -> np.ndarray:
     states = np.asarray(states, dtype=np.float64)
     if np.isnan(states).any():
-        raise InputError("the model gave a query NaN, with which nothing can be compared.")
+        raise InputError("the model's numbers for a query contain NaN, and cannot be compared.")
     return states

@@ -10,8 +10,8 @@ from lm_eval_icl.decisions.rule import Doc, Shift
 
 @dataclass(frozen=True)
 class PMI(Shift):
-    """Pointwise mutual information (Holtzman et al. 2021, arXiv 2104.08315, section 3); the premise has no
-    demonstrations:
+    """Pointwise mutual information (Holtzman et al. 2021, arXiv 2104.08315, section 3). No demonstrations stand before
+    the premise:
 
         s(y|x) - s(y|premise)
 
@@ -29,7 +29,7 @@ class PMI(Shift):
 
 @dataclass(frozen=True)
 class DomainPMI(PMI):
-    """The domain-conditional form: by default, the premise is the template's text after its last field."""
+    """The domain-conditional form of PMI. By default, the premise is the template's text after its last field."""
 
     name = "dcpmi"
 

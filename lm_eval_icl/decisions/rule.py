@@ -1,7 +1,7 @@
-"""What a decision rule is: a dataclass whose fields are its arguments, the queries that it asks, and its formula.
+"""The base classes of decision rules: dataclasses with a rule's arguments as fields, its queries and its formula.
 
-s(y|x) is the summed log-probability of option y after the demonstrations and document x; p(y|x) is its softmax over the
-C options. Everything is computed in float64. scipy is imported where it is used, since that takes half a second.
+s(y|x) is the summed log-probability of option y after the demonstrations and document x. p(y|x) is its softmax over the
+C options. All numbers are float64. scipy is imported inside functions, since the import takes half a second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, Field
 from lm_eval_icl.errors import whole
 
 Doc = Mapping[str, Any]
-# A whole number from 1, and one text or more, which may be joined by "|".
+# The types of arguments: a whole number from 1; and one or several texts, which may be joined by "|".
 Number = Annotated[int, BeforeValidator(whole)]
 _divided = BeforeValidator(lambda texts: tuple(texts.split("|")) if isinstance(texts, str) else texts)
 Texts = Annotated[tuple[str, ...], _divided, Field(min_length=1)]
@@ -32,10 +32,10 @@ class Rule(ABC):
     """A decision rule.
 
     Attributes:
-        name: how users write it.
+        name: the name that users write.
         fixed_options: why all documents must have the same options; empty if they need not.
-        is_transductive: whether a document's decision depends on other documents that are evaluated.
-        is_logarithmic: whether its values are log-probabilities up to a constant, which metrics may divide by a length.
+        is_transductive: whether the decision for a document depends on other evaluated documents.
+        is_logarithmic: whether values are log-probabilities plus a constant, so that metrics may divide by a length.
     """
 
     name: ClassVar[str]
@@ -50,12 +50,12 @@ class Rule(ABC):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The arguments whose value is not the default."""
+        """The arguments whose values differ from the defaults."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
 
     def __str__(self) -> str:
-        """The name of the rule's results: the same text for the same rule, in whatever order arguments were given. A
-        text with other characters than a name may have stands as a digest."""
+        """The rule as a text that names its results. It does not depend on the order in which arguments were given. The
+        digest of a value replaces the value if it has characters that a name may not have."""
         parts = [self.name]
         for name, value in sorted(self.given.items()):
             text = "|".join(value) if isinstance(value, tuple) else str(value)
@@ -67,12 +67,12 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class Shift(Rule):
-    """A rule that shifts the log-probabilities of a document's options by those after other queries.
+    """A rule that shifts the log-probabilities of a document's options by their log-probabilities after other queries.
 
     Attributes:
-        bare: its queries have no prefix and no demonstrations before them.
-        by_document: its queries depend on the document; otherwise only on the demonstrations before them.
-        asks: whether it has queries of its own; if not, the task's documents are the queries.
+        bare: whether its queries have no prefix and no demonstrations before them.
+        by_document: whether its queries depend on the document, or only on the demonstrations before them.
+        asks: whether it makes queries. If not, the task's documents are the queries.
     """
 
     bare: ClassVar[bool] = False
@@ -81,22 +81,22 @@ class Shift(Rule):
 
     @abstractmethod
     def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
-        """The queries for a document whose demonstrations are those of `place`, made by `task`
-        (`harness.rule_queries.RuleQueries`). Facts for the results file are added to `facts`."""
+        """The queries for the document `doc`, which has the demonstrations of `place`. `task` makes the queries
+        (`harness.rule_queries.RuleQueries`). Entries for the results file are added to `facts`."""
 
-    def constants(self, asked: np.ndarray) -> np.ndarray:
+    def constants(self, query_scores: np.ndarray) -> np.ndarray:
         """(n, C) s(y|query) -> (C,) the subtracted constants: the logarithms of the mean probabilities."""
-        return log_mean_exp(asked)
+        return log_mean_exp(query_scores)
 
-    def values(self, scores: np.ndarray, asked: np.ndarray) -> np.ndarray:
-        """(D, C) s(y|x), (n, C) s(y|query) -> (D, C) the values of the options, of which the largest wins."""
-        shifted: np.ndarray = np.asarray(scores, dtype=np.float64) - self.constants(asked)
+    def values(self, scores: np.ndarray, query_scores: np.ndarray) -> np.ndarray:
+        """(D, C) s(y|x), (n, C) s(y|query) -> (D, C) the values of the options. The largest value wins."""
+        shifted: np.ndarray = np.asarray(scores, dtype=np.float64) - self.constants(query_scores)
         return shifted
 
 
 @dataclass(frozen=True)
 class Comparison(Rule):
-    """A rule that compares documents with m labeled rows of each class, by the model's state before any option: the
+    """A rule that compares documents with m labeled rows of each class, by a vector of the query's last token: the
     log-probabilities of the next token (V), if it `reads_log_probs`, or else the last hidden state (d)."""
 
     fixed_options = "a comparison of documents"
@@ -107,7 +107,7 @@ class Comparison(Rule):
 
     @abstractmethod
     def values(self, states: np.ndarray, anchors: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-        """(D, d or V) of documents, (N, d or V) of labeled rows with their classes, (N,) from 0 -> (D, C)."""
+        """(D, d or V) of documents, (N, d or V) of labeled rows, (N,) their classes from 0 on -> (D, C) values."""
 
 
 def log_mean_exp(scores: np.ndarray) -> np.ndarray:

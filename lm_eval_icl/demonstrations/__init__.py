@@ -1,6 +1,6 @@
-"""Which rows of a pool become demonstrations: drawn (`draw.py`), chosen by a published method, or given.
+"""Chooses rows of a pool as demonstrations: by drawing (`draw.py`), by a published method, or from a given file.
 
-All arithmetic is in float64, and everything is determined by the arrays and the seed. The features and probabilities
-themselves are not: another batch size changes their last digits, which may decide between two rows that are nearly
+All arithmetic is in float64. A choice is determined by the seed and by the model's features and probabilities. Another
+batch size changes the last digits of features and probabilities, which may decide between two rows that are nearly
 alike. A tie goes to the lowest row.
 """

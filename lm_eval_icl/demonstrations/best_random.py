@@ -1,4 +1,4 @@
-"""The best of many random sets of demonstrations on documents kept for that (Li and Qiu 2023)."""
+"""The best of many random sets of demonstrations, by their accuracy on separate documents (Li and Qiu 2023)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ScoredSet:
     """A set of demonstrations with its score, as a search returns it.
 
     Attributes:
-        rows: the rows in the order of the prompt; the search was over orders too.
-        accuracy: on the documents that it was scored on.
-        log_probability: the mean of the right label's there, which decides between equal accuracies.
+        rows: the rows in the order of the prompt, which is a part of the search.
+        accuracy: the accuracy on the documents of the search.
+        log_probability: the mean log-probability of the right label, which decides between equal accuracies.
     """
 
     rows: Rows
@@ -37,14 +37,15 @@ def best_random(
     sets: int,
     balance: bool = True,
 ) -> ScoredSet:
-    """Draw sets of demonstrations, each in an order, and keep the one of the highest accuracy.
+    """Draw ordered sets of demonstrations, and keep the set with the highest accuracy.
 
     Ties are decided by the mean log-probability of the right label, and then by the order of drawing.
 
     Args:
-        score: the accuracy of a set and the mean log-probability of the right label, on the same documents in every
-            call. None of these may be in the pool.
-        balance: the same number from each class as far as possible.
+        score: returns the accuracy of a set and the mean log-probability of the right label, on the same documents in
+            every call. None of these documents may be in the pool.
+        sets: how many sets are drawn.
+        balance: draw the same number from each class as far as possible.
 
     Raises:
         InputError: the pool has fewer than n rows.

@@ -1,4 +1,4 @@
-"""CAL (Margatina et al. 2021): rows whose label the model predicts differently from that of similar rows."""
+"""CAL (Margatina et al. 2021): rows for which the model predicts other labels than for similar rows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lm_eval_icl.demonstrations.pool import Picks, Pool
 
 
 def cal(pool: Pool, n: int, generator: Random, *, k: int = 10) -> list[int]:
-    """The largest mean divergence KL(neighbour || row) over a row's k nearest neighbours, with features of length 1.
+    """Pick the rows with the largest mean KL(neighbour || row) over their k nearest neighbours by features of length 1.
 
-    The paper's neighbours are labelled rows and its candidates are not. Here every row is both.
+    (In the paper, neighbours are labelled rows, and candidates are not labelled. Here every row is both.)
 
     Args:
         k: the number of neighbours.
@@ -29,7 +29,7 @@ def cal(pool: Pool, n: int, generator: Random, *, k: int = 10) -> list[int]:
         last = np.partition(distances, k - 1, axis=1)[:, k - 1]
         for at, row in enumerate(range(size)[part]):
             near = np.flatnonzero(distances[at] <= last[at])
-            near = near[np.argsort(distances[at, near], kind="stable")][:k]  # of equally near rows, the lowest
+            near = near[np.argsort(distances[at, near], kind="stable")][:k]  # the lowest rows, if some are equally near
             scores[row] = (probabilities[near] * (logs[near] - logs[row])).sum(1).mean()
     picks = Picks(pool)
     picks.best(scores, n)

@@ -1,4 +1,4 @@
-"""Choosing a task's demonstrations from a model's outputs on the pool, or by searches that run the model again."""
+"""Chooses a task's demonstrations by a model's outputs on the pool, or by searches that run the model many times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lm_eval_icl.demonstrations.lens import LensSettings, lens
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import in_prompt_order, select
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.schedule import Asked, Ids
+from lm_eval_icl.inference.schedule import ContextQueryAnswer, Ids
 from lm_eval_icl.inference.scoring import not_finite
 from lm_eval_icl.methods.predictor import DoesNotFit, Predictor
 from lm_eval_icl.methods.runner import grouped
@@ -29,13 +29,13 @@ from lm_eval_icl.prompts.tokens import Context
 
 
 class TaskPool(Protocol):
-    """The documents that a task takes demonstrations from, as prompts (`harness.choosing.PoolOfTask`).
+    """The documents that may become a task's demonstrations, as prompts (`harness.choosing.PoolOfTask`).
 
     Attributes:
-        docs: the documents; a row is the number of one.
-        rows: the candidates, among which some may be closed: they are not chosen.
+        docs: the documents. A row is the index of a document.
+        rows: the candidates. Some of them may be closed, which means that they are not chosen.
         sha256: a digest of these documents.
-        prompts: a digest of what else a choice depends on: the templates, and which documents are evaluated.
+        prompts: a digest of the templates and the evaluated documents, on which a choice also depends.
     """
 
     name: str
@@ -48,10 +48,10 @@ class TaskPool(Protocol):
     def prompts(self) -> str: ...
     def is_closed(self, row: int) -> bool: ...
     def query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
-        """A document's prompt without demonstrations, its options, and which is right."""
+        """A document's prompt without demonstrations, its options, and the index of the right option."""
 
     def demonstration(self, row: int) -> str:
-        """A document as a demonstration, with its answer and the delimiter that follows."""
+        """A document as a demonstration, with its answer and the delimiter after it."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Choice:
 
     Attributes:
         indices: rows of the task's few-shot documents, in the order of the prompt.
-        picked: the same in the order of picking; None if that is the prompt's.
-        accuracy: the accuracy of the chosen set on the documents that sets were scored on; None if no sets were tried.
-        seconds: how long choosing took.
-        tokens: how many tokens were run through the model for it.
+        picked: the same rows in the order of picking; None if this is the order of the prompt.
+        accuracy: the accuracy of the chosen set on the documents of the search; None if there was no search.
+        seconds: how long the choice took.
+        tokens: how many tokens ran through the model for the choice.
     """
 
     indices: tuple[int, ...]
@@ -73,7 +73,7 @@ class Choice:
     tokens: int = field(default=0, compare=False)
 
     def as_json(self) -> dict[str, Any]:
-        """The choice as results files and files of choices have it."""
+        """The choice as an entry of results files and of files of choices."""
         known = {name: value for name, value in vars(self).items() if value is not None}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in known.items()}
 
@@ -83,8 +83,8 @@ class Chooser:
 
     Args:
         pool: the task's documents.
-        predictor: the model under plain ICL.
-        most: how many documents of the pool, drawn by the seed, are candidates.
+        predictor: the model with plain ICL.
+        most: the largest number of candidates. If the pool has more documents, the candidates are drawn by the seed.
     """
 
     def __init__(self, pool: TaskPool, predictor: Predictor, most: int) -> None:
@@ -95,7 +95,7 @@ class Chooser:
         """Choose n demonstrations.
 
         Raises:
-            InputError: they cannot be chosen.
+            InputError: there are too few documents that fit the model, or their options differ.
         """
         begun, before = time.perf_counter(), self.predictor.runner.tokens_run
         rows = self._rows(seed)
@@ -106,7 +106,7 @@ class Chooser:
         if how in SEARCHES:
             choice = self._searched(how, n, seed, rows, balance, SEARCHES[how] | arguments)
         else:
-            if tuple(rows) not in self._read:  # seeds have the same rows, unless the pool is a part of the split
+            if tuple(rows) not in self._read:  # all seeds have the same rows, unless candidates are drawn
                 self._read = {tuple(rows): self.read(rows)}
             probabilities, features, rows = self._read[tuple(rows)]
             pool = Pool(np.array([self.pool.query(row)[2] for row in rows]), features, probabilities)
@@ -116,8 +116,8 @@ class Chooser:
         return replace(choice, seconds=round(time.perf_counter() - begun, 3), tokens=tokens)
 
     def _rows(self, seed: int) -> list[int]:
-        """The candidates: at most `most` rows of the pool, drawn by the seed, without duplicates and without documents
-        that are evaluated."""
+        """The candidates: at most `most` rows of the pool, drawn by the seed, without duplicates and without closed
+        rows."""
         rows, first = self.pool.rows, dict[str, int]()
         if len(rows) > self.most:
             rows = sorted(Random(f"pool {seed}").sample(rows, self.most))
@@ -141,8 +141,8 @@ class Chooser:
         return all(self.predictor.limits.too_long(tokens, len(answer) - 1) is None for tokens, answer in pairs)
 
     def right(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Whether each document is answered rightly after these demonstrations, and the probability of its right option
-        among all."""
+        """Whether each document is answered correctly after these demonstrations, and the probability of its right
+        option, normalized over all options. Both are (len(rows),)."""
         texts = [self.pool.demonstration(row) for row in demonstrations]
         by_prefix: dict[str, list[int]] = defaultdict(list)  # a task's description may depend on the document
         for row in rows:
@@ -154,16 +154,16 @@ class Chooser:
             for row, pairs, gold in zip(group, scores, right, strict=True):
                 values = np.array([value for value, _ in pairs])
                 answers[row] = int(values.argmax()) == gold, softmax(values)[gold]
-        correct, of_right = zip(*(answers[row] for row in rows), strict=True)
-        return np.array(correct), np.array(of_right)
+        correct, right_probabilities = zip(*(answers[row] for row in rows), strict=True)
+        return np.array(correct), np.array(right_probabilities)
 
     def _searched(
         self, how: str, n: int, seed: int, rows: Sequence[int], balance: bool, settings: dict[str, Any]
     ) -> Choice:
-        """The choice of a method that tries demonstrations."""
+        """The choice of a method that searches."""
         generator, dev_rows = Random(seed), list[int]()
         if how == "best_random":
-            dev_rows, rows = self._apart(rows, settings.pop("dev"))
+            dev_rows, rows = self._dev_and_rest(rows, settings.pop("dev"))
         fitting = [row for row in rows if self.fits(row)]
         pool = Pool(np.array([self.pool.query(row)[2] if balance else 0 for row in fitting], dtype=np.int64))
         with tqdm(desc=f"{self.pool.name}: {how}", unit=" queries") as bar:
@@ -171,15 +171,15 @@ class Chooser:
             def score(members: Sequence[int], documents: Sequence[int] | None = None) -> tuple[float, float]:
                 documents = dev_rows if documents is None else [fitting[i] for i in documents]
                 bar.update(len(documents))
-                return self._of_set([fitting[i] for i in members], documents)
+                return self._set_score([fitting[i] for i in members], documents)
 
             def info(candidate: int, others: Sequence[int]) -> np.ndarray:
-                """How much a document, as the only demonstration, raises the probability of others' right options: by
-                the least possible number, -1, if it does not fit the model with all of them."""
+                """By how much a document, as the only demonstration, raises the probabilities of the right options of
+                other documents. The smallest possible number, -1, if it does not fit the model with all of them."""
                 bar.update(len(others))
                 try:
-                    of_right = self.right([fitting[candidate]], [fitting[i] for i in others])[1]
-                    return of_right - alone[list(others)]
+                    probabilities = self.right([fitting[candidate]], [fitting[i] for i in others])[1]
+                    return probabilities - alone[list(others)]
                 except DoesNotFit:
                     return np.full(len(others), -1.0)
 
@@ -195,40 +195,40 @@ class Chooser:
             )
         return Choice(tuple(fitting[i] for i in best.rows), accuracy=best.accuracy)
 
-    def _apart(self, rows: Sequence[int], dev: int) -> tuple[list[int], list[int]]:
-        """Documents to score sets on, the same for all seeds, and the rest."""
+    def _dev_and_rest(self, rows: Sequence[int], dev: int) -> tuple[list[int], list[int]]:
+        """The documents to score sets on, the same for all seeds, and the `rows` that have other texts."""
         pool = self.pool.rows
         if dev >= len(pool):
-            raise InputError(f"best_random: dev={dev}: the pool has {len(pool)} documents, demonstrations included.")
+            raise InputError(f"best_random: dev={dev}: the pool has {len(pool)} documents for dev and demonstrations.")
         kept = sorted(row for row in Random("dev").sample(pool, dev) if not self.pool.is_closed(row))
         texts = {str(self.pool.query(row)[0]) for row in kept}
         rest = [row for row in rows if str(self.pool.query(row)[0]) not in texts]
         return [row for row in kept if self.fits(row)], rest
 
-    def _of_set(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[float, float]:
-        """The accuracy of a set of demonstrations, and the mean log-probability of the right option. A set that does
-        not fit the model with one of the documents is below all that do."""
+    def _set_score(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[float, float]:
+        """The accuracy of a set of demonstrations, and the mean log-probability of the right option. Both are minus
+        infinity if the set does not fit the model with one of the documents."""
         try:
-            correct, of_right = self.right(demonstrations, rows)
+            correct, probabilities = self.right(demonstrations, rows)
         except DoesNotFit:
             return -math.inf, -math.inf
-        return float(correct.mean()), float(np.log(np.maximum(of_right, 1e-300)).mean())
+        return float(correct.mean()), float(np.log(np.maximum(probabilities, 1e-300)).mean())
 
 
 def read_queries(
     predictor: Predictor, name: str, queries: Sequence[tuple[FewShotPrompt, tuple[str, ...]]]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """What a model says of queries with options, which fit it: for each the probabilities of its options, and the
-    hidden state that they are predicted from, (n, width). Errors name a query so."""
+    """The probabilities of each query's options, and the last hidden state of each query's last token, (n, width). All
+    queries must fit the model. `name` stands for a query in messages."""
     runner, tokenizer = predictor.runner, predictor.tokenizer
-    logs: dict[Asked, float] = {}
+    logs: dict[ContextQueryAnswer, float] = {}
     states: dict[tuple[Context, Ids], np.ndarray] = {}
     pairs = [tokenizer.pairs(*query) for query in queries]
     work = grouped((tokens, answer) for tokens, answers in pairs for answer in answers)
-    for scored, scores in tqdm(runner.score(work, states="hidden"), f"{name}: reading", leave=False):
-        for asked, (log_prob, _), state in zip(scored, scores, scores.states, strict=True):
+    for requests, scores in tqdm(runner.score(work, states="hidden"), f"{name}: reading", leave=False):
+        for request, (log_prob, _), state in zip(requests, scores, scores.states, strict=True):
             if not math.isfinite(log_prob):
                 raise not_finite(name, log_prob, runner.model)
-            logs[asked], states[asked[:2]] = log_prob, state.numpy()
+            logs[request], states[request[:2]] = log_prob, state.numpy()
     probabilities = [softmax([logs[tokens.context, tokens.query, a] for a in answers]) for tokens, answers in pairs]
     return probabilities, np.stack([states[tokens.context, tokens.query] for tokens, _ in pairs])

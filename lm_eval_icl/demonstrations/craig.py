@@ -1,4 +1,4 @@
-"""CRAIG (Mirzasoleiman, Bilmes and Leskovec 2020): every row's gradient is near to that of a pick."""
+"""CRAIG (Mirzasoleiman, Bilmes and Leskovec 2020): rows such that every row's gradient is near that of a pick."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from lm_eval_icl.demonstrations.pool import Pool
 
 
 def craig(pool: Pool, n: int, generator: Random) -> list[int]:
-    """Pick the row that lowers the sum of the distances from each row's gradient to the nearest pick's the most.
+    """Pick the row that most lowers the sum, over all rows, of the distance of gradients to the nearest pick.
 
     This is the greedy maximization of a facility location function whose similarity is a constant less the distance.
-    The weights that the paper gives to the picks are not used: all demonstrations count alike.
+    The weights that the paper gives to the picks are not used, since demonstrations have no weights.
     """
     distances = gradients.distances(pool)
     return gradients.cover(pool, n, np.negative(distances, out=distances))

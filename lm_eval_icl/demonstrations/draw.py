@@ -1,6 +1,6 @@
-"""Which rows of a pool become demonstrations: drawn at random, stratified by label, the first ones, or given.
+"""Draws demonstrations from a pool: at random, stratified by label, the first rows, or the rows in a file.
 
-None of them is a document that is evaluated: its answer would stand in its own prompt.
+No evaluated document becomes a demonstration, since its prompt would contain its answer.
 
 A file of choices, which `lm-eval-icl select` writes and runs read, is {"about": {how, model, version}, "tasks": {task:
 {"n": 8, "pool": {"rows": 6920, "sha256": "..."}, "seeds": {"0": {"indices": [in the order of the prompt], ...}}}}}.
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from lm_eval_icl.errors import InputError
 
 Row = TypeVar("Row")
-# The ways of drawing, which need no model.
+# The ways of drawing. They need no model.
 DRAWN = ("stratified", "random", "first")
 
 
@@ -34,20 +34,20 @@ def draw(
     task: str,
     seed: int | None = None,
 ) -> tuple[list[int], int]:
-    """Draw n demonstrations from a pool, none of which is evaluated.
+    """Draw n demonstrations from a pool, none of which is an evaluated document.
 
     Args:
         how: "stratified", "random", "first", or the path of a JSON file: a list of the rows' indices, in order, or a
             file of choices.
         label: returns the label of a row.
-        evaluated: whether a row is one of the documents that are evaluated. If such a row is drawn, another one takes
-            its place: the next one of the pool after "first", otherwise one that is drawn, of the same label after
-            "stratified" if there is one. The other rows stay where they are.
+        evaluated: whether a row is an evaluated document. If such a row is drawn, another row takes its place: with
+            "first", the next row of the pool; otherwise a row that is drawn, and with "stratified" has the same label
+            if possible. The other rows keep their places.
         rnd: the random number generator.
-        task, seed: the task's name and the seed of `rnd`, by which rows are found in a file of choices.
+        task, seed: the task's name and the seed of `rnd`. They are the keys of a choice in a file of choices.
 
     Returns:
-        The rows' indices, and how many of these replace others.
+        The rows' indices, and how many rows have been replaced.
 
     Raises:
         InputError: `how` is unknown, its file cannot be used or names a row that is evaluated, or the pool has fewer
@@ -55,7 +55,7 @@ def draw(
     """
     indices = range(len(pool))
     if n > len(pool):
-        raise InputError(f"{n} demonstrations asked for, {len(pool)} there: lower --num_fewshot.")
+        raise InputError(f"{n} demonstrations are asked for, and the pool has {len(pool)} rows: lower --num_fewshot.")
     if how == "first":
         drawn = list(indices[:n])
     elif how == "random":
@@ -73,8 +73,8 @@ def draw(
     if how != "first":
         Random(f"in place of what is evaluated {seed}").shuffle(rest)
     for old in closed:
-        alike = (row for row in rest if how != "stratified" or label(pool[row]) == label(pool[old]))
-        new = next((row for row in chain(alike, rest) if not evaluated(pool[row])), None)
+        same_label = (row for row in rest if how != "stratified" or label(pool[row]) == label(pool[old]))
+        new = next((row for row in chain(same_label, rest) if not evaluated(pool[row])), None)
         if new is None:
             raise too_few(n, sum(not evaluated(row) for row in pool))
         drawn[drawn.index(old)] = new
@@ -83,25 +83,25 @@ def draw(
 
 
 def as_text(query: str, options: Iterable[str]) -> str:
-    """A document's text: its query, and its options in any order, in lower case and with blanks collapsed. (In some
-    tasks every document has the same query, and the options differ.)"""
+    """A document's text: its query and its sorted options, in lower case and with single blanks. (In some tasks, all
+    documents have the same query, and only their options differ.)"""
     return json.dumps([" ".join(text.lower().split()) for text in (query, *sorted(options))])
 
 
 def too_few(n: int, free: int) -> InputError:
-    """The error for a pool of which only some documents, fewer than n, are not evaluated."""
+    """The error for a pool in which only `free` documents, fewer than n, are not evaluated."""
     return InputError(
-        f"{n} demonstrations asked for, and only {free} of the pool's documents are not evaluated: the demonstrations "
-        "would come from the documents that are evaluated (the same rows, or the same texts): give the task another "
-        "fewshot_split, such as its training split."
+        f"{n} demonstrations are asked for, and only {free} of the pool's documents are not evaluated: the "
+        "demonstrations would come from the documents that are evaluated (the same rows, or the same texts). Give the "
+        "task another fewshot_split, such as its training split."
     )
 
 
 def stratified(pool: Sequence[Row], n: int, label: Callable[[Row], Any], rnd: Random) -> list[Row]:
-    """Draw n rows in random order, the same number for each label as far as possible (as Deep-Thinking's code does).
+    """Draw n rows in random order, the same number for each label as far as possible, as in Deep-Thinking's code.
 
     If n is not a multiple of the number of labels, the labels with one more row are drawn at random. If a label has too
-    few rows, other labels get more.
+    few rows, other labels get more rows.
     """
     by_label: dict[Any, list[Row]] = defaultdict(list)
     for row in pool:
@@ -120,7 +120,7 @@ def stratified(pool: Sequence[Row], n: int, label: Callable[[Row], Any], rnd: Ra
 
 
 def pool_digest(pool: Sequence[Any]) -> str:
-    """The SHA-256 of a pool's rows as JSON, which tells it from another pool."""
+    """The SHA-256 of a pool's rows as JSON, which identifies the pool."""
     hashed = hashlib.sha256()
     for row in pool:
         hashed.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
@@ -128,7 +128,7 @@ def pool_digest(pool: Sequence[Any]) -> str:
 
 
 def _indices(path: Path, n: int, pool: Sequence[Any], task: str, seed: int | None) -> list[int]:
-    """The first n indices that a file has."""
+    """The first n indices in a file."""
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -138,7 +138,7 @@ def _indices(path: Path, n: int, pool: Sequence[Any], task: str, seed: int | Non
     if not isinstance(contents, list) or not all(type(index) is int and 0 <= index < len(pool) for index in contents):
         raise InputError(f"must hold a list of whole numbers from 0 to {len(pool) - 1}.")
     if len(contents) < n:
-        raise InputError(f"holds {len(contents)} indices, {n} demonstrations asked for: lower --num_fewshot.")
+        raise InputError(f"{n} demonstrations are asked for, and the file has {len(contents)}: lower --num_fewshot.")
     return contents[:n]
 
 
@@ -152,10 +152,10 @@ def _chosen(tasks: dict[str, Any], n: int, pool: Sequence[Any], task: str, seed:
             f"choose {n}."
         )
     if chosen["pool"]["sha256"] != pool_digest(pool):
-        raise InputError("the demonstrations were chosen from another pool: the data has changed since. Choose anew.")
+        raise InputError("the demonstrations were chosen from another pool: the data has changed since. Choose again.")
     if str(seed) not in chosen["seeds"]:
         raise InputError(
             f"nothing was chosen for seed {seed}, only for {', '.join(chosen['seeds'])}: give one of these as the "
-            "fourth number of --seed, or choose for this one."
+            f"fourth number of --seed, or choose for seed {seed}."
         )
     return list(chosen["seeds"][str(seed)]["indices"])

@@ -1,8 +1,8 @@
-"""Gradients of the loss with respect to a last linear layer: their inner products, without the gradients themselves.
+"""Inner products of the gradients of the loss with respect to a last linear layer, without computing the gradients.
 
-The gradient of a document, of a layer with C outputs on its features h and the cross-entropy of its label y, is the
-outer product of R = P - onehot(y) and [1; h], which has C (d + 1) numbers. The inner product of two of them is
-(R_i R_j) (1 + h_i h_j).
+A linear layer with C outputs is applied to the features h of a document, and the loss is the cross-entropy of the label
+y. The gradient is the outer product of R = P - onehot(y) and [1; h], which has C (d + 1) numbers. The inner product of
+two gradients is (R_i R_j) (1 + h_i h_j).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from lm_eval_icl.demonstrations.pool import Picks, Pool
 
 
 def gram(pool: Pool) -> np.ndarray:
-    """(N, N) the inner products. N = 5,000 takes 200 MB."""
+    """(N, N) the inner products of gradients. N = 5,000 takes 200 MB."""
     assert pool.probabilities is not None
     residuals, rows = pool.probabilities.astype(np.float64), np.arange(len(pool.labels))
-    # P - 1 of the label is less what the other labels have. Written so, nothing is lost where P is nearly 1.
+    # P - 1 of the label is minus the sum of the other labels' P, which loses no digits where P is nearly 1.
     residuals[rows, pool.labels] = 0
     residuals[rows, pool.labels] = -residuals.sum(1)
     vectors = pool.vectors()
@@ -28,7 +28,7 @@ def gram(pool: Pool) -> np.ndarray:
 
 
 def cosines(pool: Pool) -> np.ndarray:
-    """(N, N) 1/2 + 1/2 of the cosine of two gradients: from 0 to 1, and 1/2 to a gradient of 0."""
+    """(N, N) similarities (1 + cosine) / 2 of gradients, from 0 to 1. The cosine to a gradient of 0 counts as 0."""
     similarities = gram(pool)
     length = np.sqrt(np.maximum(np.diagonal(similarities), 0))
     length[length == 0] = 1
@@ -46,14 +46,14 @@ def distances(pool: Pool) -> np.ndarray:
         sums = squares[part, None] + squares
         products[part] *= -2
         products[part] += sums
-        # Subtracting equal numbers leaves rounding, whose root would be 1e-8 of a length.
+        # The difference of equal numbers may be rounding instead of 0, and its root 1e-8 of a length.
         products[part][products[part] < 1e-13 * sums] = 0
         np.sqrt(products[part], out=products[part])
     return products
 
 
 def cover(pool: Pool, n: int, nearness: np.ndarray) -> list[int]:
-    """Pick the row that raises the sum of each row's nearness (N, N) to the nearest pick the most, n times."""
+    """Pick n rows, each of which most raises the sum, over all rows, of the nearness (N, N) to the nearest pick."""
     picks, nearest = Picks(pool), np.full(len(nearness), -np.inf)
     for _ in range(n):
         sums = np.zeros(len(nearness))
@@ -64,5 +64,5 @@ def cover(pool: Pool, n: int, nearness: np.ndarray) -> list[int]:
 
 
 def parts(rows: int) -> list[slice]:
-    """The rows of a large matrix in parts of 256, so that what is made on the way stays small."""
+    """The rows of a large matrix in slices of 256, so that intermediate results stay small."""
     return [slice(start, start + 256) for start in range(0, rows, 256)]

@@ -1,4 +1,4 @@
-"""Herding (Welling 2009; Chen, Welling and Smola 2010): rows whose mean is that of the pool."""
+"""Herding (Welling 2009; Chen, Welling and Smola 2010): rows whose mean is near the mean of the pool."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lm_eval_icl.demonstrations.pool import Picks, Pool
 
 
 def herding(pool: Pool, n: int, generator: Random, *, unit: bool = False) -> list[int]:
-    """After t picks, pick the row nearest to (t + 1) times the mean less the sum of the picks.
+    """After t picks, pick the row nearest to (t + 1) times the mean of the pool less the sum of the picks.
 
     Args:
-        unit: features of length 1, with which this is kernel herding without replacement.
+        unit: scale features to length 1, which makes this kernel herding without replacement.
     """
     vectors = pool.vectors(unit)
     mean = vectors.mean(axis=0)

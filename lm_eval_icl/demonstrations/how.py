@@ -1,5 +1,5 @@
-"""How a model chooses demonstrations, as users write it: `herding`, `lens:m=500:rho=2`, or {lens: {m: 500, rho: 2}};
-and how they are retrieved: `similar:by=bm25`."""
+"""Reads how demonstrations are chosen, as users write it: `herding`, `lens:m=500:rho=2`, {lens: {m: 500, rho: 2}}, or
+retrieved: `similar:by=bm25`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from lm_eval_icl.demonstrations.select import SELECTORS, arguments_of, checked, 
 from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, naming
 
-# The arguments that every method takes, with their defaults: class balance, and the number of candidates.
-_OF_ALL: dict[str, Any] = {"balance": True, "pool": 5000}
-# The methods that try demonstrations, with the arguments that a user may give and their defaults.
+# The arguments of all methods, with their defaults: class balance, and the number of candidates.
+_COMMON: dict[str, Any] = {"balance": True, "pool": 5000}
+# The methods that search by trying sets of demonstrations, with the arguments that a user may give and their defaults.
 SEARCHES: Mapping[str, dict[str, Any]] = {
     "best_random": {"sets": 100, "dev": 1000},
     "lens": asdict(lens.LensSettings()),
@@ -32,36 +32,36 @@ class How:
     """A method that chooses demonstrations, with its arguments."""
 
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # the method's; those with their default are left out
-    balance: bool = _OF_ALL["balance"]  # choose inside each class
-    pool: int = _OF_ALL["pool"]  # how many documents are candidates
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # the arguments that differ from the method's defaults
+    balance: bool = _COMMON["balance"]  # choose inside each class
+    pool: int = _COMMON["pool"]  # how many documents are candidates
 
     def __str__(self) -> str:
-        """The same text for the same choice, whatever the order in which arguments were given."""
+        """The choice as a text, which does not depend on the order in which arguments were given."""
         settings = {**self.arguments, "balance": self.balance, "pool": self.pool}
-        parts = [f"{name}={value}" for name, value in sorted(settings.items()) if _OF_ALL.get(name) != value]
+        parts = [f"{name}={value}" for name, value in sorted(settings.items()) if _COMMON.get(name) != value]
         return ":".join([self.name, *parts])
 
 
 def make(name: str, arguments: Mapping[str, Any]) -> How:
-    """The method of this name with these arguments, `balance` and `pool` among them.
+    """The method with this name and these arguments, which may include `balance` and `pool`.
 
     Raises:
         InputError: there is no such method or argument, or a value is of another type or below its range.
     """
     if name not in METHODS:
         raise InputError(f"{name!r}: {near(name, METHODS)}")
-    own = SEARCHES[name] if name in SEARCHES else arguments_of(SELECTORS[name])
-    values = checked(name, arguments, {**own, **_OF_ALL})
-    of_all = {key: values.pop(key) for key in _OF_ALL if key in values}
-    return How(name, {key: value for key, value in sorted(values.items()) if own[key] != value}, **of_all)
+    defaults = SEARCHES[name] if name in SEARCHES else arguments_of(SELECTORS[name])
+    values = checked(name, arguments, {**defaults, **_COMMON})
+    common = {key: values.pop(key) for key in _COMMON if key in values}
+    return How(name, {key: value for key, value in sorted(values.items()) if defaults[key] != value}, **common)
 
 
 def read(written: Any) -> How | Similar | None:
-    """The method that `demonstrations` names; None for a way of drawing the same for all documents, and for a file.
+    """The method that the setting `demonstrations` names; None if it names a way of drawing (`draw.DRAWN`) or a file.
 
     Raises:
-        InputError: it is none of these, or an argument cannot be used.
+        InputError: there is no such method, way of drawing or file, or an argument cannot be used.
     """
     with naming(f"demonstrations={written if isinstance(written, str) else json.dumps(written, default=str)}"):
         if isinstance(written, Mapping):

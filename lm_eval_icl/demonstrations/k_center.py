@@ -1,4 +1,4 @@
-"""K-center greedy (Sener and Savarese 2018, Algorithm 1): rows such that every row of the pool is near to one."""
+"""K-center greedy (Sener and Savarese 2018, Algorithm 1): rows such that every row of the pool is near a pick."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lm_eval_icl.demonstrations.pool import Picks, Pool
 
 
 def k_center(pool: Pool, n: int, generator: Random, *, unit: bool = False) -> list[int]:
-    """Pick a random row, then always the row that is the farthest from the picks.
+    """Pick a random row, then each time the row that is the farthest from all picks.
 
-    The paper begins with rows that are labelled already; there are none here.
+    (The paper begins with rows that are labelled already. Here, there are no such rows.)
 
     Args:
-        unit: features of length 1.
+        unit: scale features to length 1.
     """
     vectors = pool.vectors(unit)
     picks, row = Picks(pool), generator.randrange(len(vectors))

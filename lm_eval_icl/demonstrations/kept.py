@@ -1,7 +1,7 @@
-"""Choices that runs and studies keep in files of a cache: each is made once.
+"""Keeps choices of demonstrations in a cache of files, so that runs and studies make each choice only once.
 
-A choice depends on the task and its documents, the method that chooses and its arguments, n, the seed, and the model;
-not on the method that is evaluated. The name of its file is a digest of all of this.
+A choice depends on the task and its documents, on the method that chooses and its arguments, on n, the seed and the
+model. It does not depend on the method that is evaluated. The name of its file has a digest of all of these.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from lm_eval_icl.methods.predictor import Predictor
 
 @dataclass(frozen=True)
 class Wanted:
-    """A choice that is wanted.
+    """A choice of n demonstrations to make, or to read from the cache.
 
     Attributes:
         pool: the task's documents.
-        model: the model's identity (`about_model`), and its limits, by which documents fit.
+        model: the model's identity (`about_model`), and its limits, which decide which documents fit.
     """
 
     pool: TaskPool
@@ -45,10 +45,10 @@ def folder() -> Path:
 
 
 def chosen(wanted: Wanted, predictor: Predictor | Chooser) -> dict[str, Any]:
-    """A choice that is kept, or that is made now and kept if it can be written, as results files have it.
+    """The choice, as an entry of a results file. If it is not in the cache, it is made now, and kept if possible.
 
     Args:
-        predictor: the model under plain ICL, or a `Chooser` that has it and this pool.
+        predictor: the model with plain ICL, or a `Chooser` with this model and this pool.
 
     Raises:
         InputError: nothing can be chosen.
@@ -65,16 +65,16 @@ def chosen(wanted: Wanted, predictor: Predictor | Chooser) -> dict[str, Any]:
     with naming(f"task {pool.name!r}: demonstrations={how}"):
         choice = chooser.choose(how.name, wanted.n, wanted.seed, how.balance, **how.arguments)
     kept = {**request, **choice.as_json()}
-    with contextlib.suppress(OSError):  # the next run chooses again
+    with contextlib.suppress(OSError):  # if the file cannot be written, the next run chooses again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(kept, indent=1) + "\n")
     return {**kept, "made_now": True}
 
 
-def about_model(pretrained: str, of_model: Mapping[str, Any]) -> dict[str, str]:
+def about_model(pretrained: str, identity: Mapping[str, Any]) -> dict[str, str]:
     """The record of the model that chooses: its name or folder, and a digest of its identity
     (`inference.identity.model_identity`)."""
-    return {"pretrained": pretrained, "sha256": hashlib.sha256(_json(of_model)).hexdigest()}
+    return {"pretrained": pretrained, "sha256": hashlib.sha256(_json(identity)).hexdigest()}
 
 
 def _json(value: Any) -> bytes:

@@ -1,7 +1,7 @@
-"""Demonstrations with other labels than the right ones: does a method read them?
+"""Gives demonstrations wrong labels, to find out whether a method reads the labels.
 
-Of the labels of demonstrations, random ones change little for some models (Min et al., EMNLP 2022), and more for others
-(Yoo et al., EMNLP 2022).
+Random labels change the results of some models little (Min et al., EMNLP 2022), and of other models more (Yoo et al.,
+EMNLP 2022).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from lm_eval_icl.errors import InputError
 
 @dataclass(frozen=True)
 class Labels:
-    """How demonstrations are labeled: each has another label than its own with probability `flipped`, drawn from the
-    other options; or, if that is None, a random one of all options."""
+    """How demonstrations are labeled. With probability `flipped`, a demonstration has a wrong label, drawn from the
+    other options. If `flipped` is None, the label is drawn from all options."""
 
     flipped: float | None
 
     def label(self, right: int, options: int, document: str) -> int:
-        """The number of the option that a demonstration is labeled with.
+        """The index of the option that becomes a demonstration's label.
 
-        It depends on nothing but the document and what else this text says, such as a seed: not on the order in which
-        demonstrations are asked for. A demonstration that is flipped with some probability is so with a higher one.
+        The label depends only on the text `document`, which may also contain a seed, and not on the order of calls. A
+        demonstration that has a wrong label at one value of `flipped` has a wrong label at all higher values.
         """
         rnd = Random(document)
         chance = rnd.random()
@@ -36,10 +36,10 @@ class Labels:
 
 
 def read(written: object) -> Labels:
-    """The labels that `labels` names: "flipped:0.25", or "random".
+    """Reads the setting `labels`: "flipped:0.25", or "random".
 
     Raises:
-        InputError: it is neither.
+        InputError: the setting is neither.
     """
     if written == "random":
         return Labels(None)

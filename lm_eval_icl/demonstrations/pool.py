@@ -1,4 +1,4 @@
-"""The data of a pool that a selector has, and how it picks: the highest score, ties to the lowest row."""
+"""The data of a pool, from which a selector computes scores, and the picking of the rows with the highest scores."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Two scores tie if they differ by no more than this part of the largest: that is what float64 arithmetic itself adds.
+# Two scores tie if they differ by no more than this part of the largest score, which is the rounding of float64.
 TIE = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The data of the pool's N documents that a selector has."""
+    """The data of the N documents of a pool that a selector may use."""
 
     labels: np.ndarray  # (N,) whole numbers from 0
-    features: np.ndarray | None = None  # (N, d) such as the hidden states that answers are predicted from
-    probabilities: np.ndarray | None = None  # (N, C) of each label, given the document alone
+    features: np.ndarray | None = None  # (N, d), such as the last hidden states of the documents' queries
+    probabilities: np.ndarray | None = None  # (N, C) the probability of each label, given the document alone
 
     @property
     def classes(self) -> int:
@@ -25,11 +25,11 @@ class Pool:
 
     def at(self, rows: np.ndarray) -> Pool:
         """The pool of these rows alone."""
-        others = [None if part is None else part[rows] for part in (self.features, self.probabilities)]
-        return Pool(self.labels[rows], *others)
+        features, probabilities = (None if part is None else part[rows] for part in (self.features, self.probabilities))
+        return Pool(self.labels[rows], features, probabilities)
 
     def vectors(self, unit: bool = False) -> np.ndarray:
-        """The features in float64, of length 1 if `unit`. A vector of zeros stays as it is."""
+        """The features in float64, (N, d). If `unit`, vectors get length 1, except for vectors of zeros."""
         assert self.features is not None
         vectors = self.features.astype(np.float64)
         if unit:
@@ -38,7 +38,7 @@ class Pool:
         return vectors
 
     def distributions(self) -> np.ndarray:
-        """The probabilities in float64, each row divided by its sum."""
+        """The probabilities in float64, (N, C), each row divided by its sum."""
         assert self.probabilities is not None
         probabilities = self.probabilities.astype(np.float64)
         return probabilities / probabilities.sum(1, keepdims=True)
@@ -54,15 +54,15 @@ class Picks:
     def __init__(self, pool: Pool) -> None:
         self.rows: list[int] = []
         self._open = np.ones(len(pool.labels), dtype=bool)
-        self._largest = 0.0  # of all scores so far: small differences have the rounding of large numbers
+        self._largest = 0.0  # the largest score so far, which sets the rounding of the differences of scores
 
     def take(self, row: int) -> None:
-        """Pick a row without scores."""
+        """Pick this row, whatever its score."""
         self.rows.append(row)
         self._open[row] = False
 
     def best(self, scores: np.ndarray, n: int = 1) -> int:
-        """Pick the n rows of the highest scores (N,) of those not yet picked. Returns the last of them."""
+        """Pick the n rows with the highest scores, (N,), among the rows not yet picked. Returns the last of them."""
         self._largest = max(self._largest, float(np.abs(scores).max()))
         rows = np.flatnonzero(self._open)
         order = rows[np.argsort(-scores[rows], kind="stable")]

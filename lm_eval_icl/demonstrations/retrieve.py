@@ -1,4 +1,4 @@
-"""Retrieves demonstrations from a pool, whose ranking for a task's documents is kept in a file named by the pool."""
+"""Retrieves demonstrations from a pool. The ranking of the pool for a task's documents is kept in a file."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.files import write_atomically
 
-# Rows of a pool in the order in which they are to be picked for a document, with their similarities.
+# The rows of a pool in the order in which they are to be picked for a document -> their similarities to the document.
 Ranking = dict[int, float]
-# What tells a model from others, and a function that returns its hidden states for the pool's rows of these numbers,
-# (N, d), and for all documents, (D, d).
+# A model's identity, and a function that returns the model's hidden states: of the pool's rows with the given numbers,
+# (N, d), and of all documents, (D, d).
 Features = tuple[Mapping[str, Any], Callable[[Sequence[int]], tuple[np.ndarray, np.ndarray]]]
-_DECIMALS = 9  # similarities that are equal to these decimals tie, and the lower row comes first
+_DECIMALS = 9  # similarities are rounded to these decimals; if two are equal, the lower row comes first
 
 
 class BM25:
     """BM25 (Robertson and Zaragoza 2009) as in Lucene, of words in lower case, with k1 = 1.5 and b = 0.75.
 
-    Of N texts, n_w contain the word w; f_w is how often it stands in a text, and L the text's length in words:
+    The pool has N texts, of which n_w contain the word w. f_w is how often w occurs in a text of L words:
 
         score = sum of ln(1 + (N - n_w + 0.5) / (n_w + 0.5)) * f_w / (f_w + k1 * (1 - b + b * L / mean L))
 
-    over the words of the query, each as often as it stands there.
+    The sum is over the words of the query. A word that occurs several times counts as often.
     """
 
     def __init__(self, pool: Sequence[str], documents: Sequence[str]) -> None:
         import bm25s
 
-        logging.getLogger("bm25s").setLevel(logging.WARNING)  # it says more by itself than lm-eval's log asks for
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # its other messages would fill lm-eval's log
         words, self._documents = ([re.findall(r"\w+", text.lower()) for text in part] for part in (pool, documents))
         if not any(words):
-            raise InputError("no document of the pool has words to retrieve it by.")
+            raise InputError("no document of the pool has words, which by=bm25 compares.")
         self._index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", dtype="float64")
         self._index.index(words, show_progress=False)
         parts, shape = self._index.scores, (len(pool), len(self._index.scores["indptr"]) - 1)
@@ -60,16 +60,16 @@ class BM25:
         return scores
 
     def relevance(self, scores: np.ndarray) -> np.ndarray:
-        """Scores as numbers from 0 to 1: parts of the highest."""
+        """The scores divided by the highest score: numbers from 0 to 1."""
         return scores / max(scores.max(), 1e-300)
 
     def between(self, rows: np.ndarray) -> np.ndarray:
-        """(n, n) the similarity of rows to each other, from 0 to 1: the cosine of their words' weights."""
+        """(n, n) the similarities of rows to each other, from 0 to 1: the cosines of the vectors of word weights."""
         return np.asarray((self._weights[rows] @ self._weights[rows].T).todense())
 
 
 class Cosine:
-    """The cosine of vectors, (N, d) of the pool and (D, d) of documents, as `BM25`."""
+    """The cosine of vectors, (N, d) of the pool and (D, d) of documents, with the methods of `BM25`."""
 
     def __init__(self, pool: np.ndarray, documents: np.ndarray) -> None:
         self._pool, self._documents = (normalize(part.astype(np.float64)) for part in (pool, documents))
@@ -85,8 +85,8 @@ class Cosine:
 
 
 def sentence_vectors(model: str, texts: Sequence[str]) -> np.ndarray:
-    """(n, d) the vectors of texts under a model of sentence-transformers, which may be missing (`InputError`)."""
-    with refusing(f"by={model}: no library sentence-transformers with this model", "Or give by=bm25 or by=features."):
+    """(n, d) the vectors of texts by a model of sentence-transformers. An `InputError` says if it is missing."""
+    with refusing(f"by={model}: sentence-transformers cannot load this model", "Or give by=bm25 or by=features."):
         from sentence_transformers import SentenceTransformer
 
         encoder = SentenceTransformer(model)
@@ -95,11 +95,11 @@ def sentence_vectors(model: str, texts: Sequence[str]) -> np.ndarray:
 
 
 def dpp(relevance: np.ndarray, similarity: np.ndarray) -> list[int]:
-    """The order in which a determinantal point process picks rows: relevant ones that differ from those before them.
+    """The order in which a determinantal point process picks rows: relevant rows that differ from earlier picks.
 
-    The kernel is r_i s_ij r_j with r = exp(relevance / 0.2), that of OpenICL's retriever (Ye et al. 2023), which draws
-    from it. Each pick makes the determinant of the picked rows' kernel as large as it can be (Chen et al. 2018), so
-    that the first n are what is picked for n. Rows that add nothing to it come last.
+    The kernel is r_i s_ij r_j with r = exp(relevance / 0.2), as in OpenICL's retriever (Ye et al. 2023), which draws
+    sets from it. Here, each pick makes the determinant of the picked rows' kernel as large as possible (Chen et al.
+    2018), so the first n rows are the picks for n. Rows that add nothing to the determinant come last.
 
     Args:
         relevance: (n,) numbers from 0 to 1 in descending order.
@@ -118,20 +118,20 @@ def dpp(relevance: np.ndarray, similarity: np.ndarray) -> list[int]:
 
 @dataclass(frozen=True)
 class Texts:
-    """What some documents say, each in three ways."""
+    """Some documents, each as three texts."""
 
     rows: Sequence[str]  # the document as JSON, with all fields
-    texts: Sequence[str]  # what it says as it is rendered, by which copies are known (`draw.as_text`)
-    queries: Sequence[str]  # by which it is retrieved
+    texts: Sequence[str]  # the rendered document, by which copies are recognized (`draw.as_text`)
+    queries: Sequence[str]  # the rendered query, by which the document is retrieved
 
 
 class Retriever:
-    """The rows of a pool that are similar to documents. Of rows that say the same, only the first one is retrieved, and
-    none that says the same as the document or is the same row.
+    """Retrieves the rows of a pool that are similar to documents. If several rows have the same text, only the first is
+    retrieved. A row that is the document itself, or has its text, is not retrieved for it.
 
     Args:
-        sha256: what tells the pool from others (`draw.pool_digest`).
-        labels: the label of each row; zeros if labels play no part.
+        sha256: the digest of the pool (`draw.pool_digest`).
+        labels: the label of each row; zeros if labels are not used.
 
     Attributes:
         distinct: the rows that can be retrieved.
@@ -147,26 +147,26 @@ class Retriever:
         self.distinct = sorted(self._by_text.values())
 
     def copies(self, documents: Texts) -> list[set[int]]:
-        """For each document, the row that says the same, and what stands for the same row."""
+        """For each document, the rows in `distinct` that have its text, or the text of the row that is the document."""
         pairs = zip(documents.rows, documents.texts, strict=True)
         return [{self._by_row.get(row, -1), self._by_text.get(text, -1)} - {-1} for row, text in pairs]
 
     def rank(self, documents: Texts, n: int, prompts: str, features: Features | None) -> tuple[list[Ranking], str]:
-        """The rankings for documents that have n demonstrations each, from their file or made now; and its name.
-        `prompts` is what rendering depends on besides these documents: the templates."""
+        """The rankings for documents with n demonstrations each, read from their file or made now, and the name of the
+        file. `prompts` is the task's configuration as a text, with the templates."""
         similar, most = self.similar, self.similar.most(n)
         if similar.by == "features" and features is None:
             raise InputError("by=features needs a model that lm_eval.evaluate loads from a checkpoint.")
-        of_model = features[0] if features is not None and similar.by == "features" else None
-        ways = [similar.by, bool(similar.per_label), similar.diverse, similar.pool, most, of_model]
-        about = json.dumps([ways, prompts, *documents.rows, version.version()], sort_keys=True, default=str)
+        model = features[0] if features is not None and similar.by == "features" else None
+        settings = [similar.by, bool(similar.per_label), similar.diverse, similar.pool, most, model]
+        about = json.dumps([settings, prompts, *documents.rows, version.version()], sort_keys=True, default=str)
         name = re.sub(r"[^\w.-]+", "-", similar.by)[-40:]
         path = folder() / f"{name}-{self.sha256[:16]}-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
         if path.is_file():
             kept = json.loads(path.read_text(encoding="utf-8"))
-            return [dict(zip(*of_document, strict=True)) for of_document in kept], path.name
+            return [dict(zip(*ranking, strict=True)) for ranking in kept], path.name
         rankings = self._ranked(documents, most, features)
-        with contextlib.suppress(OSError):  # the next run ranks again
+        with contextlib.suppress(OSError):  # if the file cannot be written, the next run ranks again
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps([[[*ranking], [*ranking.values()]] for ranking in rankings]))
         return rankings, path.name
@@ -195,7 +195,7 @@ class Retriever:
         return rankings
 
     def rows(self, ranking: Ranking, n: int, fixed: Collection[int], seed: str) -> list[int]:
-        """A document's n demonstrations in the order of the prompt, those that are fixed in front."""
+        """The n demonstrations of a document in the order of the prompt. The `fixed` rows come first."""
         closed = {self._by_text.get(self.pool.texts[row], -1) for row in fixed}
         picked = self.similar.pick(ranking, self.labels, n - len(fixed), closed)
         return [*fixed, *self.similar.in_prompt_order(picked, seed)]

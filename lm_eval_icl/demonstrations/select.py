@@ -1,4 +1,4 @@
-"""Choosing demonstrations by a method's name, the same number from each class."""
+"""Chooses demonstrations by a selector with a given name, the same number from each class."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def arguments_of(selector: Selector) -> dict[str, Any]:
 
 
 def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **arguments: Any) -> tuple[int, ...]:
-    """Choose n rows of a pool without duplicates. The first m of them are the choice for m.
+    """Choose n rows of a pool without duplicates.
 
     Args:
         how: the name of a selector.
-        seed: decides what a method leaves to chance, and which classes have one row more than others.
+        seed: the seed of the selector's random choices, and of the classes that get one row more than others.
         balance: choose inside each class, the same number as far as possible (see `quotas`).
 
     Returns:
-        The rows in the order of picking, with class balance the first of each class, the second of each class and so
-        on. `in_prompt_order` has the order for a prompt.
+        The rows in the order of picking. With class balance, these are the first row of each class, then the second row
+        of each class, and so on. `in_prompt_order` puts them into the order of a prompt.
     """
     check_n(how, pool, n)
     selector, generator = SELECTORS[how], Random(seed)
@@ -56,17 +56,16 @@ def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **argu
 
 
 def in_prompt_order(rows: Sequence[int], seed: int) -> tuple[int, ...]:
-    """A set of rows as they stand in a prompt: shuffled by the seed, whatever the order in which they were picked."""
+    """The order of rows in a prompt: shuffled by the seed, whatever the order in which they were picked."""
     ordered = sorted(rows)
-    # A separate seed, so that the order is independent of what the same seed decided in choosing.
-    Random(f"order {seed}").shuffle(ordered)
+    Random(f"order {seed}").shuffle(ordered)  # a text as the seed: independent of other choices with this seed
     return tuple(ordered)
 
 
 def quotas(pool: Pool, n: int, generator: Random) -> dict[int, int]:
-    """How many of n rows are of each class: n // C, and one more for n mod C classes that are drawn.
+    """How many of n rows each class gets: n // C, and one more in n mod C classes, which are drawn.
 
-    Where a class has too few rows, the others get more in turns, as in a stratified draw. The classes that get any are
+    If a class has too few rows, the other classes get more in turns, as in a stratified draw. Classes that get rows are
     in the order in which they were drawn.
 
     Raises:
@@ -88,18 +87,19 @@ def quotas(pool: Pool, n: int, generator: Random) -> dict[int, int]:
 
 
 def check_n(how: str, pool: Pool, n: int) -> None:
-    """Refuse to choose more rows than there are, by an `InputError`."""
+    """Raise an `InputError` if the pool has fewer than n rows."""
     if n > len(pool.labels):
         raise InputError(
-            f"{how}: {n} demonstrations asked for, {len(pool.labels)} in the pool: lower --num_fewshot or raise pool."
+            f"{how}: {n} demonstrations are asked for, and the pool has {len(pool.labels)}: lower --num_fewshot or "
+            "raise pool."
         )
 
 
 def checked(how: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a method as the types that their defaults have.
+    """The arguments of a method, converted to the types of their defaults.
 
     Raises:
-        InputError: there is no such argument, or its value is of another type or below its range.
+        InputError: there is no such argument, or its value has another type or is below its range.
     """
     values = {}
     for name, value in arguments.items():
@@ -115,5 +115,5 @@ def checked(how: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any])
 
 
 def near(name: str, names: Iterable[str], otherwise: str = "there are ") -> str:
-    """The advice about a name that is none of these: the nearest of them, or all."""
+    """The advice about an unknown name: the most similar one of the known names, or all of them after `otherwise`."""
     return did_you_mean(str(name).lower(), names) or f"{otherwise}{', '.join(names)}."

@@ -1,7 +1,7 @@
 """Two submodular functions of the picks, each maximized greedily (Iyer and Bilmes 2013; Iyer et al. 2021).
 
-Rows are as similar as the cosine of their gradients. With two labels, and picked within one of them, that is the cosine
-of [1; h] alone.
+The similarity of two rows is the cosine of their gradients. Inside one of two labels, this is the cosine of their
+features [1; h].
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def facility_location(pool: Pool, n: int, generator: Random) -> list[int]:
 
 
 def graph_cut(pool: Pool, n: int, generator: Random, *, lam: float = 1.0) -> list[int]:
-    """Maximize lam times the similarity of the picks to the pool, less their similarity to each other.
+    """Maximize lam times the sum of similarities of picks and pool, less the sum of similarities between picks.
 
-    The first sum has N similarities a pick and the second at most 2 n, so with a large pool these are nearly the n most
-    central rows.
+    The first sum has N similarities for each pick, and the second at most 2 n. With a large pool, the picks are
+    therefore nearly the n most central rows.
 
     Args:
         lam: the weight of the similarity to the pool.

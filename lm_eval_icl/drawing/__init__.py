@@ -1,1 +1,1 @@
-"""Layouts as text and as pictures."""
+"""Draws layouts as text and as pictures."""

@@ -1,6 +1,6 @@
-"""Prepares a drawing of the layouts that a method runs: which token sees which, and at which position.
+"""Prepares a drawing of the layouts that a method runs: which token sees which token, and at which position.
 
-`lm-eval-icl show METHOD` prints it (`terminal`), or saves a picture with `--output FILE.svg` or `FILE.png` (`picture`).
+`lm-eval-icl show METHOD` prints it (`terminal`). With `--output FILE.svg` or `FILE.png`, it saves a file (`picture`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.layouts import Layout
 
-# How many tokens a row may have; with more, single cells could not be told apart.
+# How many tokens a row may have. The cells of longer rows would be too small to see.
 LIMIT = 200
-# The numbers of tokens of the prompt that is drawn. The lengths of the demonstrations are taken in turn.
+# The numbers of tokens of the parts of the prompt that is drawn. Demonstrations have these three lengths in turn.
 PREFIX, DEMONSTRATION, QUERY, ANSWER = 2, (3, 2, 4), 2, 2
 
 
@@ -25,7 +25,7 @@ class Drawing:
 
     name: str
     arguments: str
-    passes: list[tuple[str, Layout]]  # for every forward pass its title and its layout
+    passes: list[tuple[str, Layout]]  # the title and the layout of every forward pass
     notes: list[str]  # how to read the drawing
 
 
@@ -36,7 +36,7 @@ def example(shots: int) -> list[int]:
         InputError: `shots` is negative, or too large to draw.
     """
     if not 0 <= shots <= LIMIT:
-        raise InputError(f"--shots {shots}: must be from 0 to {LIMIT}, the tokens that can be told apart.")
+        raise InputError(f"--shots {shots}: must be from 0 to {LIMIT}, the largest number of tokens that is drawn.")
     return list(itertools.islice(itertools.cycle(DEMONSTRATION), shots))
 
 
@@ -50,11 +50,11 @@ def draw(method: Method, shots: int) -> Drawing:
     if why := method.why_not(shots):
         raise InputError(f"{method.name}: {why}.")
     longest = PREFIX + sum(demonstrations) * method.repeat + QUERY + ANSWER
-    if longest <= LIMIT:  # tested before layouts are made, whose masks have the size of the squared length
+    if longest <= LIMIT:  # tested first, since the mask of a layout is as large as the square of its length
         passes = method.passes(PREFIX, demonstrations, QUERY, ANSWER)
         longest = max(len(layout) for _, layout in passes)
     if longest > LIMIT:
-        raise InputError(f"{longest} tokens in a row, and {LIMIT} at most are drawn: lower --shots.")
+        raise InputError(f"a row has {longest} tokens, and at most {LIMIT} are drawn: lower --shots.")
 
     names = {block.name for _, layout in passes for block in layout.blocks}
     notes = [
@@ -69,13 +69,13 @@ def draw(method: Method, shots: int) -> Drawing:
     if f"D{shots + 1}" in names:
         notes.append(f"D{shots + 1} is D1 again (repeat={method.repeat}).")
     arguments = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
-    # None: the value is chosen when the method meets a model (`Method.bind`), and there is none here.
+    # Arguments that are None are left out: the model would set them (`Method.bind`), and there is no model here.
     written = ", ".join(f"{name}={value}" for name, value in arguments.items() if value is not None)
     return Drawing(method.name, written, passes, notes)
 
 
 def columns(layout: Layout) -> list[tuple[str, range]]:
-    """The names of the blocks, each with the indices of the block's tokens. Adjacent memory entries are one block."""
+    """The names of the blocks, each with the indices of the block's tokens. Adjacent blocks M count as one block."""
     lengths = [
         (name, sum(block.length for block in blocks))
         for name, blocks in itertools.groupby(layout.blocks, key=lambda block: block.name)
@@ -85,7 +85,7 @@ def columns(layout: Layout) -> list[tuple[str, range]]:
 
 
 def rows(layout: Layout) -> list[tuple[str, list[int]]]:
-    """The blocks whose tokens attend, as in `columns`: all but the entries of a memory."""
+    """The blocks whose tokens attend to others, as in `columns`: all blocks except M, which is a memory."""
     return [(name, list(block)) for name, block in columns(layout) if name != "M"]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # All lengths are in inches, from the upper left corner: the width of the blocks' names beside a mask, the height of a
-# panel's title, the width of the positions beside a mask, the height of those above it, and the width of a page.
+# panel's title, the width of the positions beside a mask, the height of the positions above it, and the page's width.
 _BAND, _HEAD, _BESIDE, _ABOVE, _PAGE = 0.36, 0.32, 0.3, 0.46, 15.0
 
 
@@ -27,13 +27,13 @@ def check_output(path: Path) -> str:
     """The format of a picture, "svg" or "png", by the suffix of its file.
 
     Raises:
-        InputError: the suffix is another, or the folder does not exist.
+        InputError: the file has another suffix, or its folder does not exist.
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("svg", "png"):
         raise InputError(f"--output {path}: must end in .svg or .png.")
     if not path.parent.is_dir():
-        raise InputError(f"--output {path}: there is no folder {path.parent}: make it first, or name another.")
+        raise InputError(f"--output {path}: there is no folder {path.parent}: make it first, or name another folder.")
     return kind
 
 
@@ -70,8 +70,8 @@ def _figure(drawing: Drawing) -> Figure:
         if places and x + across > _PAGE:
             x, y, deepest = 0.25, y + deepest + 0.25, 0.0
         places.append((x, y))
-        looking = sum(len(block) for _, block in rows(layout))
-        deepest = max(deepest, head + above + 0.36 + looking * cell)
+        attending = sum(len(block) for _, block in rows(layout))
+        deepest = max(deepest, head + above + 0.36 + attending * cell)
         x += across + 0.45
         widest = max(widest, x - 0.2)
     page = max(widest, 5.4, 0.5 + _width(drawing.arguments, 9))
@@ -93,8 +93,8 @@ def _figure(drawing: Drawing) -> Figure:
 def _panel(axes: Axes, x: float, y: float, title: str, layout: Layout, cell: float, last: int) -> None:
     """Draw one forward pass: bars as high as the positions, the blocks' names, and the mask."""
     positions, numbered, kept = layout.positions.tolist(), bool(layout.step), set(layout.kept_tokens)
-    blocks, looks = columns(layout), rows(layout)
-    order = [i for _, block in looks for i in block]
+    blocks, attending_blocks = columns(layout), rows(layout)
+    order = [i for _, block in attending_blocks for i in block]
     beside, above = (_BESIDE, _ABOVE) if numbered else (0.0, 0.0)
     left, foot = x + _BAND + beside, y + (_HEAD if title else 0.0) + above
     top = foot + 0.36
@@ -115,9 +115,9 @@ def _panel(axes: Axes, x: float, y: float, title: str, layout: Layout, cell: flo
 
     # Rows: the tokens that see.
     at = top
-    for name, looking in looks:
-        _band(axes, x, at, _BAND - 0.04, len(looking) * cell, name, looking[0] in kept)
-        at += len(looking) * cell
+    for name, attending in attending_blocks:
+        _band(axes, x, at, _BAND - 0.04, len(attending) * cell, name, attending[0] in kept)
+        at += len(attending) * cell
     for k, i in enumerate(order if numbered else ()):
         _write(axes, left - 0.07, top + (k + 0.5) * cell, str(positions[i]), figure_size, ha="right")
 
@@ -131,7 +131,7 @@ def _panel(axes: Axes, x: float, y: float, title: str, layout: Layout, cell: flo
             seen = [(left + run.start * cell, top + r * cell, (run.stop - run.start) * cell, cell) for r, run in runs]
             _fill(axes, seen, colour(name), read)
     edges = {0, *(block[-1] + 1 for _, block in blocks)}
-    ends = {0, *itertools.accumulate(len(block) for _, block in looks)}
+    ends = {0, *itertools.accumulate(len(block) for _, block in attending_blocks)}
     fine: dict[str, Any] = {"colors": "white", "linewidth": 0.7 if cell > 0.15 else 0.35}
     for style, x_ticks, y_ticks in (
         (fine, range(1, len(positions)), range(1, len(order))),
@@ -142,7 +142,7 @@ def _panel(axes: Axes, x: float, y: float, title: str, layout: Layout, cell: flo
 
 
 def _width(text: str, size: float) -> float:
-    """About how wide a text is, in inches. The reader's font may be wider than the one used here."""
+    """The approximate width of a text in inches, with room for fonts that are wider than matplotlib's."""
     return len(text) * size * 0.0088
 
 
@@ -153,7 +153,7 @@ def _write(axes: Axes, x: float, y: float, text: str, size: float, **style: Any)
 
 
 def _band(axes: Axes, x: float, y: float, width: float, height: float, name: str, read: bool) -> None:
-    """Draw a block's colour, and its name on it in black or white for contrast."""
+    """Draw a box in the colour of a block, with the block's name in black or white, whichever can be read."""
     _fill(axes, [(x, y, width, height)], colour(name), read, hatch=False)
     dark = not read or colour(name) in ("#e69f00", "#cc79a7", "#56b4e9")
     size = min(8.5, width / _width(name, 1.0))
@@ -164,7 +164,7 @@ def _band(axes: Axes, x: float, y: float, width: float, height: float, name: str
 def _fill(
     axes: Axes, boxes: list[tuple[float, float, float, float]], colour: str, read: bool = True, hatch: bool = True
 ) -> None:
-    """Draw boxes (x, y, width, height) in one colour; paler and hatched if query and answer do not `read` them."""
+    """Draw boxes (x, y, width, height) in one colour: pale and hatched, if query and answer do not `read` them."""
     from matplotlib.colors import to_rgb
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline

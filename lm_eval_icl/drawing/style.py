@@ -1,4 +1,4 @@
-"""How figures look: one style for all that show results, and files that stay the same."""
+"""The style of all figures that show results. Equal figures make equal files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 INK, GREY = "#24292f", "#6e7781"
-# The files contain no time, no name of a program and no web address.
+# The metadata of files, without time, name of the program and web address.
 METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
     "png": {"Software": None},
 }
-# Okabe and Ito's colours, which colour-blind readers tell apart too. Figures are read on white and on black, so there
-# is grey for their black, and a darker yellow. A marker beside the colour tells apart those that share one.
+# Okabe and Ito's colours, which colour-blind readers can tell apart, then others. Figures are read on white and on
+# black pages, so grey replaces their black, and their yellow is darker. Markers tell similar colours apart.
 _STYLES = {
     "hf": ("#7f7f7f", "s"),
     "icl": ("#0072b2", "o"),
@@ -35,7 +35,7 @@ _STYLES = {
 }
 _MARKERS = "oDs^vPX<>ph*"
 
-# matplotlib's settings of every picture: the same bytes each time, and text that a browser can select and find.
+# matplotlib's settings for every picture. The bytes are the same each time, and a browser can select and find the text.
 FILES: dict[str, Any] = {
     "svg.hashsalt": "lm-eval-icl",
     "svg.fonttype": "none",
@@ -55,16 +55,16 @@ _SETTINGS = {
 
 @contextmanager
 def styled(**further: Any) -> Iterator[None]:
-    """Figures that are made and saved inside look like ours, whatever the user's settings of matplotlib are."""
+    """Inside this context, figures are made and saved in this style, whatever the user's settings of matplotlib."""
     from matplotlib import style  # imported here, since it takes half a second
 
     with style.context(["default", {**_SETTINGS, **further}]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name; an SVG's text is drawn by its reader
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # for names: browsers draw an SVG's text in their fonts
         yield
 
 
 def of_method(name: str) -> tuple[str, str]:
-    """A method's colour and marker: the same in all figures, whatever else they show."""
+    """The colour and the marker of a method, which are the same in all figures."""
     if name in _STYLES:
         return _STYLES[name]
     number = int.from_bytes(hashlib.sha256(name.encode(errors="replace")).digest()[:8], "big")
@@ -73,17 +73,17 @@ def of_method(name: str) -> tuple[str, str]:
 
 
 def clipped(name: str, most: int = 32) -> str:
-    """A name in one line of at most this many characters: its end, which says more than its beginning in a path."""
+    """The end of a name, at most `most` characters in one line. (The end of a path says more than its beginning.)"""
     name = one_line(name)
     return name if len(name) <= most else "…" + name[len(name) - most + 1 :]
 
 
 def shortened(label: str, most: int = 46) -> str:
-    """The beginning and the end of a label: the method, and what tells entries of a method apart."""
+    """A label in one line of at most `most` characters: the beginning (the method) and the end (its arguments)."""
     label = one_line(label)
     return label if len(label) <= most else f"{label[: most * 2 // 3 - 1]}…{label[len(label) - most // 3 :]}"
 
 
 def one_line(name: str) -> str:
-    """The text without newlines and other characters that cannot be printed, or not be written into an SVG file."""
+    """The text without line breaks and other characters that cannot be printed or written into an SVG file."""
     return " ".join("".join(char if char.isprintable() else " " for char in name).split())

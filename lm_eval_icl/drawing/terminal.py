@@ -10,7 +10,7 @@ from rich.text import Text
 from lm_eval_icl.drawing.drawing import Drawing, colour, columns, rows
 from lm_eval_icl.prompts.layouts import Layout
 
-# The characters of a cell in which a token sees another one: query and answer see the other one too, or do not.
+# The character of a cell whose token the row's token sees: query and answer see it, too, or do not; and of other cells.
 SEEN, UNREAD, UNSEEN = "█", "▒", "·"
 # Where titles and notes are wrapped if there is no terminal.
 WIDTH = 100
@@ -20,8 +20,8 @@ def as_text(drawing: Drawing, width: int | None = None) -> Text:
     """The drawing as lines of text.
 
     Args:
-        width: the terminal's width in characters; None if there is no terminal, for a drawing of any width with texts
-            of at most `WIDTH`. A token is two characters wide, or one if the drawing does not fit otherwise.
+        width: the terminal's width in characters; None if there is no terminal. The drawing may then have any width,
+            and texts are wrapped at `WIDTH`. A token takes two characters, or one if the drawing does not fit.
     """
     for cell in (2, 1):
         panels = [(title, list(_lines(layout, cell))) for title, layout in drawing.passes]
@@ -45,7 +45,7 @@ def _lines(layout: Layout, cell: int) -> Iterator[Text]:
     blocks = columns(layout)
     # A block is as wide as its tokens or its name, whichever is wider.
     widths = [max(len(block) * cell, len(name)) for name, block in blocks]
-    # Without positional information no numbers are shown: a position 0 of all tokens would look like one.
+    # Without positional information no numbers are shown, since zeros would look like positions.
     digits = len(str(max(positions))) if layout.step else 0
     gutter = max(len("position"), *(len(name) + digits + 1 for name, _ in blocks))
 
@@ -65,9 +65,9 @@ def _lines(layout: Layout, cell: int) -> Iterator[Text]:
             for (_, block), width in zip(blocks, widths, strict=True)
         ]
         yield line("position" if digit == digits - 1 else "", figures)
-    for name, looking in rows(layout):
+    for name, attending in rows(layout):
         yield Text(" " * (gutter + 1) + rule)
-        for row in looking:
+        for row in attending:
             cells = []
             for (column, block), width in zip(blocks, widths, strict=True):
                 text = Text()
@@ -77,6 +77,6 @@ def _lines(layout: Layout, cell: int) -> Iterator[Text]:
                     else:
                         text.append(UNSEEN.ljust(cell), "dim")
                 cells.append(padded(text, width))
-            head = name if row == looking[0] else ""
+            head = name if row == attending[0] else ""
             number = str(positions[row]).rjust(digits) if digits else ""
             yield line(head.ljust(gutter - digits) + number, cells)

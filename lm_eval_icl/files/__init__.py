@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# How the names begin of files that are being written. A process that is killed leaves one.
+# The names of files that are being written begin with this. A process that is killed leaves such a file.
 HALF = ".half-"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, beside `path`, which it replaces when the block ends. After an error it is removed.
+    """Yields the path of a new file, which replaces `path` when the block ends. After an error, it is removed.
 
-    So whoever reads `path`, also after a crash, finds what was there before or what was written, and nothing between.
+    A reader of `path` therefore finds the old file or the whole new file, also after a crash.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     half = path.with_name(f"{HALF}{uuid.uuid4().hex}")
     try:
@@ -32,7 +32,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a text file whole or not at all (see `replacing`).
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with replacing(path) as half:
         half.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The arguments of a model: its method's, and those that all models have in common. The others are lm-eval's `hf`'s."""
+"""The arguments of a model: its method's, those of all models of this package, and the others, which go to `hf`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # methods import torch, which takes seconds, and a refusal sh
     from lm_eval_icl.methods.base import Method
 
 OVERFLOW = ("drop", "error")
-# Arguments of `hf` that have no effect here, with this value or (None) without parallelize=True, and why.
+# Arguments of `hf` -> the value that has no effect here (None: every value without parallelize=True), and why.
 _IDLE = {
     "truncation": (True, "overflow=drop leaves out whole demonstrations"),
     "logits_cache": (False, "equal queries always run once"),
@@ -43,11 +43,11 @@ class CommonArguments:
             pass that scores log-likelihoods.
         store_bytes: how many bytes of keys and values are stored for contexts that occur again.
         overflow: what is done if a prompt does not fit the model's positions: "drop" leaves out as few whole
-            demonstrations as it takes (`methods.limits.PromptLimits.leaves_out`), and if it does not fit without any,
-            keeps the last tokens of the prompt, as `hf` does; "error" refuses the run.
+            demonstrations as needed (`methods.limits.PromptLimits.leaves_out`), and if the prompt does not fit without
+            any, keeps its last tokens, as `hf` does; "error" refuses the run.
         canonical_order: encode a set of demonstrations in one order, sorted by their texts, whatever order they are
             given in, so that their order changes no bit of a result. None to do so if the method does not depend on the
-            order. Under one that does, such as `icl`, True is the control: any method is invariant in this way.
+            order. Under other methods, such as `icl`, True is a control: it makes every method order-invariant.
 
     Raises:
         InputError: an argument is outside its range.
@@ -77,34 +77,35 @@ def read_arguments(cls: type[Method], arguments: Mapping[str, Any]) -> tuple[Met
     Raises:
         InputError: an argument of the method or of all models is outside its range, or misspelt.
     """
-    own, ours = methods.arguments_of(cls), {field.name for field in dataclasses.fields(CommonArguments)}
-    common = CommonArguments(**{name: value for name, value in arguments.items() if name in ours - own})
-    method = cls.from_arguments({name: value for name, value in arguments.items() if name in own})
-    forwarded = {name: value for name, value in arguments.items() if name not in own | ours}
+    method_names, shared_names = methods.arguments_of(cls), {f.name for f in dataclasses.fields(CommonArguments)}
+    common = CommonArguments(**{key: value for key, value in arguments.items() if key in shared_names - method_names})
+    method = cls.from_arguments({name: value for name, value in arguments.items() if name in method_names})
+    forwarded = {name: value for name, value in arguments.items() if name not in method_names | shared_names}
     for name, value in forwarded.items():
         idle, why = _IDLE.get(name, ("", ""))
         if value is idle or (idle is None and not forwarded.get("parallelize")):
             raise InputError(f"model argument {name}={value}: has no effect here ({why}): leave it out.")
         if owners := [other for other in methods.NAMES if name in methods.arguments_of(methods.find(other))]:
             raise InputError(f"model argument {name!r} belongs to {' and '.join(owners)}, not to this method.")
-        # Of names that are not near to ours, transformers refuses those that no model has.
-        near = difflib.get_close_matches(name, own | ours, n=1, cutoff=0.75) or own & {name.upper()}  # T, written t
-        if near and not _is_of_hf(name):
-            raise InputError(f"unknown model argument {name!r}: did you mean {next(iter(near))!r}?")
+        # All other unknown names go to transformers, which refuses the names that no model has.
+        near = difflib.get_close_matches(name, method_names | shared_names, n=1, cutoff=0.75)
+        near = near or [*method_names & {name.upper()}]  # T, written t
+        if near and not _is_hf_argument(name):
+            raise InputError(f"unknown model argument {name!r}: did you mean {near[0]!r}?")
     return method, common, forwarded
 
 
-def _is_of_hf(name: str) -> bool:
+def _is_hf_argument(name: str) -> bool:
     from lm_eval.models.huggingface import HFLM
 
     return name in inspect.signature(HFLM.__init__).parameters
 
 
 def checked_first(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Wrapper of `EvaluatorConfig.from_cli`, after which thousands of files are read: check a model of ours first.
+    """Wrapper of `EvaluatorConfig.from_cli`: check a model of ours before lm-eval reads thousands of files.
 
     Raises:
-        InputError: it has no such name, or as for `read_arguments`; or a folder is not there, or cannot be written.
+        InputError: there is no such model, its arguments are wrong, or a folder does not exist or cannot be written.
     """
     config = original(*args, **kwargs)
     name = str(config.model)
@@ -122,7 +123,8 @@ def checked_first(original: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 
 
 def check_folders(include: object, output: str | None) -> None:
-    """Refuse a folder of tasks that lm-eval would ignore, and one of results that it could not write after the run."""
+    """Refuse a folder of tasks that does not exist, which lm-eval would ignore, and a folder of results that cannot be
+    written, at which lm-eval would fail after the run."""
     if isinstance(include, str) and not Path(include).is_dir():
         raise InputError(f"--include_path {include}: no such folder.")
     if output is not None:
@@ -137,7 +139,7 @@ def check_folders(include: object, output: str | None) -> None:
 
 
 def pairs(option: str, written: Any) -> dict[str, Any]:
-    """Arguments given as K=V,K=V, as JSON, or as a dictionary from a file; anything else is refused."""
+    """Arguments given as K=V,K=V, as JSON, or as a dictionary from a file. Anything else is an `InputError`."""
     if isinstance(written, Mapping):
         return dict(written)
     try:

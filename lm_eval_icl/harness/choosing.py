@@ -1,5 +1,5 @@
 """Demonstrations that a model chooses from the few-shot documents of a task, or that are retrieved for each document.
-In a run, the first process does so before requests are built."""
+In a run of several processes, the first process chooses and retrieves them, before requests are built."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lm_eval_icl.demonstrations.draw import pool_digest, too_few
 from lm_eval_icl.demonstrations.kept import Wanted, about_model, chosen
 from lm_eval_icl.demonstrations.retrieve import Features
 from lm_eval_icl.errors import InputError, naming
-from lm_eval_icl.harness.distributed import of_first
+from lm_eval_icl.harness.distributed import from_first
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.tasks import FixedSampler, RetrievingSampler, among, as_row, evaluated, pool_of, template_of
 from lm_eval_icl.harness.training import Examples
@@ -31,16 +31,16 @@ class PoolOfTask:
 
     Args:
         task: a task with options to choose from.
-        without: documents that are not chosen, besides those that the task evaluates.
+        without: documents that must not be chosen, besides the documents that the task evaluates.
 
     Raises:
-        InputError: it has no options, no few-shot documents, or none that it does not evaluate.
+        InputError: the task has no options or no few-shot documents, or it evaluates all of these.
     """
 
     def __init__(self, task: ConfigurableTask, without: Sequence[Mapping[str, Any]] = ()) -> None:
         self.name = str(getattr(task, "task_name", None) or type(task).__name__)
         if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input:
-            raise InputError(f"task {self.name!r}: demonstrations are chosen for tasks with options alone.")
+            raise InputError(f"task {self.name!r}: demonstrations are chosen only for tasks with options.")
         self.task, self.docs = task, pool_of(task)
         if not self.docs:
             raise InputError(f"task {self.name!r}: has no few-shot documents to choose from.")
@@ -63,7 +63,7 @@ class PoolOfTask:
 
     @cached_property
     def prompts(self) -> str:
-        """What a choice depends on besides these documents: the templates, and which documents are evaluated."""
+        """What a choice depends on besides the pool: the task's templates, and the documents that it evaluates."""
         return template_of(self.task) + pool_digest(list(self.task.eval_docs))
 
     def _query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
@@ -75,7 +75,7 @@ class PoolOfTask:
 
 
 def predictor(model: ICLModel) -> Predictor:
-    """The model under plain ICL, whatever its own method, with the limits of its runs."""
+    """The model under plain ICL, whatever method it runs, with the limits of its runs."""
     return Predictor(
         model.model,
         model.tokenizer,
@@ -89,14 +89,14 @@ def predictor(model: ICLModel) -> Predictor:
 
 
 def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
-    """Give all tasks of a run the demonstrations that its model chooses. Every process of a run calls this; the first
-    one chooses.
+    """Give all tasks of a run the demonstrations that its model chooses. Every process of a run calls this function;
+    the first process chooses.
 
     Returns:
-        What was chosen, by task, for the results file; empty if no task asks for it.
+        Task -> the choice, for the results file; empty if no task asks for one.
 
     Raises:
-        InputError: they cannot be chosen.
+        InputError: the demonstrations cannot be chosen.
     """
     samplers = {task: getattr(task, "sampler", None) for task in tasks if task.config.num_fewshot}
     waiting = [(t, s, s.method) for t, s in samplers.items() if isinstance(s, FixedSampler) and s.method is not None]
@@ -109,36 +109,36 @@ def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
         under_icl, about = predictor(model), {**about_model(name, model.model_identity()), **limits}
         choices = {}
         for task, sampler, how in waiting:
-            seed = 1234 if sampler.seed is None else sampler.seed  # lm-eval's, if a run has set none
+            seed = 1234 if sampler.seed is None else sampler.seed  # lm-eval's default
             wanted = Wanted(PoolOfTask(task), how, int(task.config.num_fewshot), seed, about)
             choices[str(task.config.task)] = chosen(wanted, under_icl)
         return choices
 
-    by_task = of_first(choose)
+    by_task = from_first(choose)
     for task, sampler, _ in waiting:
         sampler.give(by_task[str(task.config.task)]["indices"])
     return by_task
 
 
 def retrieving(tasks: Mapping[str, Task]) -> dict[str, RetrievingSampler]:
-    """The samplers of the tasks whose documents have demonstrations that are retrieved."""
+    """The samplers of the tasks that retrieve demonstrations for each document, by the name of the task."""
     samplers = {name: getattr(task, "sampler", None) for name, task in tasks.items() if task.config.num_fewshot}
     return {name: sampler for name, sampler in samplers.items() if isinstance(sampler, RetrievingSampler)}
 
 
 def give_rankings(model: Any, tasks: Mapping[str, Task], limit: float | None) -> None:
     """Rank the pools of tasks that retrieve demonstrations, for the documents of a run. Every process of a run calls
-    this; the first one ranks."""
+    this function; the first process ranks."""
     for name, sampler in retrieving(tasks).items():
         task, n = tasks[name], int(tasks[name].config.num_fewshot)
         read = partial(_features, model, task) if sampler.similar.by == "features" else None
         documents = list(task.eval_docs)[: get_sample_size(task, limit)]
         with naming(f"task {sampler.name!r}: demonstrations={sampler.similar}"):
-            sampler.give(n, *of_first(partial(sampler.rank, n, documents, read)))
+            sampler.give(n, *from_first(partial(sampler.rank, n, documents, read)))
 
 
 def _features(model: Any, task: Task, pool: Sequence[Any], documents: Sequence[Any]) -> Features:
-    """The hidden states of the evaluated model after the queries of a task's few-shot documents, and of documents."""
+    """The hidden states of the evaluated model after the queries of the task's pool, and after those of documents."""
     if isinstance(model, ICLModel):
         under_icl, identity = predictor(model), model.model_identity()
     elif isinstance(model, HFLM):
@@ -151,8 +151,8 @@ def _features(model: Any, task: Task, pool: Sequence[Any], documents: Sequence[A
 
     def read(docs: Sequence[Any]) -> np.ndarray:
         examples = Examples(task, docs)
-        asked = [examples.example((), row) for row in range(len(docs))]
-        return read_queries(under_icl, str(task.config.task), [(e.prompt, e.options[:1]) for e in asked])[1]
+        queries = [examples.example((), row) for row in range(len(docs))]
+        return read_queries(under_icl, str(task.config.task), [(e.prompt, e.options[:1]) for e in queries])[1]
 
     identity = {**identity, "add_bos_token": model.add_bos_token}
     return identity, lambda rows: (read([pool[row] for row in rows]), read(documents))

@@ -1,4 +1,4 @@
-"""Runs with several processes: what they have to know of each other."""
+"""Runs with several processes: how the processes exchange values, and how they exit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch.distributed
 T = TypeVar("T")
 
 
-def of_all(mine: T) -> list[T]:
-    """The values of all processes, each of which calls this."""
+def from_all(mine: T) -> list[T]:
+    """The values of all processes, in their order. Every process calls this function."""
     if not _has_group():
         return [mine]
     shares: list[Any] = [None] * torch.distributed.get_world_size()
@@ -22,9 +22,9 @@ def of_all(mine: T) -> list[T]:
     return shares
 
 
-def of_first(value: Callable[[], T]) -> T:
-    """The first process's value, for all processes, each of which calls this. If the first process fails, its launcher
-    ends the others."""
+def from_first(value: Callable[[], T]) -> T:
+    """The first process's value, for all processes. Every process calls this function. If the first process fails, its
+    launcher ends the other processes."""
     if not _has_group():
         return value()
     message = [value() if torch.distributed.get_rank() == 0 else None]
@@ -33,7 +33,7 @@ def of_first(value: Callable[[], T]) -> T:
 
 
 def total(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Sum (nested) dictionaries of numbers by key; a key may be missing from some of them."""
+    """Sum (nested) dictionaries of numbers by key. A dictionary without a key adds nothing to the key's sum."""
     keys = dict.fromkeys(key for share in shares for key in share)
     lists = {key: [share[key] for share in shares if key in share] for key in keys}
     return {key: total(values) if isinstance(values[0], dict) else sum(values) for key, values in lists.items()}
@@ -41,8 +41,8 @@ def total(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 @functools.cache
 def leave_in_order() -> None:
-    """Destroy the process group when this process exits, if its backend is gloo, whose threads sometimes abort one that
-    exits. (NCCL's may wait for a process that has failed.)"""
+    """Destroy the process group when this process exits, if its backend is gloo: gloo's threads sometimes abort a
+    process that exits. (Destroying a group of NCCL may wait for a process that has failed.)"""
 
     def leave() -> None:
         if _has_group() and torch.distributed.get_backend() == "gloo":

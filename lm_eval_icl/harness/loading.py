@@ -1,4 +1,4 @@
-"""lm-eval's `HFLM`, with one-line errors for what cannot be loaded."""
+"""lm-eval's `HFLM`, with one-line errors for checkpoints and tokenizers that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from lm_eval_icl.inference.memory import vocabulary_of
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that is in memory, for several models to share. Nothing changes its weights any more.
+    """A checkpoint in memory that several models share. Its weights do not change any more.
 
     Attributes:
-        lm: the model that has loaded it.
+        lm: the model that has loaded the checkpoint.
     """
 
     lm: CheckedHFLM
@@ -38,8 +38,8 @@ class CheckedHFLM(HFLM):
         **kwargs: as for `HFLM`.
 
     Attributes:
-        loaded: the checkpoint that other models share; None if this model has loaded its own.
-        model_files_digest: a digest of the files that were loaded; None if there are none here.
+        loaded: the checkpoint that this model shares with the model that loaded it; None if it has loaded its own.
+        model_files_digest: a digest of the files that were loaded; None if they are not on this machine.
 
     Raises:
         InputError: the checkpoint, the tokenizer or an argument cannot be used.
@@ -59,8 +59,8 @@ class CheckedHFLM(HFLM):
             )
         self._forwarded = kwargs
         with refusing("the model cannot be made of these arguments"):
-            # The device that lm-eval's command line gives if none is asked for: the first GPU if there is one, or else
-            # the CPU. (From Python, `HFLM` would take a GPU that is not there.)
+            # The default device of lm-eval's command line: the first GPU if there is one, or else the CPU. (From
+            # Python, `HFLM` would take a GPU even on a machine without one.)
             super().__init__(pretrained, **{"device": "cuda:0", **kwargs})
         if hasattr(self, "accelerator"):
             # `HFLM` sets these numbers only for processes on the GPUs of one machine.
@@ -71,12 +71,12 @@ class CheckedHFLM(HFLM):
         self.model_files_digest: str | None = files
 
     def total(self, share: dict[str, Any]) -> dict[str, Any]:
-        """The sum of the counts of all processes, on the process that gathers; on the others, their own counts."""
+        """The sum of the counts of all processes, on the process that gathers them; its own counts on every other."""
         return total(self.gather_object(share) or [share])
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval writes under "config" in the results file, with the digest of the model's files; and the commit
-        of a model's files in the Hub's cache, where lm-eval could not ask the Hub."""
+        """What lm-eval writes under "config" in the results file, with the digest of the model's files. If lm-eval
+        could not ask the Hub for the model's commit, the commit of the files in the Hub's cache is added."""
         info: dict[str, Any] = super().get_model_info()
         if self.model_files_digest:
             info["model_files_digest"] = self.model_files_digest
@@ -85,7 +85,7 @@ class CheckedHFLM(HFLM):
         return info
 
     def model_identity(self) -> dict[str, Any]:
-        """What tells the model from others, by name (`inference.identity.model_identity`)."""
+        """The facts that tell this model from other models (`inference.identity.model_identity`)."""
         return model_identity(self.model, self.model_files_digest, hub_commit(self.pretrained, self.revision))
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
@@ -95,10 +95,10 @@ class CheckedHFLM(HFLM):
         # cuda:0 is the default of lm-eval's command and stands for the CPU where there is no GPU.
         device = str(self._forwarded.get("device", "cuda:0"))
         if device.startswith("cuda") and device != "cuda:0" and not torch.cuda.is_available():
-            raise InputError(f"device={device!r}: here is no GPU that torch can use: give cpu, or leave it out.")
+            raise InputError(f"device={device!r}: torch finds no GPU here: give cpu, or leave it out.")
         what = "no checkpoint there that transformers can read"
         if not Path(pretrained).is_dir():
-            what = "neither a folder here nor a checkpoint that could be had from the Hub"
+            what = "neither a folder here nor a checkpoint that could be loaded from the Hub"
         with refusing(f"pretrained={pretrained!r}: {what}"):
             super()._get_config(pretrained, **kwargs)
         refuse_vision(pretrained, self._config)
@@ -119,7 +119,7 @@ class CheckedHFLM(HFLM):
         if self.loaded is not None:
             self._model = self.loaded.lm._model
             return
-        # lm-eval still passes `load_in_4bit` and the like to transformers as arguments, which takes a configuration.
+        # lm-eval passes `load_in_4bit` and the like to transformers as arguments; transformers takes a configuration.
         known = inspect.signature(transformers.BitsAndBytesConfig.__init__).parameters
         bits = {name: kwargs.pop(name) for name in kwargs.keys() & known.keys()}
         if any(bits.values()):

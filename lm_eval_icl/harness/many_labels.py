@@ -11,12 +11,12 @@ from lm_eval_icl.harness.tasks import ICLTask
 
 
 class NamedLabelsTask(ICLTask):
-    """A task whose options are the classes of the column `label_column`, as the data set itself names them, in words:
-    underscores are blanks. Documents get a column `answer` with the name of their class.
+    """A task whose options are the names that the data set gives to the classes of the column `label_column`, with
+    blanks for underscores. Documents get a column `answer` with the name of their class.
 
     Args:
-        config: the configuration of the YAML file, in which `words` has other words for some names, and `without` names
-            classes that are no options: their documents are left out.
+        config: the configuration of the YAML file. Its `words` maps some names to other words. Its `without` lists
+            classes that are not options: their documents are left out.
 
     Raises:
         InputError: the column has no names of classes, or two classes have the same name in words.

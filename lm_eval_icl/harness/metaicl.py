@@ -1,8 +1,8 @@
 """MetaICL's tasks in lm-eval: its files, its sequences, its decision and its metric, for every model with a tokenizer.
 
 The requests carry their token ids (`lm_eval_icl.prompts.encoded`), because MetaICL tokenizes and cuts piece by piece.
-So the model has to be known before requests are built: a patch of `evaluate` tells the tasks (`MetaICLTask.bind`), and
-a patch of lm-eval's tokenization hands the ids to models of lm-eval's own (`own_ids`).
+So the tasks have to know the model before requests are built: a patch of `evaluate` tells them (`MetaICLTask.bind`).
+A patch of lm-eval's tokenization hands the ids to lm-eval's own models (`given_ids`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lm_eval.tasks.manager import TaskManager
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError, naming
-from lm_eval_icl.harness.tasks import These
+from lm_eval_icl.harness.tasks import GivenSampler
 from lm_eval_icl.metaicl.files import SHOTS, Row, check_group, checked_seed, classifies, folder, skips
 from lm_eval_icl.metaicl.reading import Reader, reader
 from lm_eval_icl.metaicl.strings import EncodedExample, Sequences, decision, encoded, macro_f1, mean_losses
@@ -35,21 +35,21 @@ Doc = dict[str, Any]
 class MetaICLTask(ConfigurableTask):
     """A target task of MetaICL.
 
-    `--metadata` says where the files are (`metaicl=DATA`), whether a group goes on without tasks that have none
-    (`missing=skip`), and whether the loss behind the input "N/A" is subtracted (`pmi=True`). The YAML file says which
-    task it is (`dataset_name`) and whether it is in the channel form (`channel`); a group says of which setting and
-    list it is (`setting`, `split`).
+    `--metadata` says where the files are (`metaicl=DATA`), whether a group goes on without tasks that have no files
+    (`missing=skip`), and whether an option's loss after the input "N/A" is subtracted (`pmi=True`). The YAML file names
+    the task (`dataset_name`) and says whether it is in the channel form (`channel`). The YAML file of a group names the
+    setting and the list of tasks (`setting`, `split`).
 
     Args:
         config: the configuration of the YAML file, with `--metadata`.
 
     Raises:
-        InputError: there are no files of this task, or they cannot be used.
+        InputError: the task has no files, or its files cannot be used.
     """
 
-    # Why it takes no decision rules, and no demonstrations that are chosen otherwise.
+    # Why these tasks take no decision rules, and no other demonstrations.
     own_decision = "MetaICL's tasks have a decision of their own (pmi=True): leave decide out."
-    own_demonstrations = "those of MetaICL's tasks are the rows of the seed's training file: leave it out."
+    own_demonstrations = "MetaICL's demonstrations are the rows of the seed's training file: leave it out."
 
     def __init__(self, config: dict[str, Any]) -> None:
         config = {key: value for key, value in config.items() if key != "class"}
@@ -67,10 +67,10 @@ class MetaICLTask(ConfigurableTask):
         self._sequences: Sequences | None = None
         self._shown: list[EncodedExample] = []
         self._contexts: dict[Context, Context] = {}
-        # By document: for every request, how many tokens are scored.
+        # Document -> for each of its requests, how many tokens are scored.
         self._made: dict[int, list[int]] = {}
         super().__init__(config=config)
-        self.sampler = These([])
+        self.sampler = GivenSampler([])
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **_: Any) -> None:
         self.dataset = {"test": _dataset(self.files.test(self.source))}
@@ -83,7 +83,7 @@ class MetaICLTask(ConfigurableTask):
         number = checked_seed(seed)
         self._rows = self.files.shown(self.source, number)
         self.dataset = {"test": _dataset(self.files.test(self.source, number))}
-        self.sampler = These(self.fewshot_docs() or [])
+        self.sampler = GivenSampler(self.fewshot_docs() or [])
         super().set_fewshot_seed(seed)
 
     # Requests.
@@ -92,10 +92,10 @@ class MetaICLTask(ConfigurableTask):
         """Take the tokenizer and the limits of the model that is evaluated.
 
         Raises:
-            InputError: its tokens are not known, and neither would be the mean loss of a token.
+            InputError: the model does not tell its tokens, so that the mean loss of a token cannot be computed.
         """
-        how = model if isinstance(model, Reader) else _reader(model, str(self.config.task))
-        self._sequences = Sequences(how, self.channel)
+        model_reader = model if isinstance(model, Reader) else _reader(model, str(self.config.task))
+        self._sequences = Sequences(model_reader, self.channel)
 
     def build_all_requests(self, **kwargs: Any) -> None:
         """Build all requests as lm-eval does, for the model that `bind` was told.
@@ -103,7 +103,7 @@ class MetaICLTask(ConfigurableTask):
         Raises:
             InputError: there is no seed or no model, or an option of lm-eval is given that would change the sequences.
         """
-        if getattr(self, "requests_are_made", False):  # as of a study
+        if getattr(self, "requests_are_made", False):  # by a study
             return
         name, shots = self.config.task, int(self.config.num_fewshot or 0)
         if self._sequences is None:
@@ -133,8 +133,8 @@ class MetaICLTask(ConfigurableTask):
         rows = [row, dataclasses.replace(row, input="N/A")] if self.pmi else [row]
         with naming(f"task {self.config.task!r}, document {doc['row']}"):
             options = [self._sequences.encoded_options(query, not self._shown) for query in rows]
-            of_rows = [self._sequences.join(self._shown, of_query) for of_query in options]
-        joined = [sequence for sequences in of_rows for sequence in sequences]
+            by_query = [self._sequences.join(self._shown, examples) for examples in options]
+        joined = [sequence for sequences in by_query for sequence in sequences]
         self._made[doc["row"]] = [len(sequence.target) for sequence in joined]
         arguments = [encoded(sequence, self._sequences.reader, self._contexts) for sequence in joined]
         kwargs = {name: value for name, value in kwargs.items() if name == "metadata"}
@@ -146,7 +146,7 @@ class MetaICLTask(ConfigurableTask):
         losses = mean_losses([logprob for logprob, _ in results], self._made[doc["row"]])
         if self.pmi:
             losses = losses[: len(doc["options"])] - losses[len(doc["options"]) :]
-        # Documents go into the samples, and nobody else could say which option has the smallest mean loss.
+        # lm-eval writes documents into its samples, from which alone the option with the smallest loss is not known.
         doc["prediction"] = decision(losses)
         right, answer = doc["output"].strip(), doc["options"][doc["prediction"]].strip()
         correct = float(right == answer)
@@ -166,7 +166,7 @@ class MetaICLTask(ConfigurableTask):
 
 
 def leave_out_missing(manager: TaskManager) -> None:
-    """Take the tasks without files out of MetaICL's groups, if `--metadata` says missing=skip."""
+    """Take tasks that have no files out of MetaICL's groups, if `--metadata` says missing=skip."""
     metadata = manager.metadata or {}
     if not skips(metadata):
         return
@@ -220,7 +220,7 @@ def _reader(model: LM, task: str) -> Reader:
     return reader(tokenizer, getattr(model, "add_bos_token", None), int(model.max_length))
 
 
-def own_ids(original: Callable[..., Any], lm: Any, context: str, continuation: str) -> tuple[list[int], list[int]]:
+def given_ids(original: Callable[..., Any], lm: Any, context: str, continuation: str) -> tuple[list[int], list[int]]:
     """Wrapper of `TemplateLM._encode_pair`: a request that comes with its token ids is not tokenized again."""
     if isinstance(context, EncodedPrompt) and isinstance(continuation, EncodedText):
         return context.ids, list(continuation.ids)

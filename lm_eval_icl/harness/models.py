@@ -1,4 +1,4 @@
-"""The models that lm-eval finds by name: its own `HFLM`, but scoring and generating behind a memory.
+"""The models that lm-eval finds by name: its `HFLM`, with scoring and generation after memories of demonstrations.
 
 Loading, dtype, quantization, PEFT, device_map, chat templates and rolling log-likelihood are inherited from `HFLM`.
 `lm_eval_icl.methods.runner` runs the method; this module only connects the two.
@@ -45,12 +45,12 @@ class ICLModel(CheckedHFLM):
     """An in-context-learning method as a model of lm-eval.
 
     Args:
-        pretrained: as for `hf`. This is also true of every argument that is neither the method's nor one of
-            `CommonArguments`. A checkpoint that another of these models has loaded brings that model's arguments, but
-            for its method's.
+        pretrained: as for `hf`, like every argument that belongs neither to the method nor to `CommonArguments`. A
+            checkpoint that another of these models has loaded (`Loaded`) brings all arguments of that model but its
+            method's.
         batch_size: how many texts are generated in one batch; how many queries that cannot be packed are scored in one
-            batch; and, on an accelerator, how many queries at least share one packed pass. "auto" begins with
-            `max_batch_size`. On out-of-memory the batch is halved and run again.
+            batch; and, on an accelerator, the smallest number of queries in a packed pass. "auto" begins with
+            `max_batch_size`. After an out-of-memory error, the batch is halved and run again.
 
     Raises:
         InputError: an argument is unknown or outside its range, or the model cannot be used.
@@ -74,7 +74,7 @@ class ICLModel(CheckedHFLM):
         method, self.common, forwarded = read_arguments(self.method_class, {**kwargs, "pretrained": pretrained})
         super().__init__(**forwarded)
         self.trained = record.read(self.config)
-        # Which demonstrations the model has chosen for the tasks of a run (`harness.choosing`).
+        # The demonstrations that the model has chosen for the tasks of a run (`harness.choosing`).
         self.chosen: dict[str, Any] = {}
         if warning := record.mismatch(self.trained, method):
             log.warning("%s: %s.", method.name, warning)
@@ -110,7 +110,7 @@ class ICLModel(CheckedHFLM):
 
     @property
     def texts(self) -> int:
-        """How many texts are in one batch, to begin with."""
+        """How many texts are in one batch at the beginning of a run."""
         return int(self.max_batch_size if self.batch_size == "auto" else self.batch_size)
 
     @property
@@ -129,8 +129,8 @@ class ICLModel(CheckedHFLM):
     def finish(self) -> None:
         """End a run, on every process: sum the counts of all processes.
 
-        This is not done in `loglikelihood`, since a process with all its responses in the cache never calls that, and
-        the other processes would wait for it.
+        This is not done in `loglikelihood`, since a process with all its responses in the cache never calls
+        `loglikelihood`, and the other processes would wait for it.
         """
         self.run.check()  # a process that ran nothing has not yet counted what it left out
         store, ran = self.runner.store, self.runner.tokens_run
@@ -138,7 +138,7 @@ class ICLModel(CheckedHFLM):
             {
                 "left_out": self.run.left_out,
                 "truncated": self.run.truncated,
-                "own_demonstrations": self.run.own,
+                "own_demonstrations": self.run.own_demonstrations,
                 "contexts_encoded": store.encoded,
                 "contexts_reused": store.reused,
                 "tokens_run": ran,
@@ -181,7 +181,7 @@ class ICLModel(CheckedHFLM):
         }
 
     def identity(self) -> dict[str, Any]:
-        """What responses depend on besides the requests: a cache (`--use_cache`) of another identity is refused."""
+        """What responses depend on besides the requests. A cache (`--use_cache`) of another identity is refused."""
         model, ours = self.model_identity(), self.method_class.__module__.partition(".")[0] == "lm_eval_icl"
         nameless = "code of this method" if not (ours or "source" in self._origin) else ""
         if nameless or not (model["model_files_digest"] or model["model_sha"]):

@@ -1,7 +1,7 @@
 """Every change that this package makes to lm-eval, in one table.
 
 Importing this module imports neither lm-eval nor torch: functions are given by name. `lm_eval --model hf` behaves as if
-this package were not installed, except that it finds this package's tasks, runs the token ids of MetaICL's, and reads
+this package were not installed, except that it finds this package's tasks, runs MetaICL's token ids, and reads
 `--metadata demonstrations=...`, `shuffle=SEED`, `labels=...`, `format=SEED` and `decide=...`.
 """
 
@@ -50,16 +50,16 @@ PATCHES = (
         "lm_eval.api.task:ConfigurableTask.__init__",
         "tasks:with_given_demonstrations",
         EVERYBODY,
-        "--metadata demonstrations=... gives lm-eval's own tasks, too, the demonstrations that it names, and "
-        "shuffle=SEED documents in random order; labels=... gives demonstrations other labels, and format=SEED prompts "
-        "another format.",
+        "--metadata demonstrations=... chooses the demonstrations of lm-eval's own tasks, too. shuffle=SEED puts their "
+        "documents in random order, labels=... gives demonstrations other labels, and format=SEED prompts another "
+        "format.",
         "lm-eval takes indices of demonstrations for every task, and a seed for a sample of its documents.",
     ),
     Patch(
         "lm_eval.config.evaluate_config:EvaluatorConfig.from_cli",
         "arguments:checked_first",
         OURS,
-        "A misspelt name of a method, and its arguments, are refused before lm-eval reads the files of all its tasks.",
+        "Misspelt names of methods, and wrong arguments, are refused before lm-eval reads the files of all its tasks.",
         "lm-eval makes the model first.",
     ),
     Patch(
@@ -73,15 +73,15 @@ PATCHES = (
         "lm_eval.evaluator:evaluate",
         "evaluate:announced",
         EVERYBODY,
-        "Tasks are told the model (MetaICL's cut their sequences by its tokenizer), and those with --metadata "
-        "decide=... have decision rules as further filters. A model of ours is told that a run over some tasks begins, "
-        "so that every prompt is checked before the first pass, and that it ends.",
+        "Tasks are told the model, since MetaICL's tasks cut their sequences by its tokenizer. Tasks with --metadata "
+        "decide=... get decision rules as further filters. A model of ours is told when a run over some tasks begins, "
+        "so that every prompt is checked before the first pass, and when it ends.",
         "lm-eval calls a model and its tasks at the start and at the end of a run, and has scorers that may ask a "
         "model (version 0.5).",
     ),
     Patch(
         "lm_eval.api.model:TemplateLM._encode_pair",
-        "metaicl:own_ids",
+        "metaicl:given_ids",
         EVERYBODY,
         "A request that comes with its token ids, as MetaICL's do, is not tokenized again.",
         "lm-eval takes requests of token ids.",
@@ -119,15 +119,15 @@ PATCHES = (
         "lm_eval.api.model:CachingLM.__new__",
         "evaluate:resumable",
         OURS,
-        "--use_cache keeps JSON, by run and by the parts of a prompt, in place of pickles by its text alone.",
+        "--use_cache stores JSON, by the run and the parts of a prompt, instead of pickles by the prompt's text alone.",
         "lm-eval lets a model bring its own cache.",
     ),
 )
 
 
 def install(module: str = "") -> None:
-    """Install the patches of a module of lm-eval, or all, and print an uncaught `InputError` as one line. Installing
-    again changes nothing."""
+    """Install the patches of one module of lm-eval, or all patches, and print an uncaught `InputError` as one line. A
+    second call changes nothing."""
     for patch in PATCHES:
         if patch.place.startswith(f"{module}:" if module else ""):
             where, _, path = patch.place.partition(":")
@@ -149,7 +149,7 @@ def _wrapper(patch: Patch) -> Callable[..., Any]:
 
 
 def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace `place.name` by a function that calls `wrapper(original, *args, **kwargs)`, unless that was done."""
+    """Replace `place.name` by a function that calls `wrapper(original, *args, **kwargs)`, unless it is replaced so."""
     original, attribute = getattr(place, name), inspect.getattr_static(place, name)
     wrappers = getattr(original, "wrappers", ())
     if wrapper in wrappers:

@@ -51,7 +51,7 @@ def with_our_models(original: Callable[[str], Any], model_name: str) -> Any:
 
 def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """Wrapper of `TaskManager.__init__`: if lm-eval's own tasks are included, this package's folder is scanned too,
-    before those of `--include_path`, so that a user's task replaces one of the same name."""
+    before the folders of `--include_path`, so that a user's task replaces our task of the same name."""
     call = inspect.signature(original).bind(*args, **kwargs)
     call.apply_defaults()
     if call.arguments.get("include_defaults"):

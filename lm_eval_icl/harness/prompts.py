@@ -38,7 +38,7 @@ def structure_error(task_name: str | None) -> InputError:
     )
 
 
-# Whether prompts are recorded; and the number of turns so far in the prompt that is being built, None if none is.
+# Whether prompts are recorded; and the number of turns so far in the prompt that is being built, or None.
 _recording: ContextVar[bool] = ContextVar("recording", default=False)
 _turns: ContextVar[int | None] = ContextVar("turns", default=None)
 # Reading a signature takes longer than dividing a prompt, and thousands of prompts come from one function.
@@ -47,8 +47,8 @@ _signature = functools.cache(inspect.signature)
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Inside this context, lm-eval's tasks build `FewShotPrompt`s. `lm_eval.evaluate` enters it for this package's
-    models."""
+    """Inside this context manager, lm-eval's tasks build `FewShotPrompt`s. `lm_eval.evaluate` enters it for this
+    package's models."""
     from lm_eval_icl.harness import patches
 
     patches.install()
@@ -92,11 +92,11 @@ def with_parts(original: Callable[..., str | list[str]], task: Any, *args: Any, 
 
 
 def compiled_once(original: Callable[..., str], template: str, doc: dict[str, Any]) -> str:
-    """Wrapper of `apply_template`: inside `recording`, compiled Jinja templates are kept."""
+    """Wrapper of `apply_template`: inside `recording`, a Jinja template is compiled only once."""
     return _compiled(template).render(**doc) if _recording.get() else original(template, doc)
 
 
-@functools.lru_cache  # the last 128: those of a task are used together
+@functools.lru_cache  # the last 128 templates: the templates of a task are used together
 def _compiled(template: str) -> Template:
     return utils.env.from_string(template)
 
@@ -112,7 +112,7 @@ def _with_parts(marked: str, turns: int) -> str:
 
 
 def _render(chat_template: Callable[..., str], messages: list[dict[str, str]], **kwargs: Any) -> str:
-    """Apply a chat template to marked messages. The result has no marks if they would change the rest of the text."""
+    """Apply a chat template to marked messages. The result has no marks if marks would change the rest of the text."""
     plain = chat_template([{**m, "content": m["content"].replace(_MARK, "")} for m in messages], **kwargs)
     if not isinstance(plain, str):  # some other models of lm-eval return messages
         return plain

@@ -31,9 +31,9 @@ class RequestTokenizer:
 
     Args:
         prompts: the tokenizer of prompts.
-        max_gen_toks: how many tokens may be generated if a request does not say.
-        runner: what will generate the texts, which refuses settings and models that it cannot generate with; None if
-            nothing is to be generated.
+        max_gen_toks: how many tokens may be generated if a request does not say it.
+        runner: generates the texts; settings and models that it cannot generate with are refused. None if no texts are
+            generated.
     """
 
     def __init__(self, prompts: PromptTokenizer, max_gen_toks: int, runner: MethodRunner | None = None) -> None:
@@ -41,7 +41,7 @@ class RequestTokenizer:
         self._checked: Any = None  # the generation arguments that were checked last
 
     def __call__(self, instances: Sequence[Instance], left_out: tuple[int, ...] = ()) -> list[Request]:
-        """The requests of instances of one kind, without the demonstrations of these indices.
+        """The requests of instances of one kind, without the demonstrations with the indices `left_out`.
 
         Raises:
             InputError: a request cannot be run.
@@ -76,7 +76,7 @@ class RequestTokenizer:
 
     def _generate_until(self, instance: Instance, left_out: tuple[int, ...]) -> Request:
         kwargs = instance.args[1]
-        if self.runner is not None and kwargs != self._checked:  # nearly always those of the request before
+        if self.runner is not None and kwargs != self._checked:  # nearly always equal to the last request's
             with naming(f"task {instance.task_name!r}"):
                 settings_in_force(self.runner.model, kwargs)
             self._checked = kwargs
@@ -96,8 +96,8 @@ class RequestTokenizer:
         return Request(tokens, (), tokens_generated, left_out, arguments=instance.args)
 
     def check_text(self, instance: Instance) -> None:
-        """Refuse a text to score as a whole (`HFLM.loglikelihood_rolling`) that no tokenizer can read, or with a token
-        that is not in the model's vocabulary."""
+        """Refuse a text to score as a whole (`HFLM.loglikelihood_rolling`) that the tokenizer cannot encode, or with a
+        token that is not in the model's vocabulary."""
         with naming(named(instance)):
             self.prompts.check_known(self.prompts.nothing, tuple(self.prompts.bare(instance.args[0])[0]))
 
@@ -124,7 +124,7 @@ def fit_requests(
     """Tokenize requests of one kind so that all fit the model.
 
     Raises:
-        InputError: documents do not fit even without all that `overflow` allows to leave out, or the method's arguments
+        InputError: documents do not fit even after `overflow` has left out all that it may, or the method's arguments
             do not allow as many demonstrations as a prompt has.
     """
     prompts = ((i.task_name, i.args[0]) for i in instances)
@@ -138,12 +138,12 @@ def fit_requests(
     with tqdm(total=len(instances), desc="Tokenizing inputs", disable=quiet) as bar:
         for document, indices in documents.items():
             tokenize_document = partial(tokenize, [instances[i] for i in indices])
-            of_document = tokenize_document()
-            if overflow == "drop" and not fits(limits, of_document):
-                of_document = shortened(of_document, tokenize_document, limits)
-            if not fits(limits, of_document):
-                too_long[document] = of_document
-            requests |= zip(indices, of_document, strict=True)
+            document_requests = tokenize_document()
+            if overflow == "drop" and not fits(limits, document_requests):
+                document_requests = shortened(document_requests, tokenize_document, limits)
+            if not fits(limits, document_requests):
+                too_long[document] = document_requests
+            requests |= zip(indices, document_requests, strict=True)
             bar.update(len(indices))
     if too_long:
         raise _refusal(too_long, len(documents), limits, overflow)
@@ -153,9 +153,9 @@ def fit_requests(
 def _refusal(
     too_long: Mapping[Document, Sequence[Request]], documents: int, limits: PromptLimits, overflow: str
 ) -> InputError:
-    """The error about documents that do not fit after all that `overflow` allows to leave out, with the numbers of the
-    longest."""
-    requests = [request for of_document in too_long.values() for request in of_document]
+    """The error about documents that do not fit even after `overflow` has left out all that it may. It gives the
+    numbers of tokens of the longest document."""
+    requests = [request for document_requests in too_long.values() for request in document_requests]
     reasons = [(limits.too_long(request.prompt, request.answer_positions), request) for request in requests]
     reason, worst = max(((reason, request) for reason, request in reasons if reason), key=lambda pair: pair[0].needed)
     tasks = some(sorted({str(task) for task, _ in too_long}))
@@ -179,7 +179,7 @@ def by_document(instances: Sequence[Instance]) -> dict[Document, list[int]]:
     """(task, document) -> the indices of the document's instances."""
     documents: dict[Document, list[int]] = defaultdict(list)
     for i, instance in enumerate(instances):
-        # A request that was not made by lm-eval may have no document. It is then treated as a separate document.
+        # A request that was not made by lm-eval may have no document number. It is then a document by itself.
         document = -1 - i if instance.doc_id is None else instance.doc_id
         documents[instance.task_name, document].append(i)
     return documents

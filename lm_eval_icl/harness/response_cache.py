@@ -1,7 +1,7 @@
-"""The response cache (`--use_cache`) of this package's models, from which a run that was stopped is resumed.
+"""The response cache (`--use_cache`) of this package's models, with which a stopped run is resumed.
 
 lm-eval's own cache pickles responses, so a file from elsewhere can run code, and it finds them by the prompt's text, so
-two methods would read each other's numbers. Here a file of JSON lines belongs to one identity of a model.
+two methods would read each other's numbers. Here, a file of JSON lines belongs to one identity of a model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 
 class Responses(dict[str, Any]):
-    """Responses by key, each a line of a file as soon as it is set, behind a line that says what they depend on. A line
-    that a killed run has left unfinished is skipped, and its response computed again.
+    """Responses by key. A response is written to the file, as one line, as soon as it is set. The first line of the
+    file says what the responses depend on. A line that a killed run left unfinished is skipped, and computed again.
 
     Raises:
         InputError: another run wrote the file (the message names what differs), or it cannot be read.
@@ -37,7 +37,7 @@ class Responses(dict[str, Any]):
             lines = Path(path).read_bytes().split(b"\n") if Path(path).is_file() else []
             self._file = Path(path).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open as long as the run)
         except OSError as error:
-            raise InputError(f"the cache {path} cannot be opened: {error}. Mend that, or {another}.") from error
+            raise InputError(f"the cache {path} cannot be opened: {error}. Correct that, or {another}.") from error
         super().__init__(entry for line in lines if (entry := _entry(line)) is not None)
         is_new = not any(lines)
         writer = run if is_new else self.pop("run", None)
@@ -47,7 +47,7 @@ class Responses(dict[str, Any]):
             differs = "; ".join(f"{name}={writer.get(name)} there, {run.get(name)} here" for name in names[:4])
             raise InputError(f"the cache {path} was written by another run ({differs}): {another}.")
         if is_new or lines[-1]:
-            self._write(json.dumps(["run", run]) if is_new else "")  # an unfinished line is ended
+            self._write(json.dumps(["run", run]) if is_new else "")  # ends an unfinished line
 
     def __setitem__(self, key: str, response: Any) -> None:
         if key not in self:
@@ -60,7 +60,7 @@ class Responses(dict[str, Any]):
 
 
 def _entry(line: bytes) -> tuple[str, Any] | None:
-    """What a line holds: a key and a response; None if it is unfinished."""
+    """The key and the response in a line of the file; None if the line is unfinished."""
     try:
         key, value = json.loads(line)
     except (ValueError, TypeError):
@@ -69,7 +69,7 @@ def _entry(line: bytes) -> tuple[str, Any] | None:
 
 
 class _Hook(CacheHook):
-    """Stores the responses that a model computes, except random ones: all repeats would be the same."""
+    """Stores the responses that a model computes, except texts sampled at random, whose repeats would all be equal."""
 
     def add_partial(self, attr: str, req: Iterable[Any], res: Any) -> None:
         if key := response_key(attr, tuple(req)):
@@ -85,16 +85,16 @@ class ResumableLM(CachingLM):
         lm.set_cache_hook(_Hook(self))
 
     def __getattr__(self, attr: str) -> Any:
-        asks = attr in ("loglikelihood", "loglikelihood_rolling", "generate_until")
-        return partial(self._resume, attr) if asks else getattr(self.lm, attr)
+        is_cached = attr in ("loglikelihood", "loglikelihood_rolling", "generate_until")
+        return partial(self._resume, attr) if is_cached else getattr(self.lm, attr)
 
     def _resume(self, kind: str, requests: list[Instance]) -> list[Any]:
-        """The responses in the order of the requests: stored ones from the file, the others from the model."""
+        """The responses in the order of the requests. Responses that are not in the file come from the model."""
         run = self.lm.run
         run.check()
         whole = kind == "loglikelihood_rolling"
-        asked = [request.args for request in requests] if whole else [one.key for one in run.requests(requests)]
-        keys = [response_key(kind, arguments) for arguments in asked]
+        prompts = [instance.args for instance in requests] if whole else [one.key for one in run.requests(requests)]
+        keys = [response_key(kind, prompt) for prompt in prompts]
         missing = [i for i, key in enumerate(keys) if key not in self.dbdict]
         log.info("%s: %d of %d responses are in %s", kind, len(keys) - len(missing), len(keys), self.cache_db)
         responses = getattr(self.lm, kind)([requests[i] for i in missing]) if missing else []
@@ -104,8 +104,8 @@ class ResumableLM(CachingLM):
 
 
 def response_key(kind: str, args: tuple[Any, ...]) -> str:
-    """The key of a response: a digest of the request with the prompt's parts, since equal texts may differ in parts.
-    Empty for a response that is sampled at random."""
+    """The key of a response: a digest of the request with the prompt's parts, since equal texts may have other parts.
+    Empty for a text that is sampled at random."""
     prompt, *rest = args
     if kind == "generate_until" and normalize_gen_kwargs(rest[0])["do_sample"]:
         return ""

@@ -1,5 +1,5 @@
-"""The responses of this package's models: answers are scored and texts generated behind shared memories; whole texts
-(rolling log-likelihood) are scored as in `HFLM`."""
+"""The responses of this package's models. Options are scored and texts are generated after memories that queries share;
+whole texts (rolling log-likelihood) are scored as in `HFLM`."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def score(lm: HFLM, run: PreparedRun, runner: MethodRunner, instances: list[Inst
         rows = [[*request.prompt.context.tokens, *request.prompt.query] for request in requests]
         whole = [(request.key, ids, [*request.answer]) for request, ids in zip(requests, rows, strict=True)]
         with runner.counting():
-            of_whole: list[Score] = lm._loglikelihood_tokens(whole, quiet)
-        for instance, (logprob, _) in zip(instances, of_whole, strict=True):
+            whole_scores: list[Score] = lm._loglikelihood_tokens(whole, quiet)
+        for instance, (logprob, _) in zip(instances, whole_scores, strict=True):
             check_finite(instance, logprob, runner.model)
-        return of_whole
+        return whole_scores
     scores: dict[int, Score] = {}
     with (
         tqdm(total=len(instances), desc="Running loglikelihood requests", disable=quiet) as bar,
         runner.inference_mode(),
     ):
         prompts = [(request.prompt, request.answer) for request in requests]
-        for of_pass in runner.score_prompts(prompts, run.once):
-            for i, value in of_pass:
+        for pass_scores in runner.score_prompts(prompts, run.once):
+            for i, value in pass_scores:
                 check_finite(instances[i], value[0], runner.model)
                 scores[i] = value
                 hook.add_partial("loglikelihood", requests[i].key, value)
@@ -83,9 +83,9 @@ def generate_until(
 ) -> list[str]:
     """The text that follows each prompt, up to a stop sequence or `max_gen_toks`, in the order of `instances`."""
     requests = run.take(instances)
-    of_kind: dict[str, list[int]] = defaultdict(list)  # generation arguments -> requests
+    by_arguments: dict[str, list[int]] = defaultdict(list)  # generation arguments -> indices of requests
     for i in in_order([request.prompt for request in requests]):
-        of_kind[json.dumps(instances[i].args[1], sort_keys=True, default=str)].append(i)
+        by_arguments[json.dumps(instances[i].args[1], sort_keys=True, default=str)].append(i)
     uses = Counter(request.prompt.context for request in requests)
     single = {context for context, number in uses.items() if run.once and number == 1}
 
@@ -94,7 +94,7 @@ def generate_until(
         tqdm(total=len(instances), desc="Running generate_until requests", disable=quiet) as bar,
         runner.inference_mode(),
     ):
-        for waiting in of_kind.values():
+        for waiting in by_arguments.values():
             prompts, waiting_instances = [requests[i].prompt for i in waiting], [instances[i] for i in waiting]
             while waiting:
                 generated = generate_first(lm, runner, prompts, waiting_instances, single)
@@ -118,7 +118,7 @@ def generate_first(
     instances: Sequence[Instance],
     single: Collection[Context],
 ) -> list[str]:
-    """The texts for the first of these requests, as many as fit into one batch.
+    """The texts of the first requests, as many as fit into one batch.
 
     Args:
         prompts: the prompts of the requests (`in_order`).
@@ -148,9 +148,9 @@ def generate_first(
 
 
 def _stopped(criteria: StoppingCriteriaList) -> list[bool]:
-    """Which rows have reached a stop sequence."""
+    """For each row, whether it has reached a stop sequence."""
     trackers = [criterion.done_tracker for criterion in criteria if hasattr(criterion, "done_tracker")]
-    return [any(of_row) for of_row in zip(*trackers, strict=True)]
+    return [any(row_flags) for row_flags in zip(*trackers, strict=True)]
 
 
 def text_of(lm: HFLM, tokens: list[int], until: list[str]) -> str:

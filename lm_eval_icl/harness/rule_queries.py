@@ -1,7 +1,7 @@
-"""The requests of a task in a run with decision rules: its documents', and what rules ask besides.
+"""The requests of a task in a run with decision rules: those of its documents, and those of the rules' own queries.
 
-Of a content-free query, the query alone is rendered from a changed document, in place of whose texts stands one that
-says nothing. The description, the demonstrations and the options are those of the real one.
+A content-free query is the query of a document whose texts are replaced by a text that says nothing, such as "N/A". The
+description, the demonstrations and the options before and after it are those of the real document.
 """
 
 from __future__ import annotations
@@ -24,39 +24,38 @@ from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import recording, structure_error
 from lm_eval_icl.harness.requests import fit_requests
-from lm_eval_icl.harness.tasks import These, as_row, evaluated, pool_of, texts_in, with_texts
+from lm_eval_icl.harness.tasks import GivenSampler, as_row, evaluated, pool_of, texts_in, with_texts
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 Doc = Mapping[str, Any]
-# A prompt's parts before its query: what one memory holds.
-Behind = tuple[str, tuple[str, ...]]
-# Stands for a text of a document, where what the template adds is looked for.
+# A prompt's prefix and demonstrations: the parts before the query, which one memory holds.
+PromptStart = tuple[str, tuple[str, ...]]
+# Replaces each text of a document, so that the text that the template adds can be found.
 _SENTINEL = "\U000f1c1f"
 
 
 class RuleQueries:
-    """The queries of a task's documents, and those that its rules ask.
+    """The queries of a task's documents, and the queries of its decision rules.
 
     Args:
-        task: the task, whose requests are made.
-        model: what is evaluated.
-        arguments: those of `ConfigurableTask.fewshot_context` (a chat template, a system instruction).
+        task: the task, whose requests are already made.
+        model: the model that is evaluated.
+        arguments: the arguments of `ConfigurableTask.fewshot_context` (a chat template, a system instruction).
 
     Attributes:
-        documents: the requests of each document's options.
-        behind: what each document's query stands behind, after demonstrations that did not fit were left out.
-        prompts: the queries that are asked besides the documents', with what they stand behind; for each the requests
-            by option.
+        documents: document -> the requests of its options.
+        starts: document -> its prompt's parts before the query, without demonstrations that did not fit.
+        prompts: (start, query) of a rule -> option -> its request.
 
     Raises:
-        InputError: the parts of a prompt are not known, or `hf` would cut it.
+        InputError: the parts of a prompt are not known, or `hf` would cut a prompt.
     """
 
     def __init__(self, task: ConfigurableTask, model: Any, arguments: Mapping[str, Any]) -> None:
         self.task, self.model, self.arguments, self.name = task, model, arguments, str(task.config.task)
         self.documents: dict[int, list[Instance]] = {}
-        self.prompts: dict[tuple[Behind, str], dict[str, Instance]] = {}
+        self.prompts: dict[tuple[PromptStart, str], dict[str, Instance]] = {}
         self._shuffled, self._is_evaluated = dict[str, list[int]](), evaluated(task)
         self._words = dict[tuple[str, bool], tuple[list[str], int]]()
         self._instances: list[Instance] = task._instances or []
@@ -64,10 +63,10 @@ class RuleQueries:
         if not is_ours:  # the prompts become plain texts, and a study has the requests for other models too
             self._instances = [copy.copy(instance) for instance in self._instances]
         for document, requests in groupby(self._instances, key=lambda instance: instance.doc_id):
-            of_document = list(requests)
-            options = len(task.doc_to_choice(of_document[0].doc))
-            self.documents[int(document)] = of_document[:options]  # behind them, those of acc_mutual_info
-        self.behind = self._behind()
+            all_requests = list(requests)
+            options = len(task.doc_to_choice(all_requests[0].doc))
+            self.documents[int(document)] = all_requests[:options]  # the requests of acc_mutual_info follow
+        self.starts = self._find_starts()
         if not is_ours:
             for instance in self._instances:
                 instance.arguments = (str(instance.args[0]), *instance.args[1:])
@@ -75,11 +74,11 @@ class RuleQueries:
     # Queries with other texts than the document's, rendered as lm-eval renders queries for evaluation.
 
     @cached_property
-    def _of_template(self) -> tuple[str, ...] | None:
-        """The fields that the template reads; None for all."""
+    def _template_fields(self) -> tuple[str, ...] | None:
+        """The fields of a document that the template reads; None if it may read all fields."""
         template = self.task.config.doc_to_text
         if self.task.prompt is not None or not (isinstance(template, str) or callable(template)):
-            raise InputError("its query comes from a prompt that is no template of fields.")
+            raise InputError("its query comes from a prompt that is not a template of fields.")
         if template in self.task.features:
             return (template,)
         if isinstance(template, str):
@@ -88,18 +87,18 @@ class RuleQueries:
         return None
 
     def fields(self, doc: Doc) -> dict[str, Any]:
-        """The fields of a document that its query is made from, which hold texts."""
-        read = doc if self._of_template is None else [name for name in self._of_template if name in doc]
+        """The fields of a document that hold texts and that its query is made from."""
+        read = doc if self._template_fields is None else [name for name in self._template_fields if name in doc]
         return {name: doc[name] for name in read if texts_in(doc[name])}
 
     def content_free(self, doc: Doc, texts: Mapping[str, str] | str) -> str:
-        """A document's query, each text in the fields that it is made from replaced by another.
+        """A document's query, with other texts in the fields that the query is made from.
 
         Args:
-            texts: what stands for the texts of each field, or of all fields.
+            texts: field -> the text that replaces each text in it; or one text for all fields.
 
         Raises:
-            InputError: the query cannot be rendered, or does not say the other text.
+            InputError: the query cannot be rendered, or does not contain the other text.
         """
         fields = self.fields(doc)
         if not fields:
@@ -111,26 +110,27 @@ class RuleQueries:
         return query
 
     def signature(self, doc: Doc) -> str:
-        """What the content-free query of a document depends on: equal ones have equal queries."""
-        read = {name: value for name, value in doc.items() if self._of_template is None or name in self._of_template}
+        """What the content-free query of a document depends on. Documents with equal signatures have equal queries."""
+        names = self._template_fields
+        read = {name: value for name, value in doc.items() if names is None or name in names}
         free = {name: with_texts(value, lambda _: _SENTINEL) for name, value in self.fields(doc).items()}
         return json.dumps([{**read, **free}, self.task.doc_to_prefix(doc)], sort_keys=True, default=str)
 
     def premise(self, doc: Doc) -> str:
-        """What the template puts behind the last text of a document, such as "\\nSentiment:"."""
+        """The text that the template puts after the last text of a document, such as "\\nSentiment:"."""
         query = self._filled_in(doc, dict.fromkeys(self.fields(doc), _SENTINEL))
         _, sentinel, tail = query.rpartition(_SENTINEL)
         if not sentinel or not tail.strip():
-            raise InputError("its template puts nothing behind the document's text: give premise=TEXT.")
+            raise InputError("its template puts nothing after the document's text: give premise=TEXT.")
         return tail
 
     @cached_property
     def _shots(self) -> list[Any]:
-        """As many demonstrations as documents have, since a chat template may join them with the query."""
+        """As many demonstrations as a prompt has, since a chat template may join them with the query."""
         return pool_of(self.task)[: int(self.task.config.num_fewshot or 0)]
 
     def _filled_in(self, doc: Doc, by_field: Mapping[str, str]) -> str:
-        """The query of a document with these texts in place of those in its fields."""
+        """The query of a document in which `by_field` has the new text of each field."""
 
         def replaced(name: str) -> Any:
             return with_texts(doc[name], lambda _: by_field[name])
@@ -139,11 +139,11 @@ class RuleQueries:
             return self._render(doc, self.task.doc_to_text({**doc, **{name: replaced(name) for name in by_field}}))
 
     def _render(self, doc: Doc, text: Any) -> str:
-        """The last part of the prompt of a document, whose `doc_to_text` is this text."""
+        """The query of a document's prompt if `doc_to_text` gives this text."""
         task = copy.copy(self.task)
         task._config = copy.copy(task.config)
         task.set_config("doc_to_text", lambda _: text)
-        task.sampler = These(self._shots)
+        task.sampler = GivenSampler(self._shots)
         with recording():
             prompt = task.fewshot_context(doc, len(self._shots), gen_prefix=task.doc_to_prefix(doc), **self.arguments)
         if not isinstance(prompt, FewShotPrompt):
@@ -154,10 +154,10 @@ class RuleQueries:
 
     @property
     def instances(self) -> list[Instance]:
-        """All requests: the task's, and those of the rules."""
+        """All requests: those of the task's documents, and those of the rules."""
         return [*self._instances, *(instance for options in self.prompts.values() for instance in options.values())]
 
-    def _behind(self) -> dict[int, Behind]:
+    def _find_starts(self) -> dict[int, PromptStart]:
         prompts: dict[int, Any] = {document: requests[0].args[0] for document, requests in self.documents.items()}
         if not all(isinstance(prompt, FewShotPrompt) for prompt in prompts.values()):
             raise structure_error(self.name)
@@ -171,14 +171,14 @@ class RuleQueries:
                 left_out = {i.doc_id: request.left_out for i, request in zip(instances, fitted, strict=True)}
                 prompts = {i: model.tokenize.prompts.arranged(prompts[i], left_out[i]) for i in prompts}
         elif isinstance(model, HFLM):
-            self._refuse_what_is_cut(model)
+            self._refuse_cut_prompts(model)
         return {document: (prompt.prefix, prompt.demonstrations) for document, prompt in prompts.items()}
 
-    def _refuse_what_is_cut(self, model: HFLM) -> None:
-        """Refuse prompts that `hf` would cut at the beginning: the rules' queries would have other demonstrations."""
+    def _refuse_cut_prompts(self, model: HFLM) -> None:
+        """Refuse prompts that `hf` would cut at the beginning, since rules' queries would have other demonstrations."""
         for instance in self._instances:
             context, continuation = map(str, instance.args)
-            if len(f"{context}{continuation}".encode()) < model.max_length:  # a token has a byte at least
+            if len(f"{context}{continuation}".encode()) < model.max_length:  # a token has at least one byte
                 continue
             if (tokens := sum(map(len, model._encode_pair(context, continuation)))) > model.max_length + 1:
                 raise InputError(
@@ -186,17 +186,17 @@ class RuleQueries:
                     f"would cut it to {model.max_length}: lower --num_fewshot, or take a model of this package."
                 )
 
-    def ask(self, place: Behind, query: str, options: Sequence[str]) -> None:
-        """Ask for options behind a query, those that were not asked for before."""
-        requests = self.prompts.setdefault((place, query), {})
+    def ask(self, start: PromptStart, query: str, options: Sequence[str]) -> None:
+        """Add the requests for options after a query, unless they have been added before."""
+        requests = self.prompts.setdefault((start, query), {})
         is_ours = isinstance(self.model, ICLModel)
         if requests:
             first = next(iter(requests.values()))
             prompt, number = first.args[0], first.doc_id
         else:
-            prompt, number = FewShotPrompt(*place, query), -len(self.prompts)
+            prompt, number = FewShotPrompt(*start, query), -len(self.prompts)
             prompt = prompt if is_ours else str(prompt)
-        doc = next(iter(self.documents.values()))[0].doc  # for filters of the task's own, which look at it
+        doc = next(iter(self.documents.values()))[0].doc  # the task's own filters read the document
         for option in options:
             if option in requests:
                 continue
@@ -205,15 +205,15 @@ class RuleQueries:
                 self.fitting(instance)
             requests[option] = instance
 
-    def alone(self, place: Behind, query: str, option: str) -> Instance:
-        """An option behind a query, which is no request of the task."""
-        return Instance("loglikelihood", {}, (FewShotPrompt(*place, query), option), 0, (self.name, 0, 1))
+    def alone(self, start: PromptStart, query: str, option: str) -> Instance:
+        """The request for an option after a query, which is not among the requests of the task."""
+        return Instance("loglikelihood", {}, (FewShotPrompt(*start, query), option), 0, (self.name, 0, 1))
 
     def fitting(self, instance: Instance) -> Request:
-        """The request of a query that a rule asks.
+        """A rule's request as token ids.
 
         Raises:
-            InputError: it does not fit the model.
+            InputError: the request does not fit the model.
         """
         [request] = self.model.tokenize([instance])
         if reason := self.model.run.limits.too_long(request.prompt, request.answer_positions):
@@ -225,12 +225,12 @@ class RuleQueries:
         return request
 
     def words(self, field: str, evaluated: bool) -> tuple[list[str], int]:
-        """The words, in lower case, of a field of all few-shot (or evaluated) documents, and how many these are."""
+        """The lower-case words in a field of all few-shot (or evaluated) documents, and the number of documents."""
         if (field, evaluated) not in self._words:
             corpus = list(self.task.eval_docs if evaluated else self.pool.values())
             words = [word for row in corpus for word in " ".join(texts_in(row.get(field))).lower().split()]
             if not words:
-                raise InputError(f"the field {field!r} of the documents that words are drawn from has none.")
+                raise InputError(f"the field {field!r} of the documents has no words to draw.")
             self._words[field, evaluated] = words, len(corpus)
         return self._words[field, evaluated]
 
@@ -245,12 +245,12 @@ class RuleQueries:
 
     @cached_property
     def seed(self) -> int:
-        """The run's few-shot seed, for what is drawn. (Of it, lm-eval's own sampler keeps a generator alone.)"""
+        """The run's few-shot seed, for random draws. lm-eval's own sampler keeps only a generator made from it."""
         seed = getattr(getattr(self.task, "sampler", None), "seed", None)
         return copy.copy(self.task.fewshot_rnd).getrandbits(32) if seed is None else int(seed) % 2**32
 
-    def drawn(self, name: str, place: Behind) -> Iterator[tuple[int, str]]:
-        """The few-shot documents that are no demonstrations and not evaluated in random order, with their queries."""
+    def drawn(self, name: str, start: PromptStart) -> Iterator[tuple[int, str]]:
+        """Few-shot documents (row, query) in random order, without demonstrations and evaluated documents."""
         if name not in self._shuffled:  # once for all contexts
             self._shuffled[name] = list(self.pool)
             Random(f"{name} {self.seed}").shuffle(self._shuffled[name])
@@ -258,21 +258,21 @@ class RuleQueries:
         for row in self._shuffled[name]:
             doc = self.pool[row]
             query = self._render(doc, self.task.doc_to_text(doc))
-            if query in queries or any(query in demonstration for demonstration in place[1]) or is_evaluated(doc):
+            if query in queries or any(query in demonstration for demonstration in start[1]) or is_evaluated(doc):
                 continue
             if self._choices(doc) != options:
-                raise InputError("its few-shot documents have other options than those that are evaluated.")
+                raise InputError("its few-shot documents have other options than its evaluated documents.")
             queries.add(query)
             yield row, query
 
     def check_fixed_options(self, what: str) -> None:
-        """Refuse documents whose options differ."""
+        """Raise an `InputError` if the documents' options differ; `what` needs them to be the same."""
         first = self._choices(self.task.eval_docs[0])
         for document, instances in self.documents.items():
             if self._choices(instances[0].doc) != first:
                 raise InputError(
-                    f"{what} needs the same options for all, and those of document {document} are not "
-                    "those of the task's first: take another rule."
+                    f"{what} needs the same options for all, and document {document} has other options than the task's "
+                    "first document: take another rule."
                 )
 
     def _choices(self, doc: Any) -> list[str]:

@@ -24,17 +24,17 @@ class PreparedRun:
 
     Args:
         tasks: the tasks of the run; empty if the requests are not known in advance.
-        overflow: what is done with prompts that do not fit (`CommonArguments.overflow`).
-        logs: whether this process shows progress, and logs what concerns all processes. Only one process does.
+        overflow: "drop" or "error", for prompts that do not fit (`CommonArguments.overflow`).
+        logs: whether this process shows progress and logs messages for all processes. Only one process does.
 
     Attributes:
-        once: all requests are known, and nothing is asked in a later call behind the contexts of one kind of them.
+        once: whether all requests are known in advance, so that no context is needed in two calls of the same kind.
         left_out: task -> {"documents": n, "demonstrations": n}: how many demonstrations were left out, and in how many
             documents.
-        truncated: task -> {"documents": n, "tokens": n}: how many documents without a demonstration left were cut at
-            the beginning, and by how many tokens (of options that lost different numbers, the largest counts).
-        own: task -> {"documents": n}: how many documents stand among their own demonstrations, by their text.
-        tokens_alone: how many tokens would be run through the model if each log-likelihood request ran by itself.
+        truncated: task -> {"documents": n, "tokens": n}: how many documents did not fit even without demonstrations and
+            were cut at the beginning, and by how many tokens (the largest number among a document's options).
+        own_demonstrations: task -> {"documents": n}: how many documents are, by their text, among their demonstrations.
+        tokens_alone: how many tokens would run through the model if each log-likelihood request ran by itself.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PreparedRun:
         self.once = bool(tasks)
         self.left_out: Counts = {}
         self.truncated: Counts = {}
-        self.own: Counts = {}
+        self.own_demonstrations: Counts = {}
         self.tokens_alone = 0
         self._unchecked = list(tasks)
         self._retrieved = {str(t.config.task) for t in tasks if hasattr(getattr(t, "sampler", None), "document")}
@@ -72,8 +72,8 @@ class PreparedRun:
         instances = [instance for task in tasks for instance in task.instances or ()]
         prepared: list[tuple[Instance, Request]] = []
         for kind in ("loglikelihood", "generate_until"):
-            apart = [[item for item in group if item.request_type == kind] for group in _apart(tasks)]
-            prepared += [pair for group in apart for pair in self._prepare(group)]
+            groups = [[item for item in group if item.request_type == kind] for group in _grouped(tasks)]
+            prepared += [pair for group in groups for pair in self._prepare(group)]
         self._warn(prepared)
         for instance in instances:
             if instance.request_type == "loglikelihood_rolling":
@@ -90,24 +90,24 @@ class PreparedRun:
         return [self._prepared[id(instance)][1] for instance in instances]
 
     def _prepare(self, instances: Sequence[Instance]) -> list[tuple[Instance, Request]]:
-        """Tokenize, check and count those of these instances, all of one kind, that are new."""
+        """Tokenize, check and count the new ones among some instances of one kind."""
         new = list({id(i): i for i in instances if id(i) not in self._prepared}.values())
         requests = fit_requests(new, self.tokenize, self.limits, self.overflow, quiet=not self.logs or not new)
         self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
         left_out, truncated = _count(new, requests)
         self.left_out = total([self.left_out, left_out])  # a task may have requests of two kinds
         self.truncated = total([self.truncated, truncated])
-        self.own = total([self.own, _own(new)])
+        self.own_demonstrations = total([self.own_demonstrations, _count_own_demonstrations(new)])
         return list(zip(new, requests, strict=True))
 
     def _warn(self, prepared: Sequence[tuple[Instance, Request]]) -> None:
-        """Warn about requests that are new, in a line each for all tasks: prompts that do not fit, tasks without
-        demonstrations, and tasks that draw demonstrations for each document."""
+        """Warn about new requests, with one line for all tasks about each of: prompts that do not fit, tasks without
+        demonstrations, documents among their own demonstrations, and tasks that draw demonstrations per document."""
         if not prepared:
             return
         instances, requests = zip(*prepared, strict=True)
         left_out, truncated = _count(instances, requests)
-        if left_out or truncated:  # each process its own
+        if left_out or truncated:  # each process warns about its own requests
             without, cut = (sum(c["documents"] for c in counts.values()) for counts in (left_out, truncated))
             window = self.limits.window
             log.warning(
@@ -137,11 +137,11 @@ class PreparedRun:
             if any(task.startswith("bbh_cot") for task in shots):
                 how += " (lm-eval's bbh generates chains of thought, and has three demonstrations at most)"
             log.warning("%s no demonstrations (%s): %s. Give some with --num_fewshot%s.", tasks, some(bare), why, how)
-        if own := {name: number for name, number in self.own.items() if name in shots}:
+        if copies := {name: counts for name, counts in self.own_demonstrations.items() if name in shots}:
             log.warning(
                 "%s: %d documents stand among their own demonstrations, with the answer (lm-eval's sampler leaves that "
                 "to chance). Add --metadata demonstrations=random, or another way, to leave them out.",
-                *(some(own), sum(number["documents"] for number in own.values())),
+                *(some(copies), sum(counts["documents"] for counts in copies.values())),
             )
         if drawn := [name for name in contexts if len(contexts[name]) > 1 and name not in self._retrieved]:
             log.warning(
@@ -152,35 +152,35 @@ class PreparedRun:
             )
 
     def take(self, instances: Sequence[Instance]) -> list[Request]:
-        """`requests`, for whoever runs them: they are counted, and not stored any more."""
+        """The requests of these instances, which the caller runs now: they are counted, and no longer stored."""
         requests = self.requests(instances)
         self.tokens_alone += sum({id(request): request.length for request in requests if request.answer}.values())
         self.release(instances)
         return requests
 
     def release(self, instances: Sequence[Instance]) -> None:
-        """Drop the stored requests of these instances, which are run, or have their responses."""
+        """Drop the stored requests of these instances, which run now or already have their responses."""
         for instance in instances:
             self._prepared.pop(id(instance), None)
 
 
-def _apart(tasks: Sequence[Task]) -> list[list[Instance]]:
-    """The instances of these tasks, those of two tasks of one name apart: a study has a task in several orders of its
-    demonstrations, and what is left out of a document in one order is nothing to the others."""
+def _grouped(tasks: Sequence[Task]) -> list[list[Instance]]:
+    """The instances of these tasks, in groups in which no two tasks have the same name. A study has a task several
+    times, in several orders of its demonstrations, and a document may lose other demonstrations in each order."""
     groups: list[tuple[set[str | None], list[Instance]]] = []
     for task in tasks:
         instances = task.instances or []
         names = {instance.task_name for instance in instances}
-        free = next((group for group in groups if not group[0] & names), None)
-        if free is None:
-            groups.append(free := (set(), []))
-        free[0].update(names)
-        free[1].extend(instances)
-    return [together for _, together in groups]
+        group = next((group for group in groups if not group[0] & names), None)
+        if group is None:
+            groups.append(group := (set(), []))
+        group[0].update(names)
+        group[1].extend(instances)
+    return [members for _, members in groups]
 
 
 def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[Counts, Counts]:
-    """Count what was left out, as in `PreparedRun.left_out` and `PreparedRun.truncated`."""
+    """Count the demonstrations and tokens that were left out (`PreparedRun.left_out`, `PreparedRun.truncated`)."""
     left_out: list[Counts] = []
     truncated: list[Counts] = []
     for (task_name, _), indices in by_document(instances).items():
@@ -191,20 +191,20 @@ def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[
     return total(left_out), total(truncated)
 
 
-def _own(instances: Sequence[Instance]) -> Counts:
-    """Count the documents that stand among their own demonstrations, as in `PreparedRun.own`: a demonstration begins
+def _count_own_demonstrations(instances: Sequence[Instance]) -> Counts:
+    """Count the documents among their own demonstrations (`PreparedRun.own_demonstrations`): some demonstration begins
     with the query and one of the options, in lower case and with blanks collapsed."""
     documents = set[tuple[str, object]]()
     for instance in instances:
         prompt, *rest = instance.args
         if isinstance(prompt, FewShotPrompt) and prompt.demonstrations and prompt.query.strip():
             answer, among = rest[0] if isinstance(rest[0], str) else "", _collapsed(prompt.demonstrations)
-            # Of most documents the query stands nowhere there, which is found once for all options.
+            # The query of most documents is not in their demonstrations, which is checked once for all options.
             if _collapsed((prompt.query,)) in among and _collapsed((prompt.query + answer,)) in among:
                 documents.add((str(instance.task_name), instance.doc_id))
     return {name: {"documents": number} for name, number in Counter(name for name, _ in documents).items()}
 
 
-@functools.lru_cache(maxsize=8)  # one document after another most often has the same demonstrations
+@functools.lru_cache(maxsize=8)  # successive documents mostly have the same demonstrations
 def _collapsed(texts: tuple[str, ...]) -> str:
     return "".join("\0" + " ".join(text.lower().split()) for text in texts)

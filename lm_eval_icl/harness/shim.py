@@ -4,16 +4,16 @@ The `.pth` file next to the installed package imports this module at every start
 and must never fail. It only puts a finder on `sys.meta_path`. Directly after some modules of lm-eval are loaded, the
 finder calls `plugin.imported`, which registers this package's models and tasks.
 
-lm-eval after 0.4.13 finds our models by the entry points in pyproject.toml, when a model is made. The hook is still
-needed then, since lm-eval reads its tasks before, and for the other patches (`patches.PATCHES`). Only
-`plugin.register_models` goes: for methods of other packages, these then declare entry points of both groups.
+lm-eval after 0.4.13 finds our models by the entry points in pyproject.toml, when a model is made. The finder is still
+needed then for the other patches (`patches.PATCHES`), and since lm-eval reads its tasks earlier. Only
+`plugin.register_models` can go: other packages with methods then have to declare entry points of both groups.
 """
 
 import sys
 
 
 class _Finder:
-    # The modules of lm-eval for which something is done when they are loaded.
+    # The modules of lm-eval after whose loading `plugin.imported` is called.
     waiting = frozenset(
         (
             "lm_eval.models lm_eval.tasks.manager lm_eval.api.task lm_eval.api.model lm_eval.utils "

@@ -1,4 +1,4 @@
-"""Classes and functions that the YAML files in `task_configs` refer to: fixed demonstrations, and BBH as cloze."""
+"""Classes and functions that the YAML files in `task_configs` refer to: demonstrations of a task, and BBH as cloze."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Doc = dict[str, Any]
 class ICLTask(ConfigurableTask):
     """A task whose demonstrations are drawn once for each seed: they are the same for every document and every method.
 
-    lm-eval's own sampler draws new demonstrations for each document. `metadata.demonstrations` (in the YAML file, or
-    `--metadata demonstrations=...`) says how they are chosen from the few-shot pool: `stratified` (the same number for
-    each label as far as possible), `random`, `first`, a method by which the model chooses (`demonstrations.how`), or a
-    JSON file of indices, or of `lm-eval-icl select`. The seed is the few-shot seed of lm-eval's `--seed`. After
-    `similar`, every document has demonstrations of its own (`RetrievingSampler`).
+    lm-eval's own sampler draws new demonstrations for each document. Here, `metadata.demonstrations` (in the YAML file,
+    or `--metadata demonstrations=...`) says how they are chosen from the few-shot pool: `stratified` (the same number
+    for each label as far as possible), `random`, `first`, a method by which the model chooses (`demonstrations.how`),
+    or a JSON file of indices or of `lm-eval-icl select`. The seed is the few-shot seed of lm-eval's `--seed`. With
+    `similar`, every document has other demonstrations (`RetrievingSampler`).
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -44,9 +44,9 @@ class ICLTask(ConfigurableTask):
 
 
 def with_given_demonstrations(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
-    """Wrapper of `ConfigurableTask.__init__`: a task of lm-eval's own, too, has the demonstrations that `--metadata
+    """Wrapper of `ConfigurableTask.__init__`: lm-eval's own tasks, too, get the demonstrations that `--metadata
     demonstrations=...` names, and documents in the order of `--metadata shuffle=SEED`. A task without few-shot
-    documents has no demonstrations. With `labels=...` and `format=...`, see `harness.varying`."""
+    documents has no demonstrations. `labels=...` and `format=...` are applied by `harness.varying`."""
     original(task, *args, **kwargs)
     metadata = task.config.metadata or {}
     vary(task, metadata.get("labels"), metadata.get("format"))
@@ -60,14 +60,14 @@ def with_given_demonstrations(original: Callable[..., None], task: Any, *args: A
 
 
 def _shuffle(task: ConfigurableTask, seed: Any) -> None:
-    """Put the documents that are evaluated in random order, so that `--limit` takes a sample of them."""
+    """Put the evaluated documents in random order, so that `--limit` takes a random sample of them."""
     with naming(f"task {task.config.task!r}"):
         number = checked_whole("shuffle", seed, least=0)
     split = task.config.test_split or task.config.validation_split
     if split is None or split not in (task.dataset or {}) or split == task.fewshot_cfg.split:
         raise InputError(
-            f"task {task.config.task!r}: shuffle={seed!r}: its documents are not a split of a dataset that is theirs "
-            "alone: leave it out."
+            f"task {task.config.task!r}: shuffle={seed!r}: its evaluated documents are not a split of the dataset "
+            "without demonstrations: leave it out."
         )
     documents = task.dataset[split]
     rows = Random(number).sample(range(len(documents)), len(documents))
@@ -75,7 +75,7 @@ def _shuffle(task: ConfigurableTask, seed: Any) -> None:
 
 
 def pool_of(task: ConfigurableTask) -> list[Doc]:
-    """The documents that a task takes its demonstrations from. They are read once, since reading takes seconds."""
+    """The documents from which a task takes demonstrations. They are read once, since reading them takes seconds."""
     pool: list[Doc] | None = getattr(getattr(task, "sampler", None), "pool", None)
     return list(task.fewshot_docs() or []) if pool is None else pool
 
@@ -83,30 +83,30 @@ def pool_of(task: ConfigurableTask) -> list[Doc]:
 def among(
     task: ConfigurableTask, documents: Callable[[], Iterable[Any]], few_shot: bool = False
 ) -> Callable[[Doc], bool]:
-    """Whether a few-shot document is among some documents of a task, which are read when this is first asked: the same
-    row, or the same text (`demonstrations.draw.as_text`) as it is rendered.
+    """A function that says whether a few-shot document is among some documents of a task: whether one of these has the
+    same row, or the same rendered text (`demonstrations.draw.as_text`). It reads them when it is first called.
 
     Args:
-        few_shot: the documents are the few-shot ones, and those that are asked about are not.
+        few_shot: whether `documents` are few-shot documents, and the function is called with other documents.
     """
     templates = [task.config, task.fewshot_cfg]
-    of_documents, of_asked = templates[::-1] if few_shot else templates
+    known_template, template = templates[::-1] if few_shot else templates
 
     @functools.cache
     def known() -> set[str]:
         with recording():  # in which templates are compiled once
-            return {text for doc in documents() for text in (as_row(doc), text_of(task, doc, of_documents))}
+            return {text for doc in documents() for text in (as_row(doc), text_of(task, doc, known_template))}
 
     def is_among(doc: Any) -> bool:
         with recording():
-            return as_row(doc) in known() or text_of(task, doc, of_asked) in known()
+            return as_row(doc) in known() or text_of(task, doc, template) in known()
 
     return is_among
 
 
 @functools.lru_cache(maxsize=128)
 def evaluated(task: ConfigurableTask) -> Callable[[Doc], bool]:
-    """Whether a few-shot document is among all documents that a task evaluates, those beyond a run's `--limit` too."""
+    """A function that says whether a task evaluates a few-shot document, within a run's `--limit` or beyond it."""
     return among(task, lambda: task.eval_docs)
 
 
@@ -116,8 +116,8 @@ def as_row(doc: Mapping[str, Any]) -> str:
 
 
 def text_of(task: ConfigurableTask, doc: Doc, template: Any) -> str:
-    """A document's query and options, as its configuration or that of few-shot documents renders them; its answer, if
-    it has neither."""
+    """A document's query and options, or its answer if it has neither, as `template` renders them (the configuration of
+    the task, or that of its few-shot documents)."""
     query = "" if task.multiple_input else str(task.doc_to_text(doc, template.doc_to_text))
     options = [] if template.doc_to_choice is None else task.doc_to_choice(doc, template.doc_to_choice)
     if not query.strip() and not options:
@@ -126,15 +126,15 @@ def text_of(task: ConfigurableTask, doc: Doc, template: Any) -> str:
 
 
 def label_of(task: ConfigurableTask, doc: Doc) -> int | None:
-    """The number of a document's right option; None if its answer is none of its options."""
+    """The index of a document's right option; None if its answer is not among its options."""
     answer, options = task.doc_to_target(doc), task.doc_to_choice(doc)
     label = options.index(answer) if isinstance(answer, str) and answer in options else answer
     return int(label) if isinstance(label, int) and 0 <= label < len(options) else None
 
 
 def with_texts(value: Any, text_for: Callable[[str], Any]) -> Any:
-    """A field of a document with another text for each of its texts, however deep. The letters that options are listed
-    by stay."""
+    """A field of a document with `text_for(text)` in place of each text, however deep it is nested. Lists of single
+    letters, which number options, stay."""
     if isinstance(value, str):
         return text_for(value)
     if isinstance(value, Mapping):
@@ -147,13 +147,13 @@ def with_texts(value: Any, text_for: Callable[[str], Any]) -> Any:
 
 
 def texts_in(value: Any) -> list[str]:
-    """The texts in a field of a document. The letters that options are listed by are none."""
+    """The texts in a field of a document, without lists of single letters, which number options."""
     texts: list[str] = []
     with_texts(value, texts.append)
     return texts
 
 
-# Keys of a task's configuration that name or place it, or that a run says itself.
+# Keys of a task's configuration that say its name, where its data are, or what a run may set.
 _NAMES = r"task|task_alias|tag|group|class|dataset_.*|custom_dataset|\w*_split|num_fewshot|metadata"
 
 
@@ -168,9 +168,9 @@ class RetrievingSampler(ContextSampler):
     is the document itself (`demonstrations.retrieve`).
 
     Attributes:
-        document: the document for which demonstrations are asked (`prompts.with_parts` says which).
-        seed: of the fixed demonstrations, and of their order if that is random.
-        facts: what the results say of the documents' demonstrations.
+        document: the document that gets demonstrations next, set by `prompts.with_parts`.
+        seed: the seed of the fixed demonstrations, and of the order of demonstrations if that is random.
+        facts: facts about the documents' demonstrations for the results file.
     """
 
     def __init__(self, df: list[Doc], similar: Similar, task: ConfigurableTask) -> None:
@@ -192,8 +192,8 @@ class RetrievingSampler(ContextSampler):
         return [self.df[row] for row in self.retrieved(n, self.document)]
 
     def retrieved(self, n: int, document: Doc) -> list[int]:
-        """The rows of the pool that are a document's demonstrations, in the order of the prompt, or an `InputError` if
-        the pool has too few, or only a model could say which are similar."""
+        """The rows of the pool that are a document's demonstrations, in the order of the prompt. Raises an `InputError`
+        if the pool has too few rows, or if a model is needed to compare them."""
         with naming(f"task {self.name!r}: demonstrations={self.similar}"):
             row = as_row(document)
             if row not in self._rankings or self._most < self.similar.most(n):
@@ -214,22 +214,22 @@ class RetrievingSampler(ContextSampler):
         docs, retriever = list({as_row(doc): doc for doc in documents}.values()), self._retriever
         texts = self._texts(docs, self._task.config)
         features = None if read is None else read(self.df, docs)
-        found, file = retriever.rank(texts, n, template_of(self._task), features)
-        rankings, fixed = dict(zip(texts.rows, found, strict=True)), self._fixed(n)
+        ranked, file = retriever.rank(texts, n, template_of(self._task), features)
+        rankings, fixed = dict(zip(texts.rows, ranked, strict=True)), self._fixed(n)
         used = {i for row, ranking in rankings.items() for i in retriever.rows(ranking, n, fixed, row)}
-        nearest = [max(ranking.values()) for ranking in found]
+        nearest = [max(ranking.values()) for ranking in ranked]
         return rankings, {
             "how": str(self.similar),
             "pool": {"rows": len(self.df), "distinct": len(retriever.distinct), "sha256": retriever.sha256},
-            "documents": len(found),
-            "own_copies": sum(map(bool, retriever.copies(texts))),  # documents with copies in the pool, left out there
+            "documents": len(ranked),
+            "own_copies": sum(map(bool, retriever.copies(texts))),  # documents whose copies in the pool are left out
             "rows_used": len(used),
-            "similarity": round(sum(nearest) / len(nearest), 6),  # of the nearest row, on average
+            "similarity": round(sum(nearest) / len(nearest), 6),  # the nearest row's, on average over documents
             "file": file,
         }
 
     def give(self, n: int, rankings: dict[str, Ranking], facts: dict[str, Any]) -> None:
-        """Set the rankings by document, from which these get their demonstrations, and what the results say of them."""
+        """Set the rankings by document for prompts of n demonstrations, and the facts about them (`rank`)."""
         self._rankings, self.facts, self._most = rankings, facts, self.similar.most(n)
 
     @functools.cached_property
@@ -256,7 +256,7 @@ class RetrievingSampler(ContextSampler):
             return Texts([*map(as_row, docs)], texts, [*map(query, docs)])
 
     def _fixed(self, n: int) -> list[int]:
-        """The rows of the demonstrations that stand in front, the same for all documents."""
+        """The rows of the first demonstrations of every prompt, which are the same for all documents."""
         if (fixed := self.similar.fixed) >= n:
             raise InputError(f"fixed={fixed}: must be less than the {n} demonstrations of a prompt.")
         return FixedSampler(self.df, "stratified", self._task).set_rnd(self.seed).rows(fixed) if fixed else []
@@ -270,14 +270,15 @@ def sampler_of(pool: list[Doc], how: Any, task: ConfigurableTask) -> ContextSamp
 
 
 class FixedSampler(ContextSampler):
-    """Draws n demonstrations of a pool (`df`) once, and returns the same ones for every document. None is evaluated.
+    """Draws n demonstrations of a pool (`df`) once, and returns the same ones for every document. The task evaluates
+    none of them.
 
     Args:
-        how: see `ICLTask`. What cannot be used is refused.
+        how: how demonstrations are chosen (see `ICLTask`).
 
     Attributes:
-        method: the method by which a model chooses; None for what is drawn, and for a file.
-        seed: of the draw, or of the choice.
+        method: the method by which a model chooses; None if demonstrations are drawn or come from a file.
+        seed: the seed of the draw or of the choice.
     """
 
     def __init__(self, df: list[Doc], how: Any, task: ConfigurableTask) -> None:
@@ -296,14 +297,14 @@ class FixedSampler(ContextSampler):
         return self
 
     def give(self, rows: Sequence[int]) -> None:
-        """Fix what a model has chosen: from now on, `sample(n)` returns these rows of the pool if n is their number."""
+        """Fix the demonstrations that a model has chosen: from now on, `sample(n)` returns them if n == len(rows)."""
         self._drawn[len(rows)] = list(rows), 0
 
     def rows(self, n: int, task: ConfigurableTask | None = None) -> list[int]:
         """The rows of the pool that are the demonstrations.
 
         Args:
-            task: the task that is to be named where some of them replace others.
+            task: the task that the warning about replaced demonstrations names; None for no warning.
         """
         if n not in self._drawn:
             if self.method is not None:
@@ -324,17 +325,17 @@ class FixedSampler(ContextSampler):
 
 
 def bind(task: Any, model: Any) -> None:
-    """Tell a task which model is evaluated, if that makes a difference to requests that it is still to make."""
+    """Tell a task which model is evaluated, if the task's requests depend on the model and are not made yet."""
     if hasattr(task, "bind") and not getattr(task, "requests_are_made", False):
         task.bind(model)
 
 
-class These(ContextSampler):
+class GivenSampler(ContextSampler):
     """Returns the documents that it was given, as the demonstrations of every document.
 
     Args:
-        pool: what they are chosen from; None if nobody asks (`pool_of`).
-        seed: of the draw; None if the task has a generator alone.
+        pool: the documents from which they were chosen (`pool_of`); None if it is not needed.
+        seed: the seed of the draw; None if the task only has a generator.
     """
 
     def __init__(self, df: list[Doc], pool: list[Doc] | None = None, seed: int | None = None) -> None:
@@ -342,7 +343,7 @@ class These(ContextSampler):
         self.pool, self.seed = pool, seed
 
     def rows(self, n: int, task: ConfigurableTask | None = None) -> list[int]:
-        """As `FixedSampler.rows`: the first ones."""
+        """As `FixedSampler.rows`: the first n rows."""
         return list(range(min(n, len(self.df))))
 
     def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
@@ -350,7 +351,7 @@ class These(ContextSampler):
 
 
 def bbh_docs(dataset: Dataset) -> Dataset:
-    """BBH as cloze, only rows with their subtask's usual number of options (as many as in Deep-Thinking, Table 6)."""
+    """BBH as cloze, without rows of an unusual number of options for the subtask (as in Deep-Thinking, Table 6)."""
     rows = dataset.to_list()
     docs = bbh_cloze(rows, answers=sorted({row["target"] for row in rows}))
     usual = Counter(len(doc["choices"]) for doc in docs).most_common(1)[0][0]

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval's by their names, and their documents as examples to train on or to choose from."""
+"""Tasks of lm-eval by their names, and their documents as examples to train on or to choose from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.errors import InputError, did_you_mean, refusing
 from lm_eval_icl.harness.prompts import recording, structure_error
-from lm_eval_icl.harness.tasks import These, label_of, text_of
+from lm_eval_icl.harness.tasks import GivenSampler, label_of, text_of
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.training.episodes import Example
 
@@ -24,22 +24,22 @@ class Examples:
 
     Args:
         task: the task.
-        docs: documents of it.
+        docs: documents of the task.
 
     Raises:
-        InputError: a document's answer is none of its options.
+        InputError: a document's answer is not among its options.
     """
 
     def __init__(self, task: ConfigurableTask, docs: Any) -> None:
         self.name, self._task, self._docs = str(task.config.task), copy.copy(task), docs
         for row in range(len(docs) if task.OUTPUT_TYPE == "multiple_choice" else 0):
-            self.right(row)  # before hours of work, rather than when a row is drawn
+            self.right(row)  # refuses a row now, not when it is drawn after hours of work
 
     def __len__(self) -> int:
         return len(self._docs)
 
     def text(self, row: int) -> str:
-        """What a document says as it is rendered (`demonstrations.draw.as_text`)."""
+        """The text of a rendered document, by which documents are compared (`demonstrations.draw.as_text`)."""
         with recording():
             return text_of(self._task, self._docs[row], self._task.config)
 
@@ -52,13 +52,13 @@ class Examples:
             return Example(prompt, tuple(f"{delimiter}{option}" for option in options), self.right(query))
         answer: Any = task.doc_to_target(doc)
         text = answer[0] if isinstance(answer, list) else answer
-        # Where lm-eval scores a text, the text begins with its own blank.
+        # In tasks of lm-eval that score a text, the text begins with a blank already.
         return Example(prompt, (f"{'' if task.OUTPUT_TYPE == 'loglikelihood' else delimiter}{text}",), 0)
 
     def prompt(self, demonstrations: Sequence[int], doc: Any) -> FewShotPrompt:
-        """The prompt of a document, which need not be one of these, behind some of these."""
+        """The prompt of a document, which may be of another split, after rows of these documents as demonstrations."""
         task = self._task
-        task.sampler = These([self._docs[i] for i in demonstrations])
+        task.sampler = GivenSampler([self._docs[i] for i in demonstrations])
         with recording():
             prompt = task.fewshot_context(doc, len(demonstrations), gen_prefix=task.doc_to_prefix(doc))
         if not isinstance(prompt, FewShotPrompt):
@@ -70,7 +70,7 @@ class Examples:
         doc = self._docs[row]
         if (right := label_of(self._task, doc)) is None:
             answer = self._task.doc_to_target(doc)
-            raise InputError(f"task {self.name!r}, row {row}: its answer is {answer!r}, none of its options.")
+            raise InputError(f"task {self.name!r}, row {row}: its answer {answer!r} is none of its options.")
         return right
 
 
@@ -81,7 +81,7 @@ class HarnessTask(Examples):
         task: the task.
 
     Raises:
-        InputError: the task has no training split, or its prompts have no parts that a method could work on.
+        InputError: the task has no training split, or its prompts have no demonstrations, query and answer.
     """
 
     def __init__(self, task: ConfigurableTask) -> None:
@@ -96,7 +96,7 @@ class HarnessTask(Examples):
 
 
 def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> list[ConfigurableTask]:
-    """The tasks of these names; a group stands for all its tasks. A task that is in several groups is there once.
+    """The tasks of these names, each once. The name of a group stands for all its tasks.
 
     Raises:
         InputError: there is no such task, or its data cannot be loaded.
@@ -111,15 +111,15 @@ def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[s
 
 
 def unknown_task(name: str, known: Iterable[str], include_path: str | None) -> str:
-    """The line about the name of a task or group that does not exist, among those that are `known`."""
+    """The message about a name of no task or group, with the nearest among the `known` names."""
     near = did_you_mean(name, known)
-    own = f" --include_path {include_path}" if include_path else ""
+    option = f" --include_path {include_path}" if include_path else ""
     advice = "" if include_path else " For tasks in a folder of your own, give --include_path DIR."
-    return f"there is no task {name!r}{f': {near}' if near else '.'} `lm-eval-icl ls tasks{own}` lists them.{advice}"
+    return f"there is no task {name!r}{f': {near}' if near else '.'} `lm-eval-icl ls tasks{option}` lists them.{advice}"
 
 
 def check_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> None:
-    """Refuse names that are no tasks and no groups."""
+    """Raise an `InputError` if a name is neither a task nor a group."""
     known = task_manager(include_path, metadata).all_tasks
     unknown = [name for name in names if name not in known and not Path(name).is_file()]
     if unknown:
@@ -127,7 +127,7 @@ def check_tasks(names: Sequence[str], include_path: str | None, metadata: Mappin
 
 
 def task_manager(include_path: str | None, metadata: Mapping[str, Any]) -> TaskManager:
-    """lm-eval's index of tasks. lm-eval reads thousands of files to make it, once."""
+    """lm-eval's index of tasks, which is made once, since lm-eval reads thousands of files to make it."""
     return _manager(include_path, json.dumps(dict(metadata), sort_keys=True, default=str))
 
 

@@ -16,17 +16,17 @@ from lm_eval_icl.prompts.formats import Template, format_of
 
 
 def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
-    """Give a task's demonstrations other labels, and all its prompts a format; None for the task's own.
+    """Give a task's demonstrations other labels, and all its prompts another format; None for no change.
 
-    What was done is among the task's metadata: "relabeled" (how many different demonstrations were rendered, and how
-    many of them do not have their own label) and "unformatted" (what the format has replaced).
+    The task's metadata say what was changed: "relabeled" has the numbers of different demonstrations that were rendered
+    and that have another label, "unformatted" has the templates that the format has replaced.
 
     Args:
         other_labels: see `demonstrations.labels.read`.
         number: see `prompts.formats.format_of`.
 
     Raises:
-        InputError: this is not possible for the task.
+        InputError: the task cannot have other labels, or another format.
     """
     written = {"labels": other_labels, "format": number}
     given = {name: value for name, value in written.items() if value is not None}
@@ -48,18 +48,18 @@ def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
 
 
 class Relabel:
-    """Returns the labels of demonstrations, in place of the task's own `doc_to_target` of these alone.
+    """Returns the labels of demonstrations, in place of the task's `doc_to_target`, which queries keep.
 
     Labels are drawn by the few-shot seed of lm-eval's `--seed` and the row, so that a row has the same label under
     every model and in every order.
 
     Attributes:
-        counts: how many different rows were asked for ("demonstrations"), and how many have another label ("changed").
+        counts: how many different rows were labeled ("demonstrations"), and how many got another label ("changed").
     """
 
     def __init__(self, task: ConfigurableTask, how_labeled: labels.Labels) -> None:
         if task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input:
-            raise InputError("labels are those of tasks with options, of which one follows the query.")
+            raise InputError("labels are changed only in tasks with options, of which one follows the query.")
         self._task, self._labels, self._template = task, how_labeled, task.fewshot_cfg
         self._generator, self._seed = Random(0), 0.0
         self._known: dict[str, str | int] = {}
@@ -68,38 +68,37 @@ class Relabel:
     def __call__(self, doc: dict[str, Any]) -> str | int:
         task, template = self._task, self._template
         if (generator := getattr(task, "fewshot_rnd", None) or self._generator) is not self._generator:
-            # Nothing is drawn from the task's own.
+            # A copy draws, so that the task's generator stays as it is.
             self._generator, self._seed = generator, copy.copy(generator).random()
         row = f"{self._seed} {json.dumps(doc, sort_keys=True, default=str)}"
         if row not in self._known:
             options = task.doc_to_choice(doc, template.doc_to_choice)
-            own = task.doc_to_target(doc, template.doc_to_target)
-            right = own if isinstance(own, int) else options.index(own) if own in options else -1
+            answer = task.doc_to_target(doc, template.doc_to_target)
+            right = answer if isinstance(answer, int) else options.index(answer) if answer in options else -1
             if not 0 <= right < len(options):
-                raise InputError(f"task {task.config.task!r}: labels: {own!r} is no option of its demonstration.")
+                raise InputError(f"task {task.config.task!r}: labels: {answer!r} is not one of its options.")
             label = self._labels.label(right, len(options), row)
-            self._known[row] = own if label == right else options[label]
+            self._known[row] = answer if label == right else options[label]
             self.counts["demonstrations"] += 1
             self.counts["changed"] += label != right
         return self._known[row]
 
 
 def _format(task: ConfigurableTask, number: int) -> None:
-    """Put a format in place of the templates of a task, of queries and of demonstrations."""
+    """Replace the templates of a task's queries and demonstrations by those of a format."""
     config, shots = task.config, task.fewshot_cfg
     if not isinstance(config.doc_to_text, str) or not isinstance(shots.doc_to_text, str):
         raise InputError("its prompts are made by a function or by another task's, and not by a template.")
-    of_query = Template(config.doc_to_text, config.target_delimiter, config.fewshot_delimiter)
-    made = format_of(of_query, number)
-    if made is None:
+    query_template = Template(config.doc_to_text, config.target_delimiter, config.fewshot_delimiter)
+    shot_template = Template(shots.doc_to_text, shots.target_delimiter, shots.fewshot_delimiter)
+    if (new_format := format_of(query_template, number)) is None:
         return
-    of_shots = made.of(Template(shots.doc_to_text, shots.target_delimiter, shots.fewshot_delimiter))
-    formatted = [made.of(of_query), of_shots]
+    new_queries, new_shots = new_format.of(query_template), new_format.of(shot_template)
     names = {"doc_to_text": "text", "target_delimiter": "before_answer", "fewshot_delimiter": "between"}
-    own = [{name: getattr(of, name) for name in names} for of in (config, shots)]
+    old_queries, old_shots = ({name: getattr(old, name) for name in names} for old in (config, shots))
     task.fewshot_cfg = config.fewshot_config = dataclasses.replace(
-        shots, **{name: getattr(formatted[1], part) for name, part in names.items()}
+        shots, **{name: getattr(new_shots, part) for name, part in names.items()}
     )
     for name, part in names.items():
-        setattr(config, name, getattr(formatted[0], part))
-    config.metadata["unformatted"] = {**own[0], "fewshot_config": own[1]}
+        setattr(config, name, getattr(new_queries, part))
+    config.metadata["unformatted"] = {**old_queries, "fewshot_config": old_shots}

@@ -1,14 +1,14 @@
-"""A model's attention, computed by functions of ours while the model runs.
+"""The attention of a model, computed by functions of this package while the model runs.
 
-transformers keeps its attention functions by name. Its function for "sdpa" is replaced once in a process, by one that
-calls it except inside `attention_by` and for keys that are marked (`behind`). Three kinds of passes need it:
+transformers keeps its attention functions by name. Its function for "sdpa" is replaced once in a process. The new
+function calls the old one, except inside `attention_by` and for marked keys (`behind`). Three kinds of passes need it:
 
 - `UnderLayouts`: a long context, or several side by side, without a mask as large as the square of the tokens;
 - `OfPackedRow`: a packed row on a CPU, without most of the keys that the mask hides;
-- `behind`: the rows of a batch behind a memory that they share, on a CPU, without a copy of it for each row.
+- `behind`: a batch whose rows share a memory, on a CPU, without a copy of the memory for each row.
 
 Attention to some keys and attention to other keys are joined by their log-sum-exps, as FlashAttention joins blocks of
-keys (Dao et al., 2022, section 3.1). So a memory can also be read in parts, each in a way of its own (`Reading`).
+keys (Dao et al., 2022, section 3.1). A memory can therefore be divided into parts with different `Reading`s.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from lm_eval_icl.inference.devices import to_device
 from lm_eval_icl.prompts.layouts import Layout, side_by_side
 
-# torch's kernel that also returns the log-sum-exps. It is undocumented; if it is missing, attention is not divided.
+# torch's kernel that also returns the log-sum-exps. It is undocumented. Without it, attention is not divided.
 FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-# How many tokens of a context, and of a packed row, are taken at a time. A smaller number reads fewer hidden keys, but
-# needs more calls of the kernel. A query has about as many tokens as are taken of a row.
+# For how many tokens of a context, and of a packed row, attention is computed at a time. With a smaller number, fewer
+# keys are hidden, but the kernel is called more often. `ROW_TOKENS` is about the length of a query.
 CONTEXT_TOKENS, ROW_TOKENS = 256, 64
 
 # A layer's output, [rows, n, heads, width], and None in place of attention weights.
@@ -42,23 +42,23 @@ Attended = tuple[Tensor, Tensor | None]
 class Reading:
     """How attention reads a part of a memory.
 
-    With the scores s of a token for the part's keys, its output over the part is softmax(s / temperature) times the
-    values, and the part's share among all parts and the token's own keys is that of the log-sum-exp
-    factor * LSE(s / temperature) + log_weight. The defaults are ordinary attention.
+    Let s be the scores of a token for the part's keys. The token's output over the part is softmax(s / temperature)
+    times the values. The part's weight, relative to the other parts and to the keys of the token's own row, is
+    exp(factor * LSE(s / temperature) + log_weight). The defaults are ordinary attention.
     """
 
     temperature: float = 1.0  # above 0
     factor: float = 1.0  # above 0
-    log_weight: float = 0.0  # natural logarithm
+    log_weight: float = 0.0  # a natural logarithm
 
 
-# Keys and values, [rows, heads, entries, width], and how they are read.
+# The keys and the values of a part of a memory, both [rows, heads, entries, width], and how attention reads them.
 Part = tuple[Tensor, Tensor, Reading]
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """A layer's call of its attention function, which takes the other attributes as its arguments."""
+    """A layer's call of its attention function: the function and its arguments."""
 
     function: Callable[..., Attended]
     module: nn.Module  # the layer's attention module
@@ -69,7 +69,7 @@ class AttentionCall:
     options: Mapping[str, Any]  # the further arguments, by name
 
     def whole(self) -> Attended:
-        """Compute it by transformers' function."""
+        """The attention, computed by transformers' function."""
         return self.function(self.module, self.query, self.key, self.value, self.mask, **self.options)
 
     def has(self, *options: str) -> bool:
@@ -88,17 +88,17 @@ class AttentionCall:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, temperature: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """Attention to some keys, and its log-sum-exps. Without the kernel, the scores of some tokens at a time are
-        computed, in float32 at least.
+        """Attention to some keys, and its log-sum-exps. Without the kernel, the scores are computed for some tokens at
+        a time, in float32 at least.
 
         Args:
             query: [rows, heads, n, width].
             key, value: [rows, heads, tokens, width].
             mask: to be added to the scores.
-            temperature: what the scores are divided by.
+            temperature: the scores are divided by it.
 
         Returns:
-            [rows, heads, n, width] and [rows, heads, n].
+            The output, [rows, heads, n, width], and the log-sum-exps, [rows, heads, n].
         """
         scaling = self.options.get("scaling")
         scale = (query.shape[-1] ** -0.5 if scaling is None else scaling) / temperature
@@ -118,8 +118,8 @@ class AttentionCall:
         return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
 
     def read_parts(self, query: Tensor, parts: Iterable[Part]) -> tuple[Tensor, Tensor]:
-        """Attention to the parts of a memory, at least one of which has entries, each read in its own way; the rest is
-        as for `attend`."""
+        """Attention to the parts of a memory, each with its `Reading`. At least one part has entries. `query` and the
+        result are as for `attend`."""
         over_parts = []
         for key, value, reading in parts:
             if key.shape[2]:
@@ -128,25 +128,26 @@ class AttentionCall:
         return joined(over_parts)
 
     def check_divisible(self, divides: bool) -> None:
-        """Raise a `ValueError` if a memory cannot be read in parts: shapes and mask do not allow it (`divides`), or the
-        model does more with the scores than to add a mask."""
+        """Raise a `ValueError` if a memory cannot be read in parts: the shapes and the mask do not allow it (`divides`
+        is False), or the model changes the scores by more than a mask."""
         if self.has("position_bias", "softcap", "cache", "s_aux"):
             raise ValueError("its attention has sinks, caps its scores or adds a bias")
         if not divides:
             raise ValueError("its attention cannot be computed in parts")
 
     def repeated(self) -> AttentionCall:
-        """The same call with keys and values repeated, so that every head has its own."""
+        """The same call with keys and values repeated, so that there are as many of them as heads of the query."""
         groups = getattr(self.module, "num_key_value_groups", 1)
         return replace(self, key=repeat_kv(self.key, groups), value=repeat_kv(self.value, groups))
 
 
 def joined(over_each: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Attention to several sets of keys, and its log-sum-exps, from those of attention to each set: the mean of the
-    outputs, weighted by their shares of the sum of exponentials.
+    """Attention to several sets of keys together, and its log-sum-exps: the mean of the outputs over each set, weighted
+    by the set's share of the sum of exponentials.
 
     Args:
-        over_each: at least one, [..., n, width] and [..., n]; the first output is changed in place.
+        over_each: output [..., n, width] and log-sum-exps [..., n] over each of the sets, at least one. The first
+            output is changed in place.
     """
     (output, lse), *others = over_each
     for other, other_lse in others:
@@ -156,11 +157,11 @@ def joined(over_each: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def additive(sees: Tensor, dtype: torch.dtype, memory: int = 0) -> Tensor:
-    """A boolean mask as numbers to add to the attention scores: eager attention takes only these, sdpa takes both.
+    """A boolean mask as numbers to add to the scores, [..., rows, memory + columns]: eager attention takes only these.
 
     Args:
         sees: [..., rows, columns] bool: which columns each row attends to.
-        memory: how many columns are put before these, to which all rows attend.
+        memory: the number of columns to put before these columns, for entries that all rows attend to.
     """
     mask = torch.zeros(*sees.shape[:-1], memory + sees.shape[-1], dtype=dtype, device=sees.device)
     # On a CPU, torch converts bytes to floats seven times as fast as booleans.
@@ -168,7 +169,7 @@ def additive(sees: Tensor, dtype: torch.dtype, memory: int = 0) -> Tensor:
     return mask
 
 
-# The function that computes attention in the forward pass of this thread; None for transformers' own function.
+# The function that computes attention in the forward pass of this thread; None for the function of transformers.
 _attending: ContextVar[Callable[[AttentionCall], Attended] | None] = ContextVar("attending", default=None)
 
 
@@ -186,11 +187,11 @@ def attention_by(function: Callable[[AttentionCall], Attended]) -> Iterator[None
 def install() -> bool:
     """Replace transformers' function for sdpa, once in a process.
 
-    Keys with an attribute `attention` bring the function that computes attention to them. Other keys are attended to by
-    that of `attention_by`; without one, the replacement only calls the original function. Returns whether no function
-    of somebody else's stands in front of it.
+    If the keys have an attribute `attention`, it is the function that computes attention to them. Attention to other
+    keys is computed by the function that `attention_by` sets and, without it, by the original function. Returns False
+    if another library has put a function of its own in front of the replacement.
     """
-    original = AttentionInterface()["sdpa"]  # that of the class; one set on an instance stays in front of it
+    original = AttentionInterface()["sdpa"]  # registered for the class; a function set on an instance comes before it
     if not getattr(original, "replaced", False):
 
         def attention(
@@ -209,26 +210,26 @@ def install() -> bool:
 class UnderLayouts:
     """The attention of a forward pass over layouts side by side, `CONTEXT_TOKENS` tokens at a time.
 
-    For these tokens, the layout says which keys all of them see, for which no mask is needed, and which keys only some
-    of them see, for which the layout's rule gives the mask. What no token of them sees is not read.
+    Keys that all of these tokens see need no mask. For keys that only some of the tokens see, the layout's rule gives
+    the mask. Keys that no token sees are left out.
 
     Args:
-        layouts: at least one. Entries of memories are those that the pass finds in its cache, in the same order.
+        layouts: at least one. The entries of their memories are in the cache of the pass, in the same order.
 
     Attributes:
-        layout: all of them as one.
-        layers: how many layers' attention was computed. In the others, no token was hidden, and the pass is wrong.
+        layout: all layouts as one layout.
+        layers: how many layers' attention it has computed. In other layers no token was hidden: the pass is wrong.
     """
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.layout, self.layers = side_by_side(layouts), 0
-        self._masks: dict[int, Tensor] = {}  # those of a short row, which all layers use, by the first token
+        self._masks: dict[int, Tensor] = {}  # the masks of a short row, kept for all layers, by their first token
         self._lengths = [len(layout) - layout.entries for layout in layouts]
 
     @cached_property
     def parts(self) -> list[tuple[slice, list[slice], list[slice]]]:
-        """The tokens that are taken at a time, with the keys that all and those that some of them see. (A layout that
-        fits into one slice is not in two, which would read the keys of other layouts too.)"""
+        """Slices of tokens, each with the keys that all of its tokens see and the keys that only some of them see. (A
+        layout that fits into one slice is not divided: two slices would also have keys of other layouts.)"""
         slices = []
         start = end = self.layout.entries
         for length in self._lengths:
@@ -243,15 +244,15 @@ class UnderLayouts:
         return [(tokens, *self.layout.keys(tokens)) for tokens in slices]
 
     def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The mask for the model's input, [1, 1, n, entries + n], which takes the memory of a single number."""
+        """A mask of zeros for the model's input, [1, 1, n, entries + n], whose elements are one number in memory."""
         keys = len(self.layout)
         return torch.zeros((), dtype=dtype, device=device).expand(1, 1, keys - self.layout.entries, keys)
 
     def __call__(self, call: AttentionCall) -> Attended:
-        """A layer's attention, computed as a whole if the mask is not that of this object. `call.query` is
-        [1, heads, n, width], `key` and `value` are [1, key-value heads, entries + n, width]."""
-        first, keys = self.layout.entries, len(self.layout)
-        mask, shape = call.mask, (keys - first, keys)
+        """A layer's attention, computed as a whole if the call's mask does not come from `mask`. `call.query` is
+        [1, heads, n, width], `call.key` and `call.value` are [1, key-value heads, entries + n, width]."""
+        first, length = self.layout.entries, len(self.layout)
+        mask, shape = call.mask, (length - first, length)
         ours = mask is not None and mask.shape[2:] == shape and not any(mask.stride()[2:])
         ours = ours and (call.query.shape[2], call.key.shape[2]) == shape
         if not ours or call.has("position_bias", "cache"):
@@ -263,21 +264,21 @@ class UnderLayouts:
         for tokens, by_all, by_some in self.parts:
             query = call.query[:, :, tokens.start - first : tokens.stop - first]
             if not divides:
-                keys_of = [*by_all, *by_some]
-                mask, options = self._mask(tokens, keys_of, query) if by_some else None, {"is_causal": False}
-                part = replace(call, query=query, key=_take(call.key, keys_of), value=_take(call.value, keys_of))
+                seen = [*by_all, *by_some]
+                mask, options = self._mask(tokens, seen, query) if by_some else None, {"is_causal": False}
+                part = replace(call, query=query, key=_take(call.key, seen), value=_take(call.value, seen))
                 outputs.append(replace(part, mask=mask, options={**call.options, **options}).whole()[0])
                 continue
             over_each = [
-                call.attend(query, _take(call.key, seen), _take(call.value, seen), mask)
-                for seen, mask in ((by_all, None), (by_some, self._mask(tokens, by_some, query) if by_some else None))
-                if seen
+                call.attend(query, _take(call.key, keys), _take(call.value, keys), mask)
+                for keys, mask in ((by_all, None), (by_some, self._mask(tokens, by_some, query) if by_some else None))
+                if keys
             ]
             outputs.append(joined(over_each)[0].transpose(1, 2))
         return torch.cat(outputs, dim=1), None
 
     def _mask(self, tokens: slice, keys: Sequence[slice], like: Tensor) -> Tensor:
-        """[1, 1, tokens, keys]: the mask of these, on the device of `like` and of its dtype."""
+        """The mask of these tokens and keys, [1, 1, tokens, keys], on the device of `like` and of its dtype."""
         mask = self._masks.get(tokens.start)
         if mask is None or (mask.device, mask.dtype) != (like.device, like.dtype):
             row, *columns = (torch.arange(part.start, part.stop, device=like.device) for part in (tokens, *keys))
@@ -288,37 +289,37 @@ class UnderLayouts:
 
 
 def _take(entries: Tensor, slices: Sequence[slice]) -> Tensor:
-    """The keys or values at these slices; a single slice is not copied."""
+    """The keys or values in some slices; a single slice is not copied."""
     parts = [entries[:, :, part] for part in slices]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 @dataclass
 class OfPackedRow:
-    """The attention of a forward pass over a packed row: to the memory for all tokens of a group at once, and to the
-    row itself for `ROW_TOKENS` tokens at a time, with only the keys that one of them sees. (Most keys are hidden: a
-    token sees only its own query, and the row has many.)
+    """The attention of a forward pass over a packed row. Attention to the memory is computed for all tokens of a group
+    at once. Attention to the row is computed for `ROW_TOKENS` tokens at a time, with only the keys that one of them
+    sees. (Most keys are hidden, since the row has many queries and a token sees only its own query.)
 
-    It is not divided where this gains nothing or is not known to be possible: few tokens, a device other than the CPU,
-    or half precision.
+    Attention is not divided if this gains nothing or may be impossible: for few tokens, on devices other than the CPU,
+    and in half precision.
     """
 
     sees: Tensor  # [n, n] bool: which tokens of the row each token attends to, itself included
-    # Slices of the row, one behind the other, each with that of the entries in front of the row that its tokens see.
+    # Adjacent slices of the row, each with the slice of the entries before the row that its tokens see.
     groups: Sequence[tuple[slice, slice]]
-    # For each group the parts of its memory, and how they are read; attention is then always divided.
+    # For each group, the parts of its memory and how they are read. If given, attention is always divided.
     readings: Sequence[Sequence[tuple[slice, Reading]]] = ()
 
     @cached_property
     def parts(self) -> list[tuple[slice, Tensor]]:
-        """Slices of `ROW_TOKENS` tokens, each with the indices of all tokens that one of them sees."""
+        """Slices of `ROW_TOKENS` tokens, each with the indices of all tokens that one of its tokens sees."""
         slices = [slice(first, first + ROW_TOKENS) for first in range(0, len(self.sees), ROW_TOKENS)]
-        # As numbers, which torch compares three times as fast as it joins booleans.
+        # The maximum of bytes takes torch a third of the time of `any` for booleans.
         return [(tokens, self.sees.view(torch.uint8)[tokens].amax(dim=0).nonzero()[:, 0]) for tokens in slices]
 
     def __call__(self, call: AttentionCall) -> Attended:
-        """A layer's attention, in parts if it can be divided. `call.query` is [1, heads, n, width], `key` and `value`
-        are [1, key-value heads, memory + n, width], and `mask` is [1, 1, n, memory + n], to be added to the scores."""
+        """A layer's attention, divided if possible. `call.query` is [1, heads, n, width], `call.key` and `call.value`
+        are [1, key-value heads, memory + n, width], and `call.mask` is [1, 1, n, memory + n], to add to the scores."""
         n, query, mask = len(self.sees), call.query, call.mask
         memory = call.key.shape[2] - n
         divides = memory >= 0 and (query.shape[0], query.shape[2]) == (1, n)
@@ -339,7 +340,7 @@ class OfPackedRow:
             ]
         elif memory:
             over_memory = [
-                # The model may have added numbers of its own to the mask, which hides nothing of a group's memory.
+                # The mask hides nothing of a group's memory, but the model may have added other numbers to the mask.
                 call.attend(query[:, :, tokens], key[:, :, entries], value[:, :, entries], mask[:, :, tokens, entries])
                 for tokens, entries in self.groups
             ]
@@ -349,42 +350,41 @@ class OfPackedRow:
         mask, key, value = mask[..., memory:], key[:, :, memory:], value[:, :, memory:]
         for tokens, seen in self.parts:
             seen = to_device(seen, key.device)
-            own_mask = mask[:, :, tokens].index_select(3, seen)
-            own = call.attend(query[:, :, tokens], key.index_select(2, seen), value.index_select(2, seen), own_mask)
-            behind = [(output[:, :, tokens], lse[:, :, tokens])] if memory else []
-            output[:, :, tokens] = joined([*behind, own])[0]
+            hidden = mask[:, :, tokens].index_select(3, seen)
+            over_row = call.attend(query[:, :, tokens], key.index_select(2, seen), value.index_select(2, seen), hidden)
+            over_both = [(output[:, :, tokens], lse[:, :, tokens]), over_row] if memory else [over_row]
+            output[:, :, tokens] = joined(over_both)[0]
         return output.transpose(1, 2).to(query.dtype).contiguous(), None
 
 
 def behind(memory: tuple[Tensor, Tensor], keys: Tensor, parts: Sequence[Part] = ()) -> Tensor:
-    """The keys of a batch's rows, marked as being behind a memory that all rows share, which attention then reads once
-    for all of them. The model has to pass this very tensor to its attention function: the mark is not on its copies.
+    """The keys of a batch's rows, marked so that attention first reads a memory that all rows share, once for all rows.
+    The model has to pass this very tensor object to its attention function, since copies do not have the mark.
 
     Args:
-        memory: keys and values, [1, key-value heads, entries, width].
+        memory: keys and values, both [1, key-value heads, entries, width].
         keys: [rows, key-value heads, tokens, width].
-        parts: further entries, behind those of `memory`.
+        parts: further entries, after those of `memory`.
     """
-    marked: Any = keys[:]  # a tensor object of its own, of the same numbers
+    marked: Any = keys[:]  # another tensor object with the same numbers
     marked.attention = partial(on_shared_memory, memory, parts=parts)
     return marked
 
 
-def behind_copies(memory: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys and values of a batch's rows behind a copy of the memory for each."""
-    own = zip(memory, (keys, values), strict=True)
-    keys, values = (torch.cat([shared.expand(len(keys), -1, -1, -1), part], dim=-2) for shared, part in own)
+def with_copies(memory: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys and values of a batch's rows, each row preceded by a copy of the memory."""
+    pairs = zip(memory, (keys, values), strict=True)
+    keys, values = (torch.cat([shared.expand(len(keys), -1, -1, -1), part], dim=-2) for shared, part in pairs)
     return keys, values
 
 
 def on_shared_memory(memory: tuple[Tensor, Tensor], call: AttentionCall, parts: Sequence[Part] = ()) -> Attended:
-    """A layer's attention of several rows to a memory (`behind`), for all rows at once, and to each row's own tokens.
-    If it cannot be divided, it is computed as a whole, on a copy of the memory for each row.
+    """A layer's attention of several rows to a memory (`behind`), for all rows at once, and to the tokens of each row.
+    If attention cannot be divided, it is computed as a whole, on a copy of the memory for each row.
 
     Args:
-        call: `key` and `value` are those of each row's own tokens, [rows, key-value heads, tokens, width]; `mask` is
-            [rows or 1, 1, n, entries + tokens] and hides nothing of the memory, or None if a single token of each row
-            attends to everything.
+        call: `key` and `value` are those of the rows alone, [rows, key-value heads, tokens, width]; `mask` is
+            [rows or 1, 1, n, entries + tokens] and hides nothing of the memory, or None if each row has one token.
 
     Raises:
         ValueError: the memory is read in parts, and attention cannot be divided.
@@ -396,19 +396,19 @@ def on_shared_memory(memory: tuple[Tensor, Tensor], call: AttentionCall, parts: 
     if parts:
         call.check_divisible(divides)
     if not divides:
-        key, value = behind_copies(memory, call.key, call.value)
+        key, value = with_copies(memory, call.key, call.value)
         return replace(call, key=key, value=value).whole()
     if mask is not None:
         mask = mask[..., entries:]
         mask = additive(mask, call.query.dtype) if mask.dtype == torch.bool else mask
-        # One after another, the queries of the heads that share a key are the rows of one matrix.
+        # The queries of all heads that share a key become the rows of one matrix, one head after another.
         mask = mask[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)
     query = call.query.unflatten(1, (key_heads, groups))
-    # All rows' queries are the rows of one matrix.
-    of_all = query.transpose(0, 1).reshape(1, key_heads, -1, width)
-    over_memory = call.read_parts(of_all, [(*memory, Reading()), *parts])
-    own, own_lse = call.attend(query.flatten(2, 3), call.key, call.value, mask)
+    # For the memory, the queries of all rows of the batch become the rows of one matrix.
+    all_queries = query.transpose(0, 1).reshape(1, key_heads, -1, width)
+    over_memory = call.read_parts(all_queries, [(*memory, Reading()), *parts])
+    over_rows = call.attend(query.flatten(2, 3), call.key, call.value, mask)
     output, lse = (part.view(key_heads, rows, groups, n, -1).transpose(0, 1) for part in over_memory)
-    own, own_lse = (part.view(rows, key_heads, groups, n, -1) for part in (own, own_lse))
-    output, _ = joined([(output, lse[..., 0]), (own, own_lse[..., 0])])
+    row_output, row_lse = (part.view(rows, key_heads, groups, n, -1) for part in over_rows)
+    output, _ = joined([(output, lse[..., 0]), (row_output, row_lse[..., 0])])
     return output.flatten(1, 2).transpose(1, 2).to(call.query.dtype).contiguous(), None

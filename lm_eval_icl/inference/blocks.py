@@ -14,20 +14,20 @@ from lm_eval_icl.inference.devices import on_device
 
 def transformer_blocks(model: PreTrainedModel) -> nn.ModuleList:
     """The model's transformer blocks in order: the first `ModuleList` with as many modules as the model has layers. (A
-    model of several kinds of input may have a vision tower with as many, which has a configuration of its own.)
+    vision tower may have as many layers. It is skipped by its configuration, which is not that of the text model.)
 
     Raises:
         LookupError: the model has no such list.
     """
     text = model.config.get_text_config()
 
-    def of_text(module: nn.Module) -> Iterator[nn.Module]:
+    def text_modules(module: nn.Module) -> Iterator[nn.Module]:
         yield module
         for child in module.children():
             if isinstance(getattr(child, "config", text), (type(text), type(model.config))):
-                yield from of_text(child)
+                yield from text_modules(child)
 
-    for module in of_text(model):
+    for module in text_modules(model):
         if isinstance(module, nn.ModuleList) and len(module) == text.num_hidden_layers:
             return module
     raise LookupError(f"{type(model).__name__} has no list of {text.num_hidden_layers} blocks")
@@ -56,7 +56,7 @@ def replaced_stream(model: PreTrainedModel, layer: int, at: Sequence[int], vecto
     rows of a batch.
 
     Args:
-        at: the tokens, counted from the first one that runs in this context. All of them are in the same pass.
+        at: the tokens, counted from the first token that runs in this context. All of them are in the same pass.
         vectors: [len(at), width].
     """
     ran = 0

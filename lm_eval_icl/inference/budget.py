@@ -1,4 +1,4 @@
-"""How many tokens, queries and texts run at once; the numbers are halved on out-of-memory."""
+"""Halves the numbers of tokens, queries and texts that run at once when a device runs out of memory."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ class MemoryBudget:
 
     Args:
         store: the stored memories, which are freed first.
-        sizes: how much runs at once, to begin with.
-        what: the model and the device, for the error: "GPT2LMHeadModel on cuda:0".
-        tensor_parallel: each pass is divided among several processes. If one process retried with less, the others
-            would wait for it forever, so torch's error ends the run.
+        sizes: how much runs at once at the beginning.
+        where: the model and the device, for the error message, such as "GPT2LMHeadModel on cuda:0".
+        tensor_parallel: each pass is divided among several processes. If one process ran a smaller pass, the others
+            would wait for it forever, so an out-of-memory error ends the run.
     """
 
-    def __init__(self, store: PrefixCache, sizes: Sizes, what: str, tensor_parallel: bool = False) -> None:
-        self.store, self.sizes, self.what, self.tensor_parallel = store, sizes, what, tensor_parallel
+    def __init__(self, store: PrefixCache, sizes: Sizes, where: str, tensor_parallel: bool = False) -> None:
+        self.store, self.sizes, self.where, self.tensor_parallel = store, sizes, where, tensor_parallel
 
     def fit(self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None) -> T:
-        """Call `run` until it does not run out of memory, and return its result: `attempt`, again and again."""
+        """Call `attempt` until `run` does not run out of memory, and return the result of `run`."""
         while (result := self.attempt(run, halve, context)) is None:
             pass
         return result
 
     def attempt(self, run: Callable[[], T], halve: Callable[[], str], context: Context | None = None) -> T | None:
-        """Call `run` and return its result, which is not None. On out-of-memory, free the stored memories; if there are
-        none, call `halve`. Then return None: less runs at once from here on.
+        """Call `run` and return its result, which is not None. On out-of-memory, free the stored memories or, if there
+        are none, call `halve`; then return None, and the caller tries again.
 
         Args:
-            halve: lowers the sizes of what did not fit (`halve`), and returns the line for the log, or "" if there is
-                nothing to lower.
+            halve: lowers a number of `sizes`, for example by the method `halve`, and returns a line for the log, or ""
+                if no number can be lowered.
             context: the context whose memory is in use and is not freed.
 
         Raises:
-            InputError: there is nothing left to free or to lower.
+            InputError: no memory can be freed, and no number lowered.
         """
         try:
             return run()
@@ -54,7 +54,7 @@ class MemoryBudget:
             if self.tensor_parallel or not should_reduce_batch_size(error):
                 raise
             trouble = str(error).split(". ")[0]
-        # Outside the except block, where the exception no longer holds references to the pass's tensors.
+        # After the except block, the exception no longer holds references to the tensors of the pass.
         clear_device_cache(garbage_collection=True)
         if self.store.shrink(context):
             log.warning("%s: %d bytes of memories are kept from here on", trouble, self.store.max_bytes)
@@ -62,14 +62,14 @@ class MemoryBudget:
             log.warning("%s: %s", trouble, less)
         else:
             raise InputError(
-                f"{trouble}: one prompt is more than the memory of the device holds ({self.what}). Lower "
+                f"{trouble}: one prompt is more than the memory of the device holds ({self.where}). Lower "
                 "--num_fewshot, or spread the model over devices (--model_args parallelize=True). What --use_cache "
                 "has stored is kept."
             )
         return None
 
     def halve(self, tokens: int, rows: int = 1) -> str:
-        """Allow half of what did not fit: a pack of `tokens` tokens, or, if `tokens` is 0, a batch of `rows` rows.
+        """Halve the size that did not fit: a pack of `tokens` tokens, or, if `tokens` is 0, a batch of `rows` rows.
         Returns the line for the log, or "" if a single row did not fit."""
         if tokens:
             self.sizes = replace(self.sizes, pack_tokens=tokens // 2, queries=1)

@@ -1,4 +1,4 @@
-"""transformers' caches: layers that begin with a memory, and how a model takes its cache."""
+"""transformers' caches: layers that begin with a memory, and the argument by which a model is given its cache."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from lm_eval_icl.inference.attention import Reading, behind, behind_copies
+from lm_eval_icl.inference.attention import Reading, behind, with_copies
 
 
 class MemoryLayer(DynamicLayer):
     """One layer of a cache: the memory, which all rows of a batch share, followed by the entries that each row adds.
 
-    The memory is stored once and never written to. The attributes `keys` and `values` of `DynamicLayer` are the rows'
-    own entries.
+    The memory is stored once and never written to. The attributes `keys` and `values` of `DynamicLayer` are the entries
+    that the rows add.
 
     Args:
-        keys, values: the memory.
-        once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
-        shared: attention reads the memory once for all rows (`inference.attention.behind`). Otherwise, keys and
-            values that join a copy of it with each row's own entries exist while the layer's attention runs.
+        keys, values: the memory, both [1, key-value heads, entries, head width].
+        once: the cache is for a single forward pass, so it does not store the entries of the tokens of the pass.
+        shared: attention reads the memory once for all rows (`inference.attention.behind`). Otherwise, a copy of the
+            memory is put before the entries of each row while the layer's attention runs.
         parts: keys and values of further entries of the memory, and how attention reads them.
     """
 
@@ -39,14 +39,14 @@ class MemoryLayer(DynamicLayer):
     ):
         super().__init__()
         self.memory, self.once, self.shared, self.parts = (keys, values), once, shared, parts
-        # Where the rows' entries are stored with room for more, and the views of it that hold them. If `keys` is no
-        # longer this view, rows were selected.
+        # Tensors with room for more entries of the rows, and the views of these tensors that hold the present entries.
+        # If `keys` is no longer this view, rows were selected.
         self._room: list[Tensor] = []
         self._views: list[Tensor] = []
 
     @classmethod
     def of_rows(cls, keys: Tensor, values: Tensor) -> MemoryLayer:
-        """A layer without a memory that all rows share, whose rows have these entries already."""
+        """A layer whose rows begin with these entries and share no memory."""
         layer = cls(keys[:1, :, :0], values[:1, :, :0], once=False)
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
@@ -60,10 +60,10 @@ class MemoryLayer(DynamicLayer):
             return behind(self.memory, keys, self.parts), values
         if not self.memory[0].shape[-2]:
             return keys, values
-        return behind_copies(self.memory, keys, values)
+        return with_copies(self.memory, keys, values)
 
     def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Store entries behind those of earlier passes, which are not copied each time as in `DynamicLayer`."""
+        """Store entries after those of earlier passes, which `DynamicLayer` would copy in every pass."""
         if self.keys is None or self.values is None or not self.keys.numel():  # a single pass needs no room
             return super().update(key_states, value_states)
         stored, start, end = (self.keys, self.values), self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
@@ -82,10 +82,10 @@ class MemoryLayer(DynamicLayer):
         return self.memory[0].shape[-2] + parts + super().get_seq_length()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryLayer:
-        """A copy with entries of its own. The memory itself, which is never written to, stays shared."""
+        """A copy of the rows' entries. The memory itself, which is never written to, stays shared."""
         copied = type(self)(*self.memory, self.once, self.shared, self.parts)
-        ours = ("memory", "parts", "_room", "_views")
-        vars(copied).update({name: copy.deepcopy(part, memo) for name, part in vars(self).items() if name not in ours})
+        kept = ("memory", "parts", "_room", "_views")
+        vars(copied).update({name: copy.deepcopy(part, memo) for name, part in vars(self).items() if name not in kept})
         return copied
 
 
@@ -96,14 +96,14 @@ def _arguments(forward: Callable[..., Any]) -> frozenset[str]:
 
 
 def cache_name(model: PreTrainedModel) -> str:
-    """The name under which a model takes its cache and returns it: `cache` from transformers 5.24 on, and before that
-    `past_key_values`, or `cache_params` if it has no attention. Nothing else in the package knows these names."""
-    taken = _arguments(type(without_adapter(model)).forward)
-    return next((name for name in ("cache", "past_key_values", "cache_params") if name in taken), "past_key_values")
+    """The name of the argument by which a model is given its cache: `cache` from transformers 5.24 on; before, it is
+    `past_key_values`, or `cache_params` for models without attention. Nothing else in the package knows these names."""
+    arguments = _arguments(type(without_adapter(model)).forward)
+    return next((name for name in ("cache", "past_key_values", "cache_params") if name in arguments), "past_key_values")
 
 
 def behind_cache(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
-    """The arguments with which a forward pass reads a cache, and writes to it."""
+    """The arguments by which a forward pass continues from a cache, and adds entries to it."""
     return {cache_name(model): cache, "use_cache": True}
 
 
@@ -113,6 +113,6 @@ def takes_positions(model: PreTrainedModel) -> bool:
 
 
 def without_adapter(model: Any) -> nn.Module:
-    """The model inside an adapter of PEFT, which shares its modules; any other model itself."""
+    """The model inside an adapter of PEFT, which shares its modules; for any other model, the model itself."""
     inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
     return inner

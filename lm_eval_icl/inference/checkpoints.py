@@ -1,4 +1,4 @@
-"""Checkpoints of transformers', loaded with one-line errors for those that cannot be used."""
+"""Loads checkpoints of transformers, and says in one line why a checkpoint cannot be used."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from lm_eval_icl.errors import InputError, log, refusing
 
 # The arguments of --model_args that `load_model` takes.
-_OF_TOKENIZER = ("revision", "subfolder", "trust_remote_code")
-_OF_MODEL = (*_OF_TOKENIZER, "attn_implementation")
-ARGUMENTS = {"pretrained", "tokenizer", "dtype", "max_length", "add_bos_token", *_OF_MODEL}
+_TOKENIZER_ARGUMENTS = ("revision", "subfolder", "trust_remote_code")
+_MODEL_ARGUMENTS = (*_TOKENIZER_ARGUMENTS, "attn_implementation")
+ARGUMENTS = {"pretrained", "tokenizer", "dtype", "max_length", "add_bos_token", *_MODEL_ARGUMENTS}
 
 
 def load_model(arguments: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model and its tokenizer. The weights are in float32, unless `dtype` says otherwise.
 
     Args:
-        arguments: those of `ARGUMENTS`.
+        arguments: values for some of `ARGUMENTS`; `pretrained` is required.
 
     Raises:
-        InputError: they cannot be loaded.
+        InputError: the model or the tokenizer cannot be loaded.
     """
     pretrained = str(arguments["pretrained"])
-    of_model = {name: arguments[name] for name in _OF_MODEL if name in arguments}
-    of_tokenizer = {name: arguments[name] for name in _OF_TOKENIZER if name in arguments}
+    for_model = {name: arguments[name] for name in _MODEL_ARGUMENTS if name in arguments}
+    for_tokenizer = {name: arguments[name] for name in _TOKENIZER_ARGUMENTS if name in arguments}
     with refusing(f"pretrained={pretrained!r}: the model cannot be loaded"):
-        config = AutoConfig.from_pretrained(pretrained, **of_tokenizer)
+        config = AutoConfig.from_pretrained(pretrained, **for_tokenizer)
         if getattr(config, "is_encoder_decoder", False):
             raise InputError(
                 f"pretrained={pretrained!r}: {config.model_type!r} is an encoder-decoder model; these methods are "
@@ -39,10 +39,10 @@ def load_model(arguments: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTraine
             )
         refuse_vision(pretrained, config)
         dtype = arguments.get("dtype", "float32")
-        model = WholeCheckpoints.from_pretrained(pretrained, dtype=dtype, **of_model)
+        model = WholeCheckpoints.from_pretrained(pretrained, dtype=dtype, **for_model)
     where = str(arguments.get("tokenizer", pretrained))
     with refusing(f"tokenizer={where!r}: the tokenizer cannot be loaded"):
-        tokenizer: Any = AutoTokenizer.from_pretrained(where, **of_tokenizer)
+        tokenizer: Any = AutoTokenizer.from_pretrained(where, **for_tokenizer)
     if tokenizer.chat_template and os.environ.get("RANK", "0") == "0":
         log.warning(
             "%s has a chat template, which is not applied here: prompts are those of an evaluation without "
@@ -53,17 +53,17 @@ def load_model(arguments: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTraine
 
 
 def refuse_vision(pretrained: str, config: transformers.PreTrainedConfig) -> None:
-    """Refuse a model that transformers has for images with text, and not as a language model.
+    """Refuse a model that transformers knows as a model of images with text, but not as a language model.
 
     Raises:
-        InputError: it is one.
+        InputError: it is such a model.
     """
-    kind, own_code = type(config), "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING and not own_code:
+    kind, has_code = type(config), "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING and not has_code:
         raise InputError(
             f"pretrained={pretrained!r}: {config.model_type!r} is a vision model (images and text), and these methods "
-            "are defined for causal language models only: give its language model as a checkpoint of its own, mostly "
-            "the one that it was made from. lm-eval's --model hf-multimodal runs it as it is."
+            "are defined for causal language models only: give the checkpoint of its language model alone, which is "
+            "often the one that it was trained from. lm-eval's --model hf-multimodal runs the vision model."
         )
 
 
@@ -79,6 +79,6 @@ class WholeCheckpoints:
             raise InputError(
                 f"pretrained={pretrained!r}: {len(missing)} of the weights of {type(model).__name__} are "
                 f"not in the checkpoint ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}), and random "
-                "ones would stand in for them: is it the checkpoint of another kind of model, or not whole?"
+                "weights would replace them: is it the checkpoint of another kind of model, or incomplete?"
             )
         return model

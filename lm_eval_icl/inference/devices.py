@@ -1,4 +1,4 @@
-"""Where a model takes its input, and how numbers get there."""
+"""The device on which a model takes its input, and the copying of numbers to it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from transformers import PreTrainedModel
 def device_of(model: PreTrainedModel) -> torch.device:
     """The device on which a model takes its input.
 
-    (`model.device` is the device of the first weights. It is "meta" for weights that accelerate has offloaded, which
-    are moved to the execution device only while they are used.)
+    (`model.device` is the device of the first weights. If accelerate has offloaded these weights, it is "meta", and the
+    weights are on the execution device only while they are used.)
     """
     device = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
     return model.device if device is None else torch.device(device)
 
 
 def kept_logits(model: PreTrainedModel, tokens: Sequence[int]) -> Any:
-    """The `logits_to_keep` for these tokens. The hooks of a model that accelerate has spread over devices would move a
-    tensor to the device of the input, where it is no index into the last hidden states: such a model gets a list."""
+    """The `logits_to_keep` for these tokens. If accelerate has spread the model over devices, this is a list: a tensor
+    would be moved to the device of the input, where it cannot be an index into the last hidden states."""
     return list(tokens) if hasattr(model, "_hf_hook") else on_device(tokens, device_of(model))
 
 
@@ -33,6 +33,6 @@ def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the CPU to a device. The copy is asynchronous on CUDA alone, which has read the tensor when `to`
-    returns. Other devices may read it later, when its memory holds something else (pytorch issue 189690, of MPS)."""
+    """Copy a tensor from the CPU to a device. The copy is asynchronous on CUDA alone, which has read the tensor when
+    `to` returns. Other devices may read it later, when its memory is used again (pytorch issue 189690, about MPS)."""
     return tensor.to(device, non_blocking=device.type == "cuda")

@@ -14,7 +14,7 @@ from transformers.activations import FastGELUActivation, NewGELUActivation
 @contextmanager
 def fused_gelu(model: nn.Module) -> Iterator[None]:
     """Inside this context, GELU's tanh approximation (`gelu_new` and `gelu_fast` of GPT-2, GPT-J, Phi and others) is
-    computed by torch's own kernel, which is the same function up to rounding.
+    computed by torch's kernel, which is the same function up to rounding.
 
     Half precision is left as it is, since the rounding between the steps makes a larger difference there.
     """
@@ -26,11 +26,11 @@ def fused_gelu(model: nn.Module) -> Iterator[None]:
 
     # A module that has `forward` as an instance attribute was patched by accelerate, or by an enclosing `fused_gelu`.
     step_by_step = [m for m in model.modules() if type(m) in (NewGELUActivation, FastGELUActivation)]
-    own = [m for m in step_by_step if "forward" not in vars(m)]
-    for module in own:
+    unpatched = [m for m in step_by_step if "forward" not in vars(m)]
+    for module in unpatched:
         module.forward = partial(fused, module)
     try:
         yield
     finally:
-        for module in own:
+        for module in unpatched:
             del module.forward

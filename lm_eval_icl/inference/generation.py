@@ -1,4 +1,4 @@
-"""Generates text behind a memory, with transformers' own `generate`."""
+"""Generates text from a memory and a query, by transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lm_eval_icl.inference.caches import cache_name, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.memory import Memory, cache_of_rows
 
-# Rows share a layer's keys and values if copies for all of them would take so many bytes. Copying less is quicker than
-# calling attention's kernel twice.
+# Rows share a layer's keys and values if copies for all rows would take at least this many bytes. To copy fewer bytes
+# is faster than to call attention's kernel twice.
 SHARED_FROM = 2**19
 
 # Settings of transformers' `generate` that do not work with a memory, and why. A checkpoint's `generation_config` may
-# have those of `_REFUSED`, too. (Its length and `use_cache` do not count: every call of ours sets them.)
+# not have the settings in `_REFUSED` either. (Its length and `use_cache` have no effect: every call here sets them.)
 _REFUSED_ARGUMENTS = {
     "max_length": "counts the prompt and its padding too; give the number of new tokens instead (max_gen_toks)",
     "use_cache": "would switch off the keys and values that the demonstrations are kept in; leave it out",
@@ -33,7 +33,7 @@ _REFUSED = {
     "return_dict_in_generate": "gives more than a text; leave it out",
     **dict.fromkeys(_CANNOT_GO_ON, "does not work on existing keys and values; leave it out"),
 }
-# Settings under which `generate` reads the order of a row's tokens, or counts them. Padding would be read, too.
+# Settings that make `generate` read the order of a row's tokens, or count them. It would read padding, too.
 _READ_ROWS = (
     "no_repeat_ngram_size",
     "encoder_no_repeat_ngram_size",
@@ -49,15 +49,15 @@ _READ_ROWS = (
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """What a call of `generate` does under its settings, as far as it matters before the call."""
+    """The properties of a call of `generate` that decide how it is batched."""
 
-    beams: int = 1  # how many rows it makes of each row (beam search)
-    reads_rows: bool = False  # it reads the order of a row's tokens, or counts them: a row must have no padding
-    samples: bool = False  # it draws tokens at random
+    beams: int = 1  # how many rows `generate` makes of each row (beam search)
+    reads_rows: bool = False  # `generate` reads the order of a row's tokens, or counts them: rows must have no padding
+    samples: bool = False  # `generate` draws tokens at random
 
 
 def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> GenerationSettings:
-    """The settings of a call of `generate`: its arguments, over the checkpoint's `generation_config`.
+    """The settings of a call of `generate`: its arguments, and the checkpoint's `generation_config` for all others.
 
     Raises:
         InputError: a setting does not work with a memory.
@@ -85,22 +85,22 @@ def continue_from(
     beams: int = 1,
     shared: bool = False,
 ) -> list[list[int]]:
-    """Continue every query behind its memory, all in one batch.
+    """Continue every query on its memory, all in one batch.
 
     Args:
-        generate: calls the model's `generate`. Its first argument is the ids of the rows, and the others are the rest
-            of `_inputs` and a cache; it returns [rows, tokens + generated tokens].
-        memories: one for all rows, or one of keys and values for each.
-        queries: the ids of each row's query, at least one.
+        generate: calls the model's `generate`. Its first argument is the ids of the rows. The others are the rest of
+            `_inputs`, and a cache. It returns [rows, tokens + generated tokens].
+        memories: one memory for all rows, or a memory of keys and values for each row.
+        queries: the ids of each row's query; at least one query.
         beams: how many rows `generate` makes of each row (beam search).
         shared: attention can read a memory once for all rows (`Memory.cache`).
 
     Returns:
-        The generated ids of each row, in the order of `queries`, all as long as the longest.
+        The generated ids of each row, in the order of `queries`. All rows are as long as the longest row.
     """
     inputs = _inputs(memories, queries, device_of(model))
     rows, width = inputs["context"].shape
-    if max(map(len, memories)):  # for an empty memory `generate` makes its own cache
+    if max(map(len, memories)):  # without entries, `generate` makes a cache by itself
         if len(memories) > 1 or (rows * beams == 1 and memories[0].state is None and not memories[0].parts):
             cache = cache_of_rows([memory for memory in memories for _ in range(beams)])
         else:
@@ -108,7 +108,7 @@ def continue_from(
             shared = shared and bytes_of_copies >= SHARED_FROM * len(memories[0].layers)
             cache = memories[0].cache(rows * beams, shared)
         inputs[cache_name(model)] = cache
-    with _own_cache(model), memories[0].reading(model):
+    with _no_cache_setting(model), memories[0].reading(model):
         output = generate(inputs.pop("context"), **inputs)
     return [row[width:] for row in output.tolist()]
 
@@ -117,35 +117,35 @@ def _inputs(memories: Sequence[Memory], queries: Sequence[Sequence[int]], device
     """The rows that `generate` continues: `padding | memory | padding | query`.
 
     The memory's token ids are part of the row because `generate` takes the length of the cache from them and logits
-    processors may read them; they are not run through the model again. Padding is masked. It repeats a token of the
-    query, so that processors that ask which tokens a row has (`repetition_penalty`) find no others.
+    processors may read them. They are not run through the model again. Padding is masked. It repeats a token of the
+    query, so that processors that look for the tokens of a row (`repetition_penalty`) find no other tokens.
 
     Args:
         memories, queries: as for `continue_from`.
 
     Returns:
-        `context` and `attention_mask`, both [rows, tokens]; and `position_ids` of the same shape, unless `generate`,
-        which counts positions by the mask, gives every query its own positions by itself.
+        `context` and `attention_mask`, both [rows, tokens]. `position_ids`, of the same shape, are added if the
+        positions differ from those that `generate` counts by the mask.
     """
     entries, longest = max(map(len, memories)), max(map(len, queries))
     context, mask, depths = [], [], []
-    of_row = memories if len(memories) == len(queries) else [*memories] * len(queries)
-    for memory, query in zip(of_row, queries, strict=True):
+    row_memories = memories if len(memories) == len(queries) else [*memories] * len(queries)
+    for memory, query in zip(row_memories, queries, strict=True):
         unused, gap = entries - len(memory), longest - len(query)
         context.append([*[query[0]] * unused, *memory.tokens, *[query[0]] * gap, *query])
         mask.append([*[0] * unused, *[1] * len(memory), *[0] * gap, *[1] * len(query)])
-        # The memory, which is not run, and the padding, which is masked, get the query's first position.
+        # The memory is not run and the padding is masked, so that both may have the query's first position.
         depths.append([*[0] * (entries + gap), *range(len(query))])
     inputs = {"context": torch.tensor(context, device=device), "attention_mask": torch.tensor(mask, device=device)}
     if not all(memory.in_sequence for memory in memories):
-        row_depths = zip(of_row, torch.tensor(depths, device=device), strict=True)
+        row_depths = zip(row_memories, torch.tensor(depths, device=device), strict=True)
         inputs["position_ids"] = torch.stack([memory.query_start + row for memory, row in row_depths])
     return inputs
 
 
 @contextmanager
-def _own_cache(model: PreTrainedModel) -> Iterator[None]:
-    """Inside this context, the type of cache that a checkpoint's `generation_config` asks for is ignored, since
+def _no_cache_setting(model: PreTrainedModel) -> Iterator[None]:
+    """Inside this context, the `cache_implementation` of a checkpoint's `generation_config` is ignored, since
     generation continues from a memory's cache."""
     config = model.generation_config
     implementation, config.cache_implementation = config.cache_implementation, None
@@ -157,11 +157,11 @@ def _own_cache(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def ending_rows(model: PreTrainedModel, stopped: Callable[[StoppingCriteriaList], Sequence[bool]]) -> Iterator[None]:
-    """Inside this context, a row that `generate` continues without beams ends when `stopped` says so, and the batch
-    with its last row. (lm-eval's stop strings end a batch when all rows have reached the same one.)
+    """Inside this context, without beam search, `generate` ends each row when `stopped` says so, and the batch when all
+    rows have ended. (lm-eval's stop strings end a batch only when all rows have reached the same stop string.)
 
     Args:
-        stopped: for each row, whether any of these criteria has ended it; empty if there are none.
+        stopped: for each row, whether one of the given criteria has ended it; empty if no row can be ended.
     """
     inner: Any = without_adapter(model)
     criteria_of = inner._get_stopping_criteria
@@ -185,12 +185,12 @@ def ending_rows(model: PreTrainedModel, stopped: Callable[[StoppingCriteriaList]
 def combining(
     model: PreTrainedModel, rows: int, combine: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 ) -> Iterator[None]:
-    """Inside this context, every `rows` adjacent rows of a batch are one text behind several memories, and each of
-    their next tokens is that of the combined distribution.
+    """Inside this context, every `rows` adjacent rows of a batch are one text, which runs on several memories. All of
+    these rows get the next token of their combined distribution.
 
     Args:
-        combine: [texts, rows, vocabulary], and the state of the token before, which is None for the first ->
-            [texts, vocabulary], and the state. Both are log-probabilities.
+        combine: takes log-probabilities [texts, rows, vocabulary] and the state that it returned for the token before
+            (None for the first token); returns log-probabilities [texts, vocabulary] and the new state.
     """
     state: Tensor | None = None
 
@@ -206,12 +206,12 @@ def combining(
 
 @contextmanager
 def stop_on_nonfinite(model: PreTrainedModel, names: Sequence[str]) -> Iterator[None]:
-    """Inside this context, a forward pass raises an error if the largest score of a next token is NaN or infinite, for
-    which `generate` would take a token. (It is no logits processor, since `generate` inspects the signature of each in
-    every step.)
+    """Inside this context, a forward pass raises an error if the largest score of a next token is NaN or infinite.
+    (`generate` would take some token. This is no logits processor, since `generate` inspects the signature of each
+    processor in every step.)
 
     Args:
-        names: the names of the rows in order, for the message. A name may belong to several adjacent rows (beams).
+        names: the names of the rows, in order, for the message. Several adjacent rows (beams) may have one name.
 
     Raises:
         InputError: the scores of a row contain NaN or infinity, or only minus infinity.

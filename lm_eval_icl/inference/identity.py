@@ -1,8 +1,8 @@
-"""What tells one model from another, and one method of a user from another: the only file that says so.
+"""The identity of a model and of a method in a user's file. Only this file says when two of them are the same.
 
-A model is known by a digest of its files if it is loaded from a folder, by the commit of its files if it is loaded from
-the Hub, and by its configuration. What has run it is known by this package's version and commit (`lm_eval_icl.version`)
-and, for a method in a file of the user's, by a digest of that file.
+A model is identified by its configuration and by a digest of its files if it is loaded from a folder, or by the commit
+of its files if it is loaded from the Hub. The code that runs it is identified by this package's version and commit
+(`lm_eval_icl.version`) and, for a method in a user's file, by a digest of that file.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from huggingface_hub import try_to_load_from_cache
 
 from lm_eval_icl.errors import log
 
-# The files of a checkpoint's folder that are its weights, its adapter, its configuration, its code and its tokenizer;
-# not what a trainer leaves beside them. Of GGUF files, a folder may have many: the one that is loaded counts.
+# The files of a checkpoint's weights, adapter, configuration, code and tokenizer, without the state of a trainer. GGUF
+# files are not among them, since a folder may have many of which only one is loaded.
 _MODEL_FILES = re.compile(
     r".*\.(safetensors|safetensors\.index\.json|bin\.index\.json|py|model|tiktoken|jinja)"
     r"|(?!training_args|optimizer|scheduler|sampler|random_states).*\.bin"
@@ -32,12 +32,12 @@ _MODEL_FILES = re.compile(
 
 
 def model_identity(model: Any, files: str | None, commit: str | None) -> dict[str, Any]:
-    """What tells a loaded model from others, by name.
+    """The facts that identify a loaded model, by name.
 
     Args:
-        model: the model, for its configuration and the settings of its generation.
-        files: `files_digest` of what it was loaded from.
-        commit: `hub_commit` of it.
+        model: the model. Its configuration and its generation settings are among the facts.
+        files: the `files_digest` of its files.
+        commit: the `hub_commit` of its files.
     """
     facts: dict[str, Any] = {}
     for name in ("config", "generation_config"):
@@ -45,23 +45,23 @@ def model_identity(model: Any, files: str | None, commit: str | None) -> dict[st
             facts |= {f"{name}.{key}": value for key, value in settings.to_diff_dict().items()}
     # The checkpoint's path, and the version of transformers that wrote it, are left out.
     facts = {name: value for name, value in facts.items() if not name.endswith(("version", "_name_or_path"))}
-    # The configuration comes first, since a refusal says the first difference.
+    # The configuration comes first, since an error message names the first difference.
     facts |= {"model_files_digest": files, "model_sha": commit}
-    return dict(json.loads(json.dumps(facts, default=str)))  # as JSON reads it back
+    return dict(json.loads(json.dumps(facts, default=str)))  # equal to what is later read from a JSON file
 
 
 def hub_commit(pretrained: Any, revision: str | None = None) -> str | None:
-    """The commit of a model of the Hub whose files are in the cache; None for any other model."""
+    """The commit of a model from the Hub whose files are in the local cache; None for any other model."""
     if isinstance(pretrained, str) and not Path(pretrained).is_dir():
-        with suppress(ValueError):  # it is no name on the Hub
-            kept = try_to_load_from_cache(pretrained, "config.json", revision=revision)
-            if isinstance(kept, str):  # .../snapshots/COMMIT/config.json
-                return Path(kept).parent.name
+        with suppress(ValueError):  # `pretrained` cannot be a name on the Hub
+            cached = try_to_load_from_cache(pretrained, "config.json", revision=revision)
+            if isinstance(cached, str):  # .../snapshots/COMMIT/config.json
+                return Path(cached).parent.name
     return None
 
 
 def source_digest(cls: type) -> str | None:
-    """A digest of the file of a class that is not this package's; None for a class of this package, or in no file."""
+    """A digest of the source file of a class; None for a class of this package, or a class without a file."""
     if cls.__module__.partition(".")[0] == "lm_eval_icl":
         return None
     try:
@@ -71,15 +71,15 @@ def source_digest(cls: type) -> str | None:
 
 
 def files_digest(pretrained: Any, *, subfolder: str = "", gguf_file: str | None = None, **others: Any) -> str | None:
-    """A digest of the local files that a model of lm-eval's `hf` is made of: their names and all of their bytes.
+    """A digest of the local files of a model of lm-eval's `hf`: of their names and all of their bytes.
 
-    It is of files, not of weights in memory, so that nothing is copied back from a device.
+    The files are read rather than the weights in memory, so that nothing is copied back from a device.
 
     Args:
-        pretrained: this and the others are arguments of `HFLM`, of which tokenizer, peft and delta may be folders too.
+        pretrained: this and the others are arguments of `HFLM`. The tokenizer, peft and delta may be folders, too.
 
     Returns:
-        None if there is no such file here (a model of the Hub, or one made in Python), or one cannot be read.
+        None if there are no such files (for a model from the Hub or made in Python), or a file cannot be read.
     """
     places = {"pretrained": pretrained, **{name: others.get(name) for name in ("tokenizer", "peft", "delta")}}
     files_by_role: list[tuple[str, Path]] = []
@@ -93,7 +93,7 @@ def files_digest(pretrained: Any, *, subfolder: str = "", gguf_file: str | None 
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             digests = list(pool.map(_digest, files_by_role))
     except OSError as error:
-        log.warning("%s: no digest of the model's files is recorded (%s).", pretrained, error)
+        log.warning("%s: a file cannot be read, so no digest of the model's files is recorded (%s).", pretrained, error)
         return None
     return hashlib.sha256(b"".join(digests)).hexdigest()[:16] if digests else None
 

@@ -1,6 +1,6 @@
-"""Memories: demonstrations run through a model once, and kept as keys and values for queries to attend to.
+"""Memories: the keys and values of demonstrations, computed once and kept for queries to attend to.
 
-The memory of a hybrid, which keeps more than keys and values, is its whole cache (`inference.hybrids`).
+A hybrid keeps more than keys and values. Its memory is its whole cache (`inference.hybrids`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from lm_eval_icl.inference.hybrids import empty_cache, is_hybrid, select_rows, t
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.prompts.layouts import Layout
 
-# How many tokens run behind a memory at a time.
+# How many tokens run on a memory at a time.
 PIECE = 512
-# Models of which some layers do not use transformers' function for attention, found out by running them.
+# Models in which some layer was seen to compute attention without transformers' function.
 _with_other_attention: WeakSet[PreTrainedModel] = WeakSet()
 # For each layer (keys, values), both [1, key-value heads, entries, head width].
 KeyValues = list[tuple[Tensor, Tensor]]
@@ -35,7 +35,7 @@ KeyValues = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """Some entries of a memory, with tensors of their own, that attention reads in a way of their own."""
+    """Some entries of a memory, stored in separate tensors because attention reads them in another way."""
 
     layers: KeyValues
     length: int  # how many entries there are
@@ -49,13 +49,13 @@ class Memory:
     # Keys and values of the entries; empty for an empty context, and if there is a `state`. A layer that the model
     # leaves out has no entries (Mllama's cross-attention layers, which do not run without a picture).
     layers: KeyValues
-    tokens: list[int]  # the token id of each entry, in order, those of `parts` last
+    tokens: list[int]  # the token id of each entry, in order; the entries of `parts` come last
     query_start: int  # the position of a query's first token
-    # (k, i, [1, width]): the vector that replaces the residual stream of the token i behind the memory, counted from 0,
-    # after block k, counted from 1 (`reading`).
+    # (k, i, [1, width]): a vector that replaces the residual stream after block k (counted from 1) of the token i
+    # (counted from 0) that runs on the memory (`reading`).
     residual: tuple[int, int, Tensor] | None = None
     state: Cache | None = None  # the cache of a hybrid after the context, as a batch of one row
-    parts: tuple[MemoryPart, ...] = ()  # further entries, read in parts; those of `layers` are read as usual
+    parts: tuple[MemoryPart, ...] = ()  # further entries, which attention reads in other ways than those of `layers`
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -69,15 +69,15 @@ class Memory:
         return sum(keys.nbytes + values.nbytes for keys, values in layers)
 
     def divided(self, first: int, reading: Reading) -> Memory:
-        """This memory with the entries from `first` on as a part, which is read by `reading`."""
-        before, behind = (
+        """This memory with the entries from `first` on as a part, which attention reads as `reading` says."""
+        before, after = (
             [(keys[:, :, entries], values[:, :, entries]) for keys, values in self.layers]
             for entries in (slice(first), slice(first, None))
         )
-        return replace(self, layers=before, parts=(MemoryPart(behind, len(self) - first, reading),))
+        return replace(self, layers=before, parts=(MemoryPart(after, len(self) - first, reading),))
 
     def readings(self, first: int) -> list[tuple[slice, Reading]]:
-        """How each slice of entries is read, if the entries begin at the column `first`."""
+        """The slices of entries that are read differently, and how, if the entries begin at the column `first`."""
         lengths = [part.length for part in self.parts]
         ends = list(accumulate(lengths, initial=first + len(self) - sum(lengths)))
         parts = [
@@ -90,16 +90,16 @@ class Memory:
 
         Args:
             rows: how many rows a batch that runs on the cache has.
-            shared: attention reads the memory once for all rows, if the model's can (`Capabilities.can_share`).
+            shared: attention reads the memory once for all rows, if possible. The model must allow it (`can_share`).
         """
         if self.state is not None:
             return select_rows(self.state, 1, [0] * rows)
         if self.parts:
             attention.install()
-            apart = [[(*layer, part.reading) for layer in part.layers] for part in self.parts]
-            of_layers = zip(self.layers, zip(*apart, strict=True), strict=True)
-            return Cache(layers=[MemoryLayer(*layer, once=False, parts=parts) for layer, parts in of_layers])
-        # Without the kernel, or with a function of somebody else's in front of ours, rows get copies.
+            layers_by_part = [[(*layer, part.reading) for layer in part.layers] for part in self.parts]
+            layers = zip(self.layers, zip(*layers_by_part, strict=True), strict=True)
+            return Cache(layers=[MemoryLayer(*layer, once=False, parts=parts) for layer, parts in layers])
+        # Rows get copies if torch has no such kernel, or if another library has replaced transformers' attention.
         return cache_of([self], shared=shared and attention.FLASH is not None and attention.install())
 
     def without_last(self, query_start: int) -> Memory:
@@ -109,12 +109,12 @@ class Memory:
 
     @property
     def in_sequence(self) -> bool:
-        """Whether a query's positions are those that a model counts by itself, from the number of entries on."""
+        """Whether a query's positions begin at the number of entries, as in a model that counts them by itself."""
         return self.query_start == len(self)
 
     def reading(self, model: PreTrainedModel) -> AbstractContextManager[None]:
-        """Inside this context, a query runs on the memory: if `residual` is set, it replaces the residual stream of its
-        token."""
+        """Inside this context, a query runs on the memory, and the vector of `residual`, if it is set, replaces the
+        residual stream of a token."""
         if self.residual is None:
             return nullcontext()
         layer, token, vector = self.residual
@@ -125,12 +125,12 @@ def encode_all(model: PreTrainedModel, layouts: Sequence[Layout], prompts: Seque
     """Run the layouts of contexts through the model, side by side in one forward pass, and keep the entries to which
     later tokens attend.
 
-    The model must obey a 4-D mask if there are several or one is not causal, and `position_ids` if there are several or
-    positions are not sequential (`inference.capabilities`).
+    The model must obey a 4-D mask if there are several layouts or a layout is not causal, and `position_ids` if there
+    are several layouts or positions are not sequential (`inference.capabilities`).
 
     Args:
         layouts: at least one. If there are several, each has at least one token.
-        prompts: the ids of each one's prompt, which has every part once (`Layout.source`).
+        prompts: for each layout, the ids of its prompt, which has every part once (`Layout.source`).
     """
     rows = [[tokens[i] for i in layout.source] for layout, tokens in zip(layouts, prompts, strict=True)]
     layout, row = layouts[0], rows[0]
@@ -149,12 +149,12 @@ def encode_all(model: PreTrainedModel, layouts: Sequence[Layout], prompts: Seque
 
 
 def kept_of(layout: Layout, memory: Memory) -> Memory:
-    """The memory that a layout leaves, given the entries of its whole row: those to which later tokens attend."""
+    """The memory of a layout, given the memory of its whole row: the entries to which later tokens attend."""
     kept = layout.kept_tokens
     if len(kept) == len(memory):
         return memory
 
-    def take(entries: Tensor) -> Tensor:  # a layer that the model leaves out has none
+    def take(entries: Tensor) -> Tensor:  # a layer that the model leaves out has no entries
         return entries.index_select(2, on_device(kept, entries.device)) if entries.numel() else entries
 
     layers = [(take(keys), take(values)) for keys, values in memory.layers]
@@ -162,7 +162,7 @@ def kept_of(layout: Layout, memory: Memory) -> Memory:
 
 
 def read_causally(model: PreTrainedModel, tokens: Sequence[int]) -> Memory:
-    """The memory of these tokens, which the model reads in one ordinary causal pass."""
+    """The memory of some tokens after one ordinary causal pass."""
     if not is_hybrid(model):
         return Memory(causal_pass(model, tokens), list(tokens), len(tokens))
     state = empty_cache(model)
@@ -182,8 +182,8 @@ def run_rows(
     Args:
         ids: [rows, n] the tokens.
         read: the indices of the tokens whose logits are returned, in ascending order.
-        cache: what was read before, a batch of as many rows; the tokens are added to it. None to keep nothing.
-        positions: [rows, n] the positions of the tokens; None if they follow those in the cache.
+        cache: the cache of earlier tokens, with as many rows; these tokens are added to it. None to keep nothing.
+        positions: [rows, n] the positions of the tokens; None if they follow the positions in the cache.
 
     Returns:
         The logits [rows, len(read), vocabulary].
@@ -198,27 +198,27 @@ def run_rows(
     return logits if logits.shape[1] == len(read) else logits[:, list(read)]
 
 
-def read_behind(
+def run_after_memory(
     model: PreTrainedModel, memory: Memory, cache: Cache, rows: Sequence[Sequence[int]], depth: int, read: Sequence[int]
 ) -> Tensor:
-    """Run tokens behind a memory as the rows of a batch (`run_rows`). Shorter rows are filled up at their end, where a
-    causal model does not see it.
+    """Run tokens that follow a memory as the rows of a batch (`run_rows`). Shorter rows get padding at their end, which
+    the tokens of a causal model do not see.
 
     Args:
-        cache: the memory's, or one that goes on from it.
+        cache: the cache of the memory, to which passes may have added tokens.
         rows: the ids of each row.
-        depth: how many tokens behind the memory the cache has read.
+        depth: how many tokens the cache has after the memory.
     """
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in rows], device=device_of(model))
-    # Some hybrids count the tokens that they have read by a layer that does not know.
+    # Some hybrids take the number of earlier tokens from a layer that does not know it, so they are given positions.
     counts = memory.in_sequence and not (is_hybrid(model) and takes_positions(model))
     depths = depth + torch.arange(longest, device=ids.device).expand(len(rows), -1)
     return run_rows(model, ids, read, cache, None if counts else memory.query_start + depths)
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
-    """The number of token ids that the model knows: larger ones would fail in the middle of a forward pass."""
+    """The number of token ids that the model knows. A larger id would fail in the middle of a forward pass."""
     embedding: Any = model.get_input_embeddings()
     return int(getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0])
 
@@ -226,22 +226,22 @@ def vocabulary_of(model: PreTrainedModel) -> int:
 def masked_pass(
     model: PreTrainedModel, rows: Sequence[Sequence[int]], layouts: Sequence[Layout], memories: Sequence[Memory] = ()
 ) -> list[KeyValues]:
-    """Run several rows through the model side by side in one forward pass, each under its layout.
+    """Run several rows through the model side by side in one forward pass, each with the attention of its layout.
 
     In a long pass, attention is computed without the whole mask (`inference.attention.UnderLayouts`). Models whose
     attention cannot be replaced get the whole mask.
 
     Args:
-        rows: the ids of each row, at least one.
+        rows: the ids of each row; at least one row.
         layouts: the layout of each row.
         memories: the memory before each row, if the layouts have entries of a memory.
 
     Returns:
-        Keys and values of the tokens of each row, both [1, key-value heads, n, head width] for each layer.
+        For each row, the keys and values of its n tokens: both [1, key-value heads, n, head width] for each layer.
     """
     device, lengths, layers = device_of(model), [len(row) for row in rows], KeyValues()
-    by_rows = UnderLayouts(layouts)
-    layout = by_rows.layout
+    attention_function = UnderLayouts(layouts)
+    layout = attention_function.layout
 
     def run(mask: Tensor) -> KeyValues:
         cache = cache_of(memories)
@@ -252,20 +252,20 @@ def masked_pass(
             logits_to_keep=1,
             **behind_cache(model, cache),
         )
-        return _own(cache)
+        return _added(cache)
 
     replaceable = model.config._attn_implementation == "sdpa" and model not in _with_other_attention
     if len(layout) > CONTEXT_TOKENS and replaceable:
-        with attention_by(by_rows):
-            layers = run(by_rows.mask(model.dtype, device))
-        if by_rows.layers != sum(keys.numel() > 0 for keys, _ in layers):
+        with attention_by(attention_function):
+            layers = run(attention_function.mask(model.dtype, device))
+        if attention_function.layers != sum(keys.numel() > 0 for keys, _ in layers):
             _with_other_attention.add(model)
             layers = []
     if not layers:
         layers = run(additive(to_device(layout.mask[layout.entries :], device), model.dtype)[None, None])
     if len(lengths) == 1:
         return [layers]
-    # They are copied, since each row would keep the keys and values of all the others from being freed.
+    # The rows are copied: a view of the keys and values of one row would keep those of all rows from being freed.
     spans = [slice(end - length, end) for end, length in zip(accumulate(lengths), lengths, strict=True)]
     return [[(keys[:, :, span].clone(), values[:, :, span].clone()) for keys, values in layers] for span in spans]
 
@@ -274,25 +274,25 @@ def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = Fals
     """A transformers cache that begins with these memories of keys and values, one after another.
 
     Args:
-        once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
+        once: the cache is for a single forward pass, so it does not store the entries of the tokens of the pass.
         shared: as for `Memory.cache`.
     """
-    filled = list[KeyValues]()
+    nonempty = list[KeyValues]()
     for memory in memories:
         if memory.layers:
-            filled += [memory.layers, *(part.layers for part in memory.parts)]
-    if not filled:
+            nonempty += [memory.layers, *(part.layers for part in memory.parts)]
+    if not nonempty:
         return DynamicCache()
     layers = [
         layer[0] if len(layer) == 1 else tuple(torch.cat(parts, dim=-2) for parts in zip(*layer, strict=True))
-        for layer in zip(*filled, strict=True)
+        for layer in zip(*nonempty, strict=True)
     ]
     return Cache(layers=[MemoryLayer(keys, values, once, shared) for keys, values in layers])
 
 
 def cache_of_rows(memories: Sequence[Memory]) -> Cache:
-    """A transformers cache for a batch whose rows have a memory of keys and values each. Memories end side by side: the
-    shorter ones have zeros in front, which a mask has to hide."""
+    """A transformers cache for a batch in which each row has another memory of keys and values. Shorter memories are
+    padded with zeros at their beginning, which a mask has to hide."""
     like = next(memory.layers for memory in memories if memory.layers)
 
     def padded(parts: Sequence[Tensor]) -> Tensor:
@@ -301,9 +301,9 @@ def cache_of_rows(memories: Sequence[Memory]) -> Cache:
 
     layers: list[Any] = []
     for i, (keys, values) in enumerate(like):
-        none = keys[:, :, :0], values[:, :, :0]
-        of_rows = [memory.layers[i] if memory.layers else none for memory in memories]
-        layers.append(MemoryLayer.of_rows(*map(padded, zip(*of_rows, strict=True))))
+        empty = keys[:, :, :0], values[:, :, :0]
+        row_memories = [memory.layers[i] if memory.layers else empty for memory in memories]
+        layers.append(MemoryLayer.of_rows(*map(padded, zip(*row_memories, strict=True))))
     return Cache(layers=layers)
 
 
@@ -314,17 +314,17 @@ def causal_pass(
 
     Args:
         tokens: n ids.
-        memory: the memory before them; None for no memory.
-        positions: [n] their positions; None for consecutive positions from the memory's length on.
+        memory: the memory before the tokens; None for no memory.
+        positions: [n] the positions of the tokens; None for consecutive positions from the memory's length on.
 
     Returns:
-        The tokens' own keys and values, both [1, key-value heads, n, head width] for each layer.
+        The keys and values of these tokens alone, both [1, key-value heads, n, head width] for each layer.
     """
     device = device_of(model)
     cache = memory.cache() if memory is not None else DynamicCache()
-    # Behind a memory, a few tokens run at a time, because transformers makes a mask [tokens, memory + tokens]. All run
-    # at once if the angles of rotary embeddings depend on the largest position of a pass. (Consecutive positions are
-    # then on one side of the switch: `methods.limits` refuses a context that crosses it behind a memory.)
+    # With a memory, a few tokens run at a time, because transformers makes a mask [tokens, memory + tokens]. All tokens
+    # run at once if they are given positions and the angles of rotary embeddings depend on the largest position of a
+    # pass. (Consecutive positions never cross the switch of angles: `methods.limits` refuses such contexts.)
     at_once = len(tokens) if memory is None or (positions is not None and position_switch(model)) else PIECE
     ids = on_device([tokens], device).split(at_once, dim=1)
     at = [None] * len(ids) if positions is None else to_device(positions[None], device).split(at_once, dim=1)
@@ -332,11 +332,11 @@ def causal_pass(
         position_ids = {} if at_positions is None else {"position_ids": at_positions}
         # No logits are needed, but transformers computes them for at least one token.
         model(input_ids=piece, logits_to_keep=1, **position_ids, **behind_cache(model, cache))
-    return _own(cache)
+    return _added(cache)
 
 
-def _own(cache: Cache) -> KeyValues:
-    """The keys and values that forward passes added to a cache."""
+def _added(cache: Cache) -> KeyValues:
+    """The keys and values that forward passes have added to a cache, without those of its memory."""
     layers: list[Any] = cache.layers
     ran = [layer.keys for layer in layers if layer.keys is not None]
     return [(ran[0][:, :, :0],) * 2 if layer.keys is None else (layer.keys, layer.values) for layer in layers if ran]

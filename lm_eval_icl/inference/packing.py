@@ -1,8 +1,8 @@
 """Packs many queries and their options into one row of tokens.
 
-A query and its options form a tree of tokens behind the memory: the query once, then the tokens of each option except
-its last token, which is predicted and never an input. Many trees are packed into one row. A token of the row sees the
-memory and its own ancestors, and has the position that it would have if its query ran alone.
+A query and its options form a tree of tokens: the query once, then the tokens of each option except its last token,
+which is predicted and never an input. Many trees are packed into one row. A token of the row sees the memory, its
+ancestors in the tree and itself, and has the position that it would have if its query ran alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-# A query with the continuations to score, as token ids; and many queries with theirs.
+# A query with the continuations to score, as token ids; and many queries, each with its continuations.
 QueryAnswers = tuple[tuple[int, ...], Collection[tuple[int, ...]]]
 Queries = Mapping[tuple[int, ...], Collection[tuple[int, ...]]]
 
@@ -21,13 +21,11 @@ Queries = Mapping[tuple[int, ...], Collection[tuple[int, ...]]]
 def first_packed_batch(
     queries: Sequence[QueryAnswers], tokens: int, at_least: int = 1
 ) -> tuple[list[QueryAnswers], int]:
-    """The first of these queries, for one packed batch: as many as have `tokens` tokens together, but no fewer
-    than `at_least`.
-
-    Queries after the first are packed only up to 16 times `tokens`, since the mask of a pass of n tokens is [n, n].
+    """The first of these queries, at least one, for one packed batch: as many as have `tokens` tokens together, but at
+    least `at_least` queries if these have at most 16 times `tokens`. (The mask of a pass of n tokens is [n, n].)
 
     Returns:
-        The queries, and how many tokens are run for them.
+        The queries, and how many tokens run for them.
     """
     tree, before = TokenTree(), 0
     for n, item in enumerate(queries):
@@ -42,15 +40,15 @@ def first_packed_batch(
 class TokenTree:
     """A tree of token sequences that stores common beginnings once (a trie).
 
-    A node is an index into `tokens` and `depths`. A sequence shares its beginning with the one added before it, so that
-    sorted sequences share all they can. The nodes below a node come right behind it, up to its end.
+    A node is an index into `tokens` and `depths`. A sequence shares its beginning with the sequence added before it, so
+    that sorted sequences share as much as possible. All descendants of a node follow it directly, up to its end.
     """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.depths: list[int] = []
         self._ends: list[int] = []
-        # The sequence that was added last, and its nodes, which are those that have no end yet.
+        # The sequence that was added last, and its nodes. Only these nodes have no end yet.
         self._last: Sequence[int] = ()
         self._path: list[int] = []
 
@@ -63,17 +61,17 @@ class TokenTree:
             self._ends[node] = first
         self.tokens += sequence[shared:]
         self.depths += range(shared, len(sequence))
-        self._ends += [0] * (len(sequence) - shared)  # known when the next sequence leaves the path
+        self._ends += [0] * (len(sequence) - shared)  # set when a later sequence leaves the path
         self._path[shared:] = range(first, len(self.tokens))
         self._last = sequence
         return list(self._path)
 
     def leave(self) -> None:
-        """Begin another tree: the sequences that follow share nothing with those before them."""
+        """Begin another tree: sequences that are added later share nothing with earlier sequences."""
         self.add([])
 
     def add_query(self, query: Sequence[int], answers: Collection[Sequence[int]]) -> None:
-        """Add the tokens that are run for a query: the query, and each of its answers without the last token."""
+        """Add the tokens that run for a query: the query, and each of its answers without its last token."""
         for branch in sorted({tuple(answer[:-1]) for answer in answers}):
             self.add([*query, *branch])
 
@@ -84,6 +82,6 @@ class TokenTree:
         ends[self._path] = n
         sees = torch.zeros(n, n, dtype=torch.bool)
         roots = [node for node, depth in enumerate(self.depths) if depth == 0]
-        for first, end in pairwise([*roots, n]):  # no node is below one of another root
+        for first, end in pairwise([*roots, n]):  # a node's ancestors are all in the same tree
             sees[first:end, first:end] = nodes[first:end, None] < ends[first:end]
         return sees.tril_()

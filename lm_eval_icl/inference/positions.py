@@ -1,4 +1,4 @@
-"""A model's positional information: where rotary angles change, which embeddings are learned, how to switch it off."""
+"""A model's positional information: the length at which rotary angles change, learned embeddings, switching it off."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lm_eval_icl.inference.devices import device_of
 
 
 def position_switch(model: PreTrainedModel) -> tuple[int, bool] | None:
-    """The length beyond which a sequence has other rotary angles at all positions (RoPE types longrope and dynamic),
-    and whether the angles change again with every longer sequence (dynamic). None for other models."""
+    """The length beyond which a sequence has other rotary angles at all of its positions (RoPE types longrope and
+    dynamic), and whether the angles change again with every further token (dynamic). None for other models."""
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     # Models with several kinds of layers have one dictionary for each kind.
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
@@ -52,12 +52,12 @@ def no_positions(model: PreTrainedModel, embeddings: Iterable[nn.Embedding]) -> 
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         kwargs = {**kwargs, "position_ids": torch.zeros_like(ids)}
         if kwargs.get(cache_name(model)) is None and kwargs.get("attention_mask") is None:
-            # Without either, transformers takes a repeated position for the start of another packed sequence.
+            # Without a cache and a mask, transformers takes a repeated position for the start of another sequence.
             kwargs["attention_mask"] = torch.ones_like(ids)
         return args, kwargs
 
     with ExitStack() as hooks:
-        # PEFT's `generate` calls the model inside.
+        # The hook is on the model inside a PEFT adapter, since PEFT's `generate` calls that model directly.
         hooks.enter_context(without_adapter(model).register_forward_pre_hook(at_zero, with_kwargs=True))
         for embedding in embeddings:
             hook = embedding.register_forward_hook(lambda module, args, output: torch.zeros_like(output))

@@ -1,4 +1,4 @@
-"""The prefix cache: stored memories of contexts that occur again."""
+"""The prefix cache stores the memories of contexts, since many requests have the same context."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ class PrefixCache:
     def several(
         self, contexts: Sequence[Context], together: Callable[[Sequence[Context]], int] = lambda missing: 1
     ) -> list[Memory]:
-        """The memories of several contexts, all of which exist at once, also if they are too large to be stored.
+        """The memories of several contexts. All of them are returned, also if they are too large to be stored together.
 
         Args:
-            together: how many of the first of some contexts are encoded in one pass.
+            together: a function of a list of contexts: how many of them, from the first on, are encoded in one pass.
         """
-        found = {context: self._kept[context] for context in contexts if context in self._kept}
-        for context in found:
+        memories = {context: self._kept[context] for context in contexts if context in self._kept}
+        for context in memories:
             self.reused += 1
             self._kept.move_to_end(context)
-        missing = [context for context in dict.fromkeys(contexts) if context not in found]
+        missing = [context for context in dict.fromkeys(contexts) if context not in memories]
         while missing:
             n = together(missing)
             for context, memory in zip(missing[:n], self.once(missing[:n]), strict=True):
-                found[context] = memory
+                memories[context] = memory
                 if memory.nbytes <= self.max_bytes:
                     self._kept[context] = memory
                     self._bytes += memory.nbytes
                 while self._bytes > self.max_bytes:
                     self._bytes -= self._kept.popitem(last=False)[1].nbytes
             missing = missing[n:]
-        return [found[context] for context in contexts]
+        return [memories[context] for context in contexts]
 
     def __contains__(self, context: Context) -> bool:
         return context in self._kept
@@ -68,8 +68,8 @@ class PrefixCache:
             self._bytes -= memory.nbytes
 
     def shrink(self, used: Context | None = None) -> bool:
-        """Drop all memories except that of the context `used`. From now on, store at most half of the bytes that were
-        stored, or as many as the remaining memory has. Returns whether there was a memory of any size to drop.
+        """Drop all memories except the memory of the context `used`. From now on, store at most half of the bytes that
+        were stored, or the bytes of the remaining memory if they are more. Returns whether a memory was dropped.
         """
         held = self._bytes
         others = [context for context, memory in self._kept.items() if context != used and memory.nbytes]

@@ -1,8 +1,9 @@
-"""The batches of a run: requests, as token ids, become a list of them. Nothing here runs a model.
+"""Arranges the requests of a run, as token ids, in a list of batches. Nothing here runs a model.
 
-Requests are grouped by context and query. A method says how many tokens each context takes (`ContextWork`), a model
-what it can do (`Capabilities`), and the device how much fits (`Sizes`). `schedule` is a function of these three. A
-device that runs out of memory makes the sizes smaller (`inference.budget`), and what is left is scheduled again.
+Requests are grouped by context and query. A `ContextWork` says how many tokens each context takes with a method,
+`Capabilities` say what the model can do, and `Sizes` how much fits on the device. `schedule` is a function of these
+three. If the device runs out of memory, the sizes become smaller (`inference.budget`), and the batches that have not
+run are scheduled again.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree, first_packed_batch
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
-# How many entries of memories contexts that run side by side have at most, for each token of a pass.
+# Contexts that run side by side attend to at most this many entries of memories for each token of the pass.
 ENTRIES = 8
-# A context, a query behind it, and an answer.
-Asked = tuple[Context, Ids, Ids]
+# A context, a query and an answer.
+ContextQueryAnswer = tuple[Context, Ids, Ids]
 
 
 def in_order(prompts: Sequence[TokenizedPrompt]) -> list[int]:
     """The indices of prompts in the order in which they are continued: the longest context first, so that out-of-memory
-    occurs at the beginning of a run, and behind each context the longest query."""
-    of_context = {prompt.context: i for i, prompt in enumerate(prompts)}
+    occurs at the beginning of a run, and among the prompts with one context, the longest query first."""
+    number = {prompt.context: i for i, prompt in enumerate(prompts)}
 
     def key(i: int) -> tuple[int, int, int]:
         context, query = prompts[i].context, prompts[i].query
-        return -len(context.tokens), of_context[context], -len(query)
+        return -len(context.tokens), number[context], -len(query)
 
     return sorted(range(len(prompts)), key=key)
 
@@ -39,25 +40,25 @@ def in_order(prompts: Sequence[TokenizedPrompt]) -> list[int]:
 class Sizes:
     """How much runs at once."""
 
-    # How many tokens of queries and options, and of contexts side by side, share one forward pass that scores.
+    # How many tokens a packed forward pass may have: tokens of queries and options, and of contexts side by side.
     pack_tokens: int
-    queries: int  # how many queries share such a pass at least, even if they have more tokens
-    texts: int  # how many texts are generated, or queries scored that cannot be packed, in one batch
+    queries: int  # this many queries may share a packed pass even if they have more tokens than `pack_tokens`
+    texts: int  # how many rows a batch may have in which texts are generated or queries are scored without packing
 
 
 @dataclass(frozen=True)
 class ContextWork:
-    """A context, what is asked behind it, and what encoding it takes. If the memory depends on the query, there is one
-    query."""
+    """A context, its queries with their answers, and what it takes to encode the context. If the memory depends on the
+    query, there is one query."""
 
     context: Context
     queries: Sequence[QueryAnswers]  # in ascending order
-    tokens: int  # how many run to encode the context,
-    entries: int  # to how many entries, of all memories, the queries attend,
-    behind: int = 0  # and behind how many entries of memories that it shares with others the context is encoded
-    alone: bool = True  # it is encoded by itself, and not beside others
-    ordinary: bool = False  # context and query are an ordinary causal pass, so that they may be read in one
-    memories: int = 1  # behind how many memories the queries run
+    tokens: int  # the number of tokens that run to encode the context
+    entries: int  # the number of entries, of all memories, that the queries attend to
+    shared_entries: int = 0  # the number of entries of memories shared with other contexts, on which the context runs
+    alone: bool = True  # whether the context is encoded by itself, and not beside others
+    ordinary: bool = False  # whether context and query are an ordinary causal pass, so that they may run as one row
+    memories: int = 1  # the number of memories that the queries run on
 
 
 @dataclass(frozen=True)
@@ -65,28 +66,28 @@ class Batch:
     """The requests that are scored at once: a packed batch, or the rows of an ordinary one."""
 
     queries: Sequence[tuple[Context, Ids, Collection[Ids]]]  # contexts, each with a query and the query's answers
-    # When the contexts are encoded: now, side by side; before, so that the memory of the only context (or query) is
-    # there; or never, since they are read with their queries in one ordinary pass.
+    # When the contexts are encoded. "now": with this batch, side by side. "before": in an earlier pass; the batch has
+    # one context. "never": context and query run as one row of an ordinary pass.
     encoding: Literal["now", "before", "never"]
-    tokens: int  # how many tokens a packed batch runs; 0 if the queries are the rows of a batch
+    tokens: int  # the number of tokens of a packed batch; 0 if the queries are the rows of a batch
     rows: int  # how many rows a batch of rows may have
 
     @property
-    def asked(self) -> list[Asked]:
+    def requests(self) -> list[ContextQueryAnswer]:
         """The contexts, queries and answers that are scored, in the order of the scores."""
         return [(context, query, answer) for context, query, answers in self.queries for answer in answers]
 
     @property
     def rows_used(self) -> int:
-        """How many rows a batch of rows has at a time: those of queries, and then those of a query's answers."""
+        """The largest number of rows that run at once in a batch of rows: those of its queries, or of their answers."""
         return min(max(len(self.queries), *(len(answers) for *_, answers in self.queries)), self.rows)
 
 
 def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> Iterator[Batch]:
     """The batches in which all queries of all contexts are scored, in this order.
 
-    Contexts that fit into a pass with all their queries run side by side, as many as fit. The others are encoded by
-    themselves, and their queries come in packed batches of as many as fit.
+    As many contexts as fit into a pass, each with all of its queries, run side by side. A context that does not fit is
+    encoded by itself, and its queries come in packed batches of as many queries as fit.
     """
     rows, at = sizes.texts if can.can_batch else 1, 0
     while at < len(work):
@@ -101,7 +102,7 @@ def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> It
         item, at = work[at], at + 1
         waiting = list(item.queries)  # in ascending order: the common beginning of queries in one pack is run once
         if not can.can_pack:
-            waiting.sort(key=lambda asked: len(asked[0]))  # rows of one batch have similar lengths
+            waiting.sort(key=lambda query: len(query[0]))  # rows of one batch have similar lengths
         while waiting:
             if can.can_pack:
                 pack, tokens = first_packed_batch(waiting, max(sizes.pack_tokens // item.memories, 1), sizes.queries)
@@ -113,20 +114,20 @@ def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> It
             else:
                 pack, tokens = waiting[:rows], 0
                 if any(len(answer) > 1 for _, answers in pack for answer in answers):
-                    pack = [asked for asked in pack if len(asked[0]) == len(pack[0][0])]
+                    pack = [query for query in pack if len(query[0]) == len(pack[0][0])]
             yield Batch([(item.context, *query) for query in pack], "before", tokens, rows)
             waiting = waiting[len(pack) :]
 
 
 def side_by_side(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities, at: int = 0) -> tuple[int, int]:
-    """How many contexts, from the one at the index `at` on, share a pass with all their queries, and how many tokens
-    they have together; (0, 0) if the first has to be encoded by itself."""
+    """How many contexts, from the index `at` on, share a pass with all of their queries, and how many tokens the pass
+    has; (0, 0) if the context at this index has to be encoded by itself."""
     count, used, tokens, entries, tree = 0, 0, 0, 0, TokenTree()
     while at + count < len(work) and can.can_pack and can.position_switch is None:
         item = work[at + count]
         if item.alone:
             break
-        tokens, entries = tokens + item.tokens, entries + item.behind
+        tokens, entries = tokens + item.tokens, entries + item.shared_entries
         tree.leave()
         for query, answers in item.queries:
             tree.add_query(query, answers)
@@ -140,12 +141,11 @@ def side_by_side(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities, a
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt to be continued: the prompt, how many entries its memory has, and whether the memory is one of several
-    that are the rows of a batch."""
+    """A prompt to be continued with generated text."""
 
     prompt: TokenizedPrompt
-    entries: int
-    single: bool
+    entries: int  # the number of entries of its memory
+    single: bool  # whether its memory may be one row of a batch whose rows have different memories
 
 
 def first_texts(
@@ -156,14 +156,14 @@ def first_texts(
     settings: GenerationSettings,
     by_query: bool,
 ) -> int:
-    """How many of the first texts are continued in one batch: those of one context, whose memory they share, or those
-    of which each has a context of its own.
+    """How many of the first texts are continued in one batch: texts that share the memory of one context, or texts that
+    each have another context.
 
     Args:
         texts: in the order in which they are continued (`in_order`).
-        new_tokens: how many tokens are generated at most.
-        settings: the settings under which `generate` runs (`inference.generation.settings_in_force`).
-        by_query: what a query attends to depends on the query.
+        new_tokens: the largest number of tokens that are generated for a text.
+        settings: the settings of `generate` (`inference.generation.settings_in_force`).
+        by_query: whether the memory depends on the query.
     """
     first = texts[0]
     if by_query or sizes.texts == 1 or not can.can_batch:
@@ -175,5 +175,5 @@ def first_texts(
     pads = pads and not settings.reads_rows
     if first.single:
         return len(batch) if pads and can.position_switch is None else 1
-    # Padding that is not possible would shift a query's tokens, so all rows of a batch must have the same length.
+    # Without padding, all rows of a batch must have queries of the same length.
     return len(batch) if pads else queries.count(queries[0])

@@ -18,29 +18,29 @@ from lm_eval_icl.inference.blocks import replaced_stream, residual_stream
 from lm_eval_icl.inference.caches import behind_cache
 from lm_eval_icl.inference.devices import device_of, kept_logits, on_device, to_device
 from lm_eval_icl.inference.hybrids import empty_cache, select_rows
-from lm_eval_icl.inference.memory import Memory, cache_of, read_behind
+from lm_eval_icl.inference.memory import Memory, cache_of, run_after_memory
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree
 from lm_eval_icl.prompts.tokens import Ids
 
-# A query and one of its continuations, as token ids; both have at least one token.
+# A query and one of its continuations, as token ids. Both have at least one token.
 Pair = tuple[Sequence[int], Sequence[int]]
 # The summed log-probability of a continuation (natural logarithm), and whether greedy decoding would produce it.
 Score = tuple[float, bool]
-# What scoring returns beside scores, read behind a query's last token: the hidden state that the vocabulary projection
-# reads, [width], or the log-probabilities of the next token, [vocabulary]; in float32 at least. None for neither.
+# The vector of each query's last token that is returned with the scores: the input of the vocabulary projection,
+# [width], or the log-probabilities of the next token, [vocabulary], both in float32 at least; None for no vector.
 States = Literal["hidden", "log_probs"] | None
 
 
 class Scores(Sequence[Score]):
-    """The scores of some pairs, which a GPU may still be computing: nothing waits for them until one is looked at.
+    """The scores of some pairs, which a GPU may still be computing. The program waits for them when a score is read.
 
-    They are sent to the CPU at once, so that whoever waits for them does not wait for what is begun later.
+    Their copy to the CPU is begun at once, so that a reader does not also wait for passes that are begun later.
 
     Args:
-        numbers: [2, tokens]: the log-probability of each token of all continuations, one after another, and whether it
-            is the likeliest token, as 1 or 0.
-        lengths: how many of these each pair has.
-        states: for each pair, what was asked for (`States`), [pairs, size]; None for nothing.
+        numbers: [2, tokens]: for each token of all continuations, one continuation after another, its log-probability,
+            and 1 if it is the likeliest token, or else 0.
+        lengths: the number of tokens of each pair's continuation.
+        states: the vector of each pair (`States`), [pairs, size]; None if there are none.
     """
 
     def __init__(self, numbers: Tensor, lengths: Sequence[int], states: Tensor | None = None) -> None:
@@ -65,25 +65,25 @@ class Scores(Sequence[Score]):
 
 
 class PackedRow:
-    """A packed batch: the distinct tokens among many sequences, each behind a memory, as the row of one forward pass
-    (of a model that obeys a 4-D mask and `position_ids`).
+    """A packed batch: many sequences of tokens, each of which attends to a memory, as the row of one forward pass. The
+    model must obey a 4-D mask and `position_ids`.
 
     Args:
-        work: memories, and for each the sequences that attend to it. The tokens of a common beginning of several
-            sequences of one memory are in the row once. Memories one after another that have the same `layers` share
-            the entries. Behind a memory with a `residual` there is one query.
+        work: memories, each with the sequences that attend to it. If several sequences of one memory begin alike, their
+            common tokens are in the row once. Adjacent memories with the same `layers` share the entries. A memory with
+            a `residual` has one sequence.
 
     Attributes:
-        paths: for each memory of `work`, each sequence -> the index in the row of each of its tokens.
+        paths: for each memory of `work`, a dictionary: sequence -> the index in the row of each of its tokens.
     """
 
     def __init__(self, work: Sequence[tuple[Memory, Iterable[Ids]]]) -> None:
         self.tree, self.paths = TokenTree(), list[dict[Ids, list[int]]]()
-        self._positions: list[Tensor] = []  # of the tokens behind each memory
+        self._positions: list[Tensor] = []  # for each memory, the positions of the tokens that attend to it
         self._memories: list[Memory] = []
-        self._groups: list[tuple[slice, slice]] = []  # tokens of the row, and the entries to which they attend
-        self._replaced: list[tuple[int, Tensor]] = []  # tokens whose residual stream is replaced, and by what
-        self._layer = 0  # after this block
+        self._groups: list[tuple[slice, slice]] = []  # tokens of the row, and the entries that they attend to
+        self._replaced: list[tuple[int, Tensor]] = []  # tokens, and the vectors that replace their residual streams
+        self._layer = 0  # the block after which they are replaced
         entries = 0
         for memory, sequences in work:
             first = len(self.tree.tokens)
@@ -102,26 +102,24 @@ class PackedRow:
             self._groups.append((slice(first, len(self.tree.tokens)), slice(entries - len(memory), entries)))
 
     def run(self, model: PreTrainedModel, read: Sequence[int]) -> Tensor:
-        """Run the row, without waiting for a GPU. Returns the logits of the tokens `read`, which are indices in
-        ascending order: [len(read), vocabulary]."""
+        """Run the row, without waiting for a GPU. Returns the logits of the tokens with the indices `read`, which must
+        ascend: [len(read), vocabulary]."""
         device, entries = device_of(model), self._groups[-1][1].stop
         sees = self.tree.ancestors()
-        # Only the row's own part of the mask comes from the CPU.
+        # Only the mask between the tokens of the row is copied from the CPU.
         mask = additive(to_device(sees, device), model.dtype, memory=entries)
         if len(self._groups) > 1:
             mask[:, :entries] = torch.finfo(model.dtype).min
-            for tokens, behind in self._groups:
-                mask[tokens, behind] = 0
+            for tokens, seen in self._groups:
+                mask[tokens, seen] = 0
         cache = cache_of(self._memories, once=True)
-        apart = any(memory.parts for memory in self._memories)  # read in parts: by all tokens alike, in every block
+        in_parts = any(memory.parts for memory in self._memories)
         replaced: AbstractContextManager[None] = nullcontext()
         if self._replaced:
             at, vectors = zip(*self._replaced, strict=True)
             replaced = replaced_stream(model, self._layer, at, torch.cat(vectors))
-        readings = [
-            memory.readings(behind.start) for memory, (_, behind) in zip(self._memories, self._groups, strict=True)
-        ]
-        attention = OfPackedRow(sees, self._groups, readings if apart else ())
+        readings = [memory.readings(seen.start) for memory, (_, seen) in zip(self._memories, self._groups, strict=True)]
+        attention = OfPackedRow(sees, self._groups, readings if in_parts else ())
         with replaced, attention_by(attention):
             output: Tensor = model(
                 input_ids=on_device([self.tree.tokens], device),
@@ -139,19 +137,19 @@ def score_packed(
     softmax_dtype: torch.dtype | None = None,
     states: States = None,
 ) -> Scores:
-    """Score pairs behind one memory or several in one forward pass over the distinct tokens among those of each memory
-    (`PackedRow`), without waiting for a GPU.
+    """Score pairs that attend to one memory or several, in one forward pass over a `PackedRow`, without waiting for a
+    GPU.
 
     Args:
-        work: memories, and for each the queries with continuations that attend to it.
+        work: memories, each with the queries and continuations that attend to it.
         softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
-        states: what is returned beside the scores of all pairs, in order.
+        states: which vector is returned for each pair, in order.
     """
     with _projected(model, states) as projected:
         logits, rows, predicting = _predicted(model, work)
-    pairs = [pair for _, of_memory in work for pair in of_memory]
-    found = _at(states, logits, projected, predicting, [path[0] for path in rows])
-    return Scores(_numbers(logits, rows, pairs, softmax_dtype), list(map(len, rows)), found)
+    all_pairs = [pair for _, pairs in work for pair in pairs]
+    vectors = _vectors(states, logits, projected, predicting, [path[0] for path in rows])
+    return Scores(_numbers(logits, rows, all_pairs, softmax_dtype), list(map(len, rows)), vectors)
 
 
 def score_together(
@@ -162,20 +160,20 @@ def score_together(
     softmax_dtype: torch.dtype | None = None,
     at_once: bool = True,
 ) -> Scores:
-    """Score pairs behind several memories, from what all of these predict.
+    """Score pairs that attend to several memories, from the combined predictions with all memories.
 
     Args:
         pairs: queries with continuations, each of which attends to each memory.
-        method: combines what they predict, by `combined` and `score` (`lm_eval_icl.methods.several.Several`).
+        method: combines the predictions by `combined` and `score` (`lm_eval_icl.methods.several.Several`).
         softmax_dtype: as for `score_packed`.
-        at_once: run one forward pass; if False, one for each memory.
+        at_once: run one forward pass for all memories; if False, one forward pass for each memory.
     """
     work = [(memory, pairs) for memory in memories]
     passes = [_predicted(model, group) for group in ([work] if at_once else [[item] for item in work])]
     numbers, logprobs, together = list[Tensor](), torch.empty(0), torch.empty(0)
     last: Pair | None = None
     for i, (query, answer) in enumerate(pairs):
-        if (query, answer[:-1]) != last:  # options of one token are read off the same distribution
+        if (query, answer[:-1]) != last:  # options of one token share the query's distribution of the next token
             rows = [logits[path] for logits, paths, _ in passes for path in paths[i :: len(pairs)]]
             dtype = torch.promote_types(softmax_dtype or rows[0].dtype, torch.float32)
             logprobs = torch.stack(rows).log_softmax(-1, dtype=dtype)
@@ -189,10 +187,10 @@ def score_together(
 def _predicted(
     model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[Pair]]]
 ) -> tuple[Tensor, list[list[int]], list[int]]:
-    """The logits [predicting tokens, vocabulary] of one forward pass (`score_packed`); for each pair, the rows of them
-    that predict its continuation's tokens; and the index in the packed row of each predicting token."""
+    """The logits [predicting tokens, vocabulary] of one forward pass (`score_packed`); for each pair, the rows of the
+    logits that predict its continuation's tokens; and the index in the packed row of each predicting token."""
     packed = PackedRow([(memory, [(*query, *answer[:-1]) for query, answer in pairs]) for memory, pairs in work])
-    # For each token of a pair's continuation, the node that predicts it.
+    # For each pair, the nodes that predict the tokens of its continuation.
     nodes = [
         paths[(*query, *answer[:-1])][len(query) - 1 :]
         for paths, (_, pairs) in zip(packed.paths, work, strict=True)
@@ -205,39 +203,39 @@ def _predicted(
 
 @contextmanager
 def _projected(model: PreTrainedModel, states: States) -> Iterator[list[Tensor]]:
-    """Inside this context, if hidden states are asked for, collect what the vocabulary projection reads in each pass:
+    """Inside this context, if `states` are hidden states, collect the input of the vocabulary projection in each pass:
     [rows, tokens, width]."""
-    read: list[Tensor] = []
+    inputs_read: list[Tensor] = []
     if states != "hidden":
-        yield read
+        yield inputs_read
         return
-    with model.get_output_embeddings().register_forward_pre_hook(lambda module, inputs: read.append(inputs[0])):
-        yield read
+    with model.get_output_embeddings().register_forward_pre_hook(lambda module, inputs: inputs_read.append(inputs[0])):
+        yield inputs_read
 
 
-def _at(states: States, logits: Tensor, projected: list[Tensor], read: Sequence[int], at: Any) -> Tensor | None:
-    """The `states` of a pass, [pairs, size].
+def _vectors(states: States, logits: Tensor, projected: list[Tensor], read: Sequence[int], at: Any) -> Tensor | None:
+    """The vectors of a pass that `states` names, [pairs, size].
 
     Args:
         logits: [(rows,) len(read), vocabulary].
-        projected: from `_projected`. A model that ignores `logits_to_keep` has projected all tokens.
-        read: the tokens of the pass whose logits these are.
+        projected: the inputs that `_projected` collected: those of all tokens if the model ignores `logits_to_keep`.
+        read: the indices of the tokens that have these logits.
         at: for each pair, the index of its query's last token in `logits`.
     """
     if states is None:
         return None
-    found = logits
+    vectors = logits
     if states == "hidden":
         [hidden] = projected
         hidden = hidden if hidden.shape[1] == len(read) else hidden[:, list(read)]
-        found = hidden.reshape(*logits.shape[:-1], -1)
-    found = found[at].to(torch.promote_types(found.dtype, torch.float32))
-    return found.log_softmax(-1) if states == "log_probs" else found
+        vectors = hidden.reshape(*logits.shape[:-1], -1)
+    vectors = vectors[at].to(torch.promote_types(vectors.dtype, torch.float32))
+    return vectors.log_softmax(-1) if states == "log_probs" else vectors
 
 
 def streams_packed(model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[Ids]]], layer: int) -> list[Tensor]:
-    """The residual stream of queries' last tokens after the block `layer` (counted from 1), from one forward pass over
-    all queries behind all memories (`PackedRow`): for each memory [queries, width]."""
+    """The residual stream of each query's last token after the block `layer` (counted from 1), from one forward pass
+    over all queries of all memories (`PackedRow`): for each memory, [queries, width]."""
     packed = PackedRow(work)
     nodes = [[paths[query][-1] for query in queries] for paths, (_, queries) in zip(packed.paths, work, strict=True)]
     with residual_stream(model, layer) as streams:
@@ -254,15 +252,15 @@ def score_rows(
     rows: int = 1,
     states: States = None,
 ) -> Scores:
-    """Score the answers of some queries by ordinary causal passes: one in which every query is a row of the batch, and
-    then passes in which every answer of several tokens is a row, behind its query.
+    """Score the answers of some queries by ordinary causal passes. In the first pass, every row is a query. In later
+    passes, every row is an answer of several tokens, which continues from the cache of its query.
 
     This is for models that do not obey a 4-D mask or `position_ids` (ALiBi, flash attention), for hybrids, and for rows
     longer than the window of local attention layers. No mask is passed.
 
     Args:
         queries: queries with their answers. If any answer has several tokens, all queries have the same length, since
-            answers go on from the end of the row.
+            an answer continues from the end of its row.
         softmax_dtype, states: as for `score_packed`.
         rows: how many answers run in one batch.
 
@@ -270,10 +268,10 @@ def score_rows(
         The score of each answer of each query, in order.
     """
     after = memory.cache(len(queries)) if len(memory) else empty_cache(model)
-    assert after is not None  # or the model has no memory
+    assert after is not None  # a model without such a cache has `Capabilities.no_memory`, and does not come here
     ends = sorted({len(query) - 1 for query, _ in queries})
     with memory.reading(model), _projected(model, states) as projected:
-        at_ends = read_behind(model, memory, after, [query for query, _ in queries], 0, ends)
+        at_ends = run_after_memory(model, memory, after, [query for query, _ in queries], 0, ends)
     last = [ends.index(len(query) - 1) for query, _ in queries]
     first = at_ends[range(len(queries)), last]  # the logits after each query
     pairs = [(query, answer) for query, answers in queries for answer in answers]
@@ -282,27 +280,27 @@ def score_rows(
     long = [i for i, (_, answer) in enumerate(pairs) if len(answer) > 1]
     numbers: dict[int, Tensor] = {}
     for batch in filter(None, [short, *(long[start : start + rows] for start in range(0, len(long), rows))]):
-        asked, logits = [pairs[i] for i in batch], first
-        inputs = [answer[:-1] for _, answer in asked]
+        batch_pairs, logits = [pairs[i] for i in batch], first
+        inputs = [answer[:-1] for _, answer in batch_pairs]
         if longest := max(map(len, inputs)):
             cache = select_rows(after, len(queries), [row_of[i] for i in batch])
-            following = read_behind(model, memory, cache, inputs, len(asked[0][0]), range(longest))
+            following = run_after_memory(model, memory, cache, inputs, len(batch_pairs[0][0]), range(longest))
             logits = torch.cat([first, following.flatten(0, 1)])
-        # Behind the rows of the queries' logits come those of the answers, `longest` for each.
+        # The rows of the queries' logits come first, then `longest` rows for each answer.
         starts = range(len(first), len(first) + longest * len(batch), longest) if longest else [0] * len(batch)
         paths = [
             [row_of[i], *range(start, start + len(tokens))]
             for i, tokens, start in zip(batch, inputs, starts, strict=True)
         ]
-        of_batch = _numbers(logits, paths, asked, softmax_dtype)
-        numbers |= zip(batch, of_batch.split([len(answer) for _, answer in asked], dim=1), strict=True)
-    found = _at(states, at_ends, projected, ends, (row_of, [last[row] for row in row_of]))
+        batch_numbers = _numbers(logits, paths, batch_pairs, softmax_dtype)
+        numbers |= zip(batch, batch_numbers.split([len(answer) for _, answer in batch_pairs], dim=1), strict=True)
+    vectors = _vectors(states, at_ends, projected, ends, (row_of, [last[row] for row in row_of]))
     in_order = [numbers[i] for i in range(len(pairs))]
-    return Scores(torch.cat(in_order, dim=1), [part.shape[1] for part in in_order], found)
+    return Scores(torch.cat(in_order, dim=1), [part.shape[1] for part in in_order], vectors)
 
 
 def _numbers(logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair], dtype: torch.dtype | None) -> Tensor:
-    """What `Scores` are made of, [2, tokens].
+    """The `numbers` of `Scores`: [2, tokens].
 
     Args:
         logits: [predicting tokens, vocabulary].
@@ -314,14 +312,15 @@ def _numbers(logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair
     tokens = on_device([token for _, answer in pairs for token in answer], logits.device)
     # A softmax of all rows at once would take as much memory as the logits, so its denominators are computed for some
     # rows at a time.
-    highest, own = logits.amax(-1), logits[at, tokens]
+    highest, chosen = logits.amax(-1), logits[at, tokens]
     parts = zip(logits.split(16), highest.split(16), strict=True)
     denominators = torch.cat([(part.to(exact) - top[:, None]).exp_().sum(-1).log() for part, top in parts])
-    logprobs = (own.to(exact) - highest[at] - denominators[at]).to(dtype)
-    # Of equally likely tokens, greedy decoding takes the first. On a CPU, `argmax` takes ten times as long as `amax`.
-    ask = at[own == highest[at]] if logits.device.type == "cpu" else slice(None)
+    logprobs = (chosen.to(exact) - highest[at] - denominators[at]).to(dtype)
+    # Greedy decoding takes the first of several equally likely tokens, as `argmax` does, which takes a CPU ten times as
+    # long as `amax`: there it is computed only for rows in which the continuation's token is among the likeliest.
+    rows_of_argmax = at[chosen == highest[at]] if logits.device.type == "cpu" else slice(None)
     likeliest = torch.full_like(highest, -1, dtype=torch.long)
-    likeliest[ask] = logits[ask].argmax(-1)
+    likeliest[rows_of_argmax] = logits[rows_of_argmax].argmax(-1)
     return torch.stack([logprobs.to(exact), likeliest[at] == tokens])
 
 
@@ -329,7 +328,7 @@ def not_finite(name: str, logprob: float, model: PreTrainedModel) -> InputError:
     """The error about a log-probability that is NaN or infinite, which metrics would count as an ordinary wrong answer.
 
     Args:
-        name: the name of what was scored.
+        name: the name of the document or text with this log-probability, for the message.
     """
     return InputError(
         f"{name}: the log-probability is {logprob} ({model.dtype}): the checkpoint is broken, or its numbers overflow. "

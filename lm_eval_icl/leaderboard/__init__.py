@@ -1,1 +1,1 @@
-"""Result files into records, statistics, a table, a page and figures."""
+"""A board of results as tables, a page and figures."""

@@ -17,48 +17,48 @@ from lm_eval_icl.results.statistics import Estimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_WIDTH, _AT_A_TIME = 80, 4  # of the terminal; columns side by side
+_WIDTH, _AT_A_TIME = 80, 4  # the width of the terminal; columns side by side
 _ACROSS, _INCHES, _ROW = 4, 7.6, 0.2  # panels side by side; the width of a figure and the height of a row
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 
 
-def heading(of: Property) -> str:
-    """A property's name, with an arrow up if more of it is better, down if less is."""
-    return of.name + (", %" if of.percent else "") + _ARROWS[of.better]
+def heading(prop: Property) -> str:
+    """A property's name, with an arrow up if higher values are better, or down if lower values are better."""
+    return prop.name + (", %" if prop.percent else "") + _ARROWS[prop.better]
 
 
-def texts(of: Property, estimate: Estimate | None) -> tuple[str, str]:
+def texts(prop: Property, estimate: Estimate | None) -> tuple[str, str]:
     """A value and its 95% interval."""
     if estimate is None:
         return numbers.DASH, ""
-    column = Column(of.name, "average", "", of.percent, of.better != "lower", {})
+    column = Column(prop.name, "average", "", prop.percent, prop.better != "lower", {})
     return numbers.value(estimate.mean, column), numbers.interval(estimate, column)
 
 
 def legend(card: Card) -> list[str]:
-    """What the columns are, a sentence each."""
+    """Sentences that say what the columns and the numbers are."""
     tasks = ("the mean over " if len(card.tasks) > 1 else "on ") + ", ".join(map(shown, card.tasks))
-    return [f"{of.name}: {of.what}." for of in card.properties] + [
+    return [f"{prop.name}: {prop.what}." for prop in card.properties] + [
         f"Each number is {tasks}, with its 95% interval below it. An arrow says which end is better."
     ]
 
 
 def table(card: Card, title: str = "") -> Table:
-    """The card for a terminal of 80 columns: a part for each checkpoint, and for columns that do not fit in one."""
+    """The card for a terminal of 80 columns, in parts: one for each checkpoint, and more if properties do not fit."""
     grid = Table.grid()
     grid.add_column(max_width=_WIDTH, overflow="fold")
     grid.add_row(Text(shown(title), style="bold"))
     parts = -(-len(card.properties) // _AT_A_TIME)
     size = -(-len(card.properties) // parts)
     for start in range(0, len(card.properties), size):
-        of_part = card.properties[start : start + size]
+        properties = card.properties[start : start + size]
         for checkpoint, rows in grouped(card.rows, lambda row: row.entry.on).items():
             part = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
             part.add_column(Text(checkpoint, style="bold"), width=_WIDTH - 14 * size, overflow="fold")
-            for of in of_part:
-                part.add_column(Text(heading(of)), width=13, justify="right", overflow="fold")
+            for prop in properties:
+                part.add_column(Text(heading(prop)), width=13, justify="right", overflow="fold")
             for row in rows:
-                cells = (texts(of, row.values.get(of)) for of in of_part)
+                cells = (texts(prop, row.values.get(prop)) for prop in properties)
                 values = [Text.assemble(value, "\n", (interval, "dim")) for value, interval in cells]
                 part.add_row(Text(row.entry.label), *values)
             grid.add_row("")
@@ -70,7 +70,8 @@ def table(card: Card, title: str = "") -> Table:
 
 
 def figure(card: Card, most: int) -> tuple[str, Figure, list[dict[str, object]]]:
-    """The title, the figure with a panel for each property, and its numbers. Rows are those without a decision rule."""
+    """The title, the figure with a panel for each property, and its numbers. Its rows are the first `most` without a
+    decision rule."""
     from matplotlib.figure import Figure
 
     rows = [row for row in card.rows if row.entry.rule is None][:most] or list(card.rows[:most])
@@ -81,10 +82,10 @@ def figure(card: Card, most: int) -> tuple[str, Figure, list[dict[str, object]]]
         axes.remove()
     several = len({row.entry.on for row in rows}) > 1
     lines: list[dict[str, object]] = []
-    for axes, of in zip(grid.flat, card.properties, strict=False):
-        scale = 100 if of.percent else 1
+    for axes, prop in zip(grid.flat, card.properties, strict=False):
+        scale = 100 if prop.percent else 1
         for y, row in enumerate(rows):
-            estimate = row.values.get(of)
+            estimate = row.values.get(prop)
             if estimate is None:
                 continue
             color, marker = of_method(row.entry.method)
@@ -93,14 +94,14 @@ def figure(card: Card, most: int) -> tuple[str, Figure, list[dict[str, object]]]
                 axes.plot(ends, [y, y], color=color, linewidth=1.6, solid_capstyle="butt")
             fill: Any = "none" if "canonical_order" in row.entry.arguments else "full"
             axes.plot([scale * estimate.mean], [y], marker, color=color, fillstyle=fill, markersize=5, clip_on=False)
-            lines.append({"checkpoint": row.entry.on, "entry": row.entry.label, "property": of.name,
+            lines.append({"checkpoint": row.entry.on, "entry": row.entry.label, "property": prop.name,
                           "mean": estimate.mean, "low": estimate.low, "high": estimate.high})  # fmt: skip
-        axes.set_title(heading(of), loc="left", fontsize=8)
+        axes.set_title(heading(prop), loc="left", fontsize=8)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x", color=INK, alpha=0.13)
         axes.locator_params(axis="x", nbins=4)
-        if not of.better:
+        if not prop.better:
             axes.axvline(0, color=INK, alpha=0.4, linewidth=0.8)
     names = [shortened(f"{row.entry.label}, {row.entry.on}" if several else row.entry.label, 30) for row in rows]
     grid[0, 0].set_yticks(range(len(rows)), names)

@@ -1,7 +1,7 @@
 """Figures of a leaderboard or a study, each with the numbers that are drawn.
 
-Some have a row for each entry (results, differences, orders), some a curve for entries that differ in one thing (shots,
-T), and one is a heat map. `FIGURES`, at the end, lists them by name.
+Some have a row for each entry (results, differences, orders). Some have a curve for entries that differ only in the
+number of shots, or only in T. One is a heat map. `FIGURES`, at the end, lists them by name.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _WIDTH, _ROW = 7.6, 0.25  # inches
 _ROWS, _ROWS_ON_PAGE = 60, 36
-_PANELS, _LINES, _TASKS = 9, 8, 24  # of a figure, at most
-_NUMBERS = 12  # so many columns have room for numbers in a heat map
+_PANELS, _LINES, _TASKS = 9, 8, 24  # the most of each in a figure
+_NUMBERS = 12  # the most columns with which a heat map has room for numbers
 _DASHED: dict[str, Any] = {"color": GREY, "linestyle": (0, (4, 2)), "linewidth": 1}
 _ENTRY = ("checkpoint", "details", "method", "arguments", "conditions", "rule", "name")
 
@@ -66,7 +66,7 @@ class _CurvePoint:
 
 
 def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> list[Path]:
-    """Draw each figure for which the board has data, as SVG, PNG and CSV with the numbers drawn; return these files.
+    """Draw each figure for which the board has data, as SVG, PNG and a CSV of its numbers. Return the files' paths.
 
     Args:
         only: names of figures, out of `FIGURES`; None for all.
@@ -90,7 +90,7 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
 
 
 def svgs(board: Board) -> dict[str, str]:
-    """Figures for a page: by title, a file of SVG."""
+    """The figures of a page: title -> the text of an SVG file."""
     files = {}
     with styled():
         for _, drawn in _all(board, _ROWS_ON_PAGE):
@@ -121,7 +121,7 @@ def _axis(board: Board, column: Column) -> str:
 
 
 def _numbers(entry: Entry, column: Column, **values: object) -> Numbers:
-    """A line of a CSV file: the entry, the column, and the values drawn."""
+    """A line of a CSV file: the entry, the column, and the values that are drawn."""
     names = {name: getattr(entry, name) for name in _ENTRY} | {"column": column.name, "metric": column.metric}
     return {name: one_line(value) if isinstance(value, str) else value for name, value in (names | values).items()}
 
@@ -144,11 +144,11 @@ def _rows(
     mark_of: Callable[[Entry], _Mark | None],
     lines_at: Sequence[tuple[float, str]] = (),
 ) -> _Drawn | None:
-    """A figure with the entries for which `mark_of` returns a mark.
+    """A figure with a row for each entry for which `mark_of` returns a mark, but with `most` rows at most.
 
     Args:
-        label: of the x axis.
-        lines_at: vertical lines, with their labels.
+        label: the label of the x axis.
+        lines_at: the places of vertical lines, with their labels.
     """
     from matplotlib.figure import Figure
 
@@ -164,14 +164,14 @@ def _rows(
         return ", ".join(filter(None, [clipped(pair[0].on, 60) if several else "", rule]))
 
     panels = grouped(kept, panel)
-    heights = [len(of_panel) + 0.3 for of_panel in panels.values()]
+    heights = [len(in_panel) + 0.3 for in_panel in panels.values()]
     height = _ROW * sum(heights) + 0.3 * len(panels) + 0.75 + 0.17 * len(lines_at)
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     shape: dict[str, Any] = {"squeeze": False, "sharex": True, "gridspec_kw": {"height_ratios": heights}}
     grid = figure.subplots(len(panels), 1, **shape)
     lines = []
-    for axes, (name, of_panel) in zip(grid[:, 0], panels.items(), strict=True):
-        for y, (entry, mark) in enumerate(of_panel):
+    for axes, (name, in_panel) in zip(grid[:, 0], panels.items(), strict=True):
+        for y, (entry, mark) in enumerate(in_panel):
             color, marker = of_method(entry.method)
             if mark.interval is not None:
                 axes.plot(mark.interval, [y, y], color=color, linewidth=1.6, solid_capstyle="butt")
@@ -180,15 +180,15 @@ def _rows(
             lines.append(mark.line)
         for place, (x, _) in enumerate(lines_at):
             axes.axvline(x, zorder=1, **{**_DASHED, "linestyle": ["--", ":"][place % 2]})
-        axes.set_ylim(len(of_panel) - 0.35, -0.65)
-        axes.set_yticks(range(len(of_panel)), [shortened(replace(entry, rule=None).label) for entry, _ in of_panel])
+        axes.set_ylim(len(in_panel) - 0.35, -0.65)
+        axes.set_yticks(range(len(in_panel)), [shortened(replace(entry, rule=None).label) for entry, _ in in_panel])
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x", color=INK, alpha=0.13)
         axes.set_title(name, loc="left", fontweight="bold")
     meanings = [f"{['dashed', 'dotted'][place % 2]}: {what}" for place, (_, what) in enumerate(lines_at)]
-    if left := len(marks) - len(kept):
-        meanings.append(f"{left} of {len(marks)} entries are not drawn, for room")
+    if missing := len(marks) - len(kept):
+        meanings.append(f"{missing} of {len(marks)} entries are not drawn, for lack of room")
     axes.set_xlabel("\n".join([label, "; ".join(meanings)] if meanings else [label]))
     return _Drawn(title, figure, lines)
 
@@ -226,22 +226,22 @@ def _differences(board: Board, most: int) -> _Drawn | None:
 
 
 def _sets(board: Board, most: int, deviations: bool) -> _Drawn | None:
-    """Of the first task, each set of demonstrations (the mean over orders), or each order less the mean of its set."""
+    """The first task's value of each set of demonstrations (the mean over orders), or of each order minus that mean."""
     column = next((column for column in board.columns if column.kind == "task"), board.columns[0])
 
     def mark_of(entry: Entry) -> _Mark | None:
         cell = entry.cells.get(column.name)
-        units = {of.label: of.answered for of in (cell.sets if cell else ())}
-        # Orders are those of the task's own format.
-        sets = {
-            n: [unit.result.value for unit in of if not (deviations and unit.run.format)] for n, of in units.items()
-        }
+        sets: dict[str, list[float]] = {}
+        for prompt_set in cell.sets if cell else ():
+            # Orders are compared in the task's own format.
+            units = [unit for unit in prompt_set.answered if not (deviations and unit.run.format)]
+            sets[prompt_set.label] = [unit.result.value for unit in units]
         if deviations:
             sets = {n: [v - fmean(values) for v in values] for n, values in sets.items() if len(values) > 1}
-        values = [x for of in sets.values() for x in (of if deviations else [fmean(of)])]
+        values = [x for orders in sets.values() for x in (orders if deviations else [fmean(orders)])]
         if len(values) < 2:
             return None
-        text = ", ".join(f"{name} {' '.join(f'{x:.6g}' for x in of)}" for name, of in sets.items())
+        text = ", ".join(f"{name} {' '.join(f'{x:.6g}' for x in orders)}" for name, orders in sets.items())
         spread = f"{_scale(column) * (max(values) - min(values)):.1f}"
         return _Mark([_scale(column) * x for x in values], None, spread, _numbers(entry, column, values=text))
 
@@ -251,7 +251,7 @@ def _sets(board: Board, most: int, deviations: bool) -> _Drawn | None:
 
 
 def _sensitivity(board: Board, most: int) -> _Drawn | None:
-    """How often another order of the demonstrations changes the prediction, with its 95% interval."""
+    """How often another order of the demonstrations changes the prediction, with 95% intervals."""
     column = board.columns[0]
     share = replace(column, percent=True)
 
@@ -267,12 +267,12 @@ def _sensitivity(board: Board, most: int) -> _Drawn | None:
 
 
 def _heatmap(board: Board, most: int) -> _Drawn | None:
-    """Differences to the baseline by task, bold where the adjusted p-value is below 5%."""
+    """Differences to the baseline by task, bold if the adjusted p-value is at most 5%."""
     from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.figure import Figure
 
     def cell_of(entry: Entry, column: Column) -> BoardCell | None:
-        """The cell if it has a difference."""
+        """The cell, if it has a difference to the baseline."""
         cell = entry.cells.get(column.name)
         return cell if cell is not None and cell.difference is not None else None
 
@@ -306,12 +306,12 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
 
 
 def _without(text: str, pattern: str) -> str:
-    """Arguments or conditions, without those that match."""
+    """A list of arguments or conditions, without the parts that match the pattern."""
     return ", ".join(part for part in text.split(", ") if part and not re.fullmatch(pattern, part))
 
 
 def _shots(board: Board, most: int) -> _Drawn | None:
-    """Against the number of demonstrations, a curve for entries that differ in it only."""
+    """Results against the number of demonstrations, with a curve for entries that differ only in this number."""
 
     def x_of(entry: Entry) -> float | None:
         return entry.shots[0] if entry.shots[0] == entry.shots[1] else None
@@ -323,10 +323,10 @@ def _shots(board: Board, most: int) -> _Drawn | None:
 
 
 def _by_T(board: Board, most: int) -> _Drawn | None:
-    """Against T, a curve for entries that differ in it only."""
+    """Results against T, with a curve for entries that differ only in T."""
 
     def argument(entry: Entry, name: str) -> float | None:
-        """A method's argument if it is a number and was not chosen."""
+        """A method's argument, if it is a number and was not chosen on the dev set."""
         method = entry.runs[0].rows.get("method", {})
         try:
             return float(method.get(name, ""))
@@ -349,7 +349,7 @@ def _against(
     x_of: Callable[[Entry], float | None],
     label: Callable[[Entry], str],
 ) -> _Drawn | None:
-    """Results against the value in which entries differ: a panel for each checkpoint and each column like the first."""
+    """Results against `x_of(entry)`, with a panel for each checkpoint and each column that has the first's metric."""
     first = board.columns[0]
     several = len({entry.on for entry in board.entries}) > 1
     points = []
@@ -365,13 +365,14 @@ def _against(
             ends = (scale * estimate.low, scale * estimate.high)
             line = _numbers(entry, column, line=label(entry), **{x_name: x}, **_ends(estimate))
             points.append(_CurvePoint(panel, entry.method, label(entry), x, scale * estimate.mean, ends, line))
-    lengths = {key: len({p.x for p in of}) for key, of in grouped(points, lambda p: (p.panel, p.label)).items()}
+    by_curve = grouped(points, lambda point: (point.panel, point.label))
+    lengths = {key: len({point.x for point in same}) for key, same in by_curve.items()}
     points = [point for point in points if lengths[point.panel, point.label] > 1]
     return _curves(title, x_name, _axis(board, first).partition(" (")[0], points)
 
 
 def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint]) -> _Drawn | None:
-    """Panels with a common y axis; lines of a method have its color in several dashes."""
+    """Panels with a common y axis. The lines of a method have one color, and differ in their dashes."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
@@ -395,10 +396,10 @@ def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint])
         axes.remove()
     lines: list[Numbers] = []
     for axes, panel in zip(grid.flat, panels, strict=False):
-        for curve, of_curve in grouped(by_panel[panel], lambda p: (p.method, p.label)).items():
+        for curve, curve_points in grouped(by_panel[panel], lambda p: (p.method, p.label)).items():
             if curve not in looks:
                 continue
-            ordered = sorted(of_curve, key=lambda point: point.x)
+            ordered = sorted(curve_points, key=lambda point: point.x)
             xs = [point.x for point in ordered]
             axes.plot(xs, [point.mean for point in ordered], linewidth=1.5, markersize=4.5, zorder=3, **looks[curve])
             lows, highs = zip(*(point.ends for point in ordered), strict=True)
@@ -415,11 +416,11 @@ def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint])
 
 
 def _card(board: Board, most: int) -> _Drawn | None:
-    """The robustness card, where labels or formats are varied."""
+    """The robustness card, if the board has one."""
     return None if board.card is None else _Drawn(*card.figure(board.card, most))
 
 
-# By name, as in a study's file: the function that makes the figure (or None), and how many rows it has at most.
+# Name, as in a study's file -> a function of the board and of the most rows, which makes the figure or returns None.
 FIGURES: Mapping[str, Callable[[Board, int], _Drawn | None]] = {
     "card": _card,
     "forest": _forest,

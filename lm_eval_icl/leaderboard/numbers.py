@@ -1,8 +1,8 @@
 # ruff: noqa: RUF002 (the examples have typographic signs)
 """How numbers are written for people: in the terminal, on the page, in figures, Markdown and LaTeX.
 
-A metric between 0 and 1 is written in percent with one decimal, any other with four significant digits, a difference of
-such values with three. Minus signs and dashes are the typographic ones. Unknown and infinite values are a dash.
+A metric between 0 and 1 is written in percent with one decimal. Other metrics have four significant digits, and their
+differences have three. Minus signs and dashes are the typographic ones. Unknown and infinite values are a dash.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ _PERCENT = Column("", "task", "", percent=True, higher_is_better=True, weights={
 
 
 def number(x: float | None, digits: int = 4) -> str:
-    """A number of any size with so many significant digits, such as 12,345 or 0.01235; whole ones have all."""
+    """A number of any size with significant digits, such as 12,345 or 0.01235. Whole numbers keep all digits."""
     if x is None or not math.isfinite(x):
         return DASH
     return _minus(f"{x:,.0f}" if abs(x) >= 10 ** (digits - 1) or x == int(x) else f"{x:.{digits}g}")
 
 
 def value(x: float | None, column: Column, *, unit: bool = False, decimals: int = 1) -> str:
-    """A value of the column's metric, such as 66.5; percents with so many decimals, with `unit` with their sign."""
+    """A value of the column's metric, such as 66.5. Percents have `decimals`, and a percent sign if `unit` is True."""
     if x is None or not math.isfinite(x):
         return DASH
     return _minus(f"{100 * x:.{decimals}f}") + "%" * unit if column.percent else number(x)
 
 
 def signed(x: float | None, column: Column, *, unit: bool = False) -> str:
-    """A difference of values with its sign, such as +1.2; zero has none. Of percents, it is points."""
+    """A difference of values with its sign, such as +1.2; zero has no sign. The unit of percents is points."""
     text = value(x, column) if column.percent else number(x, 3)
     is_signed = text in (DASH, "0", "0.0") or text.startswith(MINUS)
     return ("" if is_signed else "+") + text + " points" * (unit and column.percent and text != DASH)
 
 
 def interval(estimate: Estimate | Difference, column: Column, *, sign: bool = False, unit: bool = False) -> str:
-    """The 95% interval, such as 83.1–87.4 or −0.3 to +2.7; the percent sign, if any, stands at its end alone."""
+    """The 95% interval, such as 83.1–87.4 or −0.3 to +2.7. Only its end has a percent sign, if `unit` is True."""
     low, high = (signed(x, column) if sign else value(x, column) for x in (estimate.low, estimate.high))
     between = " to " if sign or MINUS in low + high else DASH
     mark = " points" if sign else "%"
@@ -47,7 +47,7 @@ def interval(estimate: Estimate | Difference, column: Column, *, sign: bool = Fa
 
 
 def half(estimate: Estimate | Difference, column: Column) -> str:
-    """Half of the 95% interval, such as 2.1; "" without one. On one side of the mean, it may be more or less."""
+    """Half of the 95% interval, such as 2.1; "" without one. The two sides of the mean may have other lengths."""
     width = (estimate.high - estimate.low) / 2
     return value(width, column) if math.isfinite(width) else ""
 
@@ -61,7 +61,7 @@ def short(cell: BoardCell | None, column: Column) -> str:
 
 
 def share(x: float | None) -> str:
-    """A share of all, such as 12.3%."""
+    """A share between 0 and 1 in percent, such as 12.3%."""
     return value(x, _PERCENT, unit=True)
 
 
@@ -71,7 +71,7 @@ def share_interval(estimate: Estimate) -> str:
 
 
 def p_value(p: float | None) -> str:
-    """A p-value with two digits, or that it is small."""
+    """A p-value with two digits, or "<0.0001"."""
     if p is None or not math.isfinite(p):
         return DASH
     return "<0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.095 else f"{p:.2f}"
@@ -86,15 +86,15 @@ WORDS = {"better": "▲ better", "worse": "▼ worse"}
 
 
 def verdict(cell: BoardCell, column: Column) -> str:
-    """How a cell compares with the baseline, see `Column.judged`; "" where there is no difference."""
+    """How a cell compares with the baseline (`Column.judged`); "" if it is not compared."""
     return "" if cell.difference is None else column.judged(cell.difference.mean, cell.p_holm)
 
 
 def raw_verdict(cell: BoardCell, column: Column) -> str:
-    """How a cell under a decision rule compares with the same runs without it; "" where there is no difference."""
+    """How a cell under a decision rule compares with the same runs without it; "" if it is not compared."""
     return "" if cell.to_raw is None else column.judged(cell.to_raw.mean, cell.p_raw)
 
 
 def _minus(text: str) -> str:
-    """The text of a number with a minus sign in place of a hyphen in front; zero has neither."""
+    """The text of a number with a minus sign in place of a leading hyphen. Zero has no sign."""
     return text.lstrip("-") if re.fullmatch(r"-[0.]+", text) else re.sub("^-", MINUS, text)

@@ -1,6 +1,6 @@
 "use strict";
-// Sorts, filters and opens the table that is already there. The state is in the address (#...), so that it can be sent to
-// somebody. Names come from strangers: they are set as text, never as HTML.
+// Sorts and filters the table that is in the page already, and opens its cells. The state is in the address (#...), so
+// that a link shows the same state to somebody else. Names come from strangers: they are set as text, never as HTML.
 (() => {
   const $ = (selector, root = document) => root.querySelector(selector);
   const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -27,21 +27,21 @@
 
   const KEYS = ["sort", "q", "checkpoint", "method", "rule", "conditions", "cell"];
   function parse() {
-    const given = new URLSearchParams(location.hash.slice(1));
-    return Object.fromEntries(KEYS.map((key) => [key, given.get(key) ?? ""]));
+    const parameters = new URLSearchParams(location.hash.slice(1));
+    return Object.fromEntries(KEYS.map((key) => [key, parameters.get(key) ?? ""]));
   }
   let state = parse();
   function update(changes) {
     state = { ...state, ...changes };
-    const given = new URLSearchParams();
-    for (const key of KEYS) if (state[key]) given.set(key, state[key]);
+    const parameters = new URLSearchParams();
+    for (const key of KEYS) if (state[key]) parameters.set(key, state[key]);
     try {
-      history.pushState(null, "", `#${given}`);
-    } catch {}  // some frames have no address of their own: the page works, without links to its states
+      history.pushState(null, "", `#${parameters}`);
+    } catch {}  // some frames do not allow another address: the page works, but has no links to its states
     render();
   }
   addEventListener("hashchange", () => {
-    if (location.hash && !location.hash.includes("=")) return;  // a place in the page
+    if (location.hash && !location.hash.includes("=")) return;  // the link is to a place in the page
     state = parse();
     render();
   });
@@ -68,12 +68,12 @@
   function render() {
     const [, key, direction] = state.sort.match(/^(.*):(ascending|descending)$/) ?? [];
     const sign = direction === "descending" ? -1 : 1;
-    for (const body of table.tBodies) {  // a decision rule's rows stay together
+    for (const body of table.tBodies) {  // the rows of a decision rule stay together
       const order = rows.map((_, row) => row).filter((row) => rows[row].parentElement === body);
       if (keys.includes(key)) {
         order.sort((a, b) => {
           const [one, other] = [sortValue(a, key), sortValue(b, key)];
-          if (one === null || other === null) return (one === null) - (other === null) || a - b;  // missing ones last
+          if (one === null || other === null) return (one === null) - (other === null) || a - b;  // missing values come last
           return sign * (typeof one === "string" ? one.localeCompare(other) : one - other) || a - b;
         });
       }
@@ -99,7 +99,7 @@
     update({ sort: `${key}:${turned ?? (isColumn(key) && columns[place(key)].higher ? "descending" : "ascending")}` });
   });
 
-  // What a cell opens to
+  // The dialog that opens for a cell
 
   const openCell = (td) => update({ cell: `${entries[rows.indexOf(td.parentElement)].name}/${place(keys[td.cellIndex])}` });
   table.addEventListener("click", ({ target }) => target.closest("td[data-open]") && openCell(target.closest("td")));
@@ -113,7 +113,7 @@
     if (state.cell === opened) return;
     opened = state.cell;
     const [name, column] = state.cell.split("/");
-    const entry = entries.find((each) => each.name === name);
+    const entry = entries.find((candidate) => candidate.name === name);
     const content = entry?.cells[column] ? detail(entry, Number(column)) : null;
     if (content) {
       $(".sheet", dialog).replaceChildren(...content);
@@ -139,11 +139,11 @@
     ];
   }
 
-  // Downloads, of the rows shown
+  // Downloads of the rows that are shown
 
   const FORMATS = {
     CSV() {
-      const field = (value) => {  // a text that begins like a formula would be one in a spreadsheet
+      const field = (value) => {  // a spreadsheet would take a text that begins like this for a formula
         const safe = typeof value === "string" && /^\s*[=+\-@]/.test(value) ? `'${value}` : String(value ?? "");
         return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
       };

@@ -1,8 +1,8 @@
-"""The board as a page: one HTML file that asks nothing of any server and can be read without JavaScript.
+"""The board as a page: one HTML file that loads nothing from any server and can be read without JavaScript.
 
 The table is in the HTML itself. The contents of opened cells are JSON beside it, for the script (`page.js`). Result
-files come from strangers, so every string is data: the template escapes all of them, the script sets text and no HTML,
-and the page's content security policy lets no script run but ours.
+files come from strangers, so every string is data: the template escapes all strings, the script sets text and no HTML,
+and the page's content security policy lets only our script run.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from lm_eval_icl.results.board import SIGNIFICANT, Board, BoardCell, Column, Ent
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Difference, Estimate
 
-LONGEST = 400  # characters of a name or a note; the rest is cut off
-SENTENCE = 20_000  # of a sentence of the summary
-RUNS = 200  # that an opened cell lists
+LONGEST = 400  # the most characters of a name or a note
+SENTENCE = 20_000  # the most characters of a sentence of the summary
+RUNS = 200  # the most runs, or sets, that an opened cell lists
 
 MARKS = {
     "confirmed": "Two runs of different date, with the same prompts, gave the same answer to every document.",
-    "differs": "Two runs with the same prompts gave different answers. The first by date is shown.",
+    "differs": "Two runs with the same prompts gave different answers. The earlier run is shown.",
     "unpaired": "The prompts are not the baseline's, so there is no paired difference.",
-    "aggregate only": "There are no answers document by document (--log_samples), so the interval is made of the "
-    "standard error in the results file, and nothing is paired.",
+    "aggregate only": "There are no answers to single documents (--log_samples), so the interval comes from the "
+    "standard error in the results file, and there is no paired difference.",
     "collapsed": "One answer is given to 95% of the documents or more under every prompt, although others are right.",
     "few seeds": "Two to four sets of demonstrations: the interval is wide, and with two sets a little too narrow.",
 }
 
-# The data that a decision rule uses beside the document and the demonstrations.
+# The data that a decision rule uses besides the document and the demonstrations.
 READS = {
-    "transductive": "A decision depends on the other documents that were run, so on --limit too.",
-    "labels": "The rule uses so many labels beside those of the demonstrations.",
-    "pool": "The rule reads so many documents of the few-shot split, without their labels.",
+    "transductive": "A decision depends on the other documents of the run, and so on --limit.",
+    "labels": "The rule uses this number of labels besides those of the demonstrations.",
+    "pool": "The rule uses this number of documents of the few-shot split, without their labels.",
 }
 
-# How an interval and a p were found.
+# How an interval and a p-value were computed.
 HOW = {
     "crossed": "over documents and sets of demonstrations",
     "documents": "over documents, for these demonstrations",
@@ -63,14 +63,14 @@ HOW = {
     "reported": "the standard error in the results file",
 }
 _TEXTS = "name checkpoint details method arguments conditions rule label".split()
-_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # characters that are not seen, or that move others
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # categories of invisible characters, and of some that move others
 
 
 def page(board: Board, figures: Mapping[str, str]) -> str:
-    """The page.
+    """The page as HTML.
 
     Args:
-        figures: by title, files of SVG, which are put into the page as images.
+        figures: title -> the text of an SVG file, which is put into the page as an image.
     """
     files = resources.files("lm_eval_icl.leaderboard")
     template, style, script = ((files / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
@@ -115,7 +115,7 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=10_000)
 def clean(text: str, longest: int = LONGEST) -> str:
-    """The text with characters that are not seen or that change the direction of writing as escapes, cut to size."""
+    """The text, cut to `longest`, with escapes for invisible characters and for those that change its direction."""
     text = text if len(text) <= longest else text[: longest - 1] + "…"
     return "".join(
         char.encode("unicode_escape").decode() if unicodedata.category(char) in _HIDDEN else char for char in text
@@ -123,19 +123,19 @@ def clean(text: str, longest: int = LONGEST) -> str:
 
 
 def _finalize(printed: Any) -> Any:
-    """Every text that the template prints is cleaned, but not our own HTML. (It is escaped after that.)"""
+    """Clean every text that the template prints, except our own HTML. (The template escapes the text after that.)"""
     return clean(printed) if isinstance(printed, str) and not isinstance(printed, Markup) else printed
 
 
 def tail(path: Path) -> str:
-    """The file and its folder: the whole path would tell who made the page."""
+    """The names of the file and its folder. The whole path would tell who made the page."""
     return "/".join(path.parts[-2:])
 
 
 def flips(board: Board) -> list[tuple[str, float | None]]:
-    """Order sensitivity on the first column: for each entry a text and a number to sort by; empty if none has any."""
-    of_first = [entry.cells.get(board.columns[0].name) for entry in board.entries]
-    rates = [cell.sensitivity if cell else None for cell in of_first]
+    """Each entry's order sensitivity on the first column, as a text and a number to sort by; empty if none has it."""
+    cells = [entry.cells.get(board.columns[0].name) for entry in board.entries]
+    rates = [cell.sensitivity if cell else None for cell in cells]
     return [(_flips(rate) or numbers.DASH, rate.mean if rate else None) for rate in rates] if any(rates) else []
 
 
@@ -144,13 +144,13 @@ def _flips(flips: Estimate | None) -> str:
 
 
 def embed(board: Board) -> str:
-    """The data as JSON, fit to stand in a script element."""
+    """The data as JSON that may stand in a script element."""
     text = json.dumps(data(board), separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def data(board: Board) -> dict[str, Any]:
-    """What the script needs: numbers to sort by, and what an opened cell shows, as titles and texts."""
+    """The data for the script: numbers to sort by, and the titles and texts of opened cells."""
     orders = [order for _, order in flips(board)]
     entries = [
         {
@@ -179,7 +179,7 @@ def _cell(board: Board, entry: Entry, column: Column) -> dict[str, Any] | None:
 
 
 def _facts(board: Board, entry: Entry, column: Column, cell: BoardCell) -> Iterator[tuple[str, str]]:
-    """What an opened cell shows, by title; empty texts are left out."""
+    """Yield the titles and texts of an opened cell. Empty texts are not shown."""
     estimate = cell.estimate
     yield "95% interval", f"{numbers.interval(estimate, column, unit=True)}, {HOW.get(estimate.how, estimate.how)}"
     sets = f"{count(estimate.sets, 'set')} of demonstrations, {count(estimate.documents, 'document')}"
@@ -211,17 +211,12 @@ def _difference(difference: Difference, p: float | None, column: Column) -> str:
 
 
 def _sets(entry: Entry, column: Column, cell: BoardCell) -> list[list[str]]:
-    """By set of demonstrations: its label, the mean, and the values of its orders."""
+    """For each set of demonstrations: its label, its mean, and the values of its orders."""
     rows = []
-    for of_set in cell.sets[:RUNS]:
-        orders = [value(unit.result.value, column) for unit in of_set.answered]
-        rows.append(
-            [
-                clean(of_set.label),
-                value(fmean(unit.result.value for unit in of_set.answered), column, decimals=2),
-                ", ".join(orders),
-            ]
-        )
+    for prompt_set in cell.sets[:RUNS]:
+        values = [unit.result.value for unit in prompt_set.answered]
+        orders = ", ".join(value(x, column) for x in values)
+        rows.append([clean(prompt_set.label), value(fmean(values), column, decimals=2), orders])
     return rows
 
 
@@ -232,7 +227,7 @@ def _run(run: Run) -> list[str]:
 
 
 def _errors(estimate: Estimate | Difference, column: Column) -> str:
-    """The standard error, and its parts if there are any."""
+    """The standard error, with its parts for documents and sets if they are known."""
     if not math.isfinite(estimate.error):
         return ""
     text = value(estimate.error, column, decimals=2)

@@ -1,4 +1,4 @@
-"""The table that ends a study in the terminal: rows of its board by the study's columns, 80 columns wide at most."""
+"""The table that ends a study in the terminal: the rows of its board and the study's columns, 80 characters wide."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, grouped, 
 from lm_eval_icl.results.statistics import Estimate
 
 _WIDTH = 80
-_NUMBER, _INTERVAL = 8, 9  # the widths of "57.9±1.2" and an interval
+_NUMBER, _INTERVAL = 8, 9  # the widths of "57.9±1.2" and of an interval
 _AT_A_TIME = 7  # columns of numbers side by side: five tasks, their average, the order sensitivity
 _SHARE = Column("order flips", "average", "", percent=True, higher_is_better=False, weights={})
 
@@ -27,12 +27,12 @@ def table(
     flips: Mapping[str, Estimate],
     title: str,
 ) -> Table:
-    """The table: a part for each checkpoint, and for columns that do not fit beside the others.
+    """The table, in parts: one for each checkpoint, and more if the columns do not fit side by side.
 
     Args:
-        columns: in their order. One that the board does not have is shown as missing.
-        entries: the board's, in the order of the lines.
-        flips: order sensitivity, by the name of an entry.
+        columns: the names of the columns, in order. A column that the board does not have is shown as missing.
+        entries: the entries of the board, in the order of the lines.
+        flips: entry's name -> order sensitivity.
     """
     by_name = {column.name: column for column in board.columns}
     labels = {}
@@ -49,21 +49,21 @@ def table(
     grid.add_row(Text(shown(title), style="bold"))
     for start in range(0, len(headings), size):
         part_headings = headings[start : start + size]
-        # The parts of all checkpoints have columns of the same width, so that their numbers are below each other.
+        # Columns have the same width in the parts of all checkpoints, so that their numbers are below each other.
         widths = [_INTERVAL if heading == _SHARE.name and flips else _NUMBER for heading in part_headings]
         width = min(longest, _WIDTH - sum(widths) - len(widths))
-        for checkpoint, of_checkpoint in grouped(entries, lambda entry: entry.on).items():
+        for checkpoint, checkpoint_entries in grouped(entries, lambda entry: entry.on).items():
             part = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
             part.add_column("", width=width, overflow="fold")
             for heading, wide in zip(part_headings, widths, strict=True):
                 part.add_column(Text(_broken(shown(heading), wide)), width=wide, justify="right", overflow="fold")
-            for entry in of_checkpoint:
+            for entry in checkpoint_entries:
                 method, *details = (_broken(text, width) for text in labels[entry.name])
                 row = [Text("\n").join([Text(method), *(Text(text, style="dim") for text in details)])]
                 for heading, wide in zip(part_headings, widths, strict=True):
                     if wide == _NUMBER:
                         row.append(_number(entry.cells.get(heading), by_name.get(heading)))
-                    elif entry.name in flips:  # a share, and its interval below it
+                    elif entry.name in flips:  # the share of flips, with its interval below
                         share = flips[entry.name]
                         interval = "\n" + numbers.interval(share, _SHARE), "dim"
                         paper = entry.runs[0].study.expected.get(_SHARE.name)
@@ -105,12 +105,12 @@ def _number(cell: BoardCell | None, column: Column | None) -> Text:
 
 
 def _value(x: float, column: Column, least: float) -> str:
-    """A value that has room: of percents from `least` on, no decimals: "57.9", "100", "±12"."""
+    """A value in few characters: "57.9", "100", "±12". Percents have no decimals if the value is `least` or more."""
     return numbers.value(x, column, decimals=int(x < least)) if column.percent else numbers.number(x, 3)
 
 
 def _legend(board: Board, entries: Sequence[Entry], flips: bool) -> str:
-    """The legend of the numbers."""
+    """Sentences that explain the numbers."""
     others = [shown(column.name) for column in board.columns if not column.percent]
     several = any(len({run.seed for run in entry.runs}) > 1 for entry in entries)
     over = "documents and sets of demonstrations" if several else "documents, for these demonstrations"

@@ -34,7 +34,7 @@ _TEX = {
 
 
 def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
-    """Rows as CSV. A text that a spreadsheet would take for a formula has a quotation mark in front."""
+    """Rows as CSV. A text that a spreadsheet would take for a formula begins with a quotation mark."""
 
     def plain(value: object) -> object:
         if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -46,7 +46,7 @@ def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
 
 
 def as_csv(board: Board) -> str:
-    """A line for each entry and column, with all numbers as they are."""
+    """The board as CSV, with a line for each entry and column. Numbers are not rounded."""
     pairs = ((entry, column) for entry in board.entries for column in board.columns if column.name in entry.cells)
     return csv_text(_all_numbers(board, *pair) for pair in pairs)
 
@@ -63,7 +63,7 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         **{name: getattr(estimate, name) for name in ("df", "documents", "sets", "error_documents", "error_sets")},
         "interval": estimate.how,
         "baseline": board.baseline.get(entry.name),
-        **{f"difference{end}": difference[of] for end, of in (("", "mean"), ("_low", "low"), ("_high", "high"))},
+        **{f"difference{end}": difference[name] for end, name in (("", "mean"), ("_low", "low"), ("_high", "high"))},
         **{"p": difference["p"], "p_holm": cell.p_holm},
         **{"to_raw": None if cell.to_raw is None else cell.to_raw.mean, "p_raw": cell.p_raw},
         **{"detectable": difference["detectable"], "paired_by": difference["how"]},
@@ -75,7 +75,7 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
 
 
 def as_markdown(board: Board) -> str:
-    """A table of means with half of their intervals, and the sentences on top."""
+    """The board as Markdown: its sentences, and a table of means with half of their intervals."""
 
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |"
@@ -92,7 +92,7 @@ def _markdown(text: str) -> str:
 
 
 def as_tex(board: Board) -> str:
-    """The same table for LaTeX, with the package booktabs."""
+    """The same table in LaTeX, for the package booktabs."""
     head = ["checkpoint", "method", *(column.name for column in board.columns)]
     table = pd.DataFrame(
         [list(map(_tex, _row(board, entry))) for entry in board.entries], columns=list(map(_tex, head))
@@ -118,8 +118,8 @@ def _note(board: Board, escaped: Callable[[str], str]) -> str:
 
 
 def overview(board: Board, most: int) -> Table:
-    """The first column of a board: by decision rule its best entries, with intervals and differences. Fields that
-    all entries share stand once above, and the score of always giving one answer below."""
+    """The first column of a board, for the terminal: the best entries of each decision rule, with intervals and
+    differences. The title has words that hold for all entries, and the last line the score of always one answer."""
     column = board.columns[0]
     checkpoints = {entry.on for entry in board.entries}
     common = [*(checkpoints if len(checkpoints) == 1 else ()), *board.common]
@@ -155,7 +155,7 @@ def overview(board: Board, most: int) -> Table:
 
 
 def comparison(first: Entry, second: Entry, columns: Sequence[Column], differences: Mapping[str, Difference]) -> Table:
-    """Both means, and the difference with its interval, p and detectable size, column by column."""
+    """For each column, both means, and their difference with its interval, p-value and detectable size."""
     title = f"A: {first.label} on {first.on}\nB: {second.label} on {second.on}"
     table = _table(title, ["column"], ["A", "B", "A - B", "interval", "p", "detect-\nable", "documents\nx sets"])
     lost = []
@@ -183,7 +183,7 @@ def comparison(first: Entry, second: Entry, columns: Sequence[Column], differenc
     return table
 
 
-def _table(title: str, names: Sequence[str], of_numbers: Sequence[str]) -> Table:
+def _table(title: str, names: Sequence[str], number_names: Sequence[str]) -> Table:
     looks: dict[str, Any] = {
         "title_justify": "left",
         "caption_justify": "left",
@@ -193,6 +193,6 @@ def _table(title: str, names: Sequence[str], of_numbers: Sequence[str]) -> Table
     table = Table(title=f"\n{escape(title)}", **looks, show_edge=False, padding=(0, 1, 0, 0))
     for name in names:
         table.add_column(name, overflow="fold")
-    for name in of_numbers:
+    for name in number_names:
         table.add_column(name, justify="right", no_wrap=True)
     return table

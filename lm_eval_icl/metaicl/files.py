@@ -1,4 +1,4 @@
-"""MetaICL's settings, its files (DATA/{task}/{task}_{k}_{seed}_{split}.jsonl), and their keys in `--metadata`."""
+"""MetaICL's settings, its data files (DATA/{task}/{task}_{k}_{seed}_{split}.jsonl), and its keys of `--metadata`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASKS: dict[str, dict[str, Any]] = _FACTS["tasks"]
 
 @dataclass(frozen=True)
 class Row:
-    """A row: an input, its output, and the options, one of which is the output; free text has none."""
+    """An input, its output, and the options, one of which is the output. A row of free text has no options."""
 
     input: str
     output: str
@@ -35,32 +35,32 @@ class Row:
 
 
 def classifies(task: str) -> bool:
-    """Whether a task is measured by macro-F1 over its classes; others by accuracy."""
+    """Whether a task is measured by macro-F1 over its classes. All other tasks are measured by accuracy."""
     return bool(TASKS[task]["task_type"] == "classification")
 
 
 def targets() -> list[str]:
-    """The tasks that occur in a test list."""
+    """The target tasks: every task in the test list of some setting, sorted by name."""
     return sorted({task for lists in SETTINGS.values() for task in lists["test"]})
 
 
 def setting_of(name: str) -> dict[str, list[str]]:
-    """The lists of a setting; an unknown name is refused."""
+    """The lists of tasks of a setting ("train", "test", "unseen_domain"); an `InputError` if the name is unknown."""
     if name not in SETTINGS:
         raise InputError(f"MetaICL has no setting {name!r}: give one of {', '.join(SETTINGS)}.")
     return SETTINGS[name]
 
 
 OPTION = "--metadata metaicl=..."
-# The keys of `--metadata`, and their values.
+# The values that each key of `--metadata` may have.
 _VALUES: Mapping[str, tuple[object, ...]] = {"missing": (None, "skip"), "pmi": (False, True)}
 
 
 class MetaICLFolder:
-    """A folder of MetaICL's data. Other folders, and files that cannot be used, are refused.
+    """A folder of MetaICL's data. Every other folder, and every file that cannot be used, is an `InputError`.
 
     Args:
-        option: how the user gave it, for messages.
+        option: the option by which the user gave the folder, for messages.
     """
 
     def __init__(self, path: Path | str, option: str) -> None:
@@ -68,18 +68,18 @@ class MetaICLFolder:
         if not any(next((self.path / task).glob(f"{task}_*_*_*.jsonl"), None) for task in TASKS):
             raise InputError(
                 f"{option}: {self.path}: not a folder of MetaICL's data, which has files TASK/TASK_16_100_test.jsonl: "
-                "give the one that its preprocessing calls data."
+                "give the folder that MetaICL's preprocessing calls data."
             )
 
     def file(self, task: str, k: int, seed: int, split: str) -> Path:
         return self.path / task / f"{task}_{k}_{seed}_{split}.jsonl"
 
     def without_test(self, tasks: Iterable[str]) -> list[str]:
-        """The tasks among these that have no test file of any seed."""
+        """The given tasks that have no test file for any seed."""
         return [task for task in tasks if not any(self.file(task, SHOTS, seed, "test").is_file() for seed in SEEDS)]
 
     def without_train(self, tasks: Iterable[str], k: int) -> list[str]:
-        """The tasks among these that have no file TASK_k_100_train.jsonl, which has k rows at most."""
+        """The given tasks that have no file TASK_k_100_train.jsonl. Such a file has at most k rows."""
         return [task for task in tasks if not self.file(task, k, SEEDS[0], "train").is_file()]
 
     def shown(self, task: str, seed: int) -> tuple[Row, ...]:
@@ -92,28 +92,28 @@ class MetaICLFolder:
         return rows
 
     def test(self, task: str, seed: int | None = None) -> tuple[Row, ...]:
-        """The test rows of a target task; for no seed, of any seed's file, as MetaICL writes five equal ones."""
+        """The test rows of a target task. Without a seed, any seed's file is read, since MetaICL's five are equal."""
         seeds = [other for other in SEEDS if self.file(task, SHOTS, other, "test").is_file()] or SEEDS
         return read_rows(self.file(task, SHOTS, seed or seeds[0], "test"), task, chosen=True)
 
     def train(self, task: str, k: int) -> tuple[Row, ...]:
-        """The rows of a task to train on, k at most."""
+        """The rows of a task to train on, at most k."""
         return read_rows(self.file(task, k, SEEDS[0], "train"), task, chosen=False)
 
 
 def checked_seed(seed: int | None) -> int:
-    """The seed, if MetaICL has files of it; others are refused."""
+    """Return the seed, or raise an `InputError` if MetaICL has no files for it."""
     if seed not in SEEDS:
         raise InputError(
-            f"--seed {seed}: MetaICL's files are of the seeds {', '.join(map(str, SEEDS))}: give one of these."
+            f"--seed {seed}: MetaICL has files for the seeds {', '.join(map(str, SEEDS))}: give one of these."
         )
     return seed
 
 
 def check_missing(option: str, what: str, missing: Sequence[str], total: int, skip: bool) -> None:
-    """Refuse tasks of which some have no files; with `skip`, warn that these are left out."""
+    """Raise an `InputError` if some tasks have no files; with `skip`, warn that the run leaves these tasks out."""
     if missing and skip and len(missing) < total:
-        log.warning("the %s: goes on without %s, which have no files.", what, ", ".join(missing))
+        log.warning("the %s: the run goes on without %s, which have no files.", what, ", ".join(missing))
     elif missing:
         raise InputError(
             f"{option}: {len(missing)} of the {total} {what} have no files there: {', '.join(missing)}: make them with "
@@ -126,10 +126,10 @@ def read_rows(path: Path, task: str, chosen: bool) -> tuple[Row, ...]:
     """The rows of a file.
 
     Args:
-        chosen: every row has options to choose from. Otherwise one without options is free text.
+        chosen: whether every row must have options to choose from. Otherwise a row without options is free text.
 
     Raises:
-        InputError: the file cannot be read, or a line is no such row; the message has the line's number.
+        InputError: the file cannot be read, or a line is not a row of the task; the message has the line's number.
     """
     rows = []
     for where, fields in read_lines(path, str(path), ("input", "output")):
@@ -143,14 +143,14 @@ def read_rows(path: Path, task: str, chosen: bool) -> tuple[Row, ...]:
 
 
 def read_lines(path: Path, name: str, texts: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a file of JSON lines, each after its place for messages. They have texts of these names, among them
-    `output`, and the list `options`, which is empty or has the output.
+    """Yield (place, row) for each row of a file of JSON lines. The place names the file and the line, for messages. A
+    row has a text under each name in `texts`, and a list `options`, which is empty or contains the text `output`.
 
     Args:
-        name: the file, for messages.
+        name: the file's name in messages.
 
     Raises:
-        InputError: the file cannot be read or has no rows, or a line is no such row.
+        InputError: the file cannot be read or has no rows, or a line is not such a row.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -164,22 +164,22 @@ def read_lines(path: Path, name: str, texts: Sequence[str]) -> Iterator[tuple[st
         where = f"{name}, line {number}"
         with refusing(f"{where}: not JSON"):
             fields = json.loads(line)
-        says = {**fields, "options": fields.get("options") or []} if isinstance(fields, dict) else {"options": None}
-        options = says["options"]
+        row = {**fields, "options": fields.get("options") or []} if isinstance(fields, dict) else {"options": None}
+        options = row["options"]
         are_texts = isinstance(options, list) and all(isinstance(text, str) for text in options)
-        if not (are_texts and all(isinstance(says.get(text), str) for text in texts)):
+        if not (are_texts and all(isinstance(row.get(name), str) for name in texts)):
             raise InputError(f"{where}: must have the texts {', '.join(texts)}, and options, a list of texts.")
-        if options and says["output"] not in options:
-            raise InputError(f"{where}: the output {says['output']!r} is none of the options {options!r}.")
-        yield where, says
+        if options and row["output"] not in options:
+            raise InputError(f"{where}: the output {row['output']!r} is none of the options {options!r}.")
+        yield where, row
 
 
 def folder(metadata: Mapping[str, Any]) -> MetaICLFolder:
     """The folder that `--metadata metaicl=...` names.
 
     Raises:
-        InputError: there is none, or it is not one of MetaICL's; or another of the settings cannot be used. A
-            misspelt key is refused too, since a run without PMI, for example, has numbers that look right.
+        InputError: no folder is named, or it is not a folder of MetaICL's data; or another key has a wrong value. A
+            misspelt key is an error too, since a run without PMI, for example, has numbers that look right.
     """
     for name, value in metadata.items():
         if name in _VALUES and value not in _VALUES[name]:
@@ -192,12 +192,12 @@ def folder(metadata: Mapping[str, Any]) -> MetaICLFolder:
 
 
 def skips(metadata: Mapping[str, Any]) -> bool:
-    """Whether tasks without files are left out."""
+    """Whether the run leaves out tasks that have no files (`--metadata missing=skip`)."""
     return metadata.get("missing") == "skip"
 
 
 @functools.cache
 def check_group(files: MetaICLFolder, setting: str, split: str, skip: bool) -> None:
-    """Refuse a group with tasks that have no files, or say once which are left out."""
+    """Raise an `InputError` if tasks of a group have no files; with `skip`, warn once which tasks are left out."""
     tasks = setting_of(setting)[split]
     check_missing(OPTION, f"{split.replace('_', '-')} tasks of {setting}", files.without_test(tasks), len(tasks), skip)

@@ -1,4 +1,4 @@
-"""A model's tokenizer on MetaICL's sequences: the ids of a text, the prefix, and the largest number of tokens."""
+"""How a model's tokenizer encodes MetaICL's sequences: a text's ids, the prefix, and the largest number of tokens."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Reader:
     """How a model reads sequences.
 
     Attributes:
-        encode: from a text, and whether a sequence begins with it, to its ids and the first character of each.
-        decode: from ids to a text.
+        encode: maps (text, whether a sequence begins with it) to the text's ids and the index of each first character.
+        decode: maps ids to their text.
         prefix: the ids that the tokenizer puts before every text, such as BOS. (GPT-2's puts none, like MetaICL.)
-        max_length: how many tokens it takes, with the prefix.
-        alike: demonstrations are alike wherever they stand, and are never cut: whole ones are left out instead.
-        longest_first: the longest ones are left out first, rather than the first ones.
-        canonical: bring the demonstrations into one order, whatever order they are given in.
+        max_length: how many tokens a sequence may have, with the prefix.
+        alike: whether a demonstration has the same ids wherever it stands. Then only whole demonstrations are left out.
+        longest_first: whether the longest demonstrations are left out first, rather than the first in the prompt.
+        canonical: whether the demonstrations are sorted, so that their given order makes no difference.
     """
 
     encode: Callable[[str, bool], tuple[list[int], list[int]]]
@@ -42,7 +42,7 @@ def reader(tokenizer: PreTrainedTokenizerBase, add_bos_token: bool | None, max_l
     other tokenizers, such as GPT-2's, a piece has the ids that it has by itself.
 
     Args:
-        add_bos_token: whether BOS is put at the beginning; None for the tokenizer's default.
+        add_bos_token: whether a sequence begins with BOS; None for the tokenizer's default.
     """
     with_starts = encoder(tokenizer, add_special_tokens=False)
 
@@ -52,7 +52,7 @@ def reader(tokenizer: PreTrainedTokenizerBase, add_bos_token: bool | None, max_l
     front = alone("\n")
     adds_a_blank = alone("x\nx") != [*alone("x"), *alone("\nx")]
 
-    @functools.lru_cache(maxsize=100_000)  # every row has the same options again
+    @functools.lru_cache(maxsize=100_000)  # every row of a task has the same options
     def encode(text: str, first: bool) -> tuple[list[int], list[int]]:
         if adds_a_blank and not first:
             ids, starts, _ = with_starts(f"\n{text}")
@@ -61,7 +61,7 @@ def reader(tokenizer: PreTrainedTokenizerBase, add_bos_token: bool | None, max_l
         ids, starts, _ = with_starts(text)
         return ids, starts
 
-    @functools.lru_cache(maxsize=100_000)  # as demonstrations are
+    @functools.lru_cache(maxsize=100_000)  # every query of a task has the same demonstrations
     def decode(ids: Ids) -> str:
         before = tokenizer.decode(front, clean_up_tokenization_spaces=False)
         return str(tokenizer.decode([*front, *ids], clean_up_tokenization_spaces=False))[len(before) :]

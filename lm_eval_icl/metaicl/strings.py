@@ -1,8 +1,8 @@
 """MetaICL's sequences of rows, made piece by piece as token ids; its decision, and its metric.
 
-A row is two pieces: its source, which is given, and its target, which is scored. In the direct form the input is given
-and the output is scored, in the channel form the output is given and the input is scored. Every piece is tokenized by
-itself, with the line breaks in front of it, and the lists of ids are joined.
+A row has two pieces: the source, which is given, and the target, which is scored. In the direct form the source is the
+input and the target is the output. In the channel form the source is the output and the target is the input. Each piece
+is tokenized by itself, with the line breaks before it, and the lists of ids are joined.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from lm_eval_icl.metaicl.reading import Reader
 from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
-# How many tokens an example may have, two of which MetaICL leaves free, and how many a sequence.
+# How many tokens an example may have, how many of these MetaICL leaves free, and how many a sequence may have.
 PER_EXAMPLE, FREE, PER_SEQUENCE = 256, 2, 1024
-# The texts between two examples, and between the pieces of one.
+# The texts between two examples, and between the two pieces of an example.
 BETWEEN, INSIDE = "\n\n\n", "\n"
 
 
@@ -29,7 +29,7 @@ def texts(row: Row, output: str, channel: bool, first: bool) -> tuple[str, str, 
     """The pieces of a row with one of its options, as texts.
 
     Args:
-        first: a sequence begins with the row.
+        first: whether the sequence begins with this row.
 
     Returns:
         The separator from the example before, the source, and the target (with the line break before it).
@@ -47,8 +47,8 @@ class EncodedExample:
 
     Attributes:
         between: the separator from the example before.
-        source: what is given.
-        target: the text to score.
+        source: the ids that are given.
+        target: the ids that are scored.
     """
 
     between: Ids
@@ -61,8 +61,8 @@ class Joined:
     """A sequence to score, as ids.
 
     Attributes:
-        demonstrations: each with the separator that follows it.
-        query: the query, up to the target.
+        demonstrations: the ids of each demonstration, with the separator that follows it.
+        query: the ids of the query, up to the target.
         target: the ids that are scored.
     """
 
@@ -76,24 +76,24 @@ class Joined:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Makes sequences of rows.
+    """Makes sequences of token ids from rows.
 
     Attributes:
-        reader: how the model reads them.
-        channel: give the output and score the input.
+        reader: how the model reads sequences.
+        channel: whether the output is given and the input scored.
     """
 
     reader: Reader
     channel: bool
 
     def limit(self, shots: int) -> int:
-        """How many tokens a sequence with so many demonstrations may have."""
+        """How many tokens a sequence with this number of demonstrations may have, without the prefix."""
         return min(PER_EXAMPLE * max(shots, 1), PER_SEQUENCE, self.reader.max_length - len(self.reader.prefix))
 
     # Examples.
 
     def encoded_demonstrations(self, rows: Sequence[Row]) -> list[EncodedExample]:
-        """Demonstrations, in their order."""
+        """The rows as demonstrations, in their order, or sorted if the reader is canonical."""
         alike = self.reader.alike
         examples = [self.encoded_options(row, i == 0 and not alike, [row.output])[0] for i, row in enumerate(rows)]
         if self.reader.canonical:
@@ -101,11 +101,11 @@ class Sequences:
         return examples
 
     def encoded_options(self, row: Row, first: bool, outputs: Sequence[str] | None = None) -> list[EncodedExample]:
-        """A query with each of its options; the end of the input is cut so that the longest option fits.
+        """A query with each of its options. The end of the input is cut so that the longest option fits.
 
         Args:
-            first: the query has no demonstrations before it.
-            outputs: in place of all options.
+            first: whether the query has no demonstrations before it.
+            outputs: the outputs that take the place of the row's options; None for all options.
         """
         examples = [self._pieces(row, output, first) for output in (row.options if outputs is None else outputs)]
         sources = [len(example.between) + len(example.source) for example in examples]
@@ -121,7 +121,7 @@ class Sequences:
         return EncodedExample(tuple(ids[:at]), tuple(ids[at:]), tuple(self.reader.encode(target, False)[0]))
 
     def _cut(self, example: EncodedExample, too_many: int) -> EncodedExample:
-        """The example with so many tokens fewer at the end of its input."""
+        """The example without the last `too_many` tokens of its input."""
         if too_many <= 0:
             return example
         if self.channel:
@@ -132,42 +132,42 @@ class Sequences:
     # Sequences.
 
     def join(self, shown: Sequence[EncodedExample], options: Sequence[EncodedExample]) -> list[Joined]:
-        """The sequences of a query with each of its options, after these demonstrations.
+        """One sequence for each option of a query, after the demonstrations `shown`.
 
         Raises:
-            InputError: the target alone fills the model's positions, or nothing precedes it.
+            InputError: the target alone fills the model's positions, or no token precedes it.
         """
         if not shown:
             joined = [Joined((), option.between + option.source, option.target) for option in options]
         else:
-            joined = [self._behind(shown, option) for option in options]
+            joined = [self._joined(shown, option) for option in options]
         limit = self.limit(len(shown))
         if self.reader.alike and shown:
-            joined = self._with_whole_ones(joined, limit)
-        return [self._fitting(sequence, limit) for sequence in joined]
+            joined = self._drop_whole_demonstrations(joined, limit)
+        return [self._cut_beginning(sequence, limit) for sequence in joined]
 
-    def _behind(self, shown: Sequence[EncodedExample], option: EncodedExample) -> Joined:
-        """A query after all demonstrations, each of which ends with a separator: that of the next example, or, if all
-        demonstrations have to be alike, its own."""
-        behind = [example.between for example in (shown if self.reader.alike else shown[1:])]
+    def _joined(self, shown: Sequence[EncodedExample], option: EncodedExample) -> Joined:
+        """The sequence of the demonstrations and a query. Each demonstration ends with the separator of the next
+        example. If all demonstrations have to be alike, each ends with the separator before itself instead."""
+        separators = [example.between for example in (shown if self.reader.alike else shown[1:])]
         query = option.source or option.between
         if not self.reader.alike:
             # A blank query is its separator alone, since some token has to predict the first token of the target.
-            behind.append(option.between if option.source else ())
-        parts = tuple(example.source + example.target + end for example, end in zip(shown, behind, strict=True))
+            separators.append(option.between if option.source else ())
+        parts = tuple(example.source + example.target + end for example, end in zip(shown, separators, strict=True))
         return Joined(parts, query, option.target)
 
-    def _with_whole_ones(self, joined: list[Joined], limit: int) -> list[Joined]:
-        """The sequences without as many whole demonstrations as needed, the same ones in all."""
+    def _drop_whole_demonstrations(self, joined: list[Joined], limit: int) -> list[Joined]:
+        """Leave out as few whole demonstrations as needed for all sequences to fit, the same ones in every sequence."""
         kept = list(joined[0].demonstrations)
-        behind = max(len(sequence.query) + len(sequence.target) for sequence in joined)
-        while kept and sum(map(len, kept)) + behind > limit:
+        longest_query = max(len(sequence.query) + len(sequence.target) for sequence in joined)
+        while kept and sum(map(len, kept)) + longest_query > limit:
             at = max(range(len(kept)), key=lambda i: (len(kept[i]), kept[i])) if self.reader.longest_first else 0
             kept.pop(at)
-        return [replace(row, demonstrations=tuple(kept)) for row in joined]
+        return [replace(sequence, demonstrations=tuple(kept)) for sequence in joined]
 
-    def _fitting(self, sequence: Joined, limit: int) -> Joined:
-        """The sequence without as many tokens at its beginning as needed; the target is never cut."""
+    def _cut_beginning(self, sequence: Joined, limit: int) -> Joined:
+        """Cut as few tokens as needed at the beginning of a sequence for it to fit. The target is never cut."""
         parts, surplus = list(sequence.demonstrations), max(0, len(sequence) - limit)
         while surplus and parts:
             first = parts.pop(0)
@@ -176,8 +176,8 @@ class Sequences:
             surplus = max(0, surplus - len(first))
         query = sequence.query[surplus:]
         if not query or not sequence.target:
-            what = "nothing stands before what is scored" if sequence.target else "what is scored is empty"
-            raise InputError(f"{what}: of {len(sequence)} tokens, a sequence may have {limit}.")
+            what = "no token is left before the target" if sequence.target else "the target is empty"
+            raise InputError(f"{what}: the sequence has {len(sequence)} tokens, and may have {limit}.")
         return Joined(tuple(parts), query, sequence.target)
 
 
@@ -187,12 +187,12 @@ def encoded(
     """A sequence as a prompt and a continuation.
 
     Args:
-        contexts: those that were made already, so that prompts share one object.
+        contexts: the contexts of earlier sequences, so that equal contexts are one object. A new context is added.
     """
     context = Context(reader.prefix, sequence.demonstrations)
     context = contexts.setdefault(context, context)
-    tokens, said = TokenizedPrompt(context, sequence.query), list(map(reader.decode, sequence.demonstrations))
-    prompt = EncodedPrompt(said, reader.decode(sequence.query), tokens)
+    tokens, shown = TokenizedPrompt(context, sequence.query), list(map(reader.decode, sequence.demonstrations))
+    prompt = EncodedPrompt(shown, reader.decode(sequence.query), tokens)
     return prompt, EncodedText(reader.decode(sequence.target), sequence.target)
 
 
@@ -200,17 +200,17 @@ def encoded(
 
 
 def mean_losses(logprobs: Sequence[float], tokens: Sequence[int]) -> np.ndarray:
-    """The mean loss of an option's tokens, from the sums of their log-probabilities and their numbers."""
+    """(n,) the mean loss of each option's tokens in nats, from n sums of log-probabilities and n numbers of tokens."""
     return -np.asarray(logprobs, dtype=np.float64) / np.asarray(tokens, dtype=np.float64)
 
 
 def decision(losses: Sequence[float] | np.ndarray) -> int:
-    """The option with the smallest loss; the first if several have it."""
+    """The index of the option with the smallest loss; the first such option if several have it."""
     return int(np.argmin(losses))
 
 
 def macro_f1(pairs: Sequence[tuple[str, str]]) -> float:
-    """The mean of the F1 of the classes that some document has: a class that is only predicted does not count.
+    """The mean F1 over the classes that some document has. A class that is only predicted does not count.
 
     Args:
         pairs: for each document, the right class and the predicted one.

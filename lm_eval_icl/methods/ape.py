@@ -20,10 +20,10 @@ Factor = Annotated[float, number("from 0.001 to 1000", lambda value: 1e-3 <= val
 
 @dataclass(frozen=True)
 class APE(PCW):
-    """Adaptive parallel encoding: `pcw`, with the demonstrations read at a temperature and with a scale.
+    """Adaptive parallel encoding: `pcw`, in which attention to the demonstrations has a temperature and a scale.
 
-    The demonstrations are encoded as in `pcw`, each behind the prefix alone. Where query and continuation read them,
-    with scores s_C for all demonstrations and s_O for prefix and own tokens,
+    The demonstrations are encoded as in `pcw`, each after the prefix alone. A token of query or continuation has scores
+    s_C for all demonstrations, and s_O for the prefix and the tokens of query and continuation up to itself. Then
 
         a = temperature * scale * LSE(s_C / temperature) + log weight        b = LSE(s_O)
         output = softmax([a, b]) @ [softmax(s_C / temperature) V_C, softmax(s_O) V_O]
@@ -31,9 +31,9 @@ class APE(PCW):
     The defaults are those of the authors' released module. With 1, 1, 1 it is `pcw`.
 
     Args:
-        temperature: T, from 0.001 to 1000, as are the others: beyond that, float32 would not hold what is computed.
+        temperature: T. All three arguments are from 0.001 to 1000; float32 does not allow for more.
         scale: S. The factor of the demonstrations' log-sum-exp is S * T.
-        weight: of the demonstrations' sum of exponentials.
+        weight: the factor of the demonstrations' sum of exponentials.
     """
 
     trained_under = "pcw"
@@ -45,10 +45,10 @@ class APE(PCW):
     weight: Factor = 1.0
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of `pcw`, read as `read` says."""
+        """The memories of `pcw`, divided by `read`."""
         return list(map(self.read, super().encode(model, contexts), contexts))
 
     def read(self, memory: Memory, context: Context) -> Memory:
-        """The demonstrations are a part that is read at the temperature and the scale."""
+        """The memory with the demonstrations as a part that attention reads with temperature, scale and weight."""
         reading = Reading(self.temperature, self.scale * self.temperature, math.log(self.weight))
         return memory.divided(len(context.prefix), reading) if any(context.lengths) else memory

@@ -1,4 +1,4 @@
-"""The base class of all methods. A method is a way to turn demonstrations into a memory that queries attend to."""
+"""The base class of all methods. A method turns demonstrations into a memory that queries attend to."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from lm_eval_icl.errors import InputError, is_number, naming, one_line, whole
 from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, lay_out
 from lm_eval_icl.prompts.tokens import Context
 
-if TYPE_CHECKING:  # a method's arguments and layout are known without what runs models, which takes seconds to import
+if TYPE_CHECKING:  # the modules that run models take seconds to import; a method's arguments and layout need none
     from transformers import PreTrainedModel
 
     from lm_eval_icl.inference.memory import Memory
     from lm_eval_icl.inference.packing import Queries
     from lm_eval_icl.inference.schedule import ContextWork
 
-# A context, and the ids of a query behind it.
-Asked = tuple[Context, tuple[int, ...]]
-# Layouts, each with a title.
+# A context, and the ids of a query.
+ContextQuery = tuple[Context, tuple[int, ...]]
+# The layouts of forward passes, each with a title.
 Passes = list[tuple[str, Layout]]
-# Returns the memories of several contexts, as `Method.encode` computes them.
+# A function that returns the memories of several contexts, as `Method.encode` computes them.
 Memories = Callable[[Sequence[Context]], "Sequence[Memory]"]
 
 
 def must(be: str, fine: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """A check that stands in an argument's annotation, as in `share: Annotated[float, must("be", ...)]`: it returns the
-    value as the method keeps it, or raises a `ValueError` that says what it must be."""
+    """A check for the annotation of an argument, such as `eta: Annotated[float, must("above 0", lambda eta: eta > 0)]`.
+    The check returns the value if it is `fine`, and otherwise raises a `ValueError` with "must be above 0"."""
 
     def check(value: Any) -> Any:
         if not fine(value):
@@ -40,7 +40,7 @@ def must(be: str, fine: Callable[[Any], bool]) -> Callable[[Any], Any]:
 
 
 def number(be: str, fine: Callable[[float], bool]) -> Callable[[Any], Any]:
-    """The check of a number, which `must be a number {be}`."""
+    """The check of a number. Its message is "must be a number {be}"."""
     return must(f"a number {be}", lambda value: is_number(value) and fine(value))
 
 
@@ -55,7 +55,7 @@ Positions = Annotated[str, must(f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}
 
 @functools.cache
 def _checks(method: type[Method]) -> list[tuple[str, Callable[[Any], Any]]]:
-    """The checks of a method's arguments, by their annotations; `positions` and `repeat` are always checked."""
+    """The checks in the annotations of a method's arguments. `positions` and `repeat` are always checked."""
     hints = {**get_type_hints(method, include_extras=True), "positions": Positions, "repeat": Whole}
     return [(name, check) for name, hint in hints.items() for check in getattr(hint, "__metadata__", ())]
 
@@ -64,9 +64,9 @@ def _checks(method: type[Method]) -> list[tuple[str, Callable[[Any], Any]]]:
 class Method(ABC):
     """An in-context-learning method: its arguments, and how it encodes a context.
 
-    A method that differs from the others only in its mask needs nothing but `pattern`, from which the layout and the
-    forward pass are made here. Others override `passes` and `encode`, or `encode_queries` if what a query attends to
-    depends on the query, and say so by the flags below.
+    A method that differs from others only in its mask defines `pattern` alone. The layout and the forward pass follow
+    from it. Other methods override `passes` and `encode`, or `encode_queries` if the memory depends on the query, and
+    set the flags below.
 
     Args:
         positions: "sequential", "symmetric" or "none" (`prompts.layouts.lay_out`).
@@ -79,26 +79,26 @@ class Method(ABC):
     positions: Positions = "sequential"
     repeat: Whole = 1
 
-    # The mask treats all demonstrations alike. Unless positions are sequential, their order then makes no difference.
+    # Whether the mask treats all demonstrations alike. Unless positions are sequential, their order then has no effect.
     treats_demonstrations_alike: ClassVar[bool] = False
-    # Some tokens must not see all tokens before them, so the model must obey a 4-D mask.
+    # Whether some tokens must not see all tokens before them, so that the model must obey a 4-D mask.
     needs_mask: ClassVar[bool] = True
-    # Context, query and answer are one forward pass over `layout`, so that models can be trained under the method. It
-    # is False for a class that overrides `encode`, unless that says otherwise.
+    # Whether context, query and answer are one forward pass over `layout`, so that models can be trained under the
+    # method. If a class overrides `encode`, it is False unless the class sets it.
     one_pass: ClassVar[bool] = True
-    # The memory to which a query attends depends on the query, so two queries never share one.
+    # Whether the memory depends on the query, so that two queries never share a memory.
     memory_depends_on_query: ClassVar[bool] = False
-    # Attention reads the memory in parts (`inference.memory.MemoryPart`), which the model's attention must allow.
+    # Whether attention reads the memory in parts (`inference.memory.MemoryPart`). The model's attention must allow it.
     reads_in_parts: ClassVar[bool] = False
-    # For the warning about a task without demonstrations: what the method does then. Empty for no warning.
+    # What the method does without demonstrations, for the warning about such a task. Empty for no warning.
     without_demonstrations: ClassVar[str] = "evaluated as plain zero-shot"
     # Advice for the error about prompts that do not fit, if encoding takes more positions than the prompt.
     overflow_hint: ClassVar[str] = ""
-    # The argument that says how many memories `memories` gives, if it gives several.
+    # The name of the argument that is the number of memories of `memories`, if there are several.
     counts_memories: ClassVar[str] = ""
 
-    # What `encode` gives follows from `layout` and `read` alone, so that demonstrations may be encoded by themselves
-    # (`methods.blocks`). It is False for a class that overrides `encode`, unless that says otherwise.
+    # Whether the memory follows from `layout` and `read` alone, so that demonstrations may be encoded by themselves
+    # (`methods.blocks`). If a class overrides `encode`, it is False unless the class sets it.
     encodes_by_layout: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
@@ -118,7 +118,7 @@ class Method(ABC):
                 raise InputError(f"{self.name}: {argument}={value!r}: {error}.") from None
 
     def _check(self, argument: str, *, fine: bool, must: str) -> None:
-        """For `__post_init__`: refuse an argument unless it is `fine`, and say what it `must` be."""
+        """Refuse an argument unless it is `fine`. The message says what it `must` be. For `__post_init__`."""
         if not fine:
             value = getattr(self, argument)
             raise InputError(f"{self.name}: {argument}={value!r}: must be {must}.")
@@ -132,21 +132,21 @@ class Method(ABC):
         """
         try:
             method = cls(**arguments)
-            Method.__post_init__(method)  # in case that of the subclass does not call it
+            Method.__post_init__(method)  # in case a subclass overrides it without calling it
         except TypeError as error:
             raise InputError(f"{cls.__name__.lower()}: {one_line(error)}.") from error
         if not method.why_not(3):
-            replace(method, repeat=1).passes(0, [1] * 3)  # before a model is loaded
+            replace(method, repeat=1).passes(0, [1] * 3)  # raises its errors now, before a model is loaded
         return method
 
     @property
     def name(self) -> str:
-        """The NAME of `--model NAME`."""
+        """The NAME in `--model NAME`."""
         return type(self).__name__.lower()
 
     @property
     def trained_under(self) -> str:
-        """The method under which the models are trained that this one runs on."""
+        """The name of the method under which models are trained for this method."""
         return self.name if self.one_pass else "icl"
 
     @property
@@ -169,7 +169,7 @@ class Method(ABC):
 
     @abstractmethod
     def pattern(self, n: int) -> Pattern:
-        """Which of n demonstrations sees which."""
+        """Which of n demonstrations sees which demonstration."""
 
     def layout(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
         """The layout of the forward pass over a context, followed by query and answer if their lengths are given. The
@@ -181,36 +181,36 @@ class Method(ABC):
             return lay_out(prefix, demonstrations, pattern, self.positions, query, answer, repeat=self.repeat)
 
     def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
-        """The layouts of all forward passes until an answer is scored, each with a title for the reader; the arguments
-        are those of `layout`. Entries of a memory to which a pass attends are blocks M. The last one has the query."""
+        """The layouts of all forward passes until an answer is scored, each with a title for readers. The last pass has
+        the query. Entries of a memory that a pass attends to are blocks M. The arguments are those of `layout`."""
         return [("", self.layout(prefix, demonstrations, query, answer))]
 
     def is_ordinary(self, context: Context) -> bool:
-        """Whether this context and a query are an ordinary causal pass, as `hf` runs it."""
+        """Whether this context and a query are one ordinary causal pass, as in `hf`."""
         if not self.one_pass or self.memory_depends_on_query:
             return False
         row = self.layout(len(context.prefix), context.lengths, 1)
         return row.causal and row.sequential and len(row) == len(context.tokens) + 1
 
     def footprint(self, context: Context) -> Footprint:
-        """How many tokens and positions encoding a context takes, and where queries start."""
+        """The numbers of tokens and positions that it takes to encode a context, and the position of queries."""
         return _footprint(self, len(context.prefix), context.lengths)
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories to which all queries of these contexts attend, from one forward pass over the contexts' layouts.
-        If there are several contexts, each has demonstrations, and the model obeys a 4-D mask and `position_ids`."""
+        """The memory of each context, which all of its queries attend to, from one forward pass over the layouts. If
+        there are several contexts, each has demonstrations, and the model obeys a 4-D mask and `position_ids`."""
         from lm_eval_icl.inference.memory import encode_all
 
         layouts = [self.layout(len(context.prefix), context.lengths) for context in contexts]
         return encode_all(model, layouts, [context.tokens for context in contexts])
 
     def read(self, memory: Memory, context: Context) -> Memory:
-        """The memory with how attention reads it, if in a way of the method's own (`reads_in_parts`)."""
+        """The memory, divided into parts if attention reads them in different ways (`reads_in_parts`)."""
         return memory
 
     def memories(self, model: PreTrainedModel, context: Context) -> Iterator[Memory]:
-        """The memories of this context after each pass, of a method that refines its memory pass by pass
-        (`counts_memories`); the last is that of `encode`."""
+        """The memory of a context after each pass, if the method refines its memory pass by pass (`counts_memories`).
+        The last memory is the one of `encode`."""
         yield from self.encode(model, [context])
 
     @property
@@ -219,50 +219,50 @@ class Method(ABC):
         return self
 
     def contexts(self, context: Context) -> list[Context]:
-        """The contexts whose memories a query attends to, each by itself: the context, unless it is divided."""
+        """The contexts whose memories a query runs on, one memory at a time: the context itself, or its windows."""
         return [context]
 
     def encode_queries(
-        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, packed: bool = False
+        self, model: PreTrainedModel, queries: Sequence[ContextQuery], memories: Memories, packed: bool = False
     ) -> list[tuple[Memory, tuple[int, ...]]]:
-        """For each of several queries, the memory to which it attends, and the part of it that is still to be run.
+        """The memory that each query attends to, and the ids of the query's tokens that are still to be run on it.
 
         Args:
-            asked: contexts, each with the ids of a query.
-            memories: returns the memories of several contexts, which may be kept for other queries.
-            packed: whether queries may be packed into one row, of a model that obeys a 4-D mask and `position_ids`;
-                otherwise they run one by one.
+            queries: contexts, each with the ids of a query.
+            memories: returns the memories of several contexts, which may be stored for other queries.
+            packed: whether queries may be packed into one row, since the model obeys a 4-D mask and `position_ids`.
+                Otherwise they run one by one.
         """
         if self.memory_depends_on_query:
             raise InputError(f"{self.name}: memory_depends_on_query = True needs an encode_queries.")
-        contexts, queries = [context for context, _ in asked], [query for _, query in asked]
-        return list(zip(memories(contexts), queries, strict=True))
+        contexts, ids = [context for context, _ in queries], [query for _, query in queries]
+        return list(zip(memories(contexts), ids, strict=True))
 
     def work(self, context: Context, queries: Queries, once: bool) -> Iterator[ContextWork]:
-        """What encoding a context takes for its queries, or for each of them, if the memory depends on the query. If
-        nothing else is asked behind it later (`once`), its memory need not be stored."""
+        """The work of encoding a context for all of its queries or, if the memory depends on the query, for each query.
+        `once`: no later request has this context, so its memory need not be stored."""
         from lm_eval_icl.inference.schedule import ContextWork
 
-        takes, windows, items = self.footprint(context), self.contexts(context), sorted(queries.items())
+        footprint, windows, items = self.footprint(context), self.contexts(context), sorted(queries.items())
         if self.memory_depends_on_query and queries:
             for query, answers in items:
-                tokens, behind = self.tokens_for(context, len(query))
-                yield ContextWork(context, [(query, answers)], tokens, takes.kept, behind, alone=False)
+                tokens, shared_entries = self.tokens_for(context, len(query))
+                yield ContextWork(context, [(query, answers)], tokens, footprint.kept, shared_entries, alone=False)
             return
-        beside = bool(once and len(windows) == 1 and context.demonstrations and context.tokens)
+        side_by_side = bool(once and len(windows) == 1 and context.demonstrations and context.tokens)
         yield ContextWork(
             context,
             items,
-            takes.tokens,
+            footprint.tokens,
             entries=sum(self.footprint(window).kept for window in windows),
-            alone=not beside,
-            ordinary=beside and bool(queries) and self.is_ordinary(context),
+            alone=not side_by_side,
+            ordinary=side_by_side and bool(queries) and self.is_ordinary(context),
             memories=len(windows),
         )
 
     def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
-        """How many tokens run for a query of `query` tokens, if what it attends to depends on it, and behind how many
-        entries of memories that several queries share."""
+        """If the memory depends on the query: how many tokens run for a query of `query` tokens, and how many entries
+        these tokens attend to in memories that several queries share."""
         return len(self.layout(len(context.prefix), context.lengths, query)), 0
 
 
@@ -270,13 +270,13 @@ class Method(ABC):
 class Footprint:
     """How many tokens and positions a context takes, computed from the layouts of its forward passes.
 
-    Without positional information, positions are counted as if they were sequential: a model's number of positions
-    also limits how many tokens it was trained to attend to, so `nope` refuses the prompts that `icl` refuses.
+    Without positional information, positions are counted as if they were sequential: a model was trained to attend to
+    no more tokens than it has positions, so `nope` refuses the prompts that `icl` refuses.
     """
 
     tokens: int  # how many tokens the longest row has, entries of a memory included
     kept: int  # how many entries a query attends to
-    positions: int  # how many positions encoding takes, without those of a query that takes part in it
+    positions: int  # how many positions the passes that encode the context take, not counting those of a query
     shortest_pass: int  # how many positions the shortest pass takes
     query_start: int  # the position of a query's first token
 

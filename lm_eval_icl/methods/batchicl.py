@@ -17,7 +17,7 @@ from lm_eval_icl.errors import Unsupported, whole
 from lm_eval_icl.inference.blocks import residual_stream
 from lm_eval_icl.inference.memory import Memory, causal_pass
 from lm_eval_icl.inference.scoring import streams_packed
-from lm_eval_icl.methods.base import Asked, Memories, Method, Passes, optional
+from lm_eval_icl.methods.base import ContextQuery, Memories, Method, Passes, optional
 from lm_eval_icl.prompts.layouts import Layout, Pattern, before, lay_out
 from lm_eval_icl.prompts.tokens import Context
 
@@ -30,12 +30,12 @@ class BatchICL(Method):
 
     For every i, an ordinary pass runs over P + D_i + Q. The residual streams of Q's last token after block k are
     averaged over i. In an ordinary pass over P + Q + A, this average replaces the residual stream of Q's last token
-    after block k. Invariant. The average depends on the query, so two queries never share a memory; but all queries
+    after block k. Invariant. The average depends on the query, so two queries never share a memory. But all queries
     share the keys and values of P + D_i, and all options of a query share its passes.
 
     Args:
-        layer: k, counted from 1, at most the number of the model's layers. By default 15 as in the paper, or the last
-            layer of a model that has fewer.
+        layer: k, counted from 1, at most the number of the model's layers. None is 15, as in the paper, or the last
+            layer of a model with fewer layers.
     """
 
     treats_demonstrations_alike = True
@@ -46,7 +46,7 @@ class BatchICL(Method):
 
     @property
     def invariant(self) -> bool:
-        """Always, whatever the positions: no pass contains two demonstrations."""
+        """True for all positions, since no pass has two demonstrations."""
         return True
 
     def bind(self, model: PreTrainedModel) -> BatchICL:
@@ -72,11 +72,11 @@ class BatchICL(Method):
         return Pattern(before(n))
 
     def layout(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
-        """The layout of one pass. `repeat` has no effect, since repeating all passes does not change their average."""
+        """The layout of one pass. `repeat` has no effect, since the average over repeated passes is the same."""
         return lay_out(prefix, demonstrations, self.pattern(len(demonstrations)), self.positions, query, answer)
 
     def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
-        """One pass for each demonstration, and the last pass, in which the query continues from their average."""
+        """One pass for each demonstration, and the last pass, in which the query continues with the average of them."""
         last = self._pass(None, prefix, demonstrations, query, answer)
         if not demonstrations:
             return [("", last)]
@@ -95,65 +95,65 @@ class BatchICL(Method):
         query_start = prefix + max(demonstrations, default=0) if self.positions == "symmetric" else None
         pattern = self.pattern(len(chosen))
         layout = lay_out(prefix, chosen, pattern, self.positions, query, answer, query_start=query_start)
-        return layout.of_demonstrations(i or 0)
+        return layout.numbered_from(i or 0)
 
     def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
-        """A query runs behind every demonstration, and in the last pass."""
+        """A query runs in a pass for each demonstration, and in the last pass."""
         passes = len(context.demonstrations) + 1
         return passes * query, passes * len(context.prefix) + sum(context.lengths)
 
     def encode_queries(
-        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, packed: bool = False
+        self, model: PreTrainedModel, queries: Sequence[ContextQuery], memories: Memories, packed: bool = False
     ) -> list[tuple[Memory, tuple[int, ...]]]:
-        """Run every query behind every demonstration, all in one pass if they may be packed. What is left to be run is
-        the last pass, in which the average replaces the residual stream of the query's last token."""
-        assert self.layer is not None  # `bind` has filled it in
-        zero_shot = [self._shot(context, ()) for context, _ in asked]
-        one_shot = [[self._shot(context, (part,)) for part in context.demonstrations] for context, _ in asked]
+        """Run every query on the memory of every demonstration, in one pass if queries may be packed. The last pass is
+        still to be run; in it, the average replaces the residual stream of the query's last token."""
+        assert self.layer is not None  # `bind` has set it
+        zero_shot = [self._shot(context, ()) for context, _ in queries]
+        one_shot = [[self._shot(context, (part,)) for part in context.demonstrations] for context, _ in queries]
         all_shots = dict.fromkeys((*zero_shot, *chain(*one_shot)))
         contexts = [*dict.fromkeys(context for context, _ in all_shots if context.tokens)]
         encoded, nothing = dict(zip(contexts, memories(contexts), strict=True)), Memory([], [], 0)
         memory = {shot: replace(encoded.get(shot[0], nothing), query_start=shot[1]) for shot in all_shots}
-        queries: dict[tuple[Context, int], dict[tuple[int, ...], None]] = defaultdict(dict)  # behind each memory
-        for (_, query), shots in zip(asked, one_shot, strict=True):
+        by_shot: dict[tuple[Context, int], dict[tuple[int, ...], None]] = defaultdict(dict)  # the queries of each shot
+        for (_, query), shots in zip(queries, one_shot, strict=True):
             for shot in shots:
-                queries[shot][query] = None
-        work = [(memory[shot], [*behind]) for shot, behind in queries.items()]
+                by_shot[shot][query] = None
+        work = [(memory[shot], [*shot_queries]) for shot, shot_queries in by_shot.items()]
         streams = self._streams(model, work, packed) if work else []
         last = {  # the residual stream of a query's last token, [width]
             (shot, query): stream
-            for (shot, behind), of_memory in zip(queries.items(), streams, strict=True)
-            for query, stream in zip(behind, of_memory, strict=True)
+            for (shot, shot_queries), shot_streams in zip(by_shot.items(), streams, strict=True)
+            for query, stream in zip(shot_queries, shot_streams, strict=True)
         }
         to_run = []
-        for (_, query), zero, shots in zip(asked, zero_shot, one_shot, strict=True):
+        for (_, query), zero, shots in zip(queries, zero_shot, one_shot, strict=True):
             residual = None
             if shots:
-                shot_streams = torch.stack([last[shot, query] for shot in shots])
-                mean = shot_streams.mean(0, keepdim=True, dtype=torch.promote_types(shot_streams.dtype, torch.float32))
+                stacked = torch.stack([last[shot, query] for shot in shots])
+                mean = stacked.mean(0, keepdim=True, dtype=torch.promote_types(stacked.dtype, torch.float32))
                 residual = (self.layer, len(query) - 1, mean)
             to_run.append((replace(memory[zero], residual=residual), query))
         return to_run
 
     def _shot(self, context: Context, demonstrations: tuple[tuple[int, ...], ...]) -> tuple[Context, int]:
-        """The context of a pass with one demonstration or none, and the query's first position, which with symmetric
-        positions is after the longest demonstration of all."""
+        """The context of a pass with one demonstration or none, and the query's first position. With symmetric
+        positions, the query starts after the longest demonstration of the whole context."""
         shot, symmetric = Context(context.prefix, demonstrations), self.positions == "symmetric"
         return shot, len(context.prefix) + max(context.lengths, default=0) if symmetric else len(shot.tokens)
 
     def _streams(
         self, model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[tuple[int, ...]]]], packed: bool
     ) -> Iterable[Tensor]:
-        """After block k, the residual stream of the last token of each memory's queries, [queries, width]."""
+        """The residual stream after block k of the last tokens of the queries of each memory, [queries, width]."""
         assert self.layer is not None
         if packed:
             yield from streams_packed(model, work, self.layer)
             return
         for memory, queries in work:
-            of_queries = []
+            query_streams = []
             for query in queries:
                 places = None if memory.in_sequence else torch.arange(len(query)) + memory.query_start
                 with residual_stream(model, self.layer) as last:
                     causal_pass(model, query, memory, places)
-                of_queries.append(last[-1][0, -1])  # a long query runs in several pieces
-            yield torch.stack(of_queries)
+                query_streams.append(last[-1][0, -1])  # a long query runs in several pieces
+            yield torch.stack(query_streams)

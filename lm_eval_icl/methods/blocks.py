@@ -1,8 +1,8 @@
-"""What the contexts of a run share: demonstrations that are encoded once for all of them, and their beginnings.
+"""Encodes demonstrations, and common beginnings of contexts, once for all contexts of a run.
 
-Of some methods, a demonstration's keys and values (those of its first copy) depend on the prefix and itself alone: it
-is a block. A context's memory is joined from the prefix's and its blocks' (`pcw` with windows of one demonstration,
-`sbp`, `ape`). What sees several demonstrations (the second copies of `invicl`) runs in a pass behind them.
+In some methods, the keys and values of a demonstration (of its first copy) depend on the prefix and on itself alone. It
+is then a block, and a context's memory is joined from those of prefix and blocks (`pcw` with windows of one
+demonstration, `sbp`, `ape`). Tokens that see several demonstrations (second copies in `invicl`) run in a further pass.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
-# Contexts are joined from blocks if these have at most this part of the tokens that encoding every context would take.
-_PAYS = 0.9
+# Contexts are joined from blocks if the distinct blocks have at most this part of the tokens of all contexts.
+_LARGEST_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class BlockContext(Context):
-    """A prefix and one demonstration, of which a memory has the demonstration's entries alone."""
+    """A prefix and one demonstration. Its memory has only the entries of the demonstration."""
 
     __hash__ = Context.__hash__
 
@@ -44,8 +44,8 @@ def blocks_of(context: Context) -> list[BlockContext]:
 
 
 def has_blocks(method: Method) -> bool:
-    """Whether a demonstration (or its first copy) sees the prefix and itself alone, and stands where it would stand
-    without the others."""
+    """Whether a demonstration (or its first copy) sees only the prefix and itself, and has the positions that it would
+    have without the other demonstrations."""
     if method.memory_depends_on_query or not method.encodes_by_layout or method.repeat > 1:
         return False
     row = method.layout(1, [2, 3])
@@ -58,13 +58,13 @@ def has_blocks(method: Method) -> bool:
 
 
 class BlockStore:
-    """The contexts of a run that are joined from blocks, whose memories are stored among those of contexts.
+    """Joins the memories of contexts from blocks. The memories of blocks are stored in the same store as others.
 
     Args:
-        budget: how much runs at once, and the store.
+        budget: how much runs at once, and the store of memories.
 
     Attributes:
-        contexts: the contexts that are joined, with their blocks.
+        contexts: the contexts that are joined, each with its blocks.
     """
 
     def __init__(self, model: PreTrainedModel, method: Method, can: Capabilities, budget: MemoryBudget) -> None:
@@ -75,41 +75,41 @@ class BlockStore:
         self._uses = Counter[BlockContext]()
 
     def divide(self, contexts: list[Context]) -> list[Context]:
-        """Decide whether contexts are joined, and return them in the order in which they are scored. Where the store is
-        too small for all blocks, those with the same ones are near each other: the order makes the matrix of contexts
-        and blocks narrow (reverse Cuthill-McKee)."""
+        """Decide whether contexts are joined, and return them in the order in which they are scored. If the store is
+        too small for all blocks, contexts with common blocks are near each other in this order, which makes the matrix
+        of contexts and blocks narrow (reverse Cuthill-McKee)."""
         several = [context for context in contexts if context.demonstrations] if self.has_blocks else []
         self.contexts = {context: blocks_of(context) for context in several}
         self._uses = Counter(block for parts in self.contexts.values() for block in parts)
-        new = sum(len(block.demonstrations[0]) for block in self._uses if block not in self.store)
-        whole = sum(sum(context.lengths) for context in several)
-        if not (len(several) > 1 and new <= _PAYS * whole):
+        to_encode = sum(len(block.demonstrations[0]) for block in self._uses if block not in self.store)
+        in_contexts = sum(sum(context.lengths) for context in several)
+        if not (len(several) > 1 and to_encode <= _LARGEST_SHARE * in_contexts):
             self.contexts = {}
             return contexts
         [first] = self.store.several([next(iter(self._uses))])
-        takes = first.nbytes // max(len(first), 1) * sum(len(block.demonstrations[0]) for block in self._uses)
+        size = first.nbytes // max(len(first), 1) * sum(len(block.demonstrations[0]) for block in self._uses)
         text = "%s: the %d distinct demonstrations of %d contexts take %d bytes, and store_bytes=%d %s."
-        about = self.method.name, len(self._uses), len(self.contexts), takes, self.store.max_bytes
-        if takes <= self.store.max_bytes:
+        about = self.method.name, len(self._uses), len(self.contexts), size, self.store.max_bytes
+        if size <= self.store.max_bytes:
             log.info(text, *about, "holds them")
             return contexts
         log.warning(text, *about, "holds less: some are encoded again")
         numbers = {block: len(contexts) + i for i, block in enumerate(self._uses)}
         pairs = [(i, numbers[b]) for i, context in enumerate(contexts) for b in self.contexts.get(context, ())]
-        at, size = np.array(pairs, dtype=np.int32).T, len(contexts) + len(numbers)
-        half = csr_array((np.ones(len(pairs), dtype=np.int8), (at[0], at[1])), shape=(size, size))
+        at, n = np.array(pairs, dtype=np.int32).T, len(contexts) + len(numbers)
+        half = csr_array((np.ones(len(pairs), dtype=np.int8), (at[0], at[1])), shape=(n, n))
         order = reverse_cuthill_mckee((half + half.T).tocsr(), symmetric_mode=True)
         return [contexts[i] for i in order.tolist() if i < len(contexts)]
 
     def forget(self, context: Context) -> None:
-        """Drop the blocks that only this context still needed."""
+        """Drop the blocks that no other unscored context needs."""
         for block in self.contexts.get(context, ()):
             self._uses[block] -= 1
             if not self._uses[block]:
                 self.store.forget(block)
 
     def work(self, context: Context, queries: Queries, once: bool) -> Iterable[ContextWork]:
-        """`Method.work`, or what joining a context takes for its queries, once its blocks are encoded."""
+        """`Method.work`; for a context that is joined, the work that is left once its blocks are encoded."""
         if context not in self.contexts:
             return self.method.work(context, queries, once)
         row, kept = self.method.layout(len(context.prefix), context.lengths), self.method.footprint(context).kept
@@ -117,23 +117,23 @@ class BlockStore:
         return [ContextWork(context, sorted(queries.items()), len(row) - joined, kept, max(joined, kept), alone=False)]
 
     def encode(self, blocks: Sequence[Context]) -> list[Memory]:
-        """`Method.encode`; or the memories of blocks that have one prefix, from one pass behind it in which none sees
-        another."""
+        """`Method.encode`, or the memories of blocks with the same prefix: from one pass on the prefix's memory, in
+        which no block sees another."""
         if not isinstance(blocks[0], BlockContext):
             return self.method.encode(self.model, blocks)
         parts, start = [block.demonstrations[0] for block in blocks], len(blocks[0].prefix)
         [prefix] = self.store.several([Context(blocks[0].prefix, ())])
         lengths, names = [*map(len, parts)], {f"D{i + 1}" for i in range(len(parts))}
-        row = _behind(self.method.layout(start, lengths).take({"P", *names}), {"P"})
+        row = _on_memory_of({"P"}, self.method.layout(start, lengths).take({"P", *names}))
         [layers] = masked_pass(self.model, [[token for part in parts for token in part]], [row], [prefix])
         split = [(keys.split(lengths, dim=2), values.split(lengths, dim=2)) for keys, values in layers]
-        return [  # copied, since each block would keep all others from being freed
+        return [  # copies, since a view of one block would keep all blocks from being freed
             Memory([(keys[i].clone(), values[i].clone()) for keys, values in split], list(part), start + len(part))
             for i, part in enumerate(parts)
         ]
 
     def memories(self, contexts: Sequence[Context]) -> Sequence[Memory]:
-        """The memories of contexts that run side by side, all of which are joined, or none."""
+        """The memories of contexts that run side by side. Either all of them are joined, or none."""
         if contexts[0] not in self.contexts:
             return self.store.once(contexts)
         blocks = dict.fromkeys(block for context in contexts for block in self.contexts[context])
@@ -144,21 +144,22 @@ class BlockStore:
         for context, prefix, row in zip(contexts, prefixes, rows, strict=True):
             layers = _joined([prefix.layers, *(encoded[block].layers for block in self.contexts[context])])
             memories.append(Memory(layers, context.tokens, row.end))
-        behind = [i for i, row in enumerate(rows) if len(row) > len(memories[i])]
-        if behind:  # what sees several demonstrations
+        longer = [i for i, row in enumerate(rows) if len(row) > len(memories[i])]
+        if longer:  # these rows also have tokens that see several demonstrations
             firsts = {"P", *(f"D{i + 1}" for i in range(max(len(context.demonstrations) for context in contexts)))}
-            tokens = {i: [contexts[i].tokens[at] for at in rows[i].source] for i in behind}
-            new, layouts = [tokens[i][len(memories[i]) :] for i in behind], [_behind(rows[i], firsts) for i in behind]
-            ran = masked_pass(self.model, new, layouts, [memories[i] for i in behind])
-            for i, layers in zip(behind, ran, strict=True):
+            tokens = {i: [contexts[i].tokens[at] for at in rows[i].source] for i in longer}
+            new = [tokens[i][len(memories[i]) :] for i in longer]
+            layouts = [_on_memory_of(firsts, rows[i]) for i in longer]
+            ran = masked_pass(self.model, new, layouts, [memories[i] for i in longer])
+            for i, layers in zip(longer, ran, strict=True):
                 whole = Memory(_joined([memories[i].layers, layers]), tokens[i], rows[i].end)
                 memories[i] = kept_of(rows[i], whole)
         return list(map(self.method.read, memories, contexts))
 
     def beginning_alike(self, prompts: Sequence[tuple[TokenizedPrompt, Ids]]) -> list[tuple[TokenizedPrompt, Ids]]:
-        """The same prompts, with their answers, divided elsewhere: demonstrations with which several contexts begin are
-        a context of their own, and those behind them belong to the query. Only under a method that is the model's own
-        causal pass, and where this saves more tokens than a pass has."""
+        """The same prompts, with their answers, divided elsewhere: if several contexts begin with the same
+        demonstrations, these become the context, and later demonstrations belong to the query. This is done only if
+        contexts are ordinary causal passes, and if it saves more tokens than `pack_tokens`."""
         groups: dict[object, dict[Context, None]] = defaultdict(dict)
         for context in (prompt.context for prompt, _ in prompts if self.can_divide and prompt.context.demonstrations):
             groups[context.prefix, context.demonstrations[0]][context] = None
@@ -185,12 +186,12 @@ class BlockStore:
         return max(sum(end <= most and self.can.sees_all_of(end) for end in ends) - 1, 1)
 
 
-def _behind(row: Layout, memory: Collection[str]) -> Layout:
-    """A row of which the blocks of these names are entries of a memory."""
-    return replace(row, blocks=tuple(replace(b, name="M") if b.name in memory else b for b in row.blocks))
+def _on_memory_of(names: Collection[str], row: Layout) -> Layout:
+    """A row in which the blocks with these names are entries of a memory."""
+    return replace(row, blocks=tuple(replace(b, name="M") if b.name in names else b for b in row.blocks))
 
 
 def _joined(parts: Sequence[KeyValues]) -> KeyValues:
-    """The entries of several memories, one behind the other."""
-    of_layers = zip(*filter(None, parts), strict=True)
-    return [(torch.cat([k for k, _ in layer], 2), torch.cat([v for _, v in layer], 2)) for layer in of_layers]
+    """The entries of several memories, joined in order."""
+    layers = zip(*filter(None, parts), strict=True)
+    return [(torch.cat([k for k, _ in layer], 2), torch.cat([v for _, v in layer], 2)) for layer in layers]

@@ -23,21 +23,21 @@ from lm_eval_icl.prompts.tokens import Context
 class DeepThink(Method):
     """Deep-Thinking: the demonstrations are run through the model T times, which refines their keys and values.
 
-    Pass 1 is plain ICL. In pass t, the context is run again behind the memory of pass t-1 (Eq. 3; at positions
-    L..2L-1 for a context of L tokens), and the memory is moved towards the keys and values of pass t by the gate eta
-    (Eq. 4). Queries then attend to the memory of pass T as if it were the context (Eq. 6).
+    Pass 1 is plain ICL. In pass t, the context is run again on the memory of pass t-1 (Eq. 3; at positions L..2L-1 for
+    a context of L tokens), and the memory is moved towards the keys and values of pass t by the gate eta (Eq. 4).
+    Queries then attend to the memory of pass T as if it were the context (Eq. 6).
 
-    The same with the layout of another method is not in the paper. Pass 1 is then that method, and its row is run again
-    under its mask, on the memory of the whole row. If a token attends to those entries whose tokens it attends to in
-    pass 1 (`reads="layout"`), what reaches it in T passes is what reaches it in one: an invariant method stays
-    invariant, and one without leakage stays without.
+    Other layouts than that of `icl` are not in the paper. Pass 1 is then the method `layout`, and the later passes run
+    its row again, with its mask, on the memory of the whole row. If a token attends only to the entries of tokens that
+    it attends to in pass 1 (`reads="layout"`), no other tokens influence it in T passes than in one pass: an invariant
+    method stays invariant, and a method without leakage stays without leakage.
 
     Args:
-        positions: "layout" for those of the method of pass 1.
-        layout: the method of pass 1, one whose memory is a single forward pass under a mask.
-        reads: the entries of the memory to which the tokens of the passes 2..T attend. "all": all that queries attend
-            to, which is the paper's; "layout": those of the tokens that they attend to in pass 1. None is "all" for
-            `icl`, and "layout" for other layouts.
+        positions: "layout" for the positions of the method of pass 1.
+        layout: the name of the method of pass 1. Its memory must come from a single forward pass under a mask.
+        reads: the entries that the tokens of the passes 2..T attend to. "all": all entries that queries attend to, as
+            in the paper. "layout": the entries of the tokens that they attend to in pass 1. None is "all" for `icl`,
+            and "layout" for other layouts.
         T: the number of iterations, at least 1; T=1 is `icl`. The paper uses 5 if there is no development set.
         eta: the gate, in (0, 1].
         momentum: beta of the authors' released code (0.9 there by default), in [0, 1). A step is eta times a velocity:
@@ -49,7 +49,7 @@ class DeepThink(Method):
     without_demonstrations = "nothing to think about, evaluated as plain zero-shot"
     overflow_hint = "The passes 2 to T of deepthink reach twice the demonstrations; restart_positions=True does not. "
 
-    positions: str = "layout"  # those of the method of pass 1
+    positions: str = "layout"
     T: Whole = 5
     eta: Annotated[float, number("above 0 and at most 1", lambda value: 0 < value <= 1)] = 0.01
     momentum: Annotated[float, number("from 0 to below 1", lambda value: 0 <= value < 1)] = 0.0
@@ -69,7 +69,7 @@ class DeepThink(Method):
 
     @cached_property
     def first(self) -> Method:
-        """The method of pass 1, whose properties this one has."""
+        """The method of pass 1, from which this method takes its properties."""
         return methods.find(self.layout)(positions=self.positions, repeat=self.repeat)
 
     @property
@@ -82,19 +82,19 @@ class DeepThink(Method):
 
     @property
     def needs_mask(self) -> bool:  # type: ignore[override]
-        """Whether a token does not attend to some before it, in the row or in the memory."""
+        """Whether some token does not attend to all tokens before it, in the row or in the memory."""
         return self.first.needs_mask or self.reads == "layout"
 
     @property
     def needs_positions(self) -> bool:
-        """Also if the passes 2..T restart at position 0."""
+        """Whether pass 1 needs `position_ids`, or the passes 2..T restart at position 0."""
         return super().needs_positions or self.restart_positions
 
     def pattern(self, n: int) -> Pattern:
         return self.first.pattern(n)
 
     def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
-        """Pass 1, one layout for all passes behind the memory, and the query on the memory."""
+        """Pass 1, one layout for all later passes, and the query on the last memory."""
         row = self.first.layout(prefix, demonstrations, query, answer)
         if self.T == 1 or not demonstrations:
             return [("", row)]
@@ -117,9 +117,9 @@ class DeepThink(Method):
         return (memory for (memory,) in self._iterations(model, [context]))
 
     def _iterations(self, model: PreTrainedModel, contexts: Sequence[Context]) -> Iterator[list[Memory]]:
-        """The memories of all contexts after each of the T passes. Without demonstrations, only the first one runs."""
+        """The memories of all contexts after each of the T passes. Without demonstrations, only the first pass runs."""
         firsts = [self.first.layout(len(context.prefix), context.lengths) for context in contexts]
-        # Also entries to which no query attends are read in the next pass.
+        # The next pass also attends to entries that no query attends to.
         whole = [replace(first, kept=(True,) * len(first.blocks)) for first in firsts]
         memories = encode_all(model, whole, [context.tokens for context in contexts])
         yield list(map(kept_of, firsts, memories))
@@ -128,33 +128,33 @@ class DeepThink(Method):
             yield from ([*map(kept_of, firsts, memories)] for _ in range(2, self.T + 1))
             return
         layouts = [self.passes(len(context.prefix), context.lengths)[1][1] for context in contexts]
-        # The steps are small: in half precision they would be rounded away.
+        # The steps are small. In half precision, they would be rounded to 0.
         dtype = memories[0].layers[0][0].dtype
-        wide = torch.promote_types(dtype, torch.float32)
-        # [keys, values, keys, values, ...] of all layers, since the update is the same for both.
-        histories = [[entry.to(wide) for entry in chain(*memory.layers)] for memory in memories]
+        wide_dtype = torch.promote_types(dtype, torch.float32)
+        # The lists [keys, values, keys, values, ...] of all layers, since the update is the same for both.
+        histories = [[entry.to(wide_dtype) for entry in chain(*memory.layers)] for memory in memories]
         velocities: list[list[Tensor | float]] = [[0.0] * len(history) for history in histories]
         for _ in range(2, self.T + 1):
             passes = [[*chain(*layers)] for layers in self._again(model, memories, layouts)]
             for history, velocity, present in zip(histories, velocities, passes, strict=True):
                 for i, entry in enumerate(history):
-                    # `pop` frees the pass's tensors one by one: the keys and values of a long context are large.
+                    # `pop` frees the tensors of the pass one by one, since those of a long context are large.
                     step = present.pop(0) - entry + self.momentum * velocity[i]
                     history[i] = entry + self.eta * step
                     if self.momentum:
                         velocity[i] = step
-            narrow = [[entry.to(dtype) for entry in history] for history in histories]
+            rounded = [[entry.to(dtype) for entry in history] for history in histories]
             memories = [
                 replace(memory, layers=list(zip(entries[::2], entries[1::2], strict=True)))
-                for memory, entries in zip(memories, narrow, strict=True)
+                for memory, entries in zip(memories, rounded, strict=True)
             ]
             yield list(map(kept_of, firsts, memories))
 
     def _again(self, model: PreTrainedModel, memories: Sequence[Memory], layouts: Sequence[Layout]) -> list[KeyValues]:
-        """The keys and values of one more pass over all contexts, each behind its memory."""
+        """The keys and values of one more pass over all contexts, each on its memory."""
         if len(memories) > 1 or self.needs_mask:
             return masked_pass(model, [memory.tokens for memory in memories], layouts, memories)
-        # None is for consecutive positions after the memory, which the model computes by itself.
-        own = self.restart_positions or self.positions != "sequential"
-        positions = layouts[0].positions[len(memories[0]) :] if own else None
+        # None stands for consecutive positions after the memory, which the model computes by itself.
+        given = self.restart_positions or self.positions != "sequential"
+        positions = layouts[0].positions[len(memories[0]) :] if given else None
         return [causal_pass(model, memories[0].tokens, memories[0], positions)]

@@ -26,15 +26,15 @@ def _weights(weights: Any) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Ensemble(Several):
-    """An ensemble of windows: what is predicted behind each window's memory is combined.
+    """An ensemble of windows: the predictions on the memories of all windows are combined.
 
-    With the log-likelihoods s_b of an answer behind memory b and weights v_b that sum to 1, the answer's is
+    With the log-likelihoods s_b of an answer on memory b and weights v_b that sum to 1, the answer's log-likelihood is
 
         poe: sum_b v_b s_b        moe: log sum_b v_b exp s_b        max: max_b (log v_b + s_b)
 
-    Every request is combined by itself: nothing is normalized over the options of a document, which a model does not
-    see. Where text is generated, and for whether an answer is the greedy one, the distributions of the next token are
-    combined so, and normalized.
+    Every request is combined by itself. Nothing is normalized over the options of a document, since a model does not
+    see them. To generate text, and to decide whether an answer is the greedy one, the distributions of the next token
+    are combined in the same way, and normalized.
 
     Args:
         combine: "poe" (product of experts), "moe" (mixture of experts) or "max".
@@ -46,18 +46,18 @@ class Ensemble(Several):
 
     @property
     def invariant(self) -> bool:
-        """Whether all windows, of one demonstration each, are treated alike."""
+        """Whether every window has one demonstration, and all windows have equal weights."""
         return super().invariant and self.weights is None
 
     def why_not(self, n: int) -> str:
-        """Every window needs its weight."""
+        """There must be as many weights as windows."""
         windows = math.ceil(n / self.window_size)
         if self.weights is not None and n and len(self.weights) != windows:
             return f"weights: {len(self.weights)} numbers for {windows} windows"
         return super().why_not(n)
 
     def contexts(self, context: Context) -> list[Context]:
-        """One for each window, whose weights have to be as many also where demonstrations were left out."""
+        """One context for each window. There must be as many weights also after demonstrations were left out."""
         windows = super().contexts(context)
         if len(windows) > 1 and (why := self.why_not(len(context.demonstrations))):
             raise InputError(f"{self.name}: {why}.")
@@ -67,13 +67,13 @@ class Ensemble(Several):
         return self._joined(logprobs).log_softmax(-1), None
 
     def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
-        behind_each = logprobs.gather(-1, answer.expand(len(logprobs), -1)[..., None])[..., 0].sum(-1)
-        return self._joined(behind_each[None]).squeeze()
+        by_memory = logprobs.gather(-1, answer.expand(len(logprobs), -1)[..., None])[..., 0].sum(-1)
+        return self._joined(by_memory[None]).squeeze()
 
     def _joined(self, numbers: Tensor) -> Tensor:
         """Combine log-probabilities, [texts, memories, ...] -> [texts, ...]."""
-        given = self.weights if self.weights and numbers.shape[1] > 1 else (1.0,) * numbers.shape[1]
-        shares = [weight / sum(given) for weight in given]
+        raw = self.weights if self.weights and numbers.shape[1] > 1 else (1.0,) * numbers.shape[1]
+        shares = [weight / sum(raw) for weight in raw]
         weights = torch.tensor(shares, dtype=numbers.dtype, device=numbers.device).view(-1, *[1] * (numbers.dim() - 2))
         if self.combine == "poe":
             return (numbers * weights).sum(1)

@@ -10,7 +10,7 @@ from lm_eval_icl.prompts.layouts import Pattern, before
 
 @dataclass(frozen=True)
 class ICL(Method):
-    """Plain in-context learning: D_i sees D_1..D_{i-1}, the model's own causal attention.
+    """Plain in-context learning: D_i sees D_1..D_{i-1}, by the model's causal attention.
 
     The memory is the keys and values of one ordinary pass over prefix and demonstrations, so every
     log-likelihood is the one that lm-eval's `hf` computes from the joined prompt (the baseline "ICL" in

@@ -1,4 +1,4 @@
-"""Whether requests, encoded by a method, stay within a model's limits, and what is left out of those that do not."""
+"""Checks that requests stay within a model's limits, and leaves demonstrations out of requests that do not."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Request:
     prompt: TokenizedPrompt
     answer: Ids  # the continuation to score; empty if text is to be generated
     answer_positions: int  # how many positions the answer or the generated text needs after the prompt
-    left_out: tuple[int, ...] = ()  # the indices of demonstrations left out (in canonical order, if that is used)
+    left_out: tuple[int, ...] = ()  # the indices of the demonstrations left out (in canonical order, if it is used)
     cut: int = 0  # how many tokens were cut off the beginning of the prompt, which then has no demonstrations
-    arguments: tuple[Any, ...] = ()  # what was asked, as it was given
+    arguments: tuple[Any, ...] = ()  # the arguments of the harness's request
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The key under which a cache stores the response: the arguments, and what was left out of the prompt, which
+        """The key of the response in a cache: the arguments, and which parts of the prompt were left out, since this
         also depends on the other options of the document."""
         return (*self.arguments, self.left_out, self.cut)
 
     @property
     def length(self) -> int:
-        """How many tokens are run through the model if the request is run by itself."""
+        """How many tokens run through the model if the request runs alone."""
         return len(self.prompt) + self.answer_positions
 
 
@@ -38,30 +38,30 @@ class TooLong:
     """Why a prompt does not fit."""
 
     why: str  # the end of a sentence about such prompts: "do not fit the model's 1024 positions"
-    takes: tuple[int, int, int]  # how many positions, or tokens of its longest row: of context, query and answer
-    hint: str  # advice of the method, if it is encoding the demonstrations that takes too many
+    takes: tuple[int, int, int]  # the numbers of positions, or of tokens in a row, of context, query and answer
+    hint: str  # advice of the method, if the demonstrations take more positions to encode than in the prompt
 
     @property
     def needed(self) -> int:
         return sum(self.takes)
 
     def sum(self, answer: str) -> str:
-        """`needed` as a sum of its parts, with this name for the answer."""
+        """`needed` as a sum of its parts, in words; `answer` is the name of the answer."""
         parts = zip(("prefix and demonstrations", "query", answer), self.takes, strict=True)
         return f"{self.needed}: " + " + ".join(f"{name} {number}" for name, number in parts if number)
 
 
 @dataclass(frozen=True)
 class PromptLimits:
-    """A model's limits, and whether a prompt, encoded by a method, stays within them."""
+    """A model's limits for prompts that a method encodes."""
 
     method: Method
     model: str  # the model's name, for messages
     positions: int  # how many positions the model has
     window: int | None  # how many tokens a row may have under the method's mask; None for as many as positions
-    switch: tuple[int, bool] | None  # from where rotary angles change (`inference.positions.position_switch`)
+    switch: tuple[int, bool] | None  # the length from which rotary angles change (`positions.position_switch`)
     hint: str  # advice for the error, in addition to fewer demonstrations, if encoding takes too many positions
-    keeps_window: bool = False  # rows may be longer than the window, which the model keeps to by itself
+    keeps_window: bool = False  # whether rows may be longer than the window (`needs.keeps_window`)
 
     def too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """Why a prompt with an answer of `answer` positions does not fit; None if it fits."""
@@ -69,19 +69,19 @@ class PromptLimits:
         if sum(terms) > self.positions:
             why = f"do not fit the model's {self.positions} positions"
         elif self.switch is not None and sum(terms) > self.switch[0]:
-            switch, ever = self.switch
-            # The memory would have the rotary angles of short sequences, and the query those of long ones.
-            if ever or self.method.footprint(context).shortest_pass <= switch:
+            switch, always_changes = self.switch
+            # The memory would have the rotary angles of short sequences, and the query those of long sequences.
+            if always_changes or self.method.footprint(context).shortest_pass <= switch:
                 why = (
-                    f"cross position {switch} behind their demonstrations, from which on this model computes positions "
-                    "otherwise (rotary angles of type longrope or dynamic)"
+                    f"cross position {switch} after their demonstrations, and from there on this model computes "
+                    "positions differently (rotary angles of type longrope or dynamic)"
                 )
-        # Without demonstrations there is nothing to hide, so that the model's own mask is used, window and all.
+        # Without demonstrations, a method hides nothing, and the model runs with its ordinary mask and window.
         if not why and self.window is not None and context.demonstrations:
             terms = self._takes(prompt, answer, tokens=True)
             footprint = self.method.footprint(context)
-            # The window counts the entries of a memory. If some tokens before them are not kept, a prefix would come
-            # nearer than it is in one pass over everything.
+            # The window counts the entries of a memory. If the memory does not have all tokens of the context, the
+            # prefix is nearer to the query than in one pass over the whole prompt.
             keeps = self.keeps_window and (not context.prefix or footprint.kept == footprint.tokens)
             if sum(terms) > (most := self.positions if keeps else self.window):
                 why = (
@@ -93,8 +93,8 @@ class PromptLimits:
         return TooLong(why, terms, self.hint if sum(terms) > len(prompt) + answer else "")
 
     def _takes(self, prompt: TokenizedPrompt, answer: int, tokens: bool = False) -> tuple[int, int, int]:
-        """How many positions a prompt takes, by context, query and answer, in the longer of two passes: that which
-        encodes the context, or that of the query behind it. Or how many `tokens`, entries of memories included."""
+        """How many positions context, query and answer take in the longer of two passes: the pass that encodes the
+        context, and the pass of the query. If `tokens`, how many tokens, entries of memories included."""
         footprint, query = self.method.footprint(prompt.context), len(prompt.query)
         encoding, before_query = footprint.positions, footprint.query_start
         if tokens:
@@ -104,14 +104,14 @@ class PromptLimits:
 
     @property
     def longest_go_first(self) -> bool:
-        """Whether the longest demonstrations are left out first, and not the first ones: if positions are symmetric,
-        where only the longest counts, or the order makes no difference. No other choice leaves out fewer then."""
+        """Whether the longest demonstrations are left out first, rather than the first demonstrations: if positions are
+        symmetric, so that only the longest counts, or the order has no effect. This leaves out the fewest."""
         return self.method.positions == "symmetric" or self.method.invariant
 
     def leaves_out(self, prompts: Sequence[tuple[TokenizedPrompt, int]]) -> int:
-        """The index of the demonstration to leave out next from prompts (with the positions of their answers) that do
-        not fit and all lose the same ones: the first one, or the longest one (`longest_go_first`). Of equally long ones
-        the tokens decide, and not the order in which an order-invariant method gets them."""
+        """The index of the demonstration to leave out next of all `prompts` (each with the positions of its answer): 0,
+        or that of the longest demonstration (`longest_go_first`). Among equally long demonstrations the token ids
+        decide, so that the choice of an order-invariant method does not depend on the order."""
         if not self.longest_go_first:
             return 0
         n = max(len(prompt.context.demonstrations) for prompt, _ in prompts)
@@ -124,7 +124,7 @@ class PromptLimits:
         return max(range(n), key=size)
 
 
-# The indices of demonstrations to leave out -> the requests of a document without these.
+# The indices of demonstrations to leave out -> the requests of a document without these demonstrations.
 Tokenize = Callable[[tuple[int, ...]], list[Request]]
 
 
@@ -134,10 +134,9 @@ def fits(limits: PromptLimits, requests: Iterable[Request]) -> bool:
 
 
 def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits) -> list[Request]:
-    """The requests of a document that does not fit, with as few demonstrations left out as makes them fit, in the order
-    of `PromptLimits.leaves_out`. All its prompts lose the same ones, so that its options stay comparable. What does not
-    fit without any is cut from the left (`truncated`).
-    """
+    """The requests of a document that does not fit, without some demonstrations: as few as possible, in the order of
+    `PromptLimits.leaves_out`. All prompts of the document lose the same demonstrations, so that its options stay
+    comparable. A prompt that does not even fit without demonstrations is cut from the left (`truncated`)."""
     longest_answers: dict[TokenizedPrompt, int] = {}  # prompt -> the positions of its longest answer
     for request in requests:
         longest_answers[request.prompt] = max(request.answer_positions, longest_answers.get(request.prompt, 0))
@@ -146,12 +145,12 @@ def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits)
     fewer = list(longest_answers.items())
     while kept and not fits(limits, requests):
         left_out.append(kept.pop(limits.leaves_out(fewer)))
-        # The prompts are tokenized again, since tokens at a boundary may become others, but only when the numbers of
-        # tokens say that enough is left out.
+        # The prompts are tokenized again, since tokens at a boundary may change, but only when enough demonstrations
+        # are left out by the present numbers of tokens.
         fewer = [(prompt.keeping(kept), answer) for prompt, answer in longest_answers.items()]
         if not kept or all(limits.too_long(*prompt) is None for prompt in fewer):
             requests = tokenize(tuple(sorted(left_out)))
-    while len(left_out) > 1 and fits(limits, requests):  # and they may become fewer
+    while len(left_out) > 1 and fits(limits, requests):  # there may now be fewer tokens: take demonstrations back
         more = tokenize(tuple(sorted(left_out[:-1])))
         if not fits(limits, more):
             break
@@ -161,8 +160,8 @@ def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits)
 
 
 def truncated(request: Request, limits: PromptLimits) -> Request:
-    """A request without demonstrations, with only the last tokens of its prompt that fit, as `hf` keeps them: BOS and
-    description go first. One token stays at least, and an answer is never cut."""
+    """A request without demonstrations, with only the last tokens of its prompt that fit, as in `hf`: BOS and
+    description are cut first. At least one token stays, and an answer is never cut."""
     tokens = (*request.prompt.context.tokens, *request.prompt.query)
     positions = limits.positions if limits.switch is None else min(limits.positions, limits.switch[0])
     cut = min(len(tokens) + request.answer_positions - positions, len(tokens) - 1)

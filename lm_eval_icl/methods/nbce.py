@@ -18,19 +18,19 @@ NotNegative = Annotated[float, number("of 0 or more", lambda value: value >= 0)]
 
 @dataclass(frozen=True)
 class NBCE(Several):
-    """Naive-Bayes context extension: the surest window predicts, against the prediction without demonstrations.
+    """Naive-Bayes context extension: the window with the least entropy predicts, contrasted with no demonstrations.
 
-    With the log-probabilities l_w of the next token behind window w, l_0 behind the prefix alone, and the entropies
+    With the log-probabilities l_w of the next token after window w, l_0 after the prefix alone, and the entropies
     H_w = -sum exp(l_w) clip(l_w, -100, 0) of the distributions truncated to their nucleus,
 
-        k = argmin_w H_w, where H_k' of the token before is lowered by eta
+        k = argmin_w H_w, where the entropy of the window chosen for the token before is first lowered by eta
         z = (1 + beta) l_k - beta l_0 where l_0 > -100, and l_k elsewhere
 
-    The next token's distribution is the softmax of z. Ties go to the first window.
+    The next token's distribution is the softmax of z. If entropies are equal, the first window is chosen.
 
     Args:
-        beta: 0 or more.
-        eta: what the entropy of the window is lowered by that was chosen for the token before; 0 or more.
+        beta: the weight of the prediction without demonstrations, 0 or more.
+        eta: by how much the entropy of the window chosen for the token before is lowered, 0 or more.
         top_p: the probability of the nucleus, above 0; 1 for no truncation.
     """
 
@@ -39,12 +39,12 @@ class NBCE(Several):
     top_p: Annotated[float, number("above 0 and at most 1", lambda value: 0 < value <= 1)] = 0.95
 
     def contexts(self, context: Context) -> list[Context]:
-        """The windows, and the prefix alone."""
+        """One context for each window, and one with the prefix alone."""
         windows = super().contexts(context)
         return [*windows, Context(context.prefix, ())] if context.demonstrations else windows
 
     def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The state is the number of the window that was chosen."""
+        """The next token's distribution, and the number of the chosen window as the state."""
         texts, truncated = torch.arange(len(logprobs), device=logprobs.device), logprobs
         if self.top_p < 1:
             ascending, tokens = logprobs.sort(-1)

@@ -1,4 +1,4 @@
-"""What a model cannot do for a method: everything that is decided and said about it."""
+"""Checks that a model can do what a method needs, with the messages of all refusals and warnings."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from lm_eval_icl.prompts.tokens import Context
 
 
 def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
-    """Refuse a model that does not do what a method needs, as the other functions here refuse one (`Unsupported`)."""
+    """Refuse a model that does not do what a method needs, by the error `Unsupported` (as all checks below)."""
     name, attention = type(model).__name__, model.config._attn_implementation
     if can.no_memory and not method.is_ordinary(Context((0,), ((0,), (0,)))):
         raise Unsupported(
             f"{method.name} continues from a memory of the demonstrations, and {name} does not continue from its cache "
             f"({can.no_memory}). icl works with this model."
         )
-    own = method.needs_mask or method.needs_positions or not method.one_pass or method.memory_depends_on_query
-    if can.is_hybrid and own:
+    ordinary = method.one_pass and not (method.needs_mask or method.needs_positions or method.memory_depends_on_query)
+    if can.is_hybrid and not ordinary:
         raise Unsupported(
             f"{method.name} works on keys and values, and {name} keeps more than these (linear attention, a state "
             "space, a convolution or an indexer). icl works with this model."
@@ -40,7 +40,7 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
     ahead = not can.sees_ahead and any(layout.looks_ahead for _, layout in method.passes(1, [2] * shots, 2, 2))
     if method.needs_mask and ahead:
         raise Unsupported(
-            f"{method.name} lets tokens see tokens behind them, and those of {name} never do, whatever the mask shows "
+            f"{method.name} lets tokens see later tokens, but in {name} they never do, whatever the mask shows "
             f"(attn_implementation={attention}). Use another model."
         )
     if method.needs_positions and not can.obeys_positions:
@@ -53,7 +53,7 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
 
 
 def _check_parts(method: Method, model: PreTrainedModel) -> None:
-    """Check that all layers read a memory in parts: what a part of next to no weight holds changes nothing."""
+    """Check that all layers read a memory in parts: changes in a part with a weight of almost 0 must have no effect."""
     query, answers = (3, 4, 5), [(6, 7), (8,)]
 
     def scores(memory: Memory) -> list[float]:
@@ -61,7 +61,7 @@ def _check_parts(method: Method, model: PreTrainedModel) -> None:
         return [number for number, _ in (*packed, *score_rows(model, memory, [(query, answers)]))]
 
     name, attention = type(model).__name__, model.config._attn_implementation
-    why = f"attn_implementation={attention}: not all layers attend by sdpa"
+    why = f"attn_implementation={attention}: some layer does not use sdpa"
     try:
         memory = read_causally(model, [2, 3, 4, 5, 6, 7, 8, 9])
         unread = memory.divided(3, Reading(log_weight=-1e5))
@@ -74,13 +74,13 @@ def _check_parts(method: Method, model: PreTrainedModel) -> None:
             raise
         why = one_line(error)[:200]
     raise Unsupported(
-        f"{method.name} reads the demonstrations apart from all else, which {name} does not allow ({why}). Use "
-        "attn_implementation=sdpa, or pcw."
+        f"{method.name} computes attention to the demonstrations apart from other tokens, which {name} does not allow "
+        f"({why}). Use attn_implementation=sdpa, or pcw."
     )
 
 
 def check_no_positions(method: Method, model: PreTrainedModel) -> None:
-    """Check that a model whose positions were taken away does not tell positions apart."""
+    """Check that a model whose positional information was switched off does not tell positions apart."""
     if tells_positions_apart(model):
         raise Unsupported(
             f"{method.name} needs a model whose positions can be taken away, and {type(model).__name__} still tells "
@@ -89,54 +89,54 @@ def check_no_positions(method: Method, model: PreTrainedModel) -> None:
 
 
 def check_generates(method: Method, model: PreTrainedModel, can: Capabilities, context: Context) -> None:
-    """Check that `generate` goes on from this model's cache, if the method needs that behind a context."""
+    """Check that `generate` continues from this model's cache, or that the method does not need it for this context."""
     if not (can.can_generate or (model.can_generate() and method.is_ordinary(context))):
         raise Unsupported(
-            f"{method.name} generates no text with {type(model).__name__}: transformers' generate does not go on from "
-            "its cache as the model itself does. Tasks that are scored by log-likelihood work."
+            f"{method.name} generates no text with {type(model).__name__}: transformers' generate does not continue "
+            "from its cache as the model itself does. Tasks that are scored by log-likelihood work."
         )
 
 
 def check_generates_together(
     method: Method, model: PreTrainedModel, can: Capabilities, settings: GenerationSettings
 ) -> None:
-    """Check that text can be generated behind several memories, of different lengths, at once: the model takes the rows
-    of such a batch, and they do not go apart under these settings."""
+    """Check that a text can be generated from several memories of different lengths at once: the model takes padded
+    rows, and the settings give all rows of a text the same next token."""
     if not can.can_pad:
         raise Unsupported(
-            f"{method.name} generates no text with {type(model).__name__}: its rows are behind memories of different "
+            f"{method.name} generates no text with {type(model).__name__}: its rows have memories of different "
             "lengths, which need padding. Tasks that are scored by log-likelihood work."
         )
     if settings.beams > 1 or settings.samples or settings.reads_rows:
         raise InputError(
-            f"{method.name}: several memories choose each token together, which is done greedily alone: no num_beams, "
-            "do_sample, or settings that read the rows of a batch (no_repeat_ngram_size, bad_words_ids, ...)."
+            f"{method.name}: several memories choose each token together, always greedily: give no num_beams, no "
+            "do_sample and no settings that read the rows of a batch (no_repeat_ngram_size, bad_words_ids, ...)."
         )
 
 
 def keeps_window(method: Method, can: Capabilities) -> bool:
-    """Whether rows longer than the model's window run as transformers runs them: the mask of a method says what a token
-    may see, and some layers hide what is further back by index (GPT-Neo). A method is then not invariant."""
+    """Whether rows may be longer than the model's window though some layers hide all tokens before it, whatever the
+    mask shows (GPT-Neo). transformers runs such rows in the same way. The method is then not invariant."""
     return can.keeps_window and method.needs_mask and method.one_pass and not method.memory_depends_on_query
 
 
 def longest_row(method: Method, can: Capabilities) -> int | None:
-    """How many tokens a row may have under a method; None if only the number of positions limits it."""
+    """How many tokens a row of the method may have; None if only the number of positions limits it."""
     window = can.window if method.needs_mask else None
     scaled = can.scaled_from if method.needs_positions else None
     return min((limit for limit in (window, scaled) if limit is not None), default=None)
 
 
 def warn(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
-    """Warn about a model whose window a method does not reach beyond, or that shares no demonstrations."""
+    """Warn about a model whose window hides demonstrations, or which does not continue from its cache."""
     if keeps_window(method, can):
         log.warning(
-            "%s: some layers of %s attend to the last %d tokens only, whatever the mask shows. Prompts with more run "
-            "as transformers runs them, and then depend on the order of the demonstrations.",
+            "%s: some layers of %s attend to the last %d tokens only, whatever the mask shows. Longer prompts run as "
+            "transformers runs them, and their results depend on the order of the demonstrations.",
             *(method.name, type(model).__name__, can.window),
         )
     if can.no_memory:
         log.warning(
-            "%s does not continue from its cache (%s): every prompt is read as a whole, as --model hf does it.",
+            "%s does not continue from its cache (%s): every prompt is run as a whole, as with --model hf.",
             *(type(model).__name__, can.no_memory),
         )

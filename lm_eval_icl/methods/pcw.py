@@ -12,15 +12,15 @@ from lm_eval_icl.prompts.layouts import Pattern, before, same
 
 @dataclass(frozen=True)
 class PCW(Method):
-    """Parallel context windows: a demonstration sees those before it in its own window, and no others.
+    """Parallel context windows: a demonstration sees the demonstrations before it in its window, and no others.
 
     With one demonstration in each window it is bag-of-examples ICL (InvICL, Eq. 6, Figure 2c and Appendix A.2):
     invariant and without leakage, but not interdependent. With symmetric positions every window starts at the end
     of the prefix.
 
     Args:
-        window_size: how many demonstrations share a window, at most all of them; the last window may have fewer. If it
-            is more than 1, their order in a window matters.
+        window_size: how many demonstrations share a window, at most all of them. The last window may have fewer. If it
+            is more than 1, the order of the demonstrations in a window has an effect.
     """
 
     treats_demonstrations_alike = True
@@ -30,7 +30,7 @@ class PCW(Method):
 
     @property
     def invariant(self) -> bool:
-        """Only if no two demonstrations share a window."""
+        """Whether positions are not sequential, and no two demonstrations share a window."""
         return self.window_size == 1 and super().invariant
 
     def why_not(self, n: int) -> str:

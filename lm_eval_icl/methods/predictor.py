@@ -23,15 +23,15 @@ class DoesNotFit(InputError):
 
 
 class Predictor:
-    """Scores options behind demonstrations, with any method.
+    """Scores the options of queries, given demonstrations, with any method.
 
-    Demonstrations are run through the model once: their memory is stored for further calls with the same ones (in any
-    order, if the method does not depend on it). Call `forget` after the model's weights have changed.
+    Demonstrations are run through the model once. Their memory is stored for later calls with the same demonstrations
+    (in any order, if the method does not depend on it). Call `forget` after the model's weights have changed.
 
     Args:
         model: a causal language model of transformers. It is put into evaluation mode.
-        tokenizer: the model's tokenizer, a fast one.
-        method: the method, `lm_eval_icl.methods.make("invicl")` for example.
+        tokenizer: the model's tokenizer, which must be a fast tokenizer.
+        method: the method, for example `lm_eval_icl.methods.make("invicl")`.
         max_length: how many positions the model has; if None, `max_position_embeddings` of its configuration.
         add_bos_token: whether BOS is put at the beginning of a prompt; None for the tokenizer's default.
         batch_size, pack_tokens, store_bytes: as for `MethodRunner`.
@@ -79,28 +79,28 @@ class Predictor:
         """Score every option of every query.
 
         Args:
-            demonstrations: one list for all queries, or a list for each query. A demonstration has its answer and the
-                delimiter that follows it. Of those that several queries have, what a method can share is encoded once.
-            queries: the queries, each up to where the answer begins.
+            demonstrations: one list for all queries, or a list for each query. A demonstration ends with its answer and
+                the delimiter after it. If several queries share demonstrations, they are encoded once where possible.
+            queries: the queries, each up to the beginning of the answer.
             options: one list for all queries, or a list for each query. An option begins with the blank that separates
                 it from the query.
             prefix: the text before the first demonstration.
 
         Returns:
-            For each query, for each option (log-probability, greedy): the sum of the log-probabilities of the option's
-            tokens (natural logarithm), and whether greedy decoding would produce the option.
+            For each query, a list with (log-probability, greedy) for each option: the sum of the log-probabilities of
+            the option's tokens (natural logarithm), and whether greedy decoding would produce the option.
 
         Raises:
             InputError: a prompt cannot be used, or a log-probability is NaN or infinite.
         """
         per_query, shown = (
-            _of_each(name, listed, len(queries))
+            _listed_by_query(name, listed, len(queries))
             for name, listed in (("options", options), ("demonstrations", demonstrations or [()] * len(queries)))
         )
         names, pairs = [], []
         for q, (query, texts, shots) in enumerate(zip(queries, per_query, shown, strict=True)):
             for name, listed in (("demonstrations", shots), ("queries", queries), ("options", texts)):
-                if isinstance(listed, str):  # it would be taken for a list of its characters
+                if isinstance(listed, str):  # the text would be read as a list of its characters
                     raise InputError(f"{name}={listed!r}: must be a list of texts, not a text.")
             if why := self.runner.method.why_not(len(shots)):
                 raise InputError(f"{self.runner.method.name}: {why}.")
@@ -120,8 +120,8 @@ class Predictor:
 
         scores: dict[int, Score] = {}
         with self.runner.inference_mode():
-            for of_pass in self.runner.score_prompts(pairs):
-                scores |= of_pass
+            for scores_of_pass in self.runner.score_prompts(pairs):
+                scores |= scores_of_pass
         for i, name in enumerate(names):
             if not math.isfinite(scores[i][0]):
                 raise not_finite(name, scores[i][0], self.runner.model)
@@ -129,14 +129,14 @@ class Predictor:
         return [[next(in_order_of_pairs) for _ in texts] for texts in per_query]
 
     def forget(self) -> None:
-        """Free all memories, which are wrong once the model's weights have changed."""
+        """Free all memories. They are wrong once the model's weights have changed."""
         self.runner.begin(self._batch_size)
 
 
-def _of_each(name: str, listed: Any, n: int) -> list[Any]:
-    """What each of n queries has, of a list of texts for all, or a list for each."""
+def _listed_by_query(name: str, listed: Any, n: int) -> list[Any]:
+    """The list of texts of each of n queries, from one list for all queries or a list for each query."""
     if isinstance(listed, str) or any(isinstance(text, str) for text in listed):
         return [listed] * n
     if len(listed) != n:
-        raise InputError(f"{name}: {len(listed)} lists for {n} queries: give one list, or one each.")
+        raise InputError(f"{name}: {len(listed)} lists for {n} queries: give one list, or one for each query.")
     return list(listed)

@@ -23,19 +23,19 @@ from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.inference.prefix_cache import PrefixCache
-from lm_eval_icl.inference.schedule import Asked, Batch, Ids, Sizes, Text, first_texts, schedule, side_by_side
+from lm_eval_icl.inference.schedule import Batch, ContextQueryAnswer, Sizes, Text, first_texts, schedule, side_by_side
 from lm_eval_icl.inference.scoring import Score, Scores, States, score_packed, score_rows, score_together
 from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.blocks import BlockStore
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.methods.several import Several
-from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
-# context -> query -> answer -> the indices of the prompts that ask for it.
+# context -> query -> answer -> the indices of the prompts with this context, query and answer.
 Grouped = dict[Context, dict[Ids, dict[Ids, list[int]]]]
-# What a forward pass scored, and the scores in the same order.
-Scored = tuple[list[Asked], Scores]
+# The requests that a forward pass scored, and their scores in the same order.
+Scored = tuple[list[ContextQueryAnswer], Scores]
 # See `MethodRunner.inference_mode`.
 _running = threading.RLock()
 
@@ -52,23 +52,23 @@ def grouped(prompts: Iterable[tuple[TokenizedPrompt, Ids]]) -> Grouped:
 
 
 class MethodRunner:
-    """A method on a model: encodes contexts as memories, stores these, and scores or continues queries on them.
+    """Runs a method on a model: encodes contexts as memories, stores the memories, and scores or continues queries.
 
     Args:
         model: a causal language model of transformers.
         method: the method; arguments that depend on the model are filled in (`Method.bind`).
-        pack_tokens: how many tokens of queries and options, and of contexts that run side by side, share one forward
-            pass that scores.
-        batch_size: how many texts are generated, or queries that cannot be packed are scored, in one batch; and, on an
-            accelerator, how many queries at least share one packed pass.
+        pack_tokens: how many tokens a packed forward pass may have: tokens of queries and options, and of contexts that
+            run side by side.
+        batch_size: how many rows a batch may have in which texts are generated or queries are scored without packing.
+            On an accelerator, as many queries may also share a packed pass, even if they exceed `pack_tokens`.
         store_bytes: how many bytes of keys and values are stored for contexts that occur again.
         softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
         mixed_precision_dtype: the dtype of autocast; None for no autocast.
         tensor_parallel: each pass is divided among several processes (tensor parallelism).
-        capabilities: what the model can do, if that has been tried, which takes some thirty short passes.
+        capabilities: what the model can do, if known. Otherwise, some thirty short passes find it out.
 
     Attributes:
-        tokens_run, passes_run: how many tokens were run through the model inside `counting`, in how many passes.
+        tokens_run, passes_run: how many tokens, and how many passes, were run through the model inside `counting`.
 
     Raises:
         Unsupported: the model does not do what the method needs.
@@ -93,7 +93,7 @@ class MethodRunner:
         self.store_bytes = checked_whole("store_bytes", store_bytes)
         self.model, self.softmax_dtype, self.mixed_precision_dtype = model, softmax_dtype, mixed_precision_dtype
         self.tensor_parallel = tensor_parallel
-        # The learned position embeddings that are switched off while the model runs; None if all positions are left.
+        # The learned position embeddings that are switched off while the model runs; None if positions are not removed.
         self.without_positions: list[nn.Embedding] | None = None
         self._inside = False
         with self.inference_mode():
@@ -113,14 +113,14 @@ class MethodRunner:
         device = device_of(self.model)
         # On a CPU, larger packs are slower, since most of their attention is masked.
         sizes = Sizes(self.pack_tokens, 1 if device.type == "cpu" else batch_size, batch_size)
-        # How many packs are begun before the scores of a pack are handed on. An accelerator runs one meanwhile.
+        # How many further packs are begun before the scores of a pack are returned, so that an accelerator is not idle.
         self.packs_ahead = 0 if device.type == "cpu" else 1
         self.budget = MemoryBudget(self.store, sizes, f"{type(self.model).__name__} on {device}", self.tensor_parallel)
         self.blocks = BlockStore(self.model, self.method, self.capabilities, self.budget)
         self.tokens_run = self.passes_run = 0
 
     def limits(self, max_length: int) -> PromptLimits:
-        """The limits that prompts have to stay within, of a model that has, or may use, `max_length` positions."""
+        """The limits of prompts, for a model that has, or may use, `max_length` positions."""
         name, can = type(self.model).__name__, self.capabilities
         hint = self.method.overflow_hint if can.obeys_positions else ""
         window, keeps_window = needs.longest_row(self.method, can), needs.keeps_window(self.method, can)
@@ -128,17 +128,17 @@ class MethodRunner:
 
     @property
     def invariant(self) -> bool:
-        """Whether the order of the demonstrations makes no difference with this model, but for rounding."""
+        """Whether the order of the demonstrations makes no difference with this model except for rounding."""
         return self.method.invariant and not needs.keeps_window(self.method, self.capabilities)
 
-    # The model while it runs.
+    # How the model runs.
 
     @contextmanager
     def inference_mode(self) -> Iterator[None]:
-        """Inside this context, the model runs in evaluation mode (in which it is left), without gradients and with a
-        faster GELU, and, if it is set up for it, in mixed precision and without positional information.
+        """Inside this context, the model runs in evaluation mode, without gradients and with a faster GELU and, if the
+        runner is set up so, in mixed precision and without positional information. Evaluation mode stays afterwards.
 
-        One thread at a time can be inside, since positions and GELU are patched on the model, which runners may share.
+        Only one thread at a time can be inside, since positions and GELU of a model that runners may share are patched.
         """
         with _running, torch.no_grad(), self.mixed_precision():
             if self._inside:
@@ -154,7 +154,7 @@ class MethodRunner:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """`inference_mode`, in which tokens and passes are counted."""
+        """`inference_mode` that also counts tokens and passes."""
 
         def count_tokens(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             self.tokens_run += (args[0] if args else kwargs["input_ids"]).numel()
@@ -164,19 +164,19 @@ class MethodRunner:
             yield
 
     def own_positions(self) -> AbstractContextManager[None]:
-        """Inside this context, the model has no positional information if that was taken from it."""
+        """Inside this context, the model has no positional information if the method runs with `positions=none`."""
         without = self.without_positions
         return nullcontext() if without is None else no_positions(self.model, without)
 
     def mixed_precision(self) -> torch.autocast:
-        """torch's autocast, if it was asked for. Many passes inside one context cast the weights once."""
+        """torch's autocast, if `mixed_precision_dtype` is set. Many passes inside one context cast the weights once."""
         dtype = self.mixed_precision_dtype
         return torch.autocast(device_of(self.model).type, dtype=dtype, enabled=dtype is not None)
 
     # Memories and scores.
 
     def _memories(self, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of contexts, stored or encoded side by side, as far as they fit into a pass, and then stored."""
+        """The memories of contexts. Those that are not stored are encoded, as many in one pass as fit, and stored."""
 
         def together(missing: Sequence[Context]) -> int:
             work = [part for context in missing for part in self.method.of_window.work(context, {}, once=True)]
@@ -185,7 +185,7 @@ class MethodRunner:
         return self.store.several(contexts, together)
 
     def forget(self, context: Context) -> None:
-        """Drop what is stored for a context that is not asked again."""
+        """Drop all stored memories of a context that no later request has."""
         for stored in self.method.contexts(context):
             self.store.forget(stored)
         self.blocks.forget(context)
@@ -195,31 +195,31 @@ class MethodRunner:
     ) -> Iterator[list[tuple[int, Score]]]:
         """`score` for prompts, each with an answer. Yields, for each forward pass, the indices of the prompts that it
         scored, each with its score."""
-        asked_by = grouped(self.blocks.beginning_alike(prompts))
-        for scored, scores in self.score(asked_by, once):
+        groups = grouped(self.blocks.beginning_alike(prompts))
+        for requests, scores in self.score(groups, once):
             yield [
                 (i, score)
-                for (context, query, answer), score in zip(scored, scores, strict=True)
-                for i in asked_by[context][query][answer]
+                for (context, query, answer), score in zip(requests, scores, strict=True)
+                for i in groups[context][query][answer]
             ]
 
     def score(self, work: Mapping[Context, Queries], once: bool = False, states: States = None) -> Iterator[Scored]:
-        """Score all answers of all queries behind all contexts.
+        """Score all answers of all queries of all contexts.
 
         Args:
             work: contexts -> the ids of each query -> the ids of each of its answers.
-            once: nothing else is asked behind these contexts later. Short ones are run side by side, and no memory is
-                stored for longer than its queries need it.
-            states: what is returned beside scores (`Scores.states`), by methods whose queries attend to one memory that
-                does not depend on them.
+            once: no later request has these contexts. Short contexts run side by side, and no memory is stored for
+                longer than its queries need it.
+            states: the vectors to return with the scores (`Scores.states`). The method must give all queries of a
+                context one memory.
 
         Yields:
-            For each forward pass, what it scored, and the scores in the same order.
+            For each forward pass, the requests that it scored, and their scores in the same order.
         """
         if reason := self.capabilities.no_memory:
             raise Unsupported(
-                f"{type(self.model).__name__} does not continue from its cache ({reason}): only lm-eval's --model icl, "
-                "which reads every prompt as a whole, scores with it."
+                f"{type(self.model).__name__} does not continue from its cache ({reason}): only lm-eval's --model icl "
+                "scores with it, since it runs every prompt as a whole."
             )
         begun: list[Scored] = []
         for batch in self._batches(work, once, states):
@@ -231,12 +231,12 @@ class MethodRunner:
     def _batches(
         self, work: Mapping[Context, Queries], once: bool = False, states: States = None, memory: Memory | None = None
     ) -> Iterator[Scored]:
-        """The batches of `score`, whose scores may still be computed. A `memory` is that of the only context."""
+        """Yields as `score` does; a device may still be computing the scores. `memory`: that of the only context."""
         unscored = {context: dict(queries) for context, queries in work.items() if queries}
         if memory is None:
             with self.counting():
                 unscored = {context: unscored[context] for context in self.blocks.divide([*unscored])}
-        # The memories in use, and what is left of the query behind which they are.
+        # The memories in use and, if they depend on a query, the tokens of the query that are still to be run.
         in_use: tuple[list[Memory], Ids | None] | None = None if memory is None else ([memory], None)
         while unscored:
             parts = [part for context in unscored for part in self.blocks.work(context, unscored[context], once)]
@@ -244,12 +244,12 @@ class MethodRunner:
                 context, query, _ = batch.queries[0]
                 with self.counting():
                     if batch.encoding == "before" and in_use is None:
-                        in_use = self.budget.fit(partial(self._behind, context, query))
+                        in_use = self.budget.fit(partial(self._encoded, context, query))
                     halve, used = partial(self.budget.halve, batch.tokens, batch.rows_used), context if in_use else None
                     scores = self.budget.attempt(partial(self._score, batch, in_use, states), halve, used)
                 if scores is None:
-                    break  # less runs at once from here on: what is left is scheduled again
-                yield batch.asked, scores
+                    break  # the sizes are smaller now: all unscored requests are scheduled again
+                yield batch.requests, scores
                 for context, query, _ in batch.queries:
                     del unscored[context][query]
                     if self.method.memory_depends_on_query or not unscored[context]:
@@ -259,8 +259,8 @@ class MethodRunner:
                         if once:
                             self.forget(context)
 
-    def _behind(self, context: Context, query: Ids) -> tuple[list[Memory], Ids | None]:
-        """The memories that all queries of a context attend to; or that of this query, and the rest of it to be run."""
+    def _encoded(self, context: Context, query: Ids) -> tuple[list[Memory], Ids | None]:
+        """The memories of all queries of a context, and None; or the memory of this query, and its tokens to be run."""
         if context in self.blocks.contexts:
             return [*self.blocks.memories([context])], None
         if not self.method.memory_depends_on_query:
@@ -269,39 +269,39 @@ class MethodRunner:
         return [memory], rest
 
     def _score(self, batch: Batch, in_use: tuple[list[Memory], Ids | None] | None, states: States) -> Scores:
-        """Run a batch; if its memory is there already, behind that."""
+        """Run a batch, on the memories `in_use` if there are some."""
         if in_use is not None:
             (memory, *more), rest = in_use
             if more:
                 assert isinstance(self.method, Several)
-                pairs, at_once = [(query, answer) for _, query, answer in batch.asked], bool(batch.tokens)
+                pairs, at_once = [(query, answer) for _, query, answer in batch.requests], bool(batch.tokens)
                 return score_together(self.model, in_use[0], pairs, self.method, self.softmax_dtype, at_once)
             queries = [(rest or query, answers) for _, query, answers in batch.queries]
             if not batch.tokens:
                 return score_rows(self.model, memory, queries, self.softmax_dtype, batch.rows, states)
             work = [(memory, [(query, answer) for query, answers in queries for answer in answers])]
         elif batch.encoding == "never":
-            pairs = [((*context.tokens, *query), answer) for context, query, answer in batch.asked]
+            pairs = [((*context.tokens, *query), answer) for context, query, answer in batch.requests]
             work = [(Memory([], [], 0), pairs)]
         elif self.method.memory_depends_on_query:
-            asked = [(context, query) for context, query, _ in batch.queries]
-            behind = self.method.encode_queries(self.model, asked, self._memories, packed=True)
+            context_queries = [(context, query) for context, query, _ in batch.queries]
+            encoded = self.method.encode_queries(self.model, context_queries, self._memories, packed=True)
             work = [
                 (memory, [(rest, answer) for answer in answers])
-                for (memory, rest), (*_, answers) in zip(behind, batch.queries, strict=True)
+                for (memory, rest), (*_, answers) in zip(encoded, batch.queries, strict=True)
             ]
         else:
-            behind_each: dict[Context, list[tuple[Ids, Ids]]] = {}
-            for context, query, answer in batch.asked:
-                behind_each.setdefault(context, []).append((query, answer))
-            work = list(zip(self.blocks.memories([*behind_each]), behind_each.values(), strict=True))
+            pairs_of: dict[Context, list[tuple[Ids, Ids]]] = {}
+            for context, query, answer in batch.requests:
+                pairs_of.setdefault(context, []).append((query, answer))
+            work = list(zip(self.blocks.memories([*pairs_of]), pairs_of.values(), strict=True))
         return score_packed(self.model, work, self.softmax_dtype, states)
 
     def score_memories(
         self, context: Context, queries: Queries, numbers: Collection[int]
     ) -> Iterator[tuple[int, Scored]]:
-        """`score` on some of a context's memories (`Method.memories`), whose `numbers` begin at 1. Yields, for each
-        forward pass, the number of the memory, what was scored, and the scores."""
+        """`score` on some of a context's memories (`Method.memories`); their `numbers` count from 1. Yields, for each
+        forward pass, the number of the memory, the scored requests, and their scores."""
         memories = self.method.memories(self.model, context)
         for number in range(1, max(numbers) + 1):
             with self.counting():
@@ -319,17 +319,17 @@ class MethodRunner:
         settings: GenerationSettings,
         single: Collection[Context] = (),
     ) -> list[list[int]]:
-        """Generate a continuation for the first of these prompts, as many as fit into one batch. A prompt is read as a
-        whole, alone, if `generate` does not go on from the model's cache.
+        """Generate a continuation for the first of these prompts, as many as fit into one batch. If `generate` does not
+        continue from the model's cache, a prompt is run as a whole, in a batch of one.
 
         Args:
-            prompts: the prompts that are waiting, those of one context side by side, the longest query first
+            prompts: the waiting prompts. Prompts with one context are adjacent, the longest query first
                 (`inference.schedule.in_order`).
             names: the names of the prompts, for errors.
-            max_new_tokens: how many tokens are generated at most.
+            max_new_tokens: the largest number of tokens that are generated for a prompt.
             generate: as for `continue_from`.
-            settings: the settings under which `generate` runs (`settings_in_force`).
-            single: the contexts that a single prompt has, which share a batch.
+            settings: the settings of `generate` (`settings_in_force`).
+            single: the contexts that only one prompt has. Such prompts may share a batch.
 
         Returns:
             The generated ids, one row for each prompt of the batch.
@@ -343,14 +343,14 @@ class MethodRunner:
         windows = method.contexts(prompts[0].context)
         if len(windows) > 1:
             needs.check_generates_together(method, self.model, can, settings)
-        # Rows that read a memory in parts share it, and a text behind several memories has several rows.
-        may_be_alone = not isinstance(method, Several) and not method.reads_in_parts
+        # If a memory is read in parts, all rows share it. If a text runs on several memories, it has several rows.
+        may_be_single = not isinstance(method, Several) and not method.reads_in_parts
 
         def first() -> list[Text]:
             texts = []
             for prompt in prompts[: self.budget.sizes.texts]:
-                alone = may_be_alone and (prompt.context in single or not can.can_generate)
-                texts.append(Text(prompt, method.footprint(prompt.context).kept, alone))
+                is_single = may_be_single and (prompt.context in single or not can.can_generate)
+                texts.append(Text(prompt, method.footprint(prompt.context).kept, is_single))
             return texts[: first_texts(texts, max_new_tokens, self.budget.sizes, can, settings, by_query)]
 
         def run() -> list[list[int]]:
@@ -360,7 +360,7 @@ class MethodRunner:
             if by_query:
                 [(memory, queries[0])] = method.encode_queries(self.model, [(contexts[0], queries[0])], self._memories)
                 memories = [memory]
-            elif texts[0].single and all(map(method.is_ordinary, contexts)):  # a context is read with its query
+            elif texts[0].single and all(map(method.is_ordinary, contexts)):  # context and query run as one row
                 memories = [Memory([], [], 0)]
                 queries = [(*context.tokens, *query) for context, query in zip(contexts, queries, strict=True)]
             else:

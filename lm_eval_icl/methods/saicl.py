@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.memory import Memory, encode_all
-from lm_eval_icl.methods.base import Asked, Memories, Method
+from lm_eval_icl.methods.base import ContextQuery, Memories, Method
 from lm_eval_icl.prompts.layouts import Pattern, nothing
 
 
@@ -18,7 +18,7 @@ class SAICL(Method):
 
     The continuation is hidden from the demonstrations. Within a layer no demonstration sees another (Table 1), but from
     the second layer on they influence each other through the query. Invariant. Since the demonstrations see the query,
-    every query needs a pass over all demonstrations; only the options of one query share a memory.
+    every query needs a pass over all demonstrations, and only the options of one query share a memory.
     """
 
     treats_demonstrations_alike = True
@@ -29,12 +29,12 @@ class SAICL(Method):
         return Pattern(nothing(n), query=True)
 
     def encode_queries(
-        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, packed: bool = False
+        self, model: PreTrainedModel, queries: Sequence[ContextQuery], memories: Memories, packed: bool = False
     ) -> list[tuple[Memory, tuple[int, ...]]]:
         """Run demonstrations and query in one pass. The query's last token runs again later, to predict the answer."""
-        layouts = [self.layout(len(context.prefix), context.lengths, len(query)) for context, query in asked]
-        encoded = encode_all(model, layouts, [[*context.tokens, *query] for context, query in asked])
+        layouts = [self.layout(len(context.prefix), context.lengths, len(query)) for context, query in queries]
+        encoded = encode_all(model, layouts, [[*context.tokens, *query] for context, query in queries])
         return [
             (memory.without_last(query_start=int(layout.positions[-1])), query[-1:])
-            for memory, layout, (_, query) in zip(encoded, layouts, asked, strict=True)
+            for memory, layout, (_, query) in zip(encoded, layouts, queries, strict=True)
         ]

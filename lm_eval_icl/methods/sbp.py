@@ -10,10 +10,10 @@ from lm_eval_icl.prompts.layouts import Pattern, nothing
 
 @dataclass(frozen=True)
 class SBP(Method):
-    """Set-based prompting: the demonstrations are a set. None sees another, and all start at the end of the prefix.
+    """Set-based prompting: no demonstration sees another, and all demonstrations start at the end of the prefix.
 
-    This is `pcw window_size=1 positions=symmetric`, number by number. The paper makes other parts of a prompt parallel
-    in the same way (the answer options of a question); here the parallel parts are the demonstrations.
+    The results equal those of `pcw window_size=1 positions=symmetric`. The paper makes other parts of a prompt parallel
+    in the same way (the answer options of a question). Here the parallel parts are the demonstrations.
     """
 
     treats_demonstrations_alike = True

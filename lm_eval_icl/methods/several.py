@@ -1,4 +1,4 @@
-"""The base class of methods that ask several memories, and combine what these predict."""
+"""The base class of methods that run a query on several memories and combine the predictions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from lm_eval_icl.prompts.tokens import Context
 
 @dataclass(frozen=True)
 class Several(PCW):
-    """Several memories: the demonstrations are divided into windows, and each window is a context of its own.
+    """Several memories: the demonstrations are divided into windows, and each window is encoded as a separate context.
 
-    A query runs behind every memory, and the log-probabilities of the next token behind all of them are combined. The
-    memories of windows are stored by themselves, and shared by all queries.
+    A query runs on every memory, and the log-probabilities of the next token on all memories are combined. The memory
+    of each window is stored separately, and shared by all queries.
 
     Args:
         window_size: how many demonstrations a window has, at most all of them; the last window may have fewer.
@@ -40,17 +40,17 @@ class Several(PCW):
         """The combined distribution of the next token, [texts, vocabulary], and a state, [texts].
 
         Args:
-            logprobs: [texts, memories, vocabulary], the log-probabilities behind the memories of `contexts`.
-            state: what this function has returned for the token before it; None for the first token.
+            logprobs: [texts, memories, vocabulary], the log-probabilities on the memories of `contexts`.
+            state: the state that this function returned for the token before; None for the first token.
         """
 
     @abstractmethod
     def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
-        """The log-probability of an answer of these ids, a number on the device of `combined`.
+        """The log-probability of an answer with these ids, [tokens]: a number on the device of `combined`.
 
         Args:
-            combined: [tokens, vocabulary], `next_token` for each of its tokens.
-            logprobs: [memories, tokens, vocabulary], what it was combined from.
+            combined: [tokens, vocabulary], `next_token` for each token of the answer.
+            logprobs: [memories, tokens, vocabulary], the log-probabilities that were combined.
         """
 
     def combined(self, logprobs: Tensor) -> Tensor:
@@ -63,11 +63,11 @@ class Several(PCW):
 
     @property
     def invariant(self) -> bool:
-        """Whether every window has one demonstration, so that no pass contains two."""
+        """Whether every window has one demonstration, so that no pass has two demonstrations."""
         return self.window_size == 1
 
     def contexts(self, context: Context) -> list[Context]:
-        """The contexts whose memories a query asks: one for each window; the context itself without demonstrations."""
+        """The contexts whose memories a query runs on: one for each window, or the context if it has none."""
         size, demonstrations = self.window_size, context.demonstrations
         starts = range(0, max(len(demonstrations), 1), size)
         return [Context(context.prefix, demonstrations[start : start + size]) for start in starts]
@@ -78,14 +78,14 @@ class Several(PCW):
         for i, context in enumerate(self.contexts(whole)):
             layout = self.of_window.layout(prefix, context.lengths, query, answer)
             title = f"memory {i + 1}" if context.demonstrations else f"memory {i + 1}: no demonstrations"
-            layouts.append((title, layout.of_demonstrations(i * self.window_size)))
+            layouts.append((title, layout.numbered_from(i * self.window_size)))
         return layouts
 
     def footprint(self, context: Context) -> Footprint:
-        """The largest number that any window has, in every respect."""
+        """The largest of each number over all windows, and the shortest pass of all."""
         footprints = [dataclasses.astuple(self.of_window.footprint(window)) for window in self.contexts(context)]
         tokens, kept, positions, shortest, start = zip(*footprints, strict=True)
-        shortest_pass = min(filter(None, shortest), default=0)  # one without tokens does not run
+        shortest_pass = min(filter(None, shortest), default=0)  # a pass without tokens does not run
         return Footprint(max(tokens), max(kept), max(positions), shortest_pass, max(start))
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:

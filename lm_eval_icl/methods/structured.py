@@ -19,18 +19,18 @@ from lm_eval_icl.prompts.tokens import Context
 
 @dataclass(frozen=True)
 class Structured(PCW):
-    """Structured prompting: windows as in `pcw`, behind which every token weighs its own tokens M times.
+    """Structured prompting: windows as in `pcw`, and M times the weight for the tokens of query and continuation.
 
-    For M windows, a token of query or continuation gives each of its own tokens the weight M exp(s), and each entry of
-    the memory exp(s) (rescaled attention): log M is added to the scores of its own tokens. This is the same as 1/M for
-    the memory, by which its log-sum-exp is shifted here. Windows are aligned at their ends. With one window it is
+    For M windows, a token of query or continuation gives the weight exp(s) to an entry of the memory with the score s,
+    and M exp(s) to a token of query or continuation (rescaled attention). To give the memory the weight 1/M is the
+    same; this is done here, by a shift of its log-sum-exp. Windows are aligned at their ends. With one window it is
     `icl`.
 
     Args:
         window_size: as for `pcw`. The paper's windows have many demonstrations.
         factor: M, above 0; None for the number of windows.
-        align: "right": all windows end where the longest one ends; "left": they begin together, as in `pcw`. It counts
-            for symmetric positions alone.
+        align: "right": all windows end at the same position; "left": all windows begin at the same position, as in
+            `pcw`. It has an effect on symmetric positions only.
     """
 
     trained_under = "pcw"
@@ -40,7 +40,7 @@ class Structured(PCW):
     align: Annotated[str, must("right or left", lambda value: value in ("right", "left"))] = "right"
 
     def layout(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
-        """The layout of `pcw`, with the windows moved to where the longest one ends."""
+        """The layout of `pcw`, with all windows moved so that they end with the longest window."""
         row = super().layout(prefix, demonstrations, query, answer)
         if self.positions != "symmetric" or self.align == "left":
             return row
@@ -56,7 +56,7 @@ class Structured(PCW):
         return replace(row, blocks=tuple(map(moved, row.blocks)))
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of `pcw`, read with the weight 1/M."""
+        """The memories of `pcw`, to which attention gives the weight 1/M."""
         memories = []
         for memory, context in zip(super().encode(model, contexts), contexts, strict=True):
             windows = math.ceil(len(context.demonstrations) * self.repeat / self.window_size)

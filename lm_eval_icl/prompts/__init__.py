@@ -1,1 +1,1 @@
-"""A prompt and its parts: as text, as ids, and as who sees whom at which position."""
+"""A prompt and its parts: as text, as token ids, and as a layout, which says which token attends to which."""

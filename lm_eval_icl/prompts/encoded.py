@@ -1,7 +1,7 @@
 """Prompts and continuations that come with their token ids.
 
-Most prompts are texts, and the model tokenizes them. Where a protocol says how each piece is tokenized and cut
-(MetaICL's), its task does that itself, and the model runs the ids that it is given.
+Most prompts are texts, and the model tokenizes them. MetaICL's protocol says how each piece of a prompt is tokenized
+and cut. Its task therefore tokenizes by itself, and the model runs the ids that it is given.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class EncodedText(str):
 
 
 class EncodedPrompt(FewShotPrompt):
-    """A prompt by part, with the token ids of every part. The text is for the reader, and the ids are what is run.
+    """A prompt by part, with the token ids of every part. The text is for readers; the model runs the ids.
 
     Attributes:
-        tokens: the ids by part, as many demonstrations as the text has.
+        tokens: the ids by part, with as many demonstrations as the text.
     """
 
     tokens: TokenizedPrompt
@@ -50,6 +50,6 @@ class EncodedPrompt(FewShotPrompt):
         return [*self.tokens.context.tokens, *self.tokens.query]
 
     def without(self, left_out: Collection[int]) -> TokenizedPrompt:
-        """The ids without the demonstrations of these indices."""
-        kept = [i for i in range(len(self.demonstrations)) if i not in left_out]
-        return self.tokens.keeping(kept) if left_out else self.tokens
+        """The ids without the demonstrations whose indices are in `left_out`."""
+        indices = [i for i in range(len(self.demonstrations)) if i not in left_out]
+        return self.tokens.keeping(indices) if left_out else self.tokens

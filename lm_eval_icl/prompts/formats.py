@@ -1,8 +1,8 @@
 """Plausible formats of one template of a task, after Sclar et al. (ICLR 2024, "FormatSpread").
 
-A template of the form `Review: {{text}}\\nSentiment:` has names of fields, separators between a name and its value,
-between fields and between demonstrations, and in some tasks letters that options are listed by. A format replaces
-these, and no text of a document, no answer and no description.
+A template such as `Review: {{text}}\\nSentiment:` has names of fields, separators (between a name and its value,
+between fields and between demonstrations), and in some tasks letters before the listed options. A format replaces
+these. It leaves the texts of documents, the answers and the description as they are.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _AFTER_NAMES = (": ", ":", " : ", ":: ", " - ", "\t", ":\n", "\n")
 _BETWEEN_FIELDS = ("\n", " ", "; ", ", ", " || ", " -- ", "\t")
 _BETWEEN_DEMONSTRATIONS = ("\n\n", "\n", "\n\n\n", "\n###\n")
 _LETTERS = ("{}.", "{})", "({})", "{}:", "[{}]")
-# What Jinja renders, which stays; a name at the beginning of a line, and where its value begins: in the same line, or
-# behind the template; a letter by which an option is listed.
+# The parts of a template: a Jinja expression, which is kept; the name of a field at the beginning of a line, with the
+# field's value in the same line or after the template; and a letter before a listed option.
 _PARTS = re.compile(
     r"(?P<jinja>\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\})"
     r"|(?P<line>\A\n*|\n+)(?:(?P<name>[A-Z][\w'() -]*):(?P<blank>[ \t]*)(?=\{\{|\{%|\Z)|(?P<letter>[A-Z])\. )",
@@ -32,12 +32,11 @@ _PARTS = re.compile(
 
 @dataclass(frozen=True)
 class Template:
-    """What a format changes of a task: how a document is rendered, what stands between the query and its answer, and
-    what between demonstrations."""
+    """The settings of a task that a format changes."""
 
-    text: str  # as Jinja
-    before_answer: str
-    between: str
+    text: str  # the Jinja template of a document
+    before_answer: str  # the text between the query and its answer
+    between: str  # the text between demonstrations
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,9 @@ class Format:
             nonlocal ends_in_name
             if match["jinja"]:
                 return match[0]
-            if match["letter"]:  # options stay in lines of their own
+            if match["letter"]:  # every option stays in a separate line
                 return f"{match['line']}{self.letter.format(match['letter'])} "
-            # What stands before the first field, or a blank line, is no separator of fields.
+            # The line breaks before the first field, and blank lines, are no separators of fields.
             line = self.between_fields if match["line"] == "\n" and match.start() else match["line"]
             ends_in_name = match.end() == len(template.text)
             return line + self.casing(match["name"]) + self.after_name
@@ -68,16 +67,16 @@ class Format:
         text = _PARTS.sub(part, template.text)
         if not ends_in_name:
             return Template(text, template.before_answer, self.between_demonstrations)
-        # The blanks before an answer are lm-eval's delimiter, as in the task's own template.
+        # The blanks before an answer become lm-eval's `target_delimiter`, as in the task itself.
         shown = text.rstrip(" \t\n")
         return Template(shown, text[len(shown) :], self.between_demonstrations)
 
 
 @functools.cache
 def _formats() -> list[Format]:
-    """All formats in a random order, which is always the same."""
+    """All formats, in a random order that is the same in every process."""
     grid = itertools.product(_CASINGS, _AFTER_NAMES, _BETWEEN_FIELDS, _BETWEEN_DEMONSTRATIONS, _LETTERS)
-    # Where a line ends a demonstration, it ends no field.
+    # If a line break ends a demonstration, no field may end with a line break.
     formats = [made for values in grid if not ((made := Format(*values)).between_demonstrations == "\n"
                and "\n" in made.between_fields + made.after_name)]  # fmt: skip
     Random(0).shuffle(formats)
@@ -85,19 +84,20 @@ def _formats() -> list[Format]:
 
 
 def format_of(template: Template, number: int) -> Format | None:
-    """The format of this number: None for 0, the task's own. Different numbers give the template different forms.
+    """The format with this number; None for 0, the task's template itself. Different numbers change the template in
+    different ways.
 
     Raises:
-        InputError: the template has no `Field: value` in a line of its own, or there are fewer formats of it.
+        InputError: no line of the template is a `Field: value`, or the template has fewer formats.
     """
     if number == 0:
         return None
     if not any(match["name"] for match in _PARTS.finditer(template.text)):
-        raise InputError(f"the template {template.text[:60]!r} has no `Field: value` in a line of its own to vary.")
+        raise InputError(f"the template {template.text[:60]!r} has no line `Field: value` that a format could change.")
     known = {template}
-    for each in _formats():
-        if (variant := each.of(template)) not in known:
+    for candidate in _formats():
+        if (variant := candidate.of(template)) not in known:
             known.add(variant)
             if len(known) > number:
-                return each
+                return candidate
     raise InputError(f"its template has {len(known) - 1} other formats: give a smaller number.")

@@ -1,9 +1,9 @@
 """Which token attends to which, and at which position: the attention of every method, as plain data.
 
-A method's `Pattern` gives which *block* of demonstrations sees (may attend to) which; a block is one copy of one
-demonstration. `lay_out` arranges the blocks in a row of tokens, the `Layout`: first the prefix, which all blocks see,
-then the blocks, then the query, which sees the last copies. A layout is computed from lengths alone; token ids or
-embeddings are arranged by `Layout.source` later.
+A *block* is the prefix, one copy of one demonstration, the query or the answer. A method's `Pattern` says which
+demonstration sees (may attend to) which demonstration. `lay_out` arranges all blocks in a row of tokens, the `Layout`:
+first the prefix, which all blocks see, then the demonstrations, then the query, which sees their last copies. A layout
+is computed from lengths alone. `Layout.source` then says which token ids or embeddings stand in the row.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from lm_eval_icl.errors import InputError
 POSITIONS = ("sequential", "symmetric", "none")
 
 
-# Masks between n blocks, [n, n] bool: True where the row's block attends to all tokens of the column's block. Masks
-# compose with & and |. Where the diagonal is False, a block attends to itself causally; where it is True, to all of its
-# own tokens.
+# Masks between n blocks of demonstrations, [n, n] bool: True where the row's block attends to all tokens of the
+# column's block. Masks compose with & and |. On the diagonal, False means that a block attends to itself causally, and
+# True that each of its tokens attends to all tokens of the block.
 
 
 def nothing(n: int) -> Tensor:
-    """No block sees another."""
+    """[n, n] bool: no block sees another block."""
     return torch.zeros(n, n, dtype=torch.bool)
 
 
 def everything(n: int) -> Tensor:
-    """Every block sees all tokens of every block, its own included."""
+    """[n, n] bool: every block sees all tokens of every block, itself included."""
     return torch.ones(n, n, dtype=torch.bool)
 
 
 def before(n: int) -> Tensor:
-    """Every block sees the blocks before it."""
+    """[n, n] bool: every block sees the blocks before it."""
     return everything(n).tril(-1)
 
 
 def others(n: int) -> Tensor:
-    """Every block sees all other blocks (leave one out)."""
+    """[n, n] bool: every block sees all other blocks (leave one out)."""
     return ~torch.eye(n, dtype=torch.bool)
 
 
 def same(groups: Tensor) -> Tensor:
-    """Every block sees the blocks of its own group. `groups` is [n], the number of each block's group."""
+    """[n, n] bool: every block sees all blocks of its group, itself included. `groups` is [n], the groups' numbers."""
     return groups[:, None] == groups[None, :]
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which block of demonstrations sees which."""
+    """Which block of demonstrations sees which block."""
 
     # [blocks, blocks] bool. The blocks are all demonstrations in order and, with two copies, all of them in order
-    # again. On the diagonal: whether a block sees all of its own tokens, or itself causally.
+    # again. On the diagonal, True: each token of the block sees all tokens of the block; False: causal attention.
     sees: Tensor
-    copies: int = 1  # of every demonstration in the row. Query and continuation see the last copy only.
-    # [blocks], the number of each block's window: under symmetric positions the blocks of one window follow one
-    # another. None puts every block into a separate window.
+    copies: int = 1  # how many copies of every demonstration the row has. The query sees the last copies only.
+    # [blocks], the number of each block's window. With symmetric positions, all windows begin at the same position, and
+    # the blocks of a window follow each other. None puts every block into a separate window.
     windows: Tensor | None = None
     query: bool = False  # whether the demonstrations also see all of the query
 
@@ -69,12 +69,12 @@ class Pattern:
 class Block:
     """Adjacent tokens of a row that see the same other blocks and have consecutive positions."""
 
-    # P for the prefix, D1, D2, ... for demonstrations, D1' for a second copy, Q for the query, A for the answer, M for
-    # entries of a memory (keys and values, which are not run again).
+    # P: the prefix; D1, D2, ...: demonstrations; D1': the second copy of D1; Q: the query; A: the answer; M: entries of
+    # a memory (keys and values of tokens that are not run again).
     name: str
     length: int  # its number of tokens, at least 1
     start: int  # the position of its first token
-    source: int  # the index of its first token in the prompt, which has every part once
+    source: int  # the index of its first token in the prompt, in which every part occurs once
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,17 @@ class Layout:
     kept: tuple[bool, ...]  # for each block, whether tokens that run after the row attend to it
     end: int  # the position of the first token after the row
     step: int = 1  # the difference between the positions of adjacent tokens; 0 without positional information
-    # The row begins with an entry M for each of its blocks (`again`), and a block attends to its own one causally too.
-    behind_itself: bool = False
+    # The row begins with a memory of the same blocks (`again`), and each block attends causally to its block M, too.
+    sees_earlier_pass: bool = False
 
     def __len__(self) -> int:
         return sum(block.length for block in self.blocks)
 
     def rule(self, query: Tensor, key: Tensor) -> Tensor:
-        """The mask as a function: whether the tokens `query` attend to the tokens `key`, which are indices in the row.
+        """The mask as a function: whether the tokens `query` attend to the tokens `key`; both are indices in the row.
 
-        A block attends to the blocks that `sees` gives, and to itself (`_itself`) causally. Entries of a memory attend
-        to nothing.
+        A token attends to the blocks that `sees` gives for its block, and causally to the block itself (`_itself`).
+        Entries of a memory attend to nothing.
         """
         parts = (self._block, self.sees, self._itself, self._place)
         block, sees, itself, place = (part.to(query.device, non_blocking=query.is_cuda) for part in parts)
@@ -104,19 +104,19 @@ class Layout:
         return sees[row, column] | (itself[row, column] & (place[query] >= place[key]))
 
     def keys(self, rows: slice) -> tuple[list[slice], list[slice]]:
-        """The slices of the row that all of some adjacent tokens attend to, and those that some of them attend to.
+        """The slices of the row that all of the tokens `rows` attend to, and the slices that only some attend to.
 
         Args:
-            rows: the tokens that attend, at least one, which are no entries of a memory.
+            rows: the adjacent tokens that attend: at least one, and no entries of a memory.
         """
         block, place = self._block, self._place
         first, last = int(block[rows.start]), int(block[rows.stop - 1])
-        sees, own = self.sees[first : last + 1], self._itself[first : last + 1].any(dim=0)[block]
+        sees, causal = self.sees[first : last + 1], self._itself[first : last + 1].any(dim=0)[block]
         all_see, some_see = sees.all(dim=0)[block], sees.any(dim=0)[block]
-        if first == last:  # within one block, which sees itself causally: all see what is before the first of them
-            all_see |= own & (place < place[rows.start])
-            own &= place <= place[rows.stop - 1]
-        return slices(all_see), slices((some_see | own) & ~all_see)
+        if first == last:  # the rows are in one block: all of them see the block's tokens before the first row
+            all_see |= causal & (place < place[rows.start])
+            causal &= place <= place[rows.stop - 1]
+        return slices(all_see), slices((some_see | causal) & ~all_see)
 
     @cached_property
     def mask(self) -> Tensor:
@@ -131,7 +131,7 @@ class Layout:
 
     @cached_property
     def source(self) -> list[int]:
-        """n indices into the prompt, which has every part once: the row is `[prompt[i] for i in layout.source]`."""
+        """n indices into the prompt, which has every part once. The row is `[prompt[i] for i in layout.source]`."""
         sources = torch.tensor([block.source for block in self.blocks], dtype=torch.long)
         indices: list[int] = (sources[self._block] + self._place).tolist()
         return indices
@@ -151,7 +151,7 @@ class Layout:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether some token sees one behind it."""
+        """Whether some token sees a later token."""
         both_ways = torch.tensor([block.length > 1 for block in self.blocks], dtype=torch.bool) & self.sees.diagonal()
         return bool(self.sees.triu(1).any() or both_ways.any())
 
@@ -163,7 +163,7 @@ class Layout:
 
     @cached_property
     def entries(self) -> int:
-        """How many entries of a memory the row begins with, which are not run again."""
+        """The number of entries of a memory at the beginning of the row. They are not run again."""
         return int((~self._runs[self._block]).sum())
 
     @property
@@ -172,14 +172,14 @@ class Layout:
         return max((block.start + self.step * (block.length - 1) + 1 for block in self.blocks), default=0)
 
     def take(self, names: Collection[str]) -> Layout:
-        """The layout of only those blocks that have these names; a text is of names of one letter each."""
+        """The layout of only the blocks with these names. A string such as "PQ" stands for names of one letter each."""
         indices = [i for i, block in enumerate(self.blocks) if block.name in names]
         blocks, kept = tuple(self.blocks[i] for i in indices), tuple(self.kept[i] for i in indices)
         return replace(self, blocks=blocks, sees=self.sees[indices][:, indices], kept=kept)
 
-    def of_demonstrations(self, first: int) -> Layout:
-        """This row, which has some demonstrations of a prompt, with the names that its blocks have in the whole prompt
-        if `first` demonstrations are before them."""
+    def numbered_from(self, first: int) -> Layout:
+        """This row with other names: D1 becomes D(first + 1), and so on. These are the names in the whole prompt if the
+        row has only some of its demonstrations, and `first` demonstrations stand before them."""
 
         def name(block: Block) -> str:
             bare = block.name.rstrip("'")
@@ -188,8 +188,8 @@ class Layout:
         return replace(self, blocks=tuple(replace(block, name=name(block)) for block in self.blocks))
 
     def on_memory(self, memory: Layout) -> Layout:
-        """This row, run on the memory that another row left: all tokens also see the blocks that the other row keeps,
-        which become blocks M at the beginning."""
+        """This row, run on the memory of another row. The blocks that the other row keeps become blocks M at the
+        beginning of this row, and all tokens of this row see them."""
         entries = [replace(block, name="M") for block, keep in zip(memory.blocks, memory.kept, strict=True) if keep]
         n, rows = len(entries), len(self.blocks)
         sees = nothing(n + rows)
@@ -198,18 +198,18 @@ class Layout:
         return replace(self, blocks=(*entries, *self.blocks), sees=sees, kept=(True,) * n + self.kept)
 
     def again(self, by: int, reads: Tensor | None = None) -> Layout:
-        """This row, run once more with all positions increased by `by`, on the memory of all its tokens, whose blocks
-        become blocks M at the beginning.
+        """This row, run once more with all positions increased by `by`, on the memory of the first run, in which every
+        token of the row has an entry. The entries become blocks M at the beginning.
 
         Args:
-            reads: [blocks] bool: the blocks to whose entries all tokens attend. If None, a token attends to the entries
-                of those tokens that it attends to in the row.
+            reads: [blocks] bool: the blocks whose entries all tokens attend to. If None, a token attends to the entries
+                of the tokens that it attends to in the row.
         """
         n = len(self.blocks)
         blocks = tuple(replace(block, start=block.start + by) for block in self.blocks)
         row = replace(self, blocks=blocks, end=self.end + by).on_memory(replace(self, kept=(True,) * n))
         row.sees[n:, :n] = self.sees if reads is None else reads
-        return replace(row, kept=self.kept * 2, behind_itself=reads is None)
+        return replace(row, kept=self.kept * 2, sees_earlier_pass=reads is None)
 
     @cached_property
     def _block(self) -> Tensor:
@@ -219,51 +219,51 @@ class Layout:
 
     @cached_property
     def _place(self) -> Tensor:
-        """[n] int64: each token's place in its block, from 0 on."""
+        """[n] int64: the index of each token in its block."""
         firsts = torch.tensor([*accumulate((block.length for block in self.blocks), initial=0)], dtype=torch.long)
         return torch.arange(len(self)) - firsts[self._block]
 
     @cached_property
     def _runs(self) -> Tensor:
-        """[blocks] bool: whether a block is run through the model, which entries of a memory are not."""
+        """[blocks] bool: whether the block is run through the model. Entries of a memory are not."""
         return torch.tensor([block.name != "M" for block in self.blocks], dtype=torch.bool)
 
     @cached_property
     def _itself(self) -> Tensor:
-        """[blocks, blocks] bool: whether the column's block is the row's block, or its own entry of an earlier pass."""
+        """[blocks, blocks] bool: whether the column's block is the row's block, in this pass or in the earlier pass."""
         itself = torch.diag(self._runs)
-        if self.behind_itself:
+        if self.sees_earlier_pass:
             rows = int(self._runs.sum())
             itself[-rows:, :rows] |= torch.eye(rows, dtype=torch.bool)
         return itself
 
 
 def slices(marked: Tensor) -> list[slice]:
-    """The slices at which a row of booleans is True."""
+    """The slices in which a vector of booleans is True."""
     edges = torch.diff(marked.int(), prepend=marked.new_zeros(1).int(), append=marked.new_zeros(1).int())
     bounds = edges.nonzero()[:, 0].tolist()
     return [slice(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
 
 
 def side_by_side(layouts: Sequence[Layout]) -> Layout:
-    """Several rows as one, in which no token sees those of another row: first the entries of all memories, then the
-    tokens of all rows.
+    """Several rows as one row, in which no token sees a token of another row: first the entries of all memories, then
+    the tokens of all rows.
 
     Args:
-        layouts: at least one; all have the same `step` and `behind_itself`.
+        layouts: at least one; all have the same `step` and `sees_earlier_pass`.
     """
     if len(layouts) == 1:
         return layouts[0]
     blocks = [block for layout in layouts for block in layout.blocks]
     kept = [keep for layout in layouts for keep in layout.kept]
-    order = sorted(range(len(blocks)), key=lambda i: blocks[i].name != "M")  # stable: all else stays in order
+    order = sorted(range(len(blocks)), key=lambda i: blocks[i].name != "M")  # stable: the others keep their order
     return Layout(
         blocks=tuple(blocks[i] for i in order),
         sees=torch.block_diag(*(layout.sees for layout in layouts)).bool()[order][:, order],
         kept=tuple(kept[i] for i in order),
         end=max(layout.end for layout in layouts),
         step=layouts[0].step,
-        behind_itself=layouts[0].behind_itself,
+        sees_earlier_pass=layouts[0].sees_earlier_pass,
     )
 
 
@@ -280,26 +280,26 @@ def lay_out(
 ) -> Layout:
     """The layout of a context, followed by the query and the continuation if their lengths are given.
 
-    Every part sees the prefix, and itself: causally, except for blocks of demonstrations that see all of their own
-    tokens (the diagonal of `Pattern.sees`). The query sees the prefix and the last copies; the continuation sees what
-    the query sees, and the query.
+    Every part sees the prefix, and itself causally; on the diagonal of `Pattern.sees`, True lets the tokens of a block
+    see the whole block. The query sees the prefix and the last copies. The continuation sees the prefix, the last
+    copies and the query.
 
     Args:
         prefix, demonstrations, query, answer: numbers of tokens.
-        pattern: which block of demonstrations sees which, for the blocks of all repetitions and copies.
-        positions: "sequential": each block after the one before it. "symmetric": every window at the end of the prefix,
-            the query after the longest window (InvICL, Appendix A.1). "none": everything at position 0.
+        pattern: which block of demonstrations sees which block, for the blocks of all repetitions and copies.
+        positions: "sequential": each block follows the block before it. "symmetric": every window begins at the end of
+            the prefix, and the query follows the longest window (InvICL, Appendix A.1). "none": all are at position 0.
         repeat: how many times the sequence of demonstrations is repeated, before copies are made of it.
-        query_start: the query's position, if it is not to be computed from the demonstrations of this row.
+        query_start: the query's position, if it does not depend on the demonstrations of this row.
 
     Raises:
-        InputError: the pattern is of another number of blocks, which torch might stretch.
+        InputError: the pattern has another number of blocks. (torch might broadcast such a pattern without an error.)
     """
     n, step = len(demonstrations) * repeat, 0 if positions == "none" else 1
     lengths = list(demonstrations) * repeat * pattern.copies
     if pattern.sees.dtype != torch.bool or pattern.sees.shape != (len(lengths), len(lengths)):
-        given = f"{pattern.sees.dtype} of shape {list(pattern.sees.shape)}"
-        raise InputError(f"sees must be booleans of shape [{len(lengths)}, {len(lengths)}], and is {given}.")
+        found = f"{pattern.sees.dtype} of shape {list(pattern.sees.shape)}"
+        raise InputError(f"sees must be booleans of shape [{len(lengths)}, {len(lengths)}], and is {found}.")
     windows = list(range(len(lengths))) if pattern.windows is None else pattern.windows.tolist()
     windows = [0] * len(lengths) if positions == "sequential" else windows
     ends, start = dict.fromkeys(windows, prefix), []
@@ -328,11 +328,11 @@ def lay_out(
     kept = [True] * len(blocks)
     kept[1 : last.start] = [False] * (last.start - 1)
 
-    full = [i for i, block in enumerate(blocks) if block.length]
+    nonempty = [i for i, block in enumerate(blocks) if block.length]
     return Layout(
-        blocks=tuple(blocks[i] for i in full),
-        sees=sees[full][:, full],
-        kept=tuple(kept[i] for i in full),
+        blocks=tuple(blocks[i] for i in nonempty),
+        sees=sees[nonempty][:, nonempty],
+        kept=tuple(kept[i] for i in nonempty),
         end=end + step * (query + answer),
         step=step,
     )

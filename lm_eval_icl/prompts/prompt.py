@@ -10,9 +10,9 @@ class FewShotPrompt(str):
     """A prompt as one string, with its parts as attributes.
 
     Attributes:
-        prefix: the text before the first demonstration: the task's instruction, system text and the beginning of a
-            chat template. The header of a chat turn ("<|user|>") belongs to the end of the part before the
-            turn, so that every demonstration ends in the same way as the prefix.
+        prefix: the text before the first demonstration: the task's instruction, the system text and the beginning of a
+            chat template. The header of a chat turn ("<|user|>") belongs to the part before the turn, so that the
+            prefix and every demonstration end in the same way.
         demonstrations: the demonstrations, each with its answer and the delimiter that follows it.
         query: the document to answer, up to where the answer begins.
     """

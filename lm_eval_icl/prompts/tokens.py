@@ -1,4 +1,4 @@
-"""Prompts and continuations as token ids, as lm-eval's `hf` has them, by the prompt's parts."""
+"""Prompts and continuations as token ids, which are those of lm-eval's `hf`, divided into the prompt's parts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.splitting import Encode, Head, Ids, PartSplitter, WholeSplitter, encoder, tokenizes_by_line
 
-if TYPE_CHECKING:  # layouts are known, and drawn, without transformers, which takes a second to import
+if TYPE_CHECKING:  # layouts are computed and drawn without transformers, which takes a second to import
     from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
 class Context:
-    """The prefix and the demonstrations of a prompt, as token ids: the beginning of its token sequence. Hashable, since
-    memories are stored by context."""
+    """The prefix and the demonstrations of a prompt, as token ids. A context is hashable, since memories are stored by
+    context."""
 
-    prefix: tuple[int, ...]  # BOS, if the tokenizer adds it, and the description or system text
+    prefix: tuple[int, ...]  # BOS, if the tokenizer adds it, and the task's description or system text
     demonstrations: tuple[tuple[int, ...], ...]
 
     @functools.cached_property
@@ -30,7 +30,7 @@ class Context:
         return hash((self.prefix, self.demonstrations))
 
     def __hash__(self) -> int:
-        return self._hash  # computed once: contexts have thousands of ids, and every request looks its context up
+        return self._hash  # computed once, since contexts have thousands of ids and every request looks up its context
 
     @functools.cached_property
     def tokens(self) -> list[int]:
@@ -43,13 +43,13 @@ class Context:
         return tuple(map(len, self.demonstrations))
 
     @functools.cached_property
-    def largest(self) -> int:  # which is asked for with every request
+    def largest(self) -> int:  # every request needs it (`PromptTokenizer.check_known`)
         return max(self.tokens, default=-1)
 
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
-    """The token ids of a prompt: the shared context, and the query.
+    """The token ids of a prompt: its context, which other prompts may share, and its query.
 
     The query has at least one token, since a memory alone predicts nothing: if the query's text is empty, the last
     token of the context is moved to the query.
@@ -62,14 +62,14 @@ class TokenizedPrompt:
         return len(self.context.tokens) + len(self.query)
 
     def keeping(self, indices: Sequence[int]) -> TokenizedPrompt:
-        """The prompt with only the demonstrations of these indices, if it has them, and otherwise the same tokens."""
+        """The prompt with only the demonstrations at `indices`. Indices beyond the last demonstration are ignored."""
         demonstrations = self.context.demonstrations
         kept = tuple(demonstrations[i] for i in indices if i < len(demonstrations))
         return TokenizedPrompt(Context(self.context.prefix, kept), self.query)
 
 
 class _SharedContext:
-    """What prompts with the same prefix and demonstrations share: their context, in one object, and how they begin."""
+    """The objects that prompts with the same prefix and demonstrations share: their context and their head."""
 
     context: Context | None = None
     head: Head | None = None
@@ -79,16 +79,16 @@ class PairEncoder:
     """Tokenizes context and continuation as lm-eval's `TemplateLM._encode_pair` does, but each context only once.
 
     Blanks at the end of the context are moved to the continuation, and the continuation's ids are
-    `ids(context + continuation)[len(ids(context)):]`. The whole context need not be tokenized again for every option
-    by tokenizers that go line by line (`tokenizes_by_line`) and put nothing at the end of a text: the context's last
-    line, with the line break before it, is used in its place, provided that the context's ids end with the line's ids.
+    `ids(context + continuation)[len(ids(context)):]`. If the tokenizer goes line by line (`tokenizes_by_line`) and puts
+    nothing at the end of a text, only the context's last line, with the line break before it, is tokenized again for
+    every option, provided that the context's ids end with the line's ids.
     """
 
     def __init__(self, encode: Encode, bare: Encode, by_part: bool = False, by_line: bool = False):
         """`encode`, `bare` and `by_line` are as for `WholeSplitter`; `by_part` uses `PartSplitter`."""
         self.encode, self.bare, self.by_line = encode, bare, by_line
         alone, _, added = encode("x")
-        self._closes = len(alone) > added + len(bare("x")[0])  # a token is put at the end of every text
+        self._closes = len(alone) > added + len(bare("x")[0])  # whether a token is put at the end of every text
         self._split_whole = WholeSplitter(encode, bare, by_line)
         self._split_parts = PartSplitter(encode, bare) if by_part else None
         self._ids = functools.lru_cache(maxsize=100_000)(lambda text: bare(text)[0])
@@ -107,11 +107,11 @@ class PairEncoder:
         return TokenizedPrompt(shared.context, query)
 
     def inside(self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """As `PromptTokenizer.inside`."""
+        """See `PromptTokenizer.inside`."""
         text = prompt.rstrip()
         if self._split_parts:
-            behind = self._split_parts.behind(text[len(prompt) - len(prompt.query) :])
-            starts = [self._split_parts.demonstration(part, behind)[1] for part in prompt.demonstrations]
+            following = self._split_parts.beginning(text[len(prompt) - len(prompt.query) :])
+            starts = [self._split_parts.demonstration(part, following)[1] for part in prompt.demonstrations]
             return [
                 (bisect_left(at, begin), bisect_left(at, end)) for at, (begin, end) in zip(starts, spans, strict=True)
             ]
@@ -125,11 +125,11 @@ class PairEncoder:
         return [(lengths[i], lengths[i] + lengths[i + 1]) for i in range(0, len(lengths), 3)]
 
     def __call__(self, prompt: FewShotPrompt, continuations: Sequence[str]) -> tuple[TokenizedPrompt, list[Ids]]:
-        """The context's ids by part, and the ids of each continuation."""
+        """The prompt's ids by part, and the ids of each continuation."""
         text = prompt.rstrip()
         tokens, blanks = self.split(prompt, text), prompt[len(text) :]
         alone = self._split_parts is not None and bool(prompt.demonstrations)
-        if alone:  # the answer's ids may not depend on the last demonstration
+        if alone:  # the ids of a continuation may not depend on the last demonstration
             text = "\n" + text[len(prompt) - len(prompt.query) :]
         encode = self.bare if alone else self.encode
 
@@ -150,17 +150,17 @@ class PromptTokenizer:
     """Tokenizes prompts as lm-eval's `HFLM` does, and divides the ids into the prompt's parts.
 
     Args:
-        tokenizer: a fast tokenizer, since only a fast one gives the character offsets of tokens.
+        tokenizer: a fast tokenizer, since only a fast tokenizer gives the character offsets of tokens.
         prefix_token_id: the token that is used in place of an empty context; the tokenizer's BOS token if None, or its
             EOS token if it has no BOS token (as in `HFLM`).
         add_bos_token: whether BOS is put at the beginning; None for the tokenizer's default.
         by_part: tokenize every part by itself, so that the ids of a demonstration do not depend on its neighbours
             (`PartSplitter`).
         canonical: put the demonstrations into canonical order (sorted by text), whatever order they are given in.
-        vocabulary: how many tokens the model has; None to accept all of the tokenizer's tokens.
+        vocabulary: how many token ids the model has; None to accept all of the tokenizer's ids.
 
     Raises:
-        InputError: the tokenizer is not a fast one.
+        InputError: the tokenizer is not fast.
     """
 
     def __init__(
@@ -174,26 +174,24 @@ class PromptTokenizer:
     ):
         if not tokenizer.is_fast:
             raise InputError(
-                f"{type(tokenizer).__name__} does not tell which characters a token stands for, and a prompt's parts "
-                "are found by them: use a fast tokenizer (use_fast_tokenizer=True)."
+                f"{type(tokenizer).__name__} does not say which characters a token stands for, so a prompt cannot be "
+                "divided into its parts: use a fast tokenizer (use_fast_tokenizer=True)."
             )
         if prefix_token_id is None:
             prefix_token_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         self.tokenizer, self.prefix_token_id = tokenizer, prefix_token_id
         self.canonical, self.vocabulary = canonical, vocabulary
         self.bare = encoder(tokenizer, add_special_tokens=False)
-        special = {} if add_bos_token is None else {"add_special_tokens": add_bos_token}
-        default = encoder(tokenizer, **special)
+        default = encoder(tokenizer, add_bos_token is not False)
 
-        def unless_it_opens_with(bos: str | None) -> Encode:
-            # A text that begins with BOS already (from a chat template) gets no second one from the tokenizer.
+        def without_second(bos: str | None) -> Encode:
+            # A text that begins with BOS already (from a chat template) gets no second BOS from the tokenizer.
             return lambda text: (self.bare if bos is not None and text.startswith(bos) else default)(text)
 
         by_line = tokenizes_by_line(tokenizer)
-        self._pair = PairEncoder(
-            unless_it_opens_with(str(tokenizer.decode(prefix_token_id))), self.bare, by_part, by_line
-        )
-        self._continued = PairEncoder(unless_it_opens_with(tokenizer.bos_token), self.bare, by_part, by_line)
+        bos = str(tokenizer.decode(prefix_token_id))
+        self._pair = PairEncoder(without_second(bos), self.bare, by_part, by_line)
+        self._continued = PairEncoder(without_second(tokenizer.bos_token), self.bare, by_part, by_line)
 
     @property
     def nothing(self) -> TokenizedPrompt:
@@ -201,8 +199,8 @@ class PromptTokenizer:
         return TokenizedPrompt(Context((), ()), (self.prefix_token_id,))
 
     def arranged(self, prompt: FewShotPrompt, left_out: tuple[int, ...] = ()) -> FewShotPrompt:
-        """The prompt with its demonstrations in canonical order, if `canonical` is set, and without those whose indices
-        in that order are in `left_out`."""
+        """The prompt with its demonstrations in canonical order if `canonical` is set, without those whose indices in
+        this order are in `left_out`."""
         if not (self.canonical or left_out):
             return prompt
         demonstrations = sorted(prompt.demonstrations) if self.canonical else prompt.demonstrations
@@ -218,7 +216,7 @@ class PromptTokenizer:
         """The ids of a prompt, by part, and of continuations to score, as `TemplateLM.loglikelihood` makes them.
 
         Raises:
-            InputError: no tokenizer can read the text, or a token is not in the model's vocabulary.
+            InputError: the query is empty, though parts are tokenized by themselves; or the model has no such id.
         """
         if prompt == "":
             tokens, answers = self.nothing, [tuple(self.bare(continuation)[0]) for continuation in continuations]
@@ -229,27 +227,27 @@ class PromptTokenizer:
         return tokens, answers
 
     def inside(self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Where `pair` has the tokens of a piece of each demonstration, such as its answer.
+        """The tokens of one piece of each demonstration, such as its answer: for each demonstration, the indices
+        (begin, end) of the piece among its tokens.
 
         Args:
-            prompt: a prompt as `arranged` returns it.
-            spans: for each demonstration, (begin, end) of the piece's characters. What is returned are those of its
-                tokens, counted from the demonstration's first token.
+            prompt: a prompt that `arranged` returned.
+            spans: for each demonstration, the indices (begin, end) of the piece among its characters.
         """
         return self._pair.inside(prompt, spans)
 
     def to_continue(self, prompt: FewShotPrompt) -> TokenizedPrompt:
-        """The ids of a prompt, by part, from which text is generated, as `HFLM.generate_until` makes them; the errors
+        """The ids of a prompt to continue with generated text, by part, as `HFLM.generate_until` makes them. The errors
         are those of `pairs`."""
         tokens = self.nothing if prompt == "" else self._continued.split(prompt, prompt)
         self.check_known(tokens)
         return tokens
 
     def check_known(self, tokens: TokenizedPrompt, *answers: tuple[int, ...]) -> None:
-        """Refuse ids outside the model's vocabulary: some tokenizers have more tokens than the model they come with."""
+        """Refuse ids outside the model's vocabulary. (Some checkpoints have tokenizers with more tokens.)"""
         token = max(tokens.context.largest, -1, *tokens.query, *itertools.chain(*answers))
         if self.vocabulary is not None and token >= self.vocabulary:
             raise InputError(
                 f"token {token} ({self.tokenizer.convert_ids_to_tokens(token)!r}) is not among the {self.vocabulary} "
-                "that the model knows: the tokenizer is not the model's. Give the right one: --model_args tokenizer=..."
+                "that the model knows, so the tokenizer is another model's: give --model_args tokenizer=..."
             )

@@ -1,4 +1,4 @@
-"""The board: entries (rows), tasks, groups and the average (columns), and what can be said of each cell."""
+"""The board: entries (rows), tasks, groups and the average (columns), and the numbers of each cell."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 AVERAGE = "average"
-SIGNIFICANT = 0.05  # a p-value up to this
-_LENGTH = 200  # of a name that is shown
+SIGNIFICANT = 0.05  # the largest p-value of a significant difference
+_LENGTH = 200  # the most characters of a name that is shown
 Fields = tuple[tuple[str, str], ...]
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """The items by a key, in the order in which keys come up."""
+    """Key -> the items with this key, in the order of the first item of each key."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -26,103 +26,103 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 
 def shown(text: str) -> str:
-    """A stranger's text on one line, not too long, and without what a terminal would not print but obey."""
+    """A text from a stranger's file on one line, shortened, without control characters that a terminal would obey."""
     plain = "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text[: 2 * _LENGTH])
     plain = " ".join(plain.split())
     return plain if len(plain) <= _LENGTH else f"{plain[: _LENGTH - 3]}..."
 
 
 def rule_in_words(rule: str | None) -> str:
-    """Under which decision rule entries of a board are."""
+    """A phrase that names the decision rule of some entries."""
     return "without a decision rule" if rule is None else f"under the rule {rule}"
 
 
 @dataclass(frozen=True)
 class RowKey:
-    """Who answered: a row of the board has one of these."""
+    """The key of a row of the board: all fields that say who answered (`results.fields`)."""
 
     model: Fields  # the declared fields of each part, by name
     method: Fields
     setting: Fields
-    rule: Fields  # the decision rule and its arguments; empty for what the model itself says
-    switches: Fields  # those that are on
+    rule: Fields  # the decision rule and its arguments; empty for the model's own answers
+    switches: Fields  # the switches that tell rows of this board apart
 
     @property
     def rival(self) -> tuple[Fields, Fields, Fields]:
-        """What a row has in common with its baseline: all but the method and the switches."""
+        """The fields in which a row agrees with its baseline: all but the method and the switches."""
         return self.model, self.setting, self.rule
 
 
 @dataclass(frozen=True, eq=False)
 class TaskRun:
-    """What one run gave on one task."""
+    """The result of one run on one task."""
 
     run: Run
     result: TaskResult
 
     @property
     def answers(self) -> Answers:
-        """Of a result that has some."""
+        """The answers of a result that has answers."""
         assert self.result.answers is not None
         return self.result.answers
 
 
 @dataclass(frozen=True, eq=False)
 class PromptSet:
-    """The same demonstrations in one order or format, or several."""
+    """One set of demonstrations, in one or several orders and formats."""
 
-    label: str  # "seed 3", or the beginning of the digest where no seed is known
-    answered: tuple[TaskRun, ...]  # an element for each order, in each format
+    label: str  # "seed 3", or the beginning of the digest if no seed is known
+    answered: tuple[TaskRun, ...]  # the results in each order and format
 
 
 @dataclass(frozen=True, eq=False)
 class BoardCell:
     """An entry's result on a column."""
 
-    estimate: Estimate  # of the metric
-    # This entry less its baseline under the same decision rule; None for the baseline itself, and if not paired.
+    estimate: Estimate  # the metric
+    # The metric minus the baseline's, under the same decision rule; None for the baseline and without common prompts.
     difference: Difference | None = None
-    p_holm: float | None = None  # the p of `difference`, adjusted over all entries of the column that have one (Holm)
-    # An entry under a decision rule less the same runs without it; None without a rule.
+    p_holm: float | None = None  # the p-value of `difference`, adjusted over all differences of the column (Holm)
+    # The metric minus that of the same runs without the decision rule; None for entries without a rule.
     to_raw: Difference | None = None
-    p_raw: float | None = None  # the p of `to_raw`, adjusted in the same way
-    is_best: bool = False  # it has the best mean of its column among entries of the same rule
-    is_worse: bool = False  # significantly worse than the best, on the same prompts (Holm over all that are compared)
+    p_raw: float | None = None  # the p-value of `to_raw`, adjusted in the same way
+    is_best: bool = False  # whether it has the best mean of its column among entries of the same rule
+    is_worse: bool = False  # whether it is significantly worse than the best entry, on the same prompts (Holm)
     sets: tuple[PromptSet, ...] = ()  # the prompt sets of a task; empty for groups, and for results without samples
     sensitivity: Estimate | None = None  # order sensitivity: the pairwise flip rate between orders; None with one order
-    # "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or a sentence on its files.
+    # "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or a sentence about its files.
     marks: tuple[str, ...] = ()
-    left_out: int = 0  # demonstrations left out because prompts were too long
+    left_out: int = 0  # how many demonstrations were left out because prompts were too long
     majority: float | None = None  # the score of always giving the most frequent right answer; None if not known
-    expected: float | None = None  # the paper's value, where a study says which one that is
+    expected: float | None = None  # the paper's value, if a study gives it
 
 
-Cells = Mapping[str, BoardCell]  # of a row, by task or column
+Cells = Mapping[str, BoardCell]  # the cells of a row, by task or column
 
 
 @dataclass(frozen=True)
 class Column:
     """A task, a group, or the average over all tasks."""
 
-    name: str  # of the task, with what tells columns of this task apart, or of the group, or `AVERAGE`
+    name: str  # the task, with words that tell columns of this task apart; or the group; or `AVERAGE`
     kind: str  # "task", "group" or "average"
     metric: str  # "acc", ..
-    percent: bool  # the metric lies between 0 and 1, and is shown as percent
-    higher_is_better: bool  # of the metric
-    weights: Mapping[str, float]  # of its tasks' columns; they add up to 1. One for a task
+    percent: bool  # whether the metric lies between 0 and 1, and is shown as percent
+    higher_is_better: bool  # whether higher values of the metric are better
+    weights: Mapping[str, float]  # the columns of its tasks -> their weights, which add up to 1
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Of the metric's values, where they are known."""
+        """The least and the greatest value of the metric; None if they are not known."""
         return (0.0, 1.0) if self.percent else None
 
     @property
     def sign(self) -> int:
-        """1, or -1 where less is better."""
+        """1 if higher values are better, or else -1."""
         return 1 if self.higher_is_better else -1
 
     def judged(self, difference: float, p: float | None) -> str:
-        """What a difference says: "better", "worse", or "same" where it is not significant."""
+        """Return "better" or "worse" for a significant difference, or else "same"."""
         if p is None or not p <= SIGNIFICANT:
             return "same"
         return "better" if (difference > 0) == self.higher_is_better else "worse"
@@ -132,17 +132,17 @@ class Column:
 class Entry:
     """A row: a checkpoint under a method with its arguments."""
 
-    name: str  # short and unique on the board, fit for an address: a digest
-    checkpoint: str  # its name, the end of the path for a folder
-    details: str  # revision, dtype and what else tells checkpoints of one name apart; "" if nothing does
+    name: str  # a digest: short, unique on the board, and fit for an address
+    checkpoint: str  # the checkpoint's name; for a folder, the end of its path
+    details: str  # revision, dtype and other facts that tell checkpoints of one name apart; "" if there are none
     method: str  # "hf", "icl", ..
-    arguments: str  # as text: "T=5, eta=0.01"
-    conditions: str  # what else tells this board's rows apart: "8 shots", "chat"; "" if nothing does
-    runs: tuple[Run, ...]  # all of its runs, by date
-    cells: Cells  # by the column's name; the tasks of a column that are no columns themselves are there too
-    rule: str | None = None  # the name of the decision rule of its results; None of those of the model itself
-    reads: tuple[str, ...] = ()  # as of `RuleFacts`
-    shots: tuple[int, int] = (0, 0)  # the numbers of demonstrations, the least and the most of its tasks
+    arguments: str  # the arguments of the method as text: "T=5, eta=0.01"
+    conditions: str  # other facts that tell this board's rows apart: "8 shots", "chat"; "" if there are none
+    runs: tuple[Run, ...]  # all runs of the row, by date
+    cells: Cells  # by the name of the column; with cells for tasks of groups that are not columns
+    rule: str | None = None  # the name of the decision rule; None for the model's own answers
+    reads: tuple[str, ...] = ()  # what the decision rule uses (`RuleFacts.reads`)
+    shots: tuple[int, int] = (0, 0)  # the smallest and the largest number of demonstrations among its tasks
 
     @property
     def label(self) -> str:
@@ -161,10 +161,10 @@ class Property:
     """A column of the robustness card."""
 
     name: str
-    what: str  # in words
-    better: str  # "higher", "lower", or "" where neither is
+    what: str  # the property in words
+    better: str  # "higher" or "lower" if such values are better, or else ""
     percent: bool = True
-    labels: str = ""  # of the demonstrations, if it says what these cost
+    labels: str = ""  # the labels of the demonstrations, if the property is the accuracy that they cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +177,7 @@ class CardRow:
 
 @dataclass(frozen=True, eq=False)
 class Card:
-    """What predictions depend on (`results.card`), the mean over these tasks."""
+    """How much predictions depend on labels, orders and formats (`results.card`), on average over `tasks`."""
 
     properties: tuple[Property, ...]
     rows: tuple[CardRow, ...]
@@ -186,20 +186,20 @@ class Card:
 
 @dataclass(frozen=True, eq=False)
 class Board:
-    """All of it."""
+    """The whole board."""
 
-    columns: tuple[Column, ...]  # the average first if there are several tasks, groups, then tasks
-    # By decision rule, the model itself first; under a rule the best first, by the first column.
+    columns: tuple[Column, ...]  # the average if there are several tasks, then groups, then tasks
+    # Entries without a decision rule, then those of each rule; of one rule, the best first, by the first column.
     entries: tuple[Entry, ...]
-    # By an entry's name, the name of the entry that its differences are to, if there is one.
+    # Entry's name -> the name of its baseline, if it has one.
     baseline: Mapping[str, str]
-    summary: tuple[str, ...]  # sentences that say what is best and what cannot be told apart
+    summary: tuple[str, ...]  # sentences that say which entries are best, and which differ from their baseline
     left_out: tuple[LeftOutFile, ...]  # files that were not used
-    card: Card | None = None  # where labels or formats are varied
-    common: tuple[str, ...] = ()  # words for what all entries and columns have in common: "8 shots", "limit=60"
+    card: Card | None = None  # None if neither labels nor formats are varied
+    common: tuple[str, ...] = ()  # words that hold for all entries and columns: "8 shots", "limit=60"
 
     def majority(self, column: Column) -> float | None:
-        """The score of always giving the most frequent answer, where all entries have the same documents."""
+        """The score of always giving the most frequent right answer; None if entries have different documents."""
         majorities = {entry.cells[column.name].majority for entry in self.entries if column.name in entry.cells}
         return majorities.pop() if len(majorities) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Runs into a board: two groupbys, by who answered and by what was asked, and how rows differ."""
+"""Makes a board from runs: results are grouped into rows by who answered, and into columns by what was asked."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from lm_eval_icl.results.fields import CHOSEN
 from lm_eval_icl.results.records import LeftOutFile, RuleFacts, Run, TaskResult
 from lm_eval_icl.results.summary import summarize
 
-# Metrics between 0 and 1, which are shown as percent. Of some tasks, metrics of these names are of another range.
+# Metrics between 0 and 1, which are shown as percent. In some tasks, metrics of these names have another range.
 _SHARES = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "em", "f1", "quasi_exact_match",
            "metaicl", "ece"}  # fmt: skip
-_LISTED = 20  # names in a message
+_LISTED = 20  # the most names in a message
 
 Groups = Mapping[str, Mapping[str, float]]
 Row = tuple[RowKey, Sequence[TaskRun], Cells]
@@ -46,15 +46,15 @@ def build(
     groups: Groups | None = None,
     columns_by: Sequence[str] = (),
 ) -> Board:
-    """Fold runs into a board.
+    """Make a board from runs, or raise an `InputError` if they have no results that can be used.
 
     Args:
-        baseline: the method that the others on the same checkpoint, under the same decision rule, are compared with; or
-            the label or name of one entry, with which all are compared. None for `icl`, or `hf` if there is no `icl`.
+        baseline: the method with which all others on the same checkpoint, under the same decision rule, are compared;
+            or the label or name of one entry for all entries. None for `icl`, or `hf` if there is no `icl`.
         tasks: the tasks and groups that are columns; None for all.
-        groups: name -> the weights of its tasks' columns, which add up to 1; one called `AVERAGE` is the average. None
-            for those that the runs name, and an average over the tasks that most rows have.
-        columns_by: switches that separate columns, not rows: ("training",) where each column of a study has its own.
+        groups: name -> column of a task -> its weight; the weights of a group add up to 1. `AVERAGE` is a group. None
+            for the groups that the runs name, and an average over the tasks that at least half of the rows have.
+        columns_by: switches that separate columns, not rows: ("training",) if columns of a study have own trainings.
     """
     runs = sorted(runs, key=lambda run: (run.date, run.digest))
     units = [TaskRun(run, result) for run in runs for result in _results(run)]
@@ -64,22 +64,22 @@ def build(
     names = _column_names({column: None for _, column in keys.values()})
     column_of = {unit: names[column] for unit, (_, column) in keys.items()}
     columns = _columns(column_of, tasks, groups)
-    of_columns = {task for column in columns for task in column.weights}
+    column_tasks = {task for column in columns for task in column.weights}
     shares = {task for column in columns if column.percent for task in column.weights}
     rows: list[tuple[RowKey, list[TaskRun], dict[str, BoardCell]]] = []
-    for key, of_row in grouped(units, lambda unit: keys[unit][0]).items():
-        by_task = grouped(of_row, lambda unit: column_of[unit])
-        if cells := {task: measured(of, task in shares) for task, of in by_task.items() if task in of_columns}:
-            rows.append((key, of_row, cells))
+    for key, row_units in grouped(units, lambda unit: keys[unit][0]).items():
+        by_task = grouped(row_units, lambda unit: column_of[unit])
+        if cells := {task: measured(same, task in shares) for task, same in by_task.items() if task in column_tasks}:
+            rows.append((key, row_units, cells))
     if groups is None:
-        # Decision rules do not decide what the average is over.
-        of_models = [cells for key, _, cells in rows if not key.rule]
-        columns = _with_average(columns, of_models or [cells for _, _, cells in rows])
-    for _, of_row, cells in rows:
+        # Rows under decision rules do not count for the choice of the tasks of the average.
+        without_rule = [cells for key, _, cells in rows if not key.rule]
+        columns = _with_average(columns, without_rule or [cells for _, _, cells in rows])
+    for _, row_units, cells in rows:
         for column in columns:
             if column.kind != "task" and cells.keys() >= column.weights.keys():
-                of_group = [unit for unit in of_row if column_of[unit] in column.weights]
-                cells[column.name] = combined(cells, of_group, column)
+                group_units = [unit for unit in row_units if column_of[unit] in column.weights]
+                cells[column.name] = combined(cells, group_units, column)
     columns = tuple(column for column in columns if any(column.name in cells for _, _, cells in rows))
     if not columns:
         raise InputError("no result of these tasks that can be used was found.")
@@ -87,13 +87,13 @@ def build(
     key_of, shared = entries_of(shown_rows)
     rules = list(dict.fromkeys(entry.rule for entry in sorted(key_of, key=lambda entry: entry.rule is not None)))
 
-    def place(entry: Entry) -> tuple[int, int, float, str, str]:
-        """By rule, the model itself first; then the best first, by the first column that an entry has."""
+    def sort_key(entry: Entry) -> tuple[int, int, float, str, str]:
+        """Entries without a rule come first; of one rule, the best come first, by the first column that they have."""
         index, column = next(pair for pair in enumerate(columns) if pair[1].name in entry.cells)
         goodness = column.sign * entry.cells[column.name].estimate.mean
         return rules.index(entry.rule), index, -goodness, entry.label, entry.name
 
-    entries = sorted(key_of, key=place)
+    entries = sorted(key_of, key=sort_key)
     compared, baselines = compare_all(entries, key_of, columns, baseline)
     limits = {unit.run.limit for unit in units}
     if len(limits) == 1 and (limit := limits.pop()) is not None:
@@ -104,43 +104,43 @@ def build(
 
 
 def _results(run: Run) -> tuple[TaskResult, ...]:
-    """The results of a run; of a study that has chosen a decision rule, those under this one in place of all rules'.
-    What the model says by itself stays beside them, unless other arguments were chosen for the rule."""
+    """The results of a run. If a study has chosen a decision rule, its results replace those under all rules. The
+    results without a rule are kept, unless the study has also chosen arguments, which then belong to the rule."""
     if "decide" not in (study := run.study).chosen:
         return run.all_results
     is_transductive = any(r.rule is not None and "transductive" in r.rule.reads for r in run.decided)
     rule = RuleFacts(CHOSEN, reads=("transductive",) if is_transductive else ())
-    of_rule = [r for r in run.all_results if (r.rule.name if r.rule is not None else None) == study.rule]
+    under_rule = [r for r in run.all_results if (r.rule.name if r.rule is not None else None) == study.rule]
     kept = run.tasks.values() if study.chosen == ("decide",) else ()
-    return *kept, *(replace(result, rule=rule) for result in of_rule)
+    return *kept, *(replace(result, rule=rule) for result in under_rule)
 
 
 def _keys(units: Sequence[TaskRun], columns_by: Sequence[str]) -> dict[TaskRun, tuple[RowKey, Fields]]:
-    """Of each result, whose row and which column it is in."""
+    """Result -> the key of its row, and the fields of its column."""
     rows: dict[TaskRun, RowKey] = {}
     columns: dict[TaskRun, Fields] = {}
-    of_runs = {run: {part: as_fields(fields) for part, fields in run.rows.items()} for run in {u.run for u in units}}
+    run_fields = {run: {part: as_fields(fields) for part, fields in run.rows.items()} for run in {u.run for u in units}}
     for unit in units:
-        rule, parts = unit.result.rule, of_runs[unit.run]
-        of_rule = () if rule is None else (("decide", rule.name), *as_fields(rule.arguments))
+        rule, parts = unit.result.rule, run_fields[unit.run]
+        rule_fields = () if rule is None else (("decide", rule.name), *as_fields(rule.arguments))
         model, method, setting = (parts.get(part, ()) for part in ("model", "method", "setting"))
-        rows[unit] = RowKey(model, method, setting, of_rule, ())
+        rows[unit] = RowKey(model, method, setting, rule_fields, ())
         always = {name: unit.result.switches.get(name) or "" for name in columns_by}
         columns[unit] = as_fields({"task": unit.result.task, **unit.result.column, **always})
     for name in (n for n in units[0].result.switches if n not in columns_by):
         cells = grouped(units, lambda unit: (rows[unit], columns[unit]))
         known = {
-            cell: dict.fromkeys(v for u in of_cell if (v := u.result.switches.get(name)) is not None)
-            for cell, of_cell in cells.items()
+            cell: dict.fromkeys(v for u in cell_units if (v := u.result.switches.get(name)) is not None)
+            for cell, cell_units in cells.items()
         }
         if all(len(values) < 2 for values in known.values()):
             continue  # no cell holds two values
-        for cell, of_cell in cells.items():
-            for unit in of_cell:
+        for cell, cell_units in cells.items():
+            for unit in cell_units:
                 value = unit.result.switches.get(name)
-                if value is None:  # agrees with one value
+                if value is None:  # an unknown value agrees with a single known one
                     value = next(iter(known[cell]), "") if len(known[cell]) == 1 else ""
-                if name == "documents":  # of what was asked; the other switches are of who answered
+                if name == "documents":  # this switch says what was asked; the others say who answered
                     columns[unit] = as_fields({**dict(columns[unit]), name: value})
                 else:
                     rows[unit] = replace(rows[unit], switches=(*rows[unit].switches, (name, value)))
@@ -150,15 +150,15 @@ def _keys(units: Sequence[TaskRun], columns_by: Sequence[str]) -> dict[TaskRun, 
 def _column_names(columns: Mapping[Fields, None]) -> dict[Fields, str]:
     """Short unique names of the columns: the task, and the fields in which columns of this task differ."""
     names: dict[Fields, str] = {}
-    for task, of_task in grouped(columns, lambda column: dict(column)["task"]).items():
-        by_field = [dict(column) for column in of_task]
+    for task, task_columns in grouped(columns, lambda column: dict(column)["task"]).items():
+        by_field = [dict(column) for column in task_columns]
         apart = differing(by_field)
-        # The number of documents follows from the limit, and what is spelled out says more than the whole prompt.
+        # The documents and the filter are not named if other fields, which say more, tell the columns apart.
         for quiet in ("documents", "filter"):
             rest = [name for name in apart if name != quiet]
-            if len({tuple(column.get(name) for name in rest) for column in by_field}) == len(of_task):
+            if len({tuple(column.get(name) for name in rest) for column in by_field}) == len(task_columns):
                 apart = rest
-        for column, values in zip(of_task, by_field, strict=True):
+        for column, values in zip(task_columns, by_field, strict=True):
             words = [values["metric"]] * ("metric" in apart)
             words += [in_words(n, values.get(n)) for n in apart if n not in ("training", "metric")][:4]
             training = f" [{values['training']}]" if "training" in apart else ""
@@ -172,20 +172,20 @@ def _column_names(columns: Mapping[Fields, None]) -> dict[Fields, str]:
 def _columns(
     column_of: Mapping[TaskRun, str], tasks: Sequence[str] | None, groups: Groups | None
 ) -> tuple[Column, ...]:
-    """A column for each group, then each task, in the order in which they come up."""
+    """A column for each group and each task: first the average, then groups, then tasks."""
     by_column = grouped(column_of, lambda unit: column_of[unit])
     weights: dict[str, Mapping[str, float]] = {}
     if groups is None:
-        for run, of_run in grouped(column_of, lambda unit: unit.run).items():
-            of_task = {unit.result.task: column_of[unit] for unit in of_run}
-            for group, of_tasks in run.groups.items():
-                of_group = {of_task[task]: weight for task, weight in of_tasks.items()}
+        for run, run_units in grouped(column_of, lambda unit: unit.run).items():
+            task_column = {unit.result.task: column_of[unit] for unit in run_units}
+            for group, task_weights in run.groups.items():
+                column_weights = {task_column[task]: weight for task, weight in task_weights.items()}
                 name = group
-                while name == AVERAGE or (name in weights and not _alike(weights[name], of_group)):
-                    name += "'"  # of other tasks or weights
-                weights.setdefault(name, of_group)
+                while name == AVERAGE or (name in weights and not _alike(weights[name], column_weights)):
+                    name += "'"  # another run has a group of this name with other tasks or weights
+                weights.setdefault(name, column_weights)
     else:
-        weights |= {name: of for name, of in groups.items() if of and of.keys() <= by_column.keys()}
+        weights |= {name: group for name, group in groups.items() if group and group.keys() <= by_column.keys()}
     weights |= {name: {name: 1.0} for name in sorted(by_column)}
     if tasks is not None:
         chosen: dict[str, Mapping[str, float]] = {}
@@ -197,13 +197,13 @@ def _columns(
             chosen |= {name: weights[name] for name in found}
         weights = chosen
     columns = []
-    for name, of_tasks in weights.items():
-        parts = [unit.result for task in of_tasks for unit in by_column[task]]
+    for name, parts_weights in weights.items():
+        parts = [unit.result for column in parts_weights for unit in by_column[column]]
         metric, higher_is_better = parts[0].metric, parts[0].higher_is_better
         if all((part.metric, part.higher_is_better) == (metric, higher_is_better) for part in parts):  # else no mean
             percent = metric in _SHARES and all(0 <= part.value <= 1 for part in parts)
             kind = "task" if name in by_column else "average" if name == AVERAGE else "group"
-            columns.append(Column(name, kind, metric, percent, higher_is_better, of_tasks))
+            columns.append(Column(name, kind, metric, percent, higher_is_better, parts_weights))
     return tuple(sorted(columns, key=lambda column: ("average", "group", "task").index(column.kind)))
 
 
@@ -215,10 +215,10 @@ def _with_average(columns: tuple[Column, ...], cells: Sequence[Mapping[str, Boar
     """The columns with the average in front, over the tasks that at least half of the rows have."""
     tasks = [c for c in columns if c.kind == "task" and c.percent]
     tasks = [column for column in tasks if column.higher_is_better == tasks[0].higher_is_better]
-    often = [column for column in tasks if 2 * sum(column.name in of_row for of_row in cells) >= len(cells)]
+    often = [column for column in tasks if 2 * sum(column.name in row_cells for row_cells in cells) >= len(cells)]
     even = {column.name: 1 / len(often) for column in often}
     is_a_group = any(column.kind == "group" and _alike(column.weights, even) for column in columns)
-    if len(often) < 2 or is_a_group or not any(of_row.keys() >= even.keys() for of_row in cells):
+    if len(often) < 2 or is_a_group or not any(row_cells.keys() >= even.keys() for row_cells in cells):
         return columns
     metrics = {column.metric for column in often}
     metric = metrics.pop() if len(metrics) == 1 else ""
@@ -239,14 +239,15 @@ def in_words(name: str, value: str | None) -> str:
 
 
 def differing(values: Sequence[Mapping[str, str]]) -> list[str]:
-    """The names of fields in which these differ."""
-    return [name for name in sorted({name for of in values for name in of}) if len({of.get(name) for of in values}) > 1]
+    """The sorted names of the fields in which `values` differ."""
+    names = sorted({name for fields in values for name in fields})
+    return [name for name in names if len({fields.get(name) for fields in values}) > 1]
 
 
 def _conditions(key: RowKey, units: Sequence[TaskRun]) -> list[str]:
-    """Words for what else tells a row from others."""
+    """Words about the setting and the switches of a row, such as its number of shots."""
     setting, switches = dict(key.setting), dict(key.switches)
-    shots = [str(of(unit.result.shots for unit in units)) for of in (min, max)]
+    shots = [str(extreme(unit.result.shots for unit in units)) for extreme in (min, max)]
     words = [f"{' to '.join(dict.fromkeys(shots))} shot{'s' * (shots != ['1', '1'])}"]
     if "chat" in setting:
         words += ["chat", "multiturn" if "multiturn" in setting else "one turn"]
@@ -264,7 +265,7 @@ def _conditions(key: RowKey, units: Sequence[TaskRun]) -> list[str]:
 
 
 def entries_of(rows: Sequence[Row]) -> tuple[dict[Entry, RowKey], tuple[str, ...]]:
-    """The rows with names, and with labels that say what they differ in; and the words that all have in common."""
+    """The rows as entries, whose labels say in what they differ; and the words that all rows have in common."""
     key_of: dict[Entry, RowKey] = {}
     conditions = [_conditions(key, units) for key, units, _ in rows]
     shared = [word for word in conditions[0] if all(word in words for words in conditions)]
@@ -276,7 +277,7 @@ def entries_of(rows: Sequence[Row]) -> tuple[dict[Entry, RowKey], tuple[str, ...
         end = PurePath(checkpoint).name
         is_path = checkpoint.startswith((".", "/", "~")) or checkpoint.count("/") > 1
         alike = [dict(other.model) for other, _, _ in rows if dict(other.model).get("checkpoint", "") == checkpoint]
-        plain = ("revision", "dtype")  # values that speak for themselves
+        plain = ("revision", "dtype")  # these values are shown without their names
         apart = sorted(differing(alike), key=lambda name: (name != "revision", name != "dtype", name))
         details = [model.get(n, "") if n in plain else in_words(n, model.get(n)) for n in apart]
         runs = tuple({unit.run.digest: unit.run for unit in units}.values())
@@ -301,9 +302,9 @@ def entries_of(rows: Sequence[Row]) -> tuple[dict[Entry, RowKey], tuple[str, ...
         key_of[entry] = key
     # Rows with the same label show the fields of the method in which they differ, defaults too.
     labeled: dict[Entry, RowKey] = {}
-    for of_label in grouped(key_of, lambda entry: (entry.checkpoint, entry.details, entry.label)).values():
-        methods = [dict((*key_of[entry].method, *key_of[entry].rule)) for entry in of_label]
-        for entry, values in zip(of_label, methods, strict=True):
+    for same_label in grouped(key_of, lambda entry: (entry.checkpoint, entry.details, entry.label)).values():
+        methods = [dict((*key_of[entry].method, *key_of[entry].rule)) for entry in same_label]
+        for entry, values in zip(same_label, methods, strict=True):
             more = [f"{n}={values[n]}" for n in differing(methods) if n in values]
             text = shown(", ".join(filter(None, [entry.arguments, *more])))
             labeled[replace(entry, arguments=text)] = key_of[entry]

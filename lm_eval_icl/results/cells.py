@@ -1,4 +1,4 @@
-"""What a row has on a task or a group, and how rows differ: from their baseline, without a rule, from the best."""
+"""The numbers of a row on a task or a group, and its differences: to its baseline, to no rule, and to the best row."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from lm_eval_icl.results.metrics import AGGREGATIONS, bootstrap, bootstrap_diffe
 from lm_eval_icl.results.records import Answers, at, count, number
 from lm_eval_icl.results.statistics import Difference, Estimate
 
-_LISTED = 20  # names in a message
+_LISTED = 20  # the most names in a message
 _FEW_SETS = 5
 _NO_SET = "no demonstrations"
-_COLLAPSED, _FEW_DOCUMENTS = 0.95, 10  # the share of one answer, and of how many documents it says something
+_COLLAPSED, _FEW_DOCUMENTS = 0.95, 10  # the share of one prediction that gets a mark, from so many documents on
 _NORMAL = 1.96  # half of a 95% interval, in standard errors
 
 
 def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
-    """The numbers of a row on a task, of what its runs gave on it by date, not yet compared with other rows."""
+    """The numbers of a row on a task from its results there, by date; they are not yet compared with other rows."""
     answered = [unit for unit in units if unit.result.answers is not None]
     marks = [mark for unit in units for mark in unit.result.marks]
-    lost, of_documents, cut, own = (
-        max(count(at(unit.run.icl, done, unit.result.task, of)) or 0 for unit in units)
-        for done, of in (
+    lost, shortened, cut, copies = (
+        max(count(at(unit.run.icl, field, unit.result.task, what)) or 0 for unit in units)
+        for field, what in (
             ("left_out", "demonstrations"),
-            *((done, "documents") for done in ("left_out", "truncated", "own_demonstrations")),
+            *((field, "documents") for field in ("left_out", "truncated", "own_demonstrations")),
         )
     )
     if lost:
-        marks.append(f"{lost} demonstrations were left out of {of_documents} documents' prompts, which were too long.")
+        marks.append(f"{lost} demonstrations were left out of {shortened} documents' prompts, which were too long.")
     if cut:
-        marks.append(f"{cut} documents were cut at their beginning: they do not fit without demonstrations.")
-    if own:
-        marks.append(f"{own} documents stand among their own demonstrations, with the answer.")
+        marks.append(f"{cut} documents were cut at their beginning: they do not fit even without demonstrations.")
+    if copies:
+        marks.append(f"{copies} documents stand among their own demonstrations, with the answer.")
     cell = _from_answers(answered, is_share, marks) if answered else BoardCell(_reported(units, is_share))
     if not answered:
         marks.append("aggregate only")
@@ -49,13 +49,13 @@ def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
 
 
 def _expected(units: Iterable[TaskRun], column: str) -> float | None:
-    """The paper's value of a column, if all runs say the same one. It is of what a model says by itself."""
+    """The paper's value of a column, if all runs give the same value; None for results under a decision rule."""
     values = [None if unit.result.rule else number(unit.run.study.expected.get(column)) for unit in units]
     return values[0] if values.count(values[0]) == len(values) else None
 
 
 def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) -> BoardCell:
-    """The numbers of a row on a task from its samples. Words on them are added to `marks`."""
+    """The numbers of a row on a task from its samples. Marks about the samples are added to `marks`."""
     aggregation, sets = units[0].result.aggregation, _prompt_sets(units, marks)
     if aggregation == "mean":
         estimate = statistics.estimate(matrix(sets), bounds=(0.0, 1.0) if is_share else None)
@@ -81,18 +81,18 @@ def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) ->
 
 
 def _majority(metric: str, answers: Sequence[Answers], marks: list[str]) -> float | None:
-    """The accuracy of always giving the most frequent right answer; a mark says with how many prompts nearly all
-    predictions are one."""
+    """The accuracy of always giving the most frequent right answer. A mark is added if nearly all predictions are the
+    same option, and says with how many prompts they are."""
 
     def most_frequent(options: np.ndarray) -> float:
         return float(np.unique(options, return_counts=True)[1].max() / len(options))
 
-    predictions = [of_prompt.predictions for of_prompt in answers if of_prompt.predictions is not None]
+    predictions = [one.predictions for one in answers if one.predictions is not None]
     if len(predictions) < len(answers):
         return None
     golds = answers[0].golds
     majority = None if golds is None else most_frequent(golds)
-    collapsed, n = sum(most_frequent(of_prompt) >= _COLLAPSED for of_prompt in predictions), len(predictions)
+    collapsed, n = sum(most_frequent(options) >= _COLLAPSED for options in predictions), len(predictions)
     if collapsed and len(predictions[0]) >= _FEW_DOCUMENTS and (majority is None or majority < _COLLAPSED):
         some = f"With {collapsed} of {n} prompts it gives one answer to nearly all documents."
         marks.append("collapsed" if collapsed == n else some)
@@ -100,20 +100,20 @@ def _majority(metric: str, answers: Sequence[Answers], marks: list[str]) -> floa
 
 
 def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet, ...]:
-    """The answers by set of demonstrations, and in a set by format and order. Words on repeated runs are added to
-    `marks`. In another format, texts of demonstrations are others: they are the set of that seed."""
-    own = {unit.run.seed: unit.answers.demonstrations for unit in units if not unit.run.format}
+    """The answers by set of demonstrations, and within a set by format and order. Marks about repeated runs are added
+    to `marks`. A format changes the texts of the demonstrations, so the set in a format is found by its seed."""
+    by_seed = {unit.run.seed: unit.answers.demonstrations for unit in units if not unit.run.format}
     orders: dict[str | None, list[TaskRun]] = {}
-    # Where a method sorts the demonstrations, the prompts of a study's orders are the same.
+    # If a method sorts the demonstrations, the prompts are the same in all orders of a study.
     for first, *others in grouped(units, lambda unit: (unit.answers.prompts, unit.run.order)).values():
-        others = [unit for unit in others if unit.run.date != first.run.date]  # else it is no other run
+        others = [unit for unit in others if unit.run.date != first.run.date]  # of the same date, it is the same run
         if others:
             agree = all(np.array_equal(first.answers.items, unit.answers.items, equal_nan=True) for unit in others)
             marks.append("confirmed" if agree else "differs")
         texts, seed = first.answers.demonstrations, first.run.seed
-        set_of = own.get(seed, f"seed {seed}") if first.run.format and texts is not None else texts
-        orders.setdefault(set_of, []).append(first)
-    if "differs" in marks:  # of another prompt's answers, which other runs confirm
+        demonstrations = by_seed.get(seed, f"seed {seed}") if first.run.format and texts is not None else texts
+        orders.setdefault(demonstrations, []).append(first)
+    if "differs" in marks:  # then "confirmed" is only true of other prompts
         marks[:] = [mark for mark in marks if mark != "confirmed"]
     sets = []
     for demonstrations, answered in orders.items():
@@ -133,12 +133,12 @@ def matrix(sets: Sequence[PromptSet], features: Callable[[np.ndarray], np.ndarra
 
 
 def _reported(units: Sequence[TaskRun], is_share: bool) -> Estimate:
-    """What lm-eval's results say where there are no samples: errors over documents, and over several seeds."""
+    """The estimate from lm-eval's own values and errors, if there are no samples. Seeds add their variance."""
     by_seed = grouped(units, lambda unit: unit.run.seed).values()
     values = [float(np.mean([unit.result.value for unit in same])) for same in by_seed]
     errors = [math.inf if unit.result.stderr is None else unit.result.stderr for unit in units]
-    of_seeds = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else 0.0
-    mean, error = float(np.mean(values)), math.sqrt(float(np.mean(np.square(errors))) + of_seeds)
+    seed_variance = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else 0.0
+    mean, error = float(np.mean(values)), math.sqrt(float(np.mean(np.square(errors))) + seed_variance)
     low, high = mean - _NORMAL * error, mean + _NORMAL * error
     if is_share:
         low, high = max(low, 0.0), min(high, 1.0)
@@ -147,7 +147,7 @@ def _reported(units: Sequence[TaskRun], is_share: bool) -> Estimate:
 
 
 def combined(cells: Mapping[str, BoardCell], units: Iterable[TaskRun], column: Column) -> BoardCell:
-    """The numbers of a row on a group or the average, from its cells and what its runs gave on all of its tasks."""
+    """The numbers of a row on a group or the average, from its cells and its results (`units`) on all of its tasks."""
     parts, weights = [cells[task] for task in column.weights], list(column.weights.values())
     flips = [part.sensitivity for part in parts if part.sensitivity is not None]
     majorities = [part.majority for part in parts if part.majority is not None]
@@ -163,7 +163,7 @@ def combined(cells: Mapping[str, BoardCell], units: Iterable[TaskRun], column: C
 
 
 def common(first: Sequence[PromptSet], second: Sequence[PromptSet]) -> list[tuple[PromptSet, PromptSet]]:
-    """The sets that both were asked, each with the orders that both were asked."""
+    """The pairs of sets with the same prompts in both, reduced to the orders that both have."""
     by_prompts = {order.answers.prompts: order for prompt_set in second for order in prompt_set.answered}
     pairs = []
     for prompt_set in first:
@@ -176,8 +176,8 @@ def common(first: Sequence[PromptSet], second: Sequence[PromptSet]) -> list[tupl
 
 
 def compare(first: Cells, second: Cells, columns: Sequence[Column]) -> dict[str, Difference]:
-    """The first row less the second, by column, from their cells on tasks; columns on which they are not paired are
-    missing."""
+    """Column -> the first row minus the second, from their cells on tasks. Columns on which the rows have no common
+    prompts are missing."""
     differences = {}
     for column in columns:
         both = [task for task in column.weights if task in first and task in second]
@@ -193,36 +193,36 @@ def compare(first: Cells, second: Cells, columns: Sequence[Column]) -> dict[str,
 def _difference(
     first: Sequence[PromptSet], second: Sequence[PromptSet], bounds: tuple[float, float] | None
 ) -> Difference | None:
-    """On one task; None if no prompt was put to both."""
+    """The first row minus the second on one task; None if they have no common prompt."""
     if not (pairs := common(first, second)):
         return None
     mine, theirs = zip(*pairs, strict=True)
-    one, other = mine[0].answered[0].result, theirs[0].answered[0].result
-    # In two files that are compared, a column of one name may be another thing.
-    if (one.metric, one.filter, one.aggregation) != (other.metric, other.filter, other.aggregation):
+    ours, other = mine[0].answered[0].result, theirs[0].answered[0].result
+    # Two files that are compared may have columns of the same name with different metrics.
+    if (ours.metric, ours.filter, ours.aggregation) != (other.metric, other.filter, other.aggregation):
         return None
-    if one.aggregation == "mean":
+    if ours.aggregation == "mean":
         return statistics.difference(matrix(mine), matrix(theirs), bounds=bounds)
-    metric = AGGREGATIONS[one.aggregation]
+    metric = AGGREGATIONS[ours.aggregation]
     sums = matrix(mine, metric.features), matrix(theirs, metric.features)
     return bootstrap_difference(*sums, metric.value, bounds=metric.bounds)
 
 
 def named(entries: Sequence[Entry], name: str, what: str = "") -> Entry:
-    """The entry with this name, or label, or label and checkpoint; `InputError` is raised if it is not one."""
+    """The entry with this name, or label, or label and checkpoint. `InputError` is raised unless it is exactly one."""
     exact = [e for e in entries if name in (e.name, e.label, f"{e.label} on {e.checkpoint}")]
-    # A method's name is that of its entry without a rule.
+    # A method's name stands for its entry without a decision rule.
     matching = exact or [e for e in entries if e.rule is None and name in (e.method, f"{e.method} {e.arguments}")]
     if len(matching) != 1:
         names = "; ".join(f"{e.name}: {e.label} on {e.checkpoint}" for e in (matching or entries)[:_LISTED])
-        how = "several entries are called so. Give a name:" if matching else "there is no such entry. There are"
+        how = "several entries have this name. Give one of" if matching else "there is no such entry. There are"
         raise InputError(f"{what}{name}: {how} {names}.")
     return matching[0]
 
 
 def baselines_of(entries: Sequence[Entry], key_of: Mapping[Entry, RowKey], baseline: str | None) -> dict[str, Entry]:
-    """By the name of an entry, the entry that it is compared with: of the baseline's method, on the same checkpoint and
-    under the same rule; of several that with the same switches, or else that asked the same on most tasks."""
+    """Entry's name -> its baseline: an entry of the baseline's method, on the same checkpoint, under the same rule. If
+    there are several, one with the same switches is preferred, and then the one with common prompts on most tasks."""
     methods = {dict(key.method).get("method", "") for key in key_of.values()}
     if baseline is not None and baseline not in methods:
         only = named(entries, baseline, "--baseline ")
@@ -246,18 +246,18 @@ def baselines_of(entries: Sequence[Entry], key_of: Mapping[Entry, RowKey], basel
 def compare_all(
     entries: Sequence[Entry], key_of: Mapping[Entry, RowKey], columns: Sequence[Column], baseline: str | None
 ) -> tuple[tuple[Entry, ...], dict[str, str]]:
-    """The entries with differences and marks; and by the name of an entry that of its baseline."""
+    """The entries with differences and marks; and entry's name -> the name of its baseline."""
     bases = baselines_of(entries, key_of, baseline)
     raw = {replace(key, rule=()): entry for entry, key in key_of.items() if not key.rule}
-    raws = {e.name: of for e in entries if (of := raw.get(replace(key_of[e], rule=()))) is not None and of is not e}
+    raws = {e.name: r for e in entries if (r := raw.get(replace(key_of[e], rule=()))) is not None and r is not e}
     cells: dict[str, dict[str, BoardCell]] = {entry.name: {} for entry in entries}
     for column in columns:
-        of_column = [entry for entry in entries if column.name in entry.cells]
-        to_baseline, to_raw = _differences(of_column, bases, column), _differences(of_column, raws, column)
-        for of_rule in grouped(of_column, lambda entry: entry.rule).values():
-            best = max(of_rule, key=lambda entry: column.sign * entry.cells[column.name].estimate.mean)
-            to_best = _differences(of_rule, {entry.name: best for entry in of_rule if entry is not best}, column)
-            for entry in of_rule:
+        column_entries = [entry for entry in entries if column.name in entry.cells]
+        to_baseline, to_raw = _differences(column_entries, bases, column), _differences(column_entries, raws, column)
+        for rule_entries in grouped(column_entries, lambda entry: entry.rule).values():
+            best = max(rule_entries, key=lambda entry: column.sign * entry.cells[column.name].estimate.mean)
+            to_best = _differences(rule_entries, {e.name: best for e in rule_entries if e is not best}, column)
+            for entry in rule_entries:
                 cell = entry.cells[column.name]
                 difference, p_holm = to_baseline.get(entry.name, (None, None))
                 raw_difference, p_raw = to_raw.get(entry.name, (None, None))
@@ -280,7 +280,7 @@ def compare_all(
                     is_worse=below is not None and column.judged(below.mean, p_best) == "worse",
                     marks=marks,
                 )
-    # Cells stand in the order of the columns, and behind them those of tasks that are no columns.
+    # Cells are in the order of the columns. The cells of tasks that are not columns follow.
     ordered = tuple(replace(e, cells=cells[e.name] | {**e.cells, **cells[e.name]}) for e in entries)
     return ordered, {name: base.name for name, base in bases.items()}
 
@@ -288,8 +288,8 @@ def compare_all(
 def _differences(
     entries: Sequence[Entry], others: Mapping[str, Entry], column: Column
 ) -> dict[str, tuple[Difference, float]]:
-    """By the name of an entry, how it differs on a column from its other, and p adjusted over all of them (Holm)."""
+    """Entry's name -> its difference on a column to its entry in `others`, and the p-value adjusted over all (Holm)."""
     compared = {e.name: compare(e.cells, others[e.name].cells, [column]) for e in entries if e.name in others}
-    differences = {name: of[column.name] for name, of in compared.items() if of}
+    differences = {name: by_column[column.name] for name, by_column in compared.items() if by_column}
     adjusted = statistics.holm([difference.p for difference in differences.values()])
-    return {name: (of, p) for (name, of), p in zip(differences.items(), adjusted, strict=True)}
+    return {name: (difference, p) for (name, difference), p in zip(differences.items(), adjusted, strict=True)}

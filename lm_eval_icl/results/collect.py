@@ -1,7 +1,7 @@
 """Runs as one small Parquet file each, for a board that people share, and a check of such files.
 
-The results are JSON in the file's metadata. The columns are those of `tasks.DocumentRow`, without any text of a
-document, and the task; the answers under every decision rule are there as those of the model itself.
+The results are JSON in the file's metadata. The columns are the task and the fields of `tasks.DocumentRow`, without any
+text of a document. The answers under each decision rule are rows like the model's own answers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Documents = dict[str, list[DocumentRow]]  # by task
 
 
 def name_of(results: Mapping[str, Any], documents: Documents) -> str:
-    """The name of the file of a run: digests of its results and of its rows, whatever texts were predicted."""
+    """The name of a run's file: digests of its results and of its rows without the predicted texts."""
     rows = ((task, row, row.prediction if row.options else None) for task, rows in documents.items() for row in rows)
     texts = (json.dumps([task, *row[:6], *row[7:10], prediction], sort_keys=True) for task, row, prediction in rows)
     return f"{digest([json.dumps(results, sort_keys=True)])}-{digest(texts)[:8]}"
 
 
 def load(path: Path) -> tuple[dict[str, Any], Documents]:
-    """The results and rows of a file that `collect` has made; `Unusable` is raised if it is none."""
+    """The results and rows of a file that `collect` has made; `Unusable` is raised for any other file."""
     import pyarrow.parquet as pq
 
     try:
@@ -45,30 +45,30 @@ def load(path: Path) -> tuple[dict[str, Any], Documents]:
         for task, *row in zip(*values.values(), strict=True):
             documents.setdefault(task, []).append(DocumentRow(*row))
     except Exception as error:  # pyarrow's are of many kinds
-        raise Unusable(f"is damaged, or no file of `lm-eval-icl collect` ({one_line(error)[:200]})") from None
+        raise Unusable(f"is damaged, or not a file of `lm-eval-icl collect` ({one_line(error)[:200]})") from None
     return results, documents
 
 
 def document_rows(run: Run, task: str) -> list[DocumentRow]:
-    """The rows of a task's documents under all filters; none without samples."""
+    """The rows of a task's documents under all filters; empty without samples."""
     if run.path.suffix == ".parquet":
         return load(run.path)[1].get(task, [])
     return rows_from_samples(run.path, run.results, task)
 
 
 def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Write each run to `<folder>/runs/<digest>.parquet`, whole or not at all; the same run makes the same bytes."""
+    """Write each run to `<folder>/runs/<digest>.parquet`, whole or not at all. The same run makes the same bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     written = []
     for run in runs:
-        # Samples that cannot be used are no part of the file, as the board does without them.
+        # Samples that cannot be used are not written, as the board does not use them.
         used = {result.task for result in run.all_results if result.answers is not None}
         documents = {task: document_rows(run, task) for task in run.tasks if task in used}
         columns = []
         for task, row in ((task, row) for task, rows in documents.items() for row in rows):
-            prediction = row.prediction if row.options else None  # a text is no part of the file
+            prediction = row.prediction if row.options else None  # predicted texts are not written
             metrics = json.dumps(row.metrics, sort_keys=True)
             columns.append({"task": task, **row._asdict(), "prediction": prediction, "metrics": metrics})
         kinds = {**dict.fromkeys(("task", "filter", "document", "prompt", "demonstrations", "metrics"), pa.string()),
@@ -86,20 +86,20 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 
 def faults(path: Path) -> list[str]:
-    """What of a file that `collect` has made does not belong together, as sentences; none for a whole run: its name is
-    the digests of its results and rows, under every filter and rule the documents are the same, each prediction follows
-    from the log-likelihoods and each accuracy from the prediction, and the answers give the results' value of every
-    metric that is made of single documents'."""
+    """Sentences about parts of a file of `collect` that contradict each other; none for a sound file. In such a file,
+    the name is made of the digests of results and rows, all filters and rules have the same documents, predictions
+    follow from log-likelihoods, accuracies follow from predictions, and the answers give the results' value of every
+    metric that is computed from single documents."""
     results, documents = load(path)
     sentences = []
     if path.stem != name_of(results, documents):
         sentences.append("was changed after `lm-eval-icl collect` wrote it, or was renamed: collect it again.")
-    for task, of_task in documents.items():
-        by_filter = grouped(of_task, lambda row: row.filter)
-        asked = [sorted((row.doc_id, row.document, row.prompt) for row in rows) for rows in by_filter.values()]
-        if any(of_filter != asked[0] for of_filter in asked):
+    for task, task_rows in documents.items():
+        by_filter = grouped(task_rows, lambda row: row.filter)
+        prompts = [sorted((row.doc_id, row.document, row.prompt) for row in rows) for rows in by_filter.values()]
+        if any(filter_prompts != prompts[0] for filter_prompts in prompts):
             sentences.append(f"task {task!r}: the answers under its filters and rules are not to the same documents.")
-        for row in of_task:
+        for row in task_rows:
             chosen = row.logprobs.index(max(row.logprobs)) if row.logprobs else row.prediction
             has_score = row.gold is not None and isinstance(row.prediction, int) and "acc" in row.metrics
             if (chosen != row.prediction and "metaicl" not in row.metrics) or (
@@ -108,11 +108,11 @@ def faults(path: Path) -> list[str]:
                 sentences.append(f"task {task!r}, document {row.doc_id}, {row.filter!r}: another answer or score.")
                 break
         for key, value in mapping(results["results"].get(task)).items():
-            metric, comma, of_filter = key.partition(",")
+            metric, comma, filter_name = key.partition(",")
             if not comma or metric.endswith("_stderr") or number(value) is None:
                 continue
             try:
-                given = aggregated(by_filter.get(of_filter, []), metric, mapping(results["configs"].get(task)))
+                given = aggregated(by_filter.get(filter_name, []), metric, mapping(results["configs"].get(task)))
             except ValueError as error:
                 sentences.append(f"task {task!r}, {key}: {error}.")
             else:

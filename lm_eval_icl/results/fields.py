@@ -1,16 +1,16 @@
-"""Which runs are one row, and which results one column: every field of a results file that is compared, as data.
+"""Which runs share a row, and which results share a column: every compared field of a results file, as data.
 
-Who answered is a row, what was asked is a column. A field has a path in lm-eval's file, a name, and a kind:
+A row says who answered, and a column says what was asked. A field has a path in lm-eval's file, a name, and a kind:
 
     row         always in the row's key: the model, the method with all its arguments, how prompts are put to it
     switch      in the row's key only if some cell would hold two values otherwise, and then for the whole board; a
-                file that does not say agrees with one value
+                file without the field agrees with a single value
     column      always in the column's key
-    repetition  the cell's own axes
+    repetition  tells apart the results inside a cell
     neither     in no key, for the reason that is given
 
 Paths begin with `config`, `model_args` (which may be text), `icl` (`config.icl`), `task` (`configs.TASK`) or `file`.
-What of these but the last stands in no list separates: rows under the first three, columns under `task`.
+A field that is not listed separates rows if its path begins with one of the first three, and columns under `task`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ CHOSEN = "chosen on dev"
 
 @dataclass(frozen=True)
 class Field:
-    """A field, or several alike."""
+    """A field, or several fields of the same kind and name."""
 
     kind: str  # see above
-    paths: str  # in lm-eval's file; with all that is inside. Of one name, the first that is there counts
-    name: str = ""  # of neither: why it does not matter
-    part: str = ""  # of a row: "model", "method" or "setting". A baseline differs in the method alone
+    paths: str  # in lm-eval's file, with everything inside. The first path that is there gives the value
+    name: str = ""  # for the kind "neither": why the field does not matter
+    part: str = ""  # for the kind "row": "model", "method" or "setting". Only its method tells a row from its baseline
 
 
 FIELDS = (
@@ -72,7 +72,7 @@ FIELDS = (
           "model_args.data_parallel_size model_args.gpu_memory_utilization model_args.tp_plan "
           "model_args.num_concurrent config.device", "where it ran"),
     Field("neither", "model_args.cache_dir model_args.token model_args.trust_remote_code model_args.max_retries "
-          "model_args.timeout config.use_cache", "how a checkpoint or an answer is had"),
+          "model_args.timeout config.use_cache", "how a checkpoint or an answer is obtained"),
     Field("neither", "config.random_seed config.numpy_seed config.torch_seed config.bootstrap_iters", "draws"),
     Field("neither", "config.gen_kwargs", "lm-eval writes them into the tasks that generate"),
     Field("neither", "task.task task.task_alias task.tag task.group task.class", "names"),
@@ -84,13 +84,13 @@ FIELDS = (
     Field("neither", "task.metadata.relabeled task.metadata.unformatted", "follow from the labels and the format"),
 )  # fmt: skip
 _DECLARED = {path: field for field in FIELDS for path in field.paths.split()}
-# What makes a task's prompts but the demonstrations; in a demonstration as in the query, where it is not said.
+# The fields that make a task's prompts, besides the demonstrations. Demonstrations have the query's unless they differ.
 _TEMPLATE = ("doc_to_text", "doc_to_target", "doc_to_choice", "gen_prefix", "target_delimiter", "fewshot_delimiter")
-_SHORT = 32  # texts that are shorter are compared and shown as they are, others by their digest
+_SHORT = 32  # shorter texts are compared and shown as they are, others by their digest
 
 
 def digest(texts: Iterable[str]) -> str:
-    """A digest of several texts: each with its length, so that nothing moves from one to the next."""
+    """A digest of several texts. It includes their lengths, so that other divisions of the same text differ."""
     state = hashlib.sha256()
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
@@ -99,7 +99,7 @@ def digest(texts: Iterable[str]) -> str:
 
 
 def model_arguments(recorded: Any) -> dict[str, Any]:
-    """`model_args`, which are text where Python's `simple_evaluate` was given text: `name=value,...`."""
+    """`model_args` as a dictionary. They are text (`name=value,...`) if Python's `simple_evaluate` was given text."""
     if not isinstance(recorded, str):
         return dict(mapping(recorded))
     arguments = {}
@@ -112,8 +112,8 @@ def model_arguments(recorded: Any) -> dict[str, Any]:
 
 
 def declared(kind: str, sources: Mapping[str, Any], task: str = "") -> dict[str, Any]:
-    """The values of the declared fields of a kind, by name; those that are there and not empty. `sources` has by the
-    first part of a path what is below it; of what the file has by task, the task's part is taken."""
+    """Name -> value of the declared fields of a kind that are there and not empty. `sources` has the contents of the
+    file by the first part of a path. If the file has a value for each task, the value of `task` is taken."""
     values: dict[str, Any] = {}
     for field in FIELDS:
         for path in field.paths.split() if field.kind == kind else ():
@@ -125,7 +125,7 @@ def declared(kind: str, sources: Mapping[str, Any], task: str = "") -> dict[str,
 
 
 def undeclared(name: str, values: Mapping[str, Any], inside: str = "") -> dict[str, str]:
-    """What stands in no list, as texts to compare, by path; empty values are as if they were not there."""
+    """Path -> text to compare, for all fields that are not declared. Empty values count as missing."""
     texts: dict[str, str] = {}
     for key, value in values.items():
         path = f"{inside}{key}"
@@ -139,7 +139,7 @@ def undeclared(name: str, values: Mapping[str, Any], inside: str = "") -> dict[s
 
 
 def as_text(value: Any) -> str:
-    """A value as text: 5 and 5.0 are one, addresses in memory are none, and what is long is its digest."""
+    """A value as text: 5.0 is written as 5, addresses in memory are removed, and a long text becomes its digest."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
@@ -148,15 +148,15 @@ def as_text(value: Any) -> str:
 
 
 def row_fields(results: Mapping[str, Any], study: StudyFacts) -> dict[str, dict[str, str]]:
-    """Who answered, as texts by name, in the parts "model", "method" and "setting"."""
+    """The fields that say who answered, as texts by name, in the parts "model", "method" and "setting"."""
     config = mapping(results.get("config"))
     icl, arguments = mapping(config.get("icl")), model_arguments(config.get("model_args"))
-    task = next(iter(mapping(results.get("configs")).values()), None)  # metadata of a run are of all its tasks
+    task = next(iter(mapping(results.get("configs")).values()), None)  # all tasks of a run have its metadata
     sources = {"config": config, "icl": icl, "model_args": arguments, "file": results, "task": task}
     values = declared("row", sources)
     if study.model is not None and study.training is not None:
         values["checkpoint"], values["revision"] = f"{study.model} (trained)", ""
-    if values.get("revision") == "main":  # no revision: it moves
+    if values.get("revision") == "main":  # a branch, which moves, and no revision
         del values["revision"]
     values["dtype"] = str(values.get("dtype", "")).removeprefix("torch.")
     if "chat" not in values:  # without a chat template there are no turns
@@ -166,26 +166,26 @@ def row_fields(results: Mapping[str, Any], study: StudyFacts) -> dict[str, dict[
         if field.kind == "row" and field.name in values:
             rows[field.part][field.name] = str(values[field.name])
     rows["model"] |= undeclared("config", config)
-    # How a study trained its model is the switch "training"; what two models of one training differ in, their weights.
-    of_icl = undeclared("icl", {**icl, "trained": None} if study.training is not None else icl)
-    # What a model of this package says of itself, it says of its arguments too, defaults among them.
-    given = {name: text for name, text in undeclared("model_args", arguments).items() if name not in of_icl}
-    on_dev = {name: CHOSEN for name in study.chosen if name in of_icl | given or name == "seeds"}
-    rows["method"] |= given | of_icl | on_dev
+    # A study's training is a switch; `trained` would also tell apart the models that it has trained.
+    reported = undeclared("icl", {**icl, "trained": None} if study.training is not None else icl)
+    # A model of this package reports all its arguments, with defaults. The arguments of other models are added.
+    given = {name: text for name, text in undeclared("model_args", arguments).items() if name not in reported}
+    on_dev = {name: CHOSEN for name in study.chosen if name in reported | given or name == "seeds"}
+    rows["method"] |= given | reported | on_dev
     return rows
 
 
-def column_fields(results: Mapping[str, Any], task: str, metric: str, of_filter: str, documents: int) -> dict[str, str]:
-    """What was asked, as texts by name."""
+def column_fields(results: Mapping[str, Any], task: str, metric: str, filter_name: str, size: int) -> dict[str, str]:
+    """The fields that say what was asked, as texts by name."""
     config, arguments = mapping(at(results, "configs", task)), mapping(at(results, "config"))
     values = declared("column", {"config": arguments, "file": results, "task": config}, task)
-    if own := mapping(at(config, "metadata", "unformatted")):  # in any format, it is the same task
-        shots = {**mapping(config.get("fewshot_config")), **mapping(own.get("fewshot_config"))}
-        config = {**config, **own, "fewshot_config": shots}
+    if unformatted := mapping(at(config, "metadata", "unformatted")):  # in every format, it is the same task
+        shots = {**mapping(config.get("fewshot_config")), **mapping(unformatted.get("fewshot_config"))}
+        config = {**config, **unformatted, "fewshot_config": shots}
     shots = mapping(config.get("fewshot_config"))
     query = [config.get(key) for key in _TEMPLATE]
-    of_shots = [config.get(key) if shots.get(key) is None else shots[key] for key in _TEMPLATE]
-    template = json.dumps([query, of_shots, config.get("description") or ""], sort_keys=True, default=str)
+    demonstration = [config.get(key) if shots.get(key) is None else shots[key] for key in _TEMPLATE]
+    template = json.dumps([query, demonstration, config.get("description") or ""], sort_keys=True, default=str)
     given = model_arguments(arguments.get("model_args"))  # lm-eval adds them to the metadata of tasks
     metadata = {key: value for key, value in mapping(config.get("metadata")).items() if key not in given}
     shots = {key: value for key, value in shots.items() if key not in (*_TEMPLATE, "sampler")}
@@ -197,17 +197,17 @@ def column_fields(results: Mapping[str, Any], task: str, metric: str, of_filter:
     rest |= {"metadata": _portable(metadata), "fewshot_config": shots}
     rest |= {key: _portable(config[key]) for key in ("dataset_path", "dataset_kwargs") if key in config}
     filters = config.get("filter_list")
-    entries = [entry for entry in filters if at(entry, "name") == of_filter] if isinstance(filters, list) else []
+    entries = [entry for entry in filters if at(entry, "name") == filter_name] if isinstance(filters, list) else []
     return {
-        **{"metric": metric, "filter": as_text([of_filter, entries] if entries else of_filter)},
+        **{"metric": metric, "filter": as_text([filter_name, entries] if entries else filter_name)},
         **{name: as_text(value) for name, value in values.items()},
-        **{"documents": str(documents), "template": digest([as_text(template)])[:6]},
+        **{"documents": str(size), "template": digest([as_text(template)])[:6]},
         **undeclared("task", rest),
     }
 
 
 def switch_fields(results: Mapping[str, Any], task: str) -> dict[str, str | None]:
-    """The switches of a task's result by name; None where the file does not say."""
+    """The switches of a task's result by name; None for a switch that the file does not have."""
     config = mapping(results.get("config"))
     sources = {"config": config, "icl": mapping(config.get("icl")), "file": results,
                "task": mapping(at(results, "configs", task))}  # fmt: skip
@@ -219,7 +219,7 @@ def switch_fields(results: Mapping[str, Any], task: str) -> dict[str, str | None
 
 
 def _portable(value: Any) -> Any:
-    """The value with only the last name of each path that begins at the root of somebody's machine."""
+    """The value, with every absolute path reduced to its last name, since its beginning belongs to one machine."""
     if isinstance(value, dict):
         return {name: _portable(inner) for name, inner in value.items()}
     if isinstance(value, list):

@@ -1,6 +1,6 @@
-"""How far a model's confidence can be believed, and metrics that are functions of sums over documents, by bootstrap.
+"""Calibration metrics, and bootstrap intervals for metrics that are functions of sums over documents.
 
-The probability of an option is its log-likelihood, or what a rule makes of it, normalised over the document's options.
+The probability of an option is its log-likelihood, or its value under a decision rule, normalised over the options.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import lm_eval_icl.results.statistics as statistics
 from lm_eval_icl.results.statistics import Bounds, Difference, Estimate, Spread, checked, crossed, is_binary
 
 BINS = 15  # of equal width (Guo et al. 2017, "On Calibration of Modern Neural Networks")
-_CLASSES = 1000  # of a macro-F1, fewer
+_CLASSES = 1000  # a macro-F1 has fewer classes
 Logprobs = Sequence[Sequence[float]]
 Value = Callable[[np.ndarray], np.ndarray]
 
@@ -27,22 +27,22 @@ Value = Callable[[np.ndarray], np.ndarray]
 class Aggregation:
     """A metric that is a function of sums over documents."""
 
-    features: Callable[[ArrayLike], np.ndarray]  # what is summed: from lm-eval's items of n documents to (n, k)
-    value: Value  # the metric: from sums (..., k) to (...)
-    bounds: Bounds | None  # the least and the greatest value
+    features: Callable[[ArrayLike], np.ndarray]  # lm-eval's items of n documents -> (n, k) numbers that are summed
+    value: Value  # (..., k) sums -> (...) the metric
+    bounds: Bounds | None  # the least and the greatest value of the metric
 
 
 @dataclass(frozen=True)
 class CalibrationMetric:
-    """A metric that is made of log-likelihoods."""
+    """A metric that is computed from log-likelihoods."""
 
-    items: Callable[[Logprobs, Sequence[int]], np.ndarray]  # from right options too, what is aggregated
+    items: Callable[[Logprobs, Sequence[int]], np.ndarray]  # log-likelihoods and right options -> items to aggregate
     aggregation: str  # a name of `AGGREGATIONS`
     higher_is_better: bool
 
 
 def probabilities(logprobs: Sequence[float]) -> np.ndarray:
-    """(options,) probabilities that add up to 1."""
+    """(options,) log-likelihoods -> (options,) probabilities that add up to 1."""
     shares: np.ndarray = special.softmax(np.asarray(logprobs, dtype=float))
     return shares
 
@@ -59,7 +59,7 @@ def _squared(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
     return np.array([((p - (np.arange(len(p)) == g)) ** 2).sum() for p, g in zip(by_document, golds, strict=True)])
 
 
-def _of_the_right(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
+def _right_log_probabilities(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
     """(documents,) the logarithms of the right options' probabilities."""
     return np.array([special.log_softmax(x)[gold] for x, gold in zip(logprobs, golds, strict=True)])
 
@@ -67,13 +67,13 @@ def _of_the_right(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
 CALIBRATION = {
     "ece": CalibrationMetric(confidences, "ece", False),
     "brier": CalibrationMetric(_squared, "mean", False),
-    "log_probability": CalibrationMetric(_of_the_right, "mean", True),
+    "log_probability": CalibrationMetric(_right_log_probabilities, "mean", True),
 }
 
 
 def binned(items: ArrayLike) -> np.ndarray:
-    """(documents, 2 bins): what is summed for the expected calibration error: by bin of confidence, whether the
-    prediction is right less its confidence, and 1 for each document. Bins are open below and closed above."""
+    """(documents, 2) confidences -> (documents, 2 bins), to be summed: for each bin, whether the prediction is right
+    minus its confidence; and then for each bin, whether the document is in it. A bin contains its upper end only."""
     values = np.asarray(items, dtype=float)
     places = np.clip(np.ceil(values[:, 0] * BINS) - 1, 0, BINS - 1).astype(int)
     is_in = places[:, None] == np.arange(BINS)
@@ -81,14 +81,14 @@ def binned(items: ArrayLike) -> np.ndarray:
 
 
 def calibration_error(sums: np.ndarray) -> np.ndarray:
-    """From sums (..., 2 bins) the mean over documents of |accuracy - confidence| of their bins: (...)."""
+    """(..., 2 bins) sums -> (...) the mean over documents of |accuracy - confidence| of their bins."""
     gaps, counts = np.split(np.asarray(sums, dtype=float), 2, axis=-1)
     error: np.ndarray = np.abs(gaps).sum(axis=-1) / counts.sum(axis=-1)
     return error
 
 
 def _items(items: ArrayLike, columns: int) -> np.ndarray:
-    """lm-eval's items of n documents: (n, columns), one number or two each."""
+    """lm-eval's items of n documents, each of one or two numbers, as (n, columns)."""
     values = np.asarray(items, dtype=float)
     if values.shape != (len(values),) + (columns,) * (columns > 1):
         count = "one number" if columns == 1 else "two numbers"
@@ -97,14 +97,14 @@ def _items(items: ArrayLike, columns: int) -> np.ndarray:
 
 
 def _counted(items: ArrayLike) -> np.ndarray:
-    """Numbers and 1 for each, but 0 and 0 for a NaN."""
+    """(n, 2) each number and 1, or 0 and 0 for a NaN."""
     values = _items(items, 1)
     is_number = ~np.isnan(values)
     return np.hstack([np.where(is_number, values, 0), is_number])
 
 
 def _confusions(items: ArrayLike) -> np.ndarray:
-    """From pairs of the right answer and the prediction, 0 or 1: true and false positives, false and true negatives."""
+    """Pairs (right answer, prediction), 0 or 1 -> (n, 4) true and false positives, false and true negatives."""
     values = _items(items, 2)
     if not is_binary(values):
         raise ValueError("the right answers and predictions must be 0 or 1")
@@ -114,8 +114,8 @@ def _confusions(items: ArrayLike) -> np.ndarray:
 
 
 def _class_counts(items: ArrayLike) -> np.ndarray:
-    """From pairs of the right class and the predicted one: of each class that is right somewhere, whether it is right,
-    predicted, and both."""
+    """Pairs (right class, predicted class) -> (n, 3 classes) for each class up to the largest right one, whether it is
+    right, whether it is predicted, and both."""
     right, predicted = _items(items, 2).T
     if not (right == np.floor(np.abs(right))).all() or right.max() >= _CLASSES:
         raise ValueError(f"the right class of each document must be a whole number below {_CLASSES:,}")
@@ -149,7 +149,7 @@ def _matthews(sums: np.ndarray) -> np.ndarray:
 
 
 def _macro_f1(sums: np.ndarray) -> np.ndarray:
-    """The mean of the F1 of the classes that are right somewhere (MetaICL's metric of classification)."""
+    """The mean F1 of the classes that are right for some document (MetaICL's metric of classification)."""
     right, predicted, both = np.split(sums, 3, axis=-1)
     counts = right > 0
     mean: np.ndarray = (counts * _ratio(2 * both, right + predicted)).sum(axis=-1) / counts.sum(axis=-1)
@@ -157,8 +157,8 @@ def _macro_f1(sums: np.ndarray) -> np.ndarray:
 
 
 _pairs = functools.partial(_items, columns=2)
-# By their names in lm-eval or MetaICL; others are shown as lm-eval reports them. F1 and Matthews' correlation are those
-# of two classes, and 0 where they are not defined, as scikit-learn's.
+# By their names in lm-eval or MetaICL. Other metrics are shown as lm-eval reports them. F1 and Matthews' correlation
+# are for two classes, and 0 if they are not defined, as in scikit-learn.
 AGGREGATIONS: Mapping[str, Aggregation] = {
     "mean": Aggregation(_counted, _quotient, None),
     "nanmean": Aggregation(_counted, _quotient, None),
@@ -175,14 +175,14 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
 def bootstrap(sums: np.ndarray, value: Value, draws: int = 2000, *, bounds: Bounds | None = None) -> Estimate:
     """The mean over sets of a metric, with the pigeonhole bootstrap (Owen 2007, Ann Appl Stat 1:386).
 
-    In each draw, documents and sets are drawn with replacement, independently of each other. The metric of the drawn
-    documents alone deviates by a, that of the drawn sets alone by b, that of both by a + b and a rest. Variances over
-    draws, divided by the (n - 1) / n that resamples of n lack, take the place of the mean squares in the formula of
-    `estimate`. (The variance of the draws of both would count the rest three times.) The interval is from t, since the
-    draws' quantiles are too narrow for few sets. Draws are the same for the same numbers of documents and sets.
+    In each draw, documents and sets are drawn with replacement, independently of each other. The metric deviates by a
+    with the drawn documents and all sets, by b with the drawn sets and all documents, by a + b + rest with both. The
+    variances of a, b and the rest over draws, divided by (n - 1) / n since resamples of n vary less, take the place of
+    the mean squares in the formula of `estimate`. (The variance of draws of both would count the rest three times.) The
+    interval is from t, since quantiles of draws are too narrow for few sets. The same shapes have the same draws.
 
     Args:
-        sums: (documents, sets, k), what an `Aggregation` sums.
+        sums: (documents, sets, k) features of an `Aggregation`.
     """
     sums = checked(sums, axes=3)
     mean = float(value(sums.sum(axis=0)).mean())
@@ -192,7 +192,7 @@ def bootstrap(sums: np.ndarray, value: Value, draws: int = 2000, *, bounds: Boun
 def bootstrap_difference(
     first: np.ndarray, second: np.ndarray, value: Value, draws: int = 2000, *, bounds: Bounds | None = None
 ) -> Difference:
-    """The difference of two entries' metrics: as `bootstrap`, with the same documents and sets drawn for both."""
+    """The difference of two entries' metrics, as in `bootstrap`. The same documents and sets are drawn for both."""
     first, second = checked(first, axes=3), checked(second, axes=3, like=first)
     metrics = [value(sums.sum(axis=0)) for sums in (first, second)]
     spread = _resampled([first, second], value, draws)
@@ -202,17 +202,17 @@ def bootstrap_difference(
 
 
 def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int) -> Spread:
-    """The variance of the metric of one entry, or of the difference of two; infinite if a draw has no such metric."""
+    """The variance of one entry's metric, or of the difference of two; infinite if a draw's metric is undefined."""
     n, sets, _ = entries[0].shape
     if n == 1:
         return Spread(math.inf, 0)
 
-    def of_sets(weights: np.ndarray) -> np.ndarray:
-        """(draws, sets) from (draws, documents)."""
+    def by_set(weights: np.ndarray) -> np.ndarray:
+        """(draws, documents) how often each document is drawn -> (draws, sets) the metric of each set."""
         metrics = [value((weights @ sums.reshape(n, -1)).reshape(-1, sets, sums.shape[2])) for sums in entries]
         return metrics[0] - metrics[1] if len(metrics) == 2 else metrics[0]
 
-    whole = of_sets(np.ones((1, n)))[0]
+    whole = by_set(np.ones((1, n)))[0]
     rng = np.random.default_rng(0)
     chunks = []
     at_a_time = max(1, 2**21 // n)  # 16 MB
@@ -222,14 +222,14 @@ def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int) -> Sprea
         places = rng.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
         documents = np.bincount(places.ravel(), minlength=rows * n).reshape(rows, n).astype(float)
         columns = rng.multinomial(sets, np.full(sets, 1 / sets), size=rows).astype(float)
-        metrics = of_sets(documents)
+        metrics = by_set(documents)
         chunks.append([metrics.mean(axis=1), (whole * columns).mean(axis=1), (metrics * columns).mean(axis=1)])
     a, b, both = np.concatenate(chunks, axis=1)
     if not np.isfinite([a, b, both]).all():
         return Spread(math.inf, 0)
-    of_documents = float(a.var(ddof=1)) * n / (n - 1)
+    document_variance = float(a.var(ddof=1)) * n / (n - 1)
     if sets == 1:
-        return Spread(of_documents, n - 1)
-    of_columns = float(b.var(ddof=1)) * sets / (sets - 1)
-    of_rest = float((both - a - b).var(ddof=1)) * n * sets / ((n - 1) * (sets - 1))
-    return crossed(of_documents, of_columns, of_rest, n, sets)
+        return Spread(document_variance, n - 1)
+    set_variance = float(b.var(ddof=1)) * sets / (sets - 1)
+    rest_variance = float((both - a - b).var(ddof=1)) * n * sets / ((n - 1) * (sets - 1))
+    return crossed(document_variance, set_variance, rest_variance, n, sets)

@@ -1,5 +1,5 @@
-"""Results files of lm-eval, and those that `collect` has made, as runs. They come from anyone: what is damaged or
-contradictory is left out or marked, with the reason."""
+"""Results files of lm-eval, and files that `collect` has made, as runs. Since anybody may have written them, files and
+tasks that are damaged or contradict themselves are left out or marked, with the reason."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from lm_eval_icl.results.fields import declared, digest, model_arguments, row_fi
 from lm_eval_icl.results.records import LeftOutFile, Run, StudyFacts, TaskResult, Unusable, at, count, mapping, number
 from lm_eval_icl.results.tasks import DocumentRow, parse, results_of, rows_from_samples, sentence
 
-_PARENTS = 5  # folders above a results file in which its study's may be
+_PARENTS = 5  # so many folders above a results file may have its study's `study.json`
 
 
 def read(
     paths: Sequence[Path], quiet: bool = False, dev: bool = False, metric: str | None = None
 ) -> tuple[list[Run], list[LeftOutFile]]:
-    """The runs in results files of lm-eval and of `collect`, each of them once: of two files of one run, that with more
-    answers. And what was left out: files, and tasks of files that are otherwise used.
+    """The runs in results files of lm-eval and of `collect`, each once: of two files of one run, the file with more
+    answers counts. And what was left out: files, and tasks of files that are otherwise used.
 
     Args:
         paths: files, or folders, which are searched with all folders in them. The samples of a results file are the
-            files in the same folder whose names end in the same time, or digest; a study's facts are in `study.json`
-            of a folder above.
-        dev: read runs on the dev set of a study too.
-        metric: what stands for every task: one that the runs have, or one of `metrics.CALIBRATION`.
+            files in the same folder whose names end in the same time or digest. A study's facts are in `study.json` of
+            a folder above.
+        dev: whether runs on the dev set of a study are read too.
+        metric: the metric for every task: a metric that the runs have, or one of `metrics.CALIBRATION`.
     """
     found: list[tuple[int, Run]] = []
     left_out: list[LeftOutFile] = []
@@ -42,12 +42,12 @@ def read(
     for path in tqdm(_files(paths), "Reading results", disable=quiet, unit=" files"):
         try:
             with np.errstate(all="ignore"):  # strangers' numbers may be as large as a float can be
-                run, notes = _run(path, _of_study(path, studies), dev, metric)
+                run, notes = _run(path, _cell_facts(path, studies), dev, metric)
             found.append((sum(result.answers is not None for result in run.all_results), run))
             left_out += [LeftOutFile(path, sentence(note)) for note in notes]
         except Unusable as error:
             left_out.append(LeftOutFile(path, sentence(error)))
-        except Exception as error:  # whatever a stranger's file has in it, the others are read
+        except Exception as error:  # whatever a stranger's file contains, the other files are read
             left_out.append(LeftOutFile(path, f"cannot be understood ({one_line(error)})."))
     runs: dict[str, Run] = {}
     for _, run in sorted(found, key=lambda pair: -pair[0]):
@@ -57,7 +57,7 @@ def read(
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    """Each file once; of folders those that may hold results, none of them hidden."""
+    """Every file that may hold results, once. Hidden files in folders are left out."""
     files: dict[str, Path] = {}
     for path in paths:
         if not path.exists():
@@ -72,28 +72,28 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _load(path: Path) -> tuple[dict[str, Any], Documents | None]:
-    """The JSON of a results file, and the documents that `collect` has put beside it."""
+    """The JSON of a results file; and the documents' rows, if `collect` has made the file, or else None."""
     if not path.is_file():
-        raise Unusable("is no file: it is a device, or a link that leads nowhere")
+        raise Unusable("is not a file, but a device, or a link that leads nowhere")
     if path.suffix == ".parquet":
         return load(path)
     data = path.read_bytes()
     results = parse(data)
-    if re.search(rb"\\u[dD][89a-fA-F]", data):  # half of a surrogate pair, which Python cannot print or write
+    if re.search(rb"\\u[dD][89a-fA-F]", data):  # a lone surrogate, which Python cannot print or write
         results = json.loads(json.dumps(results, ensure_ascii=False).encode("utf-8", "replace"))
     if any(not isinstance(at(results, key), dict) for key in ("results", "configs", "config")):
-        raise Unusable("is no results file of lm-eval, which has 'results', 'configs' and 'config'")
-    results.pop("samples", None)  # of Python's `simple_evaluate`, never of lm-eval's own files: these are large
+        raise Unusable("is not a results file of lm-eval, which has 'results', 'configs' and 'config'")
+    results.pop("samples", None)  # they are large; only Python's `simple_evaluate` returns them with the results
     return results, None
 
 
-def _of_study(path: Path, known: dict[Path, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What `study.json` says of a cell; empty if it is of no study."""
+def _cell_facts(path: Path, known: dict[Path, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The facts in `study.json` about a cell; empty if the file belongs to no study."""
     for folder in list(path.parents)[:_PARENTS]:
         if folder not in known:
             try:
-                says = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-                known[folder] = mapping(at(says, "cells"))
+                content = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+                known[folder] = mapping(at(content, "cells"))
             except (OSError, ValueError, RecursionError):
                 known[folder] = {}
         if known[folder]:
@@ -101,13 +101,13 @@ def _of_study(path: Path, known: dict[Path, Mapping[str, Any]]) -> Mapping[str, 
     return {}
 
 
-def _run(path: Path, of_study: Mapping[str, Any], dev: bool, wanted: str | None) -> tuple[Run, list[str]]:
-    """A results file as a run, and sentences on tasks and groups that are left out."""
+def _run(path: Path, cell_facts: Mapping[str, Any], dev: bool, wanted: str | None) -> tuple[Run, list[str]]:
+    """A results file as a run, and sentences about tasks and groups that are left out."""
     results, kept = _load(path)
     config, icl = results["config"], mapping(at(results, "config", "icl"))
-    study = StudyFacts.of(mapping(icl.get("study")), of_study)
+    study = StudyFacts.of(mapping(icl.get("study")), cell_facts)
     if study.split == "dev" and not dev:
-        raise Unusable("is of the dev set of a study, on which its hyperparameters were chosen")
+        raise Unusable("is a run on the dev set of a study, on which its hyperparameters were chosen")
     groups = mapping(results.get("group_subtasks"))
     tasks: dict[str, TaskResult] = {}
     decided: list[TaskResult] = []
@@ -130,13 +130,13 @@ def _run(path: Path, of_study: Mapping[str, Any], dev: bool, wanted: str | None)
     weights = {}
     for group in groups:
         try:
-            if of_group := _weights(mapping(at(results, "groups", group)), _leaves(group, groups), tasks, results):
-                weights[group] = of_group
+            if group_weights := _weights(mapping(at(results, "groups", group)), _leaves(group, groups), tasks, results):
+                weights[group] = group_weights
         except Unusable as error:
             notes.append(f"group {group!r} is left out: {error}")
     rows = row_fields(results, study)
-    own = ("pretrained", "revision", "dtype")
-    arguments = {name: x for name, x in model_arguments(config.get("model_args")).items() if name not in own}
+    apart = ("pretrained", "revision", "dtype")  # these are fields of their own
+    arguments = {name: x for name, x in model_arguments(config.get("model_args")).items() if name not in apart}
     first = results["configs"].get(next(iter(tasks)))
     repetition = declared("repetition", {"config": config, "icl": icl, "task": first})
     date = number(results.get("date")) or 0.0
@@ -164,7 +164,7 @@ def _run(path: Path, of_study: Mapping[str, Any], dev: bool, wanted: str | None)
 
 
 def _leaves(group: str, groups: Mapping[str, Sequence[str]], above: tuple[str, ...] = ()) -> dict[str, None]:
-    """The tasks in a group and in the groups in it."""
+    """The tasks of a group, including those of groups inside it."""
     leaves: dict[str, None] = {}
     for name in groups[group]:
         if name not in groups:
@@ -177,9 +177,9 @@ def _leaves(group: str, groups: Mapping[str, Sequence[str]], above: tuple[str, .
 def _weights(
     values: Mapping[str, Any], members: Mapping[str, None], tasks: Mapping[str, TaskResult], results: Mapping[str, Any]
 ) -> dict[str, float]:
-    """The weights of tasks in a group; empty if the group has no value and is only a name for several tasks.
+    """Task -> weight in a group; empty if the group has no value and is only a name for several tasks.
 
-    lm-eval's value of a group is the mean over all tasks in it, by documents or equal; by documents, if both give it.
+    lm-eval's value of a group is a mean over its tasks, weighted by documents (preferred if both agree) or equally.
     """
     key = next((key for key in values if "," in key and "_stderr," not in key), None)
     if key is None or not members:
@@ -191,4 +191,4 @@ def _weights(
     for weights in (n / n.sum(), np.full(len(members), 1 / len(members))):
         if math.isclose(weights @ scores, number(values[key]) or 0.0, rel_tol=1e-9, abs_tol=1e-12):
             return dict(zip(members, weights.tolist(), strict=True))
-    raise Unusable(f"its {key} is no mean of its tasks', by documents or equal")
+    raise Unusable(f"its {key} is not the mean of its tasks', weighted by documents or equally")

@@ -1,4 +1,4 @@
-"""What the result files of lm-eval say, in memory."""
+"""The contents of lm-eval's result files, as dataclasses."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Unusable(ValueError):
 
 
 def at(value: Any, *keys: str) -> Any:
-    """What is at these keys of a file; None if it is not there."""
+    """The value under nested keys of a file; None if it is not there."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 
 def number(value: Any) -> float | None:
-    """A number whose square is one, too; None for anything else."""
+    """A number whose square is finite; None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
     return float(value) if is_number else None
 
@@ -39,33 +39,33 @@ def mapping(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What one run answered to one task, document by document, in the order of document ids.
+    """The answers of one run to the documents of one task, in the order of document ids.
 
-    Two runs with equal `prompts` were asked the same, and their answers are paired.
+    If two runs have equal `prompts`, their answers are paired.
     """
 
     documents: str  # digest of the documents and their targets
     prompts: str  # digest of the documents, their prompts and their targets
     demonstrations: str | None  # digest of the demonstrations of all prompts, whatever their order. None without any
-    # (documents,) or (documents, 2) floats: what lm-eval's metric aggregates, a score for most metrics, gold and
-    # predicted answer for F1 and MCC.
+    # (documents,) or (documents, 2) floats that lm-eval's metric aggregates: a score for most metrics, the right and
+    # the predicted answer for F1 and MCC.
     items: np.ndarray
     # (documents,) integers: the option with the highest log-likelihood; None if there are no options.
     predictions: np.ndarray | None
-    # (documents,) integers: the option that is right; None if that is not known of every document.
+    # (documents,) integers: the right option; None unless it is known for every document.
     golds: np.ndarray | None = None
-    # (documents, options) what the options are decided by, -inf beyond a document's options; None if not all are known.
+    # (documents, options) values of the options, -inf beyond a document's options; None unless all are known.
     logprobs: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class RuleFacts:
-    """What a run says of a decision rule of one of its tasks (its metadata, `decided`)."""
+    """The facts that a run reports about a decision rule of one of its tasks (`decided` in the task's metadata)."""
 
-    name: str  # of the filter that has its values: "batch:m=64:of=pool"
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # all of the rule's, those with their default too
-    # What the rule reads beside the document and the demonstrations: "transductive" (a decision depends on the other
-    # documents), "labels: 2016", "pool: 64" (documents of the few-shot split, without labels).
+    name: str  # the name of the filter with the rule's values: "batch:m=64:of=pool"
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # all arguments of the rule, with defaults
+    # What the rule uses besides the prompt: "transductive" (a decision depends on the other documents), "labels: 2016"
+    # (labeled documents), "pool: 64" (documents of the few-shot split, without labels).
     reads: tuple[str, ...] = ()
 
     @classmethod
@@ -80,20 +80,20 @@ class RuleFacts:
 
 @dataclass(frozen=True)
 class StudyFacts:
-    """What a study says of its cell: `config.icl.study` of the results, and the cell's part of `study.json`."""
+    """A study's facts about a cell: `config.icl.study` of the results, and the cell's part of `study.json`."""
 
     split: str | None = None  # "test", or "dev": the set on which arguments are chosen
-    order: int = 0  # which order of the demonstrations of its seed
+    order: int = 0  # the number of the order of the seed's demonstrations
     model: str | None = None  # the checkpoint that the study names
-    training: str | None = None  # the name of the training that made this model from it
-    chosen: tuple[str, ...] = ()  # the names of what was chosen on the dev set: arguments, "seeds", "decide"
-    rule: str | None = None  # the decision rule that was chosen; None for what the model itself says
-    metric: str | None = None  # what stands for the task; None for the usual one
+    training: str | None = None  # the name of the training that made this model from the checkpoint
+    chosen: tuple[str, ...] = ()  # the settings that were chosen on the dev set: names of arguments, "seeds", "decide"
+    rule: str | None = None  # the decision rule that was chosen; None for the model's own answers
+    metric: str | None = None  # the metric of the task; None for the usual one
     expected: Mapping[str, Any] = field(default_factory=dict)  # the paper's numbers, by column
 
     @classmethod
     def of(cls, cell: Mapping[str, Any], study: Mapping[str, Any]) -> StudyFacts:
-        """From the two objects of JSON; what has another type is as if it were missing."""
+        """From the two objects of JSON. Values of a wrong type count as missing."""
         names = ("split", "model", "training", "rule", "metric")
         texts: dict[str, Any] = {name: x for name in names if isinstance(x := cell.get(name), str)}
         chosen = cell.get("chosen")
@@ -107,27 +107,27 @@ class StudyFacts:
 
 @dataclass(frozen=True, eq=False)
 class TaskResult:
-    """What one run gave on one task, by itself or under a decision rule."""
+    """The result of one run on one task, without or with a decision rule."""
 
-    task: str  # its name
-    metric: str  # that stands for the task: "acc", "exact_match", "ece", ..
+    task: str  # the name of the task
+    metric: str  # the metric that stands for the task: "acc", "exact_match", "ece", ..
     filter: str  # lm-eval's name of the filter that stands for the task: "none", "strict-match", ..
-    value: float  # of the metric
-    stderr: float | None  # as lm-eval's results have it; None if they have none
-    higher_is_better: bool  # of the metric
-    aggregation: str  # lm-eval's name: "mean", "f1", ..
-    shots: int  # demonstrations a prompt
-    documents: int  # how many were scored
+    value: float  # the value of the metric
+    stderr: float | None  # lm-eval's standard error; None if the file has none
+    higher_is_better: bool  # whether higher values of the metric are better
+    aggregation: str  # lm-eval's name of the metric's aggregation: "mean", "f1", ..
+    shots: int  # how many demonstrations a prompt has
+    documents: int  # how many documents were scored
     answers: Answers | None  # None if there are no samples, or they are not used: `marks` say why
-    marks: tuple[str, ...] = ()  # what is wrong with this result, each a sentence
-    rule: RuleFacts | None = None  # the decision rule that these values are under; None for those of the model itself
-    # What was asked, the fields of this kind by name (`fields`).
+    marks: tuple[str, ...] = ()  # sentences about what is wrong with this result
+    rule: RuleFacts | None = None  # the decision rule of this result; None for the model's own answers
+    # Name -> text of the fields of the kinds "column" and "switch" (`fields`). None for a switch that is not known.
     column: Mapping[str, str] = field(default_factory=dict)
-    switches: Mapping[str, str | None] = field(default_factory=dict)  # the same; None where the file does not say
+    switches: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def reported_filter(self) -> str:
-        """lm-eval's name of the filter whose values these are: a decision rule is a filter of its own."""
+        """lm-eval's name of the filter that has these values. A decision rule is a filter, too."""
         return self.filter if self.rule is None else self.rule.name
 
 
@@ -136,35 +136,35 @@ class Run:
     """One run of lm-eval: a results file, with its samples."""
 
     path: Path  # the file
-    digest: str  # of lm-eval's results: the same for copies of one run
+    digest: str  # a digest of lm-eval's results: the same for copies of one run
     model: str  # the method: `config.icl.method`, or lm-eval's name of the model: "hf", ..
-    pretrained: str  # of the checkpoint; "" if unknown
+    pretrained: str  # the checkpoint's name; "" if unknown
     revision: str
     dtype: str
-    arguments: Mapping[str, Any]  # all of `model_args`, but those above
-    icl: Mapping[str, Any]  # `config.icl` of this package's models; {} of others
-    seed: int | None  # of the demonstrations (`fewshot_seed`)
-    order: int  # which order of the demonstrations of this seed, in a study; 0 elsewhere
+    arguments: Mapping[str, Any]  # the arguments in `model_args`, without the three above
+    icl: Mapping[str, Any]  # `config.icl` of this package's models; {} for other models
+    seed: int | None  # the seed of the demonstrations (`fewshot_seed`)
+    order: int  # the number of the order of this seed's demonstrations, in a study; 0 elsewhere
     date: float  # seconds since 1970
     limit: float | None  # lm-eval's `--limit`
-    tasks: Mapping[str, TaskResult]  # by name, what the model itself gave
-    groups: Mapping[str, Mapping[str, float]]  # by name, their tasks with the weights in lm-eval's own value
-    results: Mapping[str, Any]  # the whole of lm-eval's results file, as read
-    study: StudyFacts = StudyFacts()  # what a study says of it
-    # Who answered, the declared fields of this kind (`fields`) in three parts: "model", "method", "setting".
+    tasks: Mapping[str, TaskResult]  # task -> the result of the model's own answers
+    groups: Mapping[str, Mapping[str, float]]  # group -> task -> its weight in lm-eval's value of the group
+    results: Mapping[str, Any]  # the whole content of lm-eval's results file
+    study: StudyFacts = StudyFacts()
+    # The fields of the kind "row" (`fields`), as texts by name, in three parts: "model", "method", "setting".
     rows: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    decided: tuple[TaskResult, ...] = ()  # what the same answers give under decision rules, one for each task and rule
-    format: int = 0  # of the prompts (`--metadata format=`); 0 is the task's own
+    decided: tuple[TaskResult, ...] = ()  # the results under decision rules, one for each task and rule
+    format: int = 0  # the format of the prompts (`--metadata format=`); 0 is the task's own
 
     @property
     def all_results(self) -> tuple[TaskResult, ...]:
-        """The results of all tasks, first those of the model itself and then those under decision rules."""
+        """The results of all tasks: first of the model's own answers, then under decision rules."""
         return *self.tasks.values(), *self.decided
 
 
 @dataclass(frozen=True)
 class LeftOutFile:
-    """A file that is not used, and why, in a sentence."""
+    """A file that is not used, and a sentence that says why."""
 
     path: Path
     why: str

@@ -1,4 +1,4 @@
-"""The sentences at the top of a board: what is best, and what is better or worse than its baseline."""
+"""The sentences at the top of a board: which entries are best, and which are better or worse than their baseline."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from lm_eval_icl.results.board import Column, Entry, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Difference
 
-_LISTED = 6  # entries in a sentence
+_LISTED = 6  # the most entries in a sentence
 
 
 def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Mapping[str, str]) -> tuple[str, ...]:
-    """What is best in the first column under each rule, which entries (the best first) are better or worse than their
-    baseline or than the same runs without the rule, and over how many tests p is adjusted."""
+    """Sentences that say for each rule which of its entries, sorted from the best, are best in the first column, which
+    are better or worse than their baseline or than no rule; and then over how many tests p is adjusted."""
     several = len({entry.on for entry in entries}) > 1
     column = columns[0]
     cells = {entry: entry.cells[column.name] for entry in entries if column.name in entry.cells}
     methods = {entry.name: entry.method for entry in entries}
 
     def full(entry: Entry) -> str:
-        """The entry in words, without its rule: the sentence has that; with its checkpoint, if there are several."""
+        """The entry in words, with its checkpoint if the board has several, and without its rule."""
         label = ", ".join(filter(None, [f"{entry.method} {entry.arguments}".strip(), entry.conditions]))
         return f"{label} on {entry.on}" if several else label
 
@@ -27,28 +27,28 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
         return f"{100 * value:.1f}%" if column.percent else f"{value:.4g}"
 
     def verdicts(tests: Mapping[Entry, tuple[Difference, float | None]], against: str) -> str:
-        """Which entries are better and which are worse, with the differences."""
+        """Sentences that list the better and the worse entries, with their differences."""
         judged = grouped(tests, lambda entry: column.judged(tests[entry][0].mean, tests[entry][1]))
         sentences = []
         for how in ("better", "worse"):
             means = {entry: tests[entry][0].mean for entry in judged.get(how, ())}
             signed = (f"{100 * x:+.1f} points" if column.percent else f"{x:+.3g}" for x in means.values())
-            of_all = [f"{full(entry)} ({x.replace('-', chr(0x2212))})" for entry, x in zip(means, signed, strict=True)]
-            sentences += [f" {how.capitalize()} than {against}: {_list(of_all)}."] if of_all else []
+            words = [f"{full(entry)} ({x.replace('-', chr(0x2212))})" for entry, x in zip(means, signed, strict=True)]
+            sentences += [f" {how.capitalize()} than {against}: {_list(words)}."] if words else []
         return "".join(sentences) or (f" Nothing is significantly better or worse than {against}." if tests else "")
 
     sentences = []
     by_rule = grouped(cells, lambda entry: entry.rule)
-    for rule, of_rule in by_rule.items():
-        best = cells[of_rule[0]].estimate
-        ties = [entry for entry in of_rule if abs(cells[entry].estimate.mean - best.mean) <= 1e-12]
+    for rule, rule_entries in by_rule.items():
+        best = cells[rule_entries[0]].estimate
+        ties = [entry for entry in rule_entries if abs(cells[entry].estimate.mean - best.mean) <= 1e-12]
         where = f"average over {len(column.weights)} tasks" if column.kind == "average" else f"value on {column.name}"
         text = f"the {'highest' if column.higher_is_better else 'lowest'} {shown(where)} is {number(best.mean)}"
         text += f" (95% interval {number(best.low)} to {number(best.high)}): {_list(map(full, ties))}."
         text = f"{rule_in_words(rule)}, {text}" if len(by_rule) > 1 else text
-        tests = {e: (of, cells[e].p_holm) for e in of_rule if (of := cells[e].difference) is not None}
+        tests = {e: (d, cells[e].p_holm) for e in rule_entries if (d := cells[e].difference) is not None}
         bases = dict.fromkeys(methods[baselines[entry.name]] for entry in tests)
-        raw = {e: (of, cells[e].p_raw) for e in of_rule if (of := cells[e].to_raw) is not None}
+        raw = {e: (d, cells[e].p_raw) for e in rule_entries if (d := cells[e].to_raw) is not None}
         text += verdicts(tests, " or ".join(bases)) + verdicts(raw, "without the rule")
         sentences.append(text[0].upper() + text[1:])
     if len(majorities := {cell.majority for cell in cells.values()}) == 1 and None not in majorities:
@@ -65,7 +65,7 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
 
 
 def _list(parts: Iterable[str]) -> str:
-    """Words joined by semicolons; of many, how many more there are."""
+    """Words joined by semicolons. A long list is cut, and says how many more there are."""
     words = list(parts)
     more = [f"{len(words) - _LISTED + 1} more"] if len(words) > _LISTED else []
     return "; ".join(words[: _LISTED - 1] + more if more else words)

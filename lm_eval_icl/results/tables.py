@@ -1,4 +1,4 @@
-"""Results files as pandas tables: a row a run, a row a document."""
+"""Results files as pandas tables, with a row for each run, each score, or each document."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ Paths = str | Path | Sequence[str | Path]
 
 
 def runs(paths: Paths) -> pd.DataFrame:
-    """One row a run of lm-eval, in results files of lm-eval or of `lm-eval-icl collect`, and folders with such files.
+    """One row for each run in results files of lm-eval or of `lm-eval-icl collect`, or in folders with such files.
 
     Returns:
         A table with the columns
         run: a digest of the results, the same for copies of one run.
-        path: of the results file; date: when the run began, UTC.
+        path: the path of the results file; date: when the run began, UTC.
         model: the method, or lm-eval's name of the model: "hf", "icl", "vllm", ...
-        pretrained, revision, dtype: of the checkpoint; arguments: the other model arguments as given, as JSON.
+        pretrained, revision, dtype: the checkpoint's; arguments: the other model arguments as given, as JSON.
         chat: whether prompts have a chat template.
-        seed: of the demonstrations (`fewshot_seed`); order: which order of them, in a study, 0 elsewhere.
-        labels, format: of the demonstrations and prompts (`--metadata labels=...,format=...`); "" and 0 are the task's.
-        limit: lm-eval's `--limit`; tasks: their names, a tuple.
+        seed: the seed of the demonstrations (`fewshot_seed`); order: the number of their order in a study, 0 elsewhere.
+        labels, format: of demonstrations and prompts (`--metadata labels=...,format=...`); "" and 0 are the task's own.
+        limit: lm-eval's `--limit`; tasks: a tuple of their names.
 
     Warns:
-        UserWarning: a file, or a task of a file, is left out; with the reason.
+        UserWarning: a file, or a task of a file, is left out; the warning says why.
     """
     rows = [
         {
@@ -60,64 +60,64 @@ def runs(paths: Paths) -> pd.DataFrame:
 
 
 def scores(paths: Paths) -> pd.DataFrame:
-    """One row a run, task, metric and filter: the numbers of lm-eval's own table. Args and warns as `runs`. The columns
-    are run, model, pretrained, seed, order (see `runs`), task, metric, filter, value, stderr (missing where lm-eval
-    gives none), shots (demonstrations a prompt), documents (how many were scored)."""
+    """One row for each run, task, metric and filter: the numbers of lm-eval's table. Args and warns as `runs`. The
+    columns are run, model, pretrained, seed, order (see `runs`), task, metric, filter, value, stderr (missing if lm-
+    eval has none), shots (how many demonstrations a prompt has), documents (how many were scored)."""
     rows = []
     for run in _read(paths):
         for result in run.tasks.values():
             values = run.results["results"][result.task]
             for name, value in values.items():
-                metric, comma, of_filter = name.partition(",")
+                metric, comma, filter_name = name.partition(",")
                 if comma and not metric.endswith("_stderr") and type(value) in (int, float):
-                    row = {**_which(run), "task": result.task, "metric": metric, "filter": of_filter, "value": value}
-                    row["stderr"] = number(values.get(f"{metric}_stderr,{of_filter}"))
+                    row = {**_which(run), "task": result.task, "metric": metric, "filter": filter_name, "value": value}
+                    row["stderr"] = number(values.get(f"{metric}_stderr,{filter_name}"))
                     rows.append({**row, "shots": result.shots, "documents": result.documents})
     return _table(rows, _SCORE)
 
 
 def documents(paths: Paths) -> pd.DataFrame:
-    """One row a run, task, document and filter, of all runs that have samples (`--log_samples`) which agree with their
-    results. A decision rule is a filter: group by `filter` where a run has some. Args and warns as `runs`.
+    """One row for each run, task, document and filter, of all runs with samples (`--log_samples`) that agree with their
+    results. A decision rule is a filter: group by `filter` if a run has some. Args and warns as `runs`.
 
     Returns:
         A table with the columns run, model, pretrained, seed, order (see `runs`), task, filter, shots,
-        arguments: all of the method, defaults too, as JSON.
-        options: the names of the options, a tuple; empty where they differ between documents.
+        arguments: all arguments of the method, with defaults, as JSON.
+        options: a tuple of the names of the options; empty if they differ between documents.
         doc_id: the number of the document in its task.
-        document, prompt, demonstrations: digests, of the document with its right answer, and of the demonstrations
-            whatever their order; "" without any. They are the same in runs that asked the same.
+        document, prompt, demonstrations: digests of the document with its right answer, of the prompt, and of the
+            demonstrations whatever their order ("" without any). They are equal for equal prompts of different runs.
         target: the right answer, as lm-eval writes it; gold: the number of that option, missing if it is not known.
-        prediction: the number of the option that is predicted, or the text that the filter left.
-        loglikelihoods: of the options, a tuple, or what a decision rule makes of them; empty without options.
-        probabilities: the same, normalised over the options.
+        prediction: the number of the predicted option, or the text that the filter returns.
+        loglikelihoods: the options' log-likelihoods, or values under a decision rule, as a tuple; () without options.
+        probabilities: the same values, normalised over the options.
         and one column for each metric, by lm-eval's name (acc, exact_match, ...), missing for tasks without it.
     """
     rows = []
     for run in _read(paths):
         arguments = json.dumps({name: x for name, x in run.rows["method"].items() if name != "method"}, sort_keys=True)
-        for task, of_task in grouped(run.all_results, lambda result: result.task).items():
-            for result in of_task:
+        for task, task_results in grouped(run.all_results, lambda result: result.task).items():
+            for result in task_results:
                 for mark in result.marks:
                     warnings.warn(f"{run.path}: task {task!r}, {result.reported_filter}: {mark}", stacklevel=2)
-            unused = {result.reported_filter for result in of_task if result.answers is None}
-            which = {**_which(run), "task": task, "shots": of_task[0].shots, "arguments": arguments}
+            unused = {result.reported_filter for result in task_results if result.answers is None}
+            which = {**_which(run), "task": task, "shots": task_results[0].shots, "arguments": arguments}
             which["options"] = tuple(options(run.results, task))
-            for row in document_rows(run, task) if len(unused) < len(of_task) else ():
+            for row in document_rows(run, task) if len(unused) < len(task_results) else ():
                 if row.filter in unused:
                     continue
-                own = row._asdict()
-                del own["options"], own["logprobs"], own["metrics"]
-                own["loglikelihoods"] = row.logprobs
-                own["probabilities"] = tuple(map(float, probabilities(row.logprobs))) if row.logprobs else ()
-                own["target"] = row.target or (None if row.gold is None else str(row.gold))
+                values = row._asdict()
+                del values["options"], values["logprobs"], values["metrics"]
+                values["loglikelihoods"] = row.logprobs
+                values["probabilities"] = tuple(map(float, probabilities(row.logprobs))) if row.logprobs else ()
+                values["target"] = row.target or (None if row.gold is None else str(row.gold))
                 pairs = {name: tuple(x) if isinstance(x, list) else x for name, x in row.metrics.items()}
-                rows.append({**which, **own, **pairs})
+                rows.append({**which, **values, **pairs})
     return _table(rows, _DOCUMENT)
 
 
 def _metric(documents: pd.DataFrame, name: str) -> float:
-    """One of `CALIBRATION`, of rows of `documents`."""
+    """The metric `name` of `CALIBRATION`, from rows of `documents`."""
     pairs = zip(documents.loglikelihoods, documents.gold, strict=True)
     rows = [(logprobs, int(gold)) for logprobs, gold in pairs if logprobs and not pd.isna(gold)]
     if not rows:
@@ -139,7 +139,7 @@ def brier(documents: pd.DataFrame) -> float:
 
 
 def log_probability(documents: pd.DataFrame) -> float:
-    """The mean logarithm of the right option's probability."""
+    """The mean logarithm of the right option's probability (natural logarithm; 0 is best)."""
     return _metric(documents, "log_probability")
 
 
@@ -156,7 +156,7 @@ def _read(paths: Paths) -> list[Run]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    """A table whose columns are there without rows, too."""
+    """A table that has these columns even if there are no rows."""
     table = pd.DataFrame(rows)
     table = table.reindex(columns=[*columns, *(name for name in table if name not in columns)])
     whole = [name for name in ("seed", "order", "gold") if name in table]

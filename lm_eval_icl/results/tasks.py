@@ -1,7 +1,7 @@
-"""A task of a results file: its value, and those under decision rules, with the answers that they are of.
+"""A task of a results file: its value without and with decision rules, and the answers from which it is computed.
 
 The answers are in the samples that lm-eval writes with `--log_samples`. A document of a task under a filter becomes a
-row without its texts (`DocumentRow`): `collect` keeps these, tables show them, `answers_of` makes arrays of them.
+row without its texts (`DocumentRow`). `collect` writes these rows, tables show them, `answers_of` makes arrays of them.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from lm_eval_icl.results.fields import column_fields, declared, digest, switch_f
 from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION
 from lm_eval_icl.results.records import Answers, RuleFacts, StudyFacts, TaskResult, Unusable, at, count, mapping, number
 
-_HASH = 16  # hexadecimal digits that are kept of a hash
-# Of lm-eval's metrics that are no means over documents (lm_eval/api/metrics.py), the aggregation; "" if it is unknown.
+_HASH = 16  # how many hexadecimal digits of a hash are kept
+# lm-eval's metrics that are not means over documents (lm_eval/api/metrics.py) -> the aggregation; "" if it is unknown.
 _NO_MEANS = {
     **{"f1": "f1", "mcc": "matthews_corrcoef", "perplexity": "perplexity", "bits_per_byte": "bits_per_byte"},
     **dict.fromkeys(("word_perplexity", "byte_perplexity"), "weighted_perplexity"),
     **dict.fromkeys(("brier_score", "bleu", "chrf", "chrf++", "ter", "bypass"), ""),
 }
-_ALWAYS = {"acc", "acc_norm", "exact_match", "metaicl"}  # made in one way, whatever task they are of
+_ALWAYS = {"acc", "acc_norm", "exact_match", "metaicl"}  # these metrics are computed in the same way for every task
 
 
 class DocumentRow(NamedTuple):
     """A document of a task under a filter."""
 
     filter: str
-    doc_id: int  # its number in the task
-    document: str  # digest of it and its right answer
+    doc_id: int  # the document's number in the task
+    document: str  # digest of the document and its right answer
     prompt: str  # digest of the prompt
     demonstrations: str  # digest of the prompt's demonstrations, whatever their order; "" without any
-    options: int  # the texts of the options are as many as this; 0 if there are none
-    prediction: int | str | None  # the number of the option that is predicted, or the text that the filter left
-    gold: int | None  # the option that is right; None where that is not known
-    logprobs: tuple[float, ...]  # the options' log-likelihoods, or what a decision rule makes of them
-    metrics: Mapping[str, Any]  # by lm-eval's name, the value that it aggregates
-    target: str = ""  # the right answer, as lm-eval writes it; `collect` keeps no such text
+    options: int  # the number of options; 0 if there are none
+    prediction: int | str | None  # the number of the predicted option, or the text that the filter returns
+    gold: int | None  # the number of the right option; None if it is not known
+    logprobs: tuple[float, ...]  # the options' log-likelihoods, or their values under a decision rule
+    metrics: Mapping[str, Any]  # lm-eval's name of a metric -> the value that lm-eval aggregates
+    target: str = ""  # the right answer, as lm-eval writes it; `collect` leaves it out
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a task's results say about its samples."""
+class SampleFacts:
+    """The facts in a task's results that are needed to read its samples."""
 
-    # The requests of a document are options, of which the one with the highest log-likelihood is predicted.
+    # Whether the requests of a document are options, of which the one with the highest log-likelihood is predicted.
     options: bool
-    decided: bool  # the task decides otherwise, and its documents say which option it predicts (MetaICL's)
-    shots: int  # demonstrations a prompt
-    # Texts before the demonstrations, in this order: the system instruction, a delimiter, the description.
+    decided: bool  # whether the task decides in another way, and its documents have the prediction (MetaICL)
+    shots: int  # how many demonstrations a prompt has
+    # The texts before the demonstrations, in this order: the system instruction, a delimiter, the description.
     front: tuple[str, ...]
-    delimiter: str  # between demonstrations
+    delimiter: str  # the text between demonstrations
 
 
 def parse(data: bytes) -> Any:
@@ -67,44 +67,44 @@ def parse(data: bytes) -> Any:
     try:
         return json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise Unusable(f"is damaged, half-written or no JSON ({' '.join(str(error).split())})") from error
+        raise Unusable(f"is damaged, half-written or not JSON ({' '.join(str(error).split())})") from error
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The samples of a file, one at a time: all together may have some GB. `Unusable` is raised if a line is none."""
+    """The samples of a file, one at a time, since a file may have several GB. Any other line raises `Unusable`."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 sample = parse(line)
                 hashes = [at(sample, name) for name in ("doc_hash", "prompt_hash", "target_hash")]
                 if type(at(sample, "doc_id")) is not int or not all(isinstance(text, str) for text in hashes):
-                    raise Unusable(f"line {number} is no sample of lm-eval, which has the hashes of its document")
+                    raise Unusable(f"line {number} is not a sample of lm-eval, which has the hashes of its document")
                 yield sample
     except (OSError, Unusable) as error:
         raise Unusable(f"{path.name}: {error}") from error
 
 
-def rows_of(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterator[DocumentRow]:
-    """The samples of a task as rows, one a document and filter."""
+def rows_of(samples: Iterable[Mapping[str, Any]], facts: SampleFacts) -> Iterator[DocumentRow]:
+    """The samples of a task as rows, one for each document and filter."""
     for sample in samples:
         prediction: int | str | None
-        prediction, options, gold, logprobs = _choice(sample, asked)
+        prediction, options, gold, logprobs = _choice(sample, facts)
         texts = sample.get("filtered_resps")
         if prediction is None and isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str):
             prediction = texts[0]
-        prompt = at(sample, "arguments", "gen_args_0", "arg_0")  # a chat's messages are a list
+        prompt = at(sample, "arguments", "gen_args_0", "arg_0")  # the messages of a chat are a list
         prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
-        # The query is behind the last delimiter; without any, the whole prompt stands for its demonstrations.
-        before = prompt[: prompt.rfind(asked.delimiter)] if asked.delimiter and asked.delimiter in prompt else prompt
+        # The query follows the last delimiter. Without a delimiter, the whole prompt stands for its demonstrations.
+        before = prompt[: prompt.rfind(facts.delimiter)] if facts.delimiter and facts.delimiter in prompt else prompt
         names, document, hashed = sample.get("metrics"), mapping(sample.get("doc")), sample["doc_hash"]
-        if asked.decided:  # documents say what was predicted, and lm-eval's hash is of that too
+        if facts.decided:  # the document contains the prediction, which lm-eval has hashed too
             hashed = digest([json.dumps({n: x for n, x in document.items() if n != "prediction"}, sort_keys=True)])
         yield DocumentRow(
             str(sample.get("filter")),
             sample["doc_id"],
             hashed[:_HASH] + sample["target_hash"][:8],
             sample["prompt_hash"][:_HASH],
-            _demonstrations(before, asked.front, asked.delimiter) if asked.shots else "",
+            _demonstrations(before, facts.front, facts.delimiter) if facts.shots else "",
             options,
             prediction,
             gold,
@@ -115,7 +115,7 @@ def rows_of(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterator[Docu
 
 
 def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
-    """The rows of one filter as arrays; `Unusable` is raised if they are none for the metric."""
+    """The rows of one filter as arrays; `Unusable` is raised if the metric cannot be computed from them."""
     rows = sorted(rows, key=lambda row: row.doc_id)
     if not rows:
         raise Unusable("the samples have none of this filter")
@@ -133,8 +133,8 @@ def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
     logprobs = None
     if known and all(len(row.logprobs) == row.options for row in rows):
         logprobs = np.full((len(rows), max(row.options for row in rows)), -np.inf)
-        for of_document, row in zip(logprobs, rows, strict=True):
-            of_document[: row.options] = row.logprobs
+        for values, row in zip(logprobs, rows, strict=True):
+            values[: row.options] = row.logprobs
     return Answers(
         documents=digest(documents),
         prompts=digest(f"{document} {row.prompt}" for document, row in zip(documents, rows, strict=True)),
@@ -146,15 +146,15 @@ def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
     )
 
 
-def _choice(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int, int | None, tuple[float, ...]]:
-    """The option that was predicted, how many there are, the one that is right (lm-eval writes its number, or else its
-    text; None where it is not known), and their log-likelihoods. None, 0 and None if there are no options."""
+def _choice(sample: Mapping[str, Any], facts: SampleFacts) -> tuple[int | None, int, int | None, tuple[float, ...]]:
+    """The predicted option, the number of options, the right option (lm-eval writes its number or its text; None if it
+    is not known), and the options' log-likelihoods. They are None, 0, None and () if there are no options."""
     target = str(sample.get("target"))
     try:
-        scores = [float(response[0]) for response in sample["filtered_resps"]] if asked.options else []
-    except (TypeError, ValueError, LookupError, OverflowError):  # a response is no log-likelihood
+        scores = [float(response[0]) for response in sample["filtered_resps"]] if facts.options else []
+    except (TypeError, ValueError, LookupError, OverflowError):  # a response is not a log-likelihood
         scores = []
-    if asked.decided:
+    if facts.decided:
         content = mapping(sample.get("doc"))
         prediction, options = content.get("prediction"), content.get("options")
         if type(prediction) is not int or not isinstance(options, list) or not 0 <= prediction < len(options):
@@ -173,8 +173,8 @@ def _choice(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int, i
 
 
 def _items(values: Sequence[Any], metric: str) -> np.ndarray:
-    """(documents,) or (documents, 2): what lm-eval aggregates, a number, two, or the names of the right and predicted
-    class, which are numbered by the alphabet of the right ones; -1 is a class that is right nowhere."""
+    """(documents,) or (documents, 2) what lm-eval aggregates: a number, two numbers, or the names of the right and the
+    predicted class. Right classes are numbered in the order of the alphabet; -1 is a class that is never right."""
     if values and all(isinstance(v, list) and len(v) == 2 and all(isinstance(x, str) for x in v) for v in values):
         right = {name: place for place, name in enumerate(sorted({name for name, _ in values}))}
         return np.array([[right.get(name, -1) for name in pair] for pair in values], dtype=float)
@@ -185,16 +185,16 @@ def _items(values: Sequence[Any], metric: str) -> np.ndarray:
     return np.array(items if len(items[0]) > 1 else [item[0] for item in items], dtype=float)
 
 
-@functools.lru_cache(maxsize=1)  # most often, all documents of a task have the same
+@functools.lru_cache(maxsize=1)  # all documents of a task mostly have the same demonstrations
 def _demonstrations(text: str, front: tuple[str, ...], delimiter: str) -> str:
-    """A digest of the demonstrations in a prompt without its query, whatever their order (not with a chat template)."""
+    """A digest of the demonstrations in a prompt without its query, whatever their order (but for chat templates)."""
     for before in front:
         text = text.removeprefix(before)
     return digest(sorted(text.split(delimiter)) if delimiter else [text])[:_HASH]
 
 
 def sentence(text: object) -> str:
-    """On one line and not too long, whatever names a file has."""
+    """A text as a sentence on one line, cut after 600 characters, since names in files may be long."""
     words = " ".join(str(text).split()).removesuffix(".")
     return f"{words[:600]}..." if len(words) > 600 else f"{words}."
 
@@ -207,28 +207,28 @@ def results_of(
     wanted: str | None,
     notes: list[str],
 ) -> list[TaskResult]:
-    """A task's result, then those under decision rules; each with its answers, or with marks that say why they are not
-    used. Sentences on rules that are left out are added to `notes`; a task without a number is `Unusable`."""
+    """A task's result, then its results under decision rules, each with its answers or with marks that say why they are
+    not used. Sentences about rules that are left out are added to `notes`. A task without a number is `Unusable`."""
     values, config = mapping(results["results"][task]), results["configs"][task]
     rules = mapping(at(config, "metadata", "decided"))
-    metric, of_filter, entry = _metric(values, config, wanted or study.metric, rules)
+    metric, filter_name, entry = _metric(values, config, wanted or study.metric, rules)
     higher = at(results, "higher_is_better", task, metric)
     higher = entry.get("higher_is_better") if higher is None else higher
     switches, retrieved = switch_fields(results, task), mapping(at(config, "metadata", "retrieved"))
     size = count(at(results, "n-samples", task, "effective")) or count(values.get("sample_len")) or 0
-    of_task = []
+    task_results = []
     for rule in (None, *rules):
-        key = f"{metric},{of_filter if rule is None else rule}"
+        key = f"{metric},{filter_name if rule is None else rule}"
         value = number(values.get(key))
         try:
-            if rule is not None and metric == "exact_match":  # of the most probable text
+            if rule is not None and metric == "exact_match":  # a metric of the most probable text
                 raise Unusable("no rule changes exact_match")
             if value is None and metric not in CALIBRATION:
                 raise Unusable(f"its {key} is {str(values.get(key))[:40]!r}, which is not a number")
             result = TaskResult(
                 task=task,
                 metric=metric,
-                filter=of_filter,
+                filter=filter_name,
                 value=math.nan if value is None else value,
                 stderr=number(values.get(key.replace(",", "_stderr,", 1))),
                 higher_is_better=CALIBRATION[metric].higher_is_better if metric in CALIBRATION else higher is not False,
@@ -237,36 +237,36 @@ def results_of(
                 documents=size,
                 answers=None,
                 rule=None if rule is None else RuleFacts.of(rule, mapping(rules[rule])),
-                column=column_fields(results, task, metric, of_filter, size),
+                column=column_fields(results, task, metric, filter_name, size),
                 switches=switches,
             )
             result = _with_answers(result, documents)
-            of_task.append(replace(result, marks=(*result.marks, *_of_retrieval(retrieved))))
+            task_results.append(replace(result, marks=(*result.marks, *_retrieval_marks(retrieved))))
         except Unusable as error:
             if rule is None:
                 raise
             notes.append(f"task {task!r} under the decision rule {rule!r} is left out: {error}")
-    return of_task
+    return task_results
 
 
-def _of_retrieval(retrieved: Mapping[str, Any]) -> list[str]:
+def _retrieval_marks(retrieved: Mapping[str, Any]) -> list[str]:
     """A mark that says from how many labeled documents each document's demonstrations were retrieved."""
-    rows, own = count(at(retrieved, "pool", "rows")), count(retrieved.get("own_copies"))
-    if rows is None or own is None:
+    rows, number = count(at(retrieved, "pool", "rows")), count(retrieved.get("own_copies"))
+    if rows is None or number is None:
         return []
-    copies = f"of {own} documents it has copies, which were left out" if own else "it has no copies of the documents"
+    copies = f"it has copies of {number} documents, which were left out" if number else "it has no copies of documents"
     return [f"Each document's demonstrations are retrieved from a pool of {rows:,} rows; {copies}."]
 
 
 def _metric(
     values: Mapping[str, Any], config: Mapping[str, Any], wanted: str | None, rules: Mapping[str, Any]
 ) -> tuple[str, str, Mapping[str, Any]]:
-    """The metric that stands for a task, its first filter that is no decision rule, and its entry in `metric_list`."""
+    """The metric that stands for a task, its first filter that is not a decision rule, and its `metric_list` entry."""
     filters: dict[str, str] = {}
     for key in values:
-        metric, comma, of_filter = key.partition(",")
-        if comma and not metric.endswith("_stderr") and metric != "bypass" and of_filter not in rules:
-            filters.setdefault(metric, of_filter)
+        metric, comma, filter_name = key.partition(",")
+        if comma and not metric.endswith("_stderr") and metric != "bypass" and filter_name not in rules:
+            filters.setdefault(metric, filter_name)
     if wanted in CALIBRATION and filters:
         return str(wanted), next(iter(filters.values())), {}
     entries = _entries(config, filters)
@@ -277,7 +277,7 @@ def _metric(
 
 
 def _entries(config: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-    """What a task's configuration says of these metrics, in its order."""
+    """Metric -> its entry in a task's `metric_list`, in the order of that list."""
     entries: dict[str, Mapping[str, Any]] = {}
     listed = config.get("metric_list")
     for entry in listed if isinstance(listed, list) else []:
@@ -297,20 +297,20 @@ def _aggregation(metric: str, entry: Mapping[str, Any]) -> str:
 
 
 def aggregated(rows: Sequence[DocumentRow], metric: str, config: Mapping[str, Any]) -> float | None:
-    """A metric of a task's answers under one filter; None if it is not made of numbers of single documents, or the
-    configuration does not say of what: a class of the task's own may have made it. `ValueError` is raised if there are
-    no answers, or a document has no such number."""
+    """A metric of a task's answers under one filter; None if it is not computed from numbers of single documents, or if
+    the configuration does not say how: the task's own class may have computed it. `ValueError` is raised if there are
+    no answers, or if a document has no such number."""
     entries = _entries(config, [metric])
     aggregation = _aggregation(metric, entries.get(metric, {})) if metric in {*entries, *_ALWAYS} else ""
     return _value(answers_of(rows, metric, 0).items, metric, aggregation)[0] if aggregation else None
 
 
 def _value(items: np.ndarray, metric: str, aggregation: str) -> tuple[float, str]:
-    """The metric of what lm-eval aggregates, and the aggregation."""
-    if metric == "metaicl" and items.ndim == 2:  # of classification
+    """The value of a metric for lm-eval's items, and the name of the aggregation."""
+    if metric == "metaicl" and items.ndim == 2:  # a classification task
         aggregation = "macro_f1"
-    of = AGGREGATIONS[aggregation]
-    return float(of.value(of.features(items).sum(axis=0))), aggregation
+    function = AGGREGATIONS[aggregation]
+    return float(function.value(function.features(items).sum(axis=0))), aggregation
 
 
 def rows_from_samples(path: Path, results: Mapping[str, Any], task: str) -> list[DocumentRow]:
@@ -319,23 +319,23 @@ def rows_from_samples(path: Path, results: Mapping[str, Any], task: str) -> list
     samples = path.with_name(name)
     if not os.path.lexists(samples):
         return []
-    return list(rows_of(lines(samples), asked(results, task)))
+    return list(rows_of(lines(samples), sample_facts(results, task)))
 
 
 def options(results: Mapping[str, Any], task: str) -> list[str]:
-    """The names of the options, where all documents have the same: the configuration lists them."""
+    """The names of the options if the configuration lists them, so that all documents have the same; or else empty."""
     choices = at(results, "configs", task, "doc_to_choice")
     are_names = isinstance(choices, list) and all(isinstance(name, str) for name in choices)
     return choices if are_names and len(set(choices)) == len(choices) else []
 
 
-def asked(results: Mapping[str, Any], task: str) -> Asked:
-    """What a task's results say about its samples."""
+def sample_facts(results: Mapping[str, Any], task: str) -> SampleFacts:
+    """The facts in a task's results about its samples."""
     values, config = mapping(results["results"][task]), results["configs"][task]
     system, delimiter = results.get("system_instruction"), config.get("fewshot_delimiter", "\n\n")
     delimiter = delimiter if isinstance(delimiter, str) else ""
     front = (system, delimiter, config.get("description")) if system else (config.get("description"),)
-    return Asked(
+    return SampleFacts(
         # With acc_mutual_info, there is a second request for each option, without the prompt.
         options=config.get("output_type") == "multiple_choice" and not _entries(config, ["acc_mutual_info"]),
         decided=any(key.startswith("metaicl,") for key in values),

@@ -15,27 +15,27 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported, one_line
 from lm_eval_icl.smoke import demo
 
-# A log-likelihood in float32 is wrong if it differs by more than this part of its size.
+# A log-likelihood in float32 is wrong if it differs by more than this fraction of its size.
 TOLERANCE = 1e-4
-# Documents of `icl_demo_short` as demonstrations: three that fit a tiny model's attention window (`tiny.WINDOW`) under
-# every method, and eight that are longer than it.
+# The demonstrations, as rows of `icl_demo_short`: three that together fit a tiny model's attention window
+# (`tiny.WINDOW`) under every method, and eight that together are longer than the window.
 _SHORT, _LONG = [2, 6, 10], [0, 1, 3, 4, 5, 7, 9, 13]
 _TASKS_OF_ALL = ("smoke_loglikelihood", "smoke_generation")
 _TASKS_OF_ICL = (*_TASKS_OF_ALL, "smoke_long_loglikelihood", "smoke_long_generation")
 
 # The responses to a task's requests: (log-likelihood, is greedy) or a text.
 Responses = list[tuple[float, bool] | str]
-# Method -> task -> score, or the line with which the method refuses the model, or to generate texts with it.
+# Method -> task -> score, or the message with which the method refuses the model, or to generate texts with the model.
 Scores = dict[str, dict[str, float | str] | str]
 
 
 def smoke(arch: str = "llama", limit: int = 3, special: Mapping[str, Mapping[str, Any]] | None = None) -> Scores:
     """Run every method through lm-eval on a tiny random model, and check its results.
 
-    `icl` must give the log-likelihoods and texts of lm-eval's `hf`, for prompts longer than the model's attention
-    window too, if it has one. An order-invariant method must give the same log-likelihoods for the demonstrations in
-    another order, without being told to sort them. Every token of a generated text must be the likeliest in a pass that
-    scores the text as a whole, and every log-likelihood must be finite.
+    `icl` must give the log-likelihoods and texts of lm-eval's `hf`, also for prompts longer than the model's attention
+    window, if it has one. An order-invariant method must give the same log-likelihoods for another order of the
+    demonstrations, without being told to sort them. Every token of a generated text must be the likeliest in a pass
+    that scores the text as a whole, and every log-likelihood must be finite.
 
     Args:
         arch: a transformers model type with a causal language model, such as "gpt2", or the folder of a checkpoint.
@@ -43,8 +43,8 @@ def smoke(arch: str = "llama", limit: int = 3, special: Mapping[str, Mapping[str
         special: further settings of tiny models, by model type (`tiny.build`).
 
     Returns:
-        Method -> task -> score. The scores of a random model mean nothing, except that the method ran. Where a method
-        refuses the model, or to generate texts with it, the line that says why is in place of the scores or the score.
+        Method -> task -> score, with messages in place of what a method refuses (`Scores`). The scores of a random
+        model mean nothing, except that the method ran.
 
     Raises:
         NoTinyModel: there is no tiny model of the type, or lm-eval's `hf` does not run it.
@@ -77,7 +77,7 @@ def smoke(arch: str = "llama", limit: int = 3, special: Mapping[str, Mapping[str
 
 
 def refusals(scores: Scores) -> dict[str, str]:
-    """Method -> the line with which it refuses the model; "METHOD (texts)" -> the one with which it generates none."""
+    """Method -> the message with which it refuses the model; "METHOD (texts)" -> why it does not generate texts."""
     refused = {}
     for name, by_task in scores.items():
         if isinstance(by_task, str):
@@ -88,8 +88,8 @@ def refusals(scores: Scores) -> dict[str, str]:
 
 
 def _check(name: str, folder: str, limit: int, expected: dict[str, Responses]) -> dict[str, float | str] | str:
-    """The scores of a method's tasks, or the line with which it refuses the model; a ValueError if something is wrong,
-    such as a response of `icl` that is not the expected one of `hf`."""
+    """The scores of a method's tasks, or the message with which it refuses the model. Raises a ValueError if a response
+    is wrong, such as a response of `icl` that differs from the response of `hf`."""
     try:
         lm = _load(name, folder)
     except InputError as refusal:
@@ -120,14 +120,14 @@ def _load(name: str, folder: str, **arguments: Any) -> Any:
     from lm_eval_icl.harness import plugin
 
     plugin.register_models()
-    batch_size = 1 if name == "hf" else 2  # `hf` would pad the shorter prompt, which some models do not ignore
+    batch_size = 1 if name == "hf" else 2  # `hf` would pad the shorter prompt, and some models see the padding
     arguments |= {"pretrained": folder, "dtype": "float32"}
     return get_model(name).create_from_arg_obj(arguments, {"device": "cpu", "batch_size": batch_size})
 
 
 @functools.cache
 def _tasks() -> dict[str, Any]:
-    """The tasks, by name."""
+    """The tasks of the smoke test, by name."""
     from lm_eval.tasks import TaskManager
 
     rows = demo.documents("icl_demo_short")["train"]
@@ -197,7 +197,7 @@ def _likeliest(lm: Any, name: str) -> Responses:
 
 
 def _compare(task: str, ours: Responses, theirs: Responses, what: str) -> None:
-    """Raise a ValueError with the largest difference between a task's responses and those from elsewhere."""
+    """Raise a ValueError if the responses of two runs of a task differ. `what` describes the second run."""
     worst = (0.0, "")
     for response, other in zip(ours, theirs, strict=True):
         if isinstance(response, str) or isinstance(other, str):
@@ -205,7 +205,7 @@ def _compare(task: str, ours: Responses, theirs: Responses, what: str) -> None:
                 raise ValueError(f"{task}: {response!r} is generated, with {what} {other!r}")
             continue
         if response[1] != other[1]:
-            raise ValueError(f"{task}: whether an answer is the greedy one differs from that with {what}")
+            raise ValueError(f"{task}: whether an answer is the greedy one is not the same with {what}")
         difference = abs(response[0] - other[0]) / abs(other[0])
         worst = max(worst, (difference, f"a log-likelihood is {response[0]:.6f}, with {what} {other[0]:.6f}"))
     if worst[0] > TOLERANCE:

@@ -1,5 +1,5 @@
 """Tiny random models of transformers' model types, made from their default configurations by one rule: sizes are small,
-windows are shorter than a prompt, and of each kind of layer in the default configuration there is one."""
+windows are shorter than a prompt, and there is one layer of each kind that the default configuration has."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from transformers.models.auto.modeling_auto import (
 from lm_eval_icl.errors import InputError, did_you_mean, one_line
 from lm_eval_icl.smoke.demo import model_path
 
-# How many tokens are seen in a layer with a sliding window, or with attention in chunks.
+# How many tokens a token sees in a layer with a sliding window, or with attention in chunks.
 WINDOW = 72
 # How many positions a model has: more than any prompt.
 POSITIONS = 2048
 
-# The sizes, under all the names that transformers' configurations have for them; and for parts of a model. Heads are
-# more than key-value heads, so that these have to be repeated. A router chooses one group of experts of two, and in it
-# two of four. Keys of latent attention (4 + 8) are wider than its values. An indexer of sparse attention chooses fewer
-# tokens than a prompt has. States are computed in chunks shorter than a prompt.
+# The sizes, with all names of the fields that get them, in transformers' configurations of models and parts of models.
+# There are more heads than key-value heads, which thus have to be repeated. A router chooses one of two groups of
+# experts, and two of the group's four experts. The keys of latent attention (4 + 8) are wider than its values. The
+# indexer of sparse attention chooses fewer tokens than a prompt has. Chunks of states are shorter than a prompt.
 _NAMES: dict[int, str] = {
     1: "topk_group num_dense_layers first_k_dense_replace",
     2: "num_key_value_heads num_hidden_layers encoder_layers decoder_layers depth num_global_layers "
@@ -55,7 +55,7 @@ _NAMES: dict[int, str] = {
 }
 SMALL: dict[str, Any] = {name: size for size, names in _NAMES.items() for name in names.split()}
 SMALL["attention_types"] = [[["global", "local"], 1]]  # GPT-Neo's kinds of layers
-# Settings that are made only where a type's default configuration has some.
+# These fields stay unset if a type's default configuration does not set them.
 _IF_ANY = {"sliding_window", "attention_chunk_size"}
 # Token 0 begins and ends texts, and token 1 pads them.
 _TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
@@ -70,7 +70,7 @@ NOTHING_SPECIAL: SpecialSettings = {}
 
 
 class NoTinyModel(InputError):
-    """There is no tiny model of a type that could be tested; `why` is the reason."""
+    """No tiny model of a type can be tested; `why` is the reason."""
 
     def __init__(self, arch: str, why: str) -> None:
         super().__init__(f"no tiny model of {arch!r}: {why}.")
@@ -111,15 +111,15 @@ def build(arch: str, vocabulary: int = 1329, special: SpecialSettings = NOTHING_
     Args:
         arch: the model type.
         vocabulary: how many tokens it knows. Token 0 begins and ends texts, and token 1 pads them.
-        special: further settings, by model type; those of a model's parts too.
+        special: further settings, by the model type of the model or of a part of it.
 
     Raises:
-        NoTinyModel: there is none.
+        NoTinyModel: no such model can be made.
     """
     check(arch)
     try:
         config = configuration(arch, vocabulary, special)
-        # For some types this model is larger than the causal one, and published checkpoints hold it.
+        # Of some types, published checkpoints hold this model, which is larger than the causal language model.
         whole = type(config) in AutoModelForImageTextToText._model_mapping
         torch.manual_seed(0)
         model: PreTrainedModel = (AutoModelForImageTextToText if whole else AutoModelForCausalLM).from_config(config)
@@ -132,7 +132,7 @@ def build(arch: str, vocabulary: int = 1329, special: SpecialSettings = NOTHING_
 def configuration(
     arch: str, vocabulary: int, special: SpecialSettings = NOTHING_SPECIAL, **settings: Any
 ) -> PreTrainedConfig:
-    """The configuration of a tiny model of a type, with these settings in place of those that it would have."""
+    """The configuration of a tiny model of a type; `settings` replace the settings that it would have by itself."""
     special = {**special, arch: {**special.get(arch, {}), **settings}}
     return AutoConfig.for_model(arch, **_settings(AutoConfig.for_model(arch), vocabulary, special))
 
@@ -142,21 +142,21 @@ def _settings(default: PreTrainedConfig, vocabulary: int, special: SpecialSettin
     fields = {field.name for field in dataclasses.fields(default)}
 
     def field(name: str) -> str:
-        """The configuration's own name for what is usually called `name`."""
+        """The name that this configuration has for the field that is usually called `name`."""
         return name if name in fields else default.attribute_map.get(name, name)
 
-    own = {field(name): value for name, value in special.get(default.model_type, {}).items()}
+    further = {field(name): value for name, value in special.get(default.model_type, {}).items()}
     small = {field(name): value for name, value in {**SMALL, **_TOKENS}.items()}
     small |= dict.fromkeys(map(field, _VOCABULARIES), vocabulary)
     without = {name for name in _IF_ANY & fields if getattr(default, name) is None}
-    settings = {name: value for name, value in small.items() if name in fields - without} | own
+    settings = {name: value for name, value in small.items() if name in fields - without} | further
     if "kv_lora_rank" in fields:  # latent attention has keys and values for every head
         settings["num_key_value_heads"] = settings["num_attention_heads"]
 
     kinds = {
         name: values
         for name in map(field, _KINDS)
-        if name in fields and (values := own.get(name) or list(dict.fromkeys(getattr(default, name) or ())))
+        if name in fields and (values := further.get(name) or list(dict.fromkeys(getattr(default, name) or ())))
     }
     if kinds:
         depth = field("num_hidden_layers")
@@ -169,15 +169,15 @@ def _settings(default: PreTrainedConfig, vocabulary: int, special: SpecialSettin
         part = getattr(default, name, None)
         if isinstance(part, PreTrainedConfig):
             kind = {"model_type": part.model_type} if part.model_type else {}
-            of_part = _settings(part, vocabulary, special)
-            settings[name] = {**kind, **of_part, **own.get(name, {})}
+            part_settings = _settings(part, vocabulary, special)
+            settings[name] = {**kind, **part_settings, **further.get(name, {})}
     return settings
 
 
 def spread(model: PreTrainedModel) -> None:
-    """Change random weights in place, so that every one of them makes a difference that a log-likelihood shows.
+    """Change random weights in place, so that every weight has an effect that a log-likelihood shows.
 
-    Freshly initialized, weights are so small that all tokens are nearly alike, and biases, gates and the like have no
+    Freshly initialized weights are so small that all tokens are nearly alike, and biases, gates and the like have no
     effect, since they are 0 or 1.
     """
     with torch.no_grad():

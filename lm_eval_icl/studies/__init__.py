@@ -1,1 +1,1 @@
-"""Studies: grids of models, methods, arguments, tasks, shots, seeds and orders, and what comes out of them."""
+"""Studies: grids of models, methods, arguments, tasks, shots, seeds and orders, and their results."""

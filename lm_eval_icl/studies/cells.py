@@ -1,5 +1,5 @@
-"""What a study makes, as plain data: checkpoints and cells, each with a path that is made of its inputs; and what the
-dev set chooses."""
+"""The checkpoints and cells of a study as plain data, each with a path that is made of its inputs; and the choice on
+the dev set."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from lm_eval_icl.studies.grid import HF, Demonstrations, Study, Training, Varian
 
 @dataclass(frozen=True)
 class Model:
-    """A model of a study: one that is there, or one that the study trains from that, under a method."""
+    """A model of a study: an existing one, or one that the study trains from an existing one, under a method."""
 
-    arguments: Mapping[str, Any]  # as of `--model_args`
+    arguments: Mapping[str, Any]  # the arguments of the existing model, as for `--model_args`
     training: Training | None = None
-    under: Variant | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # of the tasks that it is trained on
-    # Ray's for a worker that has it, as far as the study says; they change no number.
+    under: Variant | None = None  # the method that it is trained under
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # the metadata of the tasks that it is trained on
+    # The resources that the study's file asks Ray for; they change no number.
     resources: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
@@ -38,20 +38,20 @@ class Model:
 
     @cached_property
     def folder(self) -> str:
-        """The folder of its cells: its name, the training's, and a digest of all arguments and the checkpoint."""
+        """The folder of the model's cells: its name, its training's name, and a digest of arguments and checkpoint."""
         arguments = json.dumps(self.arguments, sort_keys=True, default=str)
         names = [self.name.strip("/"), *([self.training.name] if self.training else [])]
         return f"{','.join(plain(name, 60) for name in names)}-{digest(arguments + self.checkpoint)}"
 
     @property
     def training_arguments(self) -> dict[str, Any]:
-        """As of `--model_args` of `lm-eval-icl train`: the arguments that training knows, and those of the method."""
-        own = {key: value for key, value in self.arguments.items() if key in ARGUMENTS}
-        return {**own, **(self.under.arguments if self.under else {})}
+        """The `--model_args` for `lm-eval-icl train`: the model's arguments that it knows, and those of the method."""
+        known = {key: value for key, value in self.arguments.items() if key in ARGUMENTS}
+        return {**known, **(self.under.arguments if self.under else {})}
 
     @cached_property
     def checkpoint(self) -> str:
-        """The name of the checkpoint that is trained, with a digest of all that its weights depend on; or empty."""
+        """The name of the trained checkpoint, with a digest of all that its weights depend on; "" without training."""
         if self.training is None or self.under is None:
             return ""
         options = {key: value for key, value in self.training.options.items() if key not in ("save_steps", "data")}
@@ -83,22 +83,22 @@ class Cell:
     seed: int
     order: int = 0
     split: str = "test"  # or "dev"
-    limit: float | None = None  # as of `lm_eval`; the dev set is as large as it should be
-    data: str = ""  # a digest (`StudyTask.data`)
-    chosen: tuple[str, ...] = ()  # the names of what was chosen on the dev set: arguments, "seeds", "decide"
-    rule: str = ""  # the decision rule that was chosen; empty for the raw values, and if rules are not chosen among
-    decide: str = ""  # the decision rules whose values it has besides what the model says
-    labels: str | None = None  # of its demonstrations (`harness.varying`); None for their own
-    format: int = 0  # of its prompts; 0 for the task's own
+    limit: float | None = None  # lm-eval's `--limit`; None on the dev set, whose size is set already
+    data: str = ""  # a digest of the data (`StudyTask.data`)
+    chosen: tuple[str, ...] = ()  # the settings that were chosen on the dev set: names of arguments, "seeds", "decide"
+    rule: str = ""  # the decision rule that was chosen; "" for no rule, and if rules are not chosen
+    decide: str = ""  # the decision rules whose values the cell has, besides the model's own answers
+    labels: str | None = None  # the labels of the demonstrations (`harness.varying`); None for the right labels
+    format: int = 0  # the format of the prompts; 0 for the task's own
 
     @property
     def drawn(self) -> str | None:
-        """How the demonstrations are drawn or chosen, as text; None for the task's own way."""
+        """The way in which demonstrations are drawn or chosen, as text; None for the task's own way."""
         return None if self.demonstrations is None else str(self.demonstrations)
 
     @cached_property
     def path(self) -> str:
-        """The folder of its results and samples, below the study's."""
+        """The folder of the cell's results and samples, below the study's folder."""
         axes = {
             "num_fewshot": self.num_fewshot,
             "demonstrations": self.drawn,
@@ -114,7 +114,7 @@ class Cell:
             "data": self.data or None,
         }
         task = ",".join([self.task, *(f"{name}={value}" for name, value in axes.items() if value is not None)])
-        source = _source(self.variant.method)  # of a method of the user's
+        source = _source(self.variant.method)  # a digest of the code of a user's method
         variant = plain(self.variant.name) + (f"-{source}" if source else "")
         return "/".join(["cells", self.model.folder, variant, plain(task)])
 
@@ -128,32 +128,32 @@ class StudyTask:
 
     name: str
     shots: tuple[int, ...]
-    inside: Mapping[str, tuple[str, ...]]  # the names in the study's `tasks` that it comes from, each with its groups
-    alike: frozenset[str] = frozenset()  # those of its groups whose tasks count alike
+    inside: Mapping[str, tuple[str, ...]]  # name in the study's `tasks` that has this task -> its groups with the task
+    alike: frozenset[str] = frozenset()  # the groups of this task whose tasks have equal weights
     loaded: Any = None  # lm-eval's task, which is never changed
-    dev: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # rows of its training split, and documents
-    # By number, way and seed of the demonstrations, and by split: a digest of its documents, prompts, pool and drawn
-    # demonstrations, and of the dev set's documents where these are evaluated or kept from being chosen.
+    dev: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # row of the training split -> document
+    # (number, way, seed of the demonstrations; split) -> a digest of the documents, prompts, pool and demonstrations;
+    # and of the dev set, if its documents are evaluated, or if a model chooses demonstrations, which are then others.
     data: Mapping[tuple[int, str, int, str], str] = field(default_factory=dict)
     higher_is_better: bool = True  # of the study's metric
 
 
-# What was chosen on the dev set: the cells on the test set, one for each order, which say so; and the mean over orders
-# of every candidate: {"arguments" (with `decide`, if rules are chosen among), "seed", "score"}.
+# The choice on the dev set: the chosen cells on the test set, one for each order; and for every candidate {"arguments"
+# (with `decide`, if rules are chosen), "seed", "score" (the mean over orders)}.
 DevChoice = tuple[tuple[Cell, ...], list[dict[str, Any]]]
 
 
 class Candidate(NamedTuple):
-    """One of the alternatives that the dev set chooses among; the only one, if there is nothing to choose."""
+    """An alternative among which the dev set chooses; the only one if there is nothing to choose."""
 
-    rule: str  # as of `Cell`
-    dev: tuple[Cell, ...]  # one for each order; none without a dev set
+    rule: str  # the decision rule (`Cell.rule`)
+    dev: tuple[Cell, ...]  # a cell for each order; empty without a dev set
     test: tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """All cells that a study may have, with a `limit` as of `lm_eval`."""
+    """All cells that a study may have. `limit` is lm-eval's `--limit`."""
 
     study: Study
     tasks: Mapping[str, StudyTask]
@@ -161,7 +161,7 @@ class Grid:
 
     @cached_property
     def models(self) -> list[Model]:
-        """The study's models, or one for each training and each method that is trained under."""
+        """The study's models; or, of each, one for every training and every method that models are trained under."""
         study, models = self.study, list[Model]()
         metadata = {key: value for key, value in study.metadata.items() if key != "metaicl"}
         for given in study.models:
@@ -179,14 +179,14 @@ class Grid:
         return [v for v in self.study.variants if model.training is None or trained_under(v) == model.under]
 
     def tasks_of(self, model: Model) -> list[StudyTask]:
-        """The tasks that a model is evaluated on: if the study trains it, the targets of its training."""
+        """The tasks that a model is evaluated on: if the study trains the model, the targets of its training."""
         targets = model.training.targets if model.training else ()
         return [task for task in self.tasks.values() if not targets or not task.inside.keys().isdisjoint(targets)]
 
     @cached_property
     def alternatives(self) -> list[tuple[Candidate, ...]]:
-        """The alternatives to every cell on the test set, model by model; one each if nothing is chosen on a dev set.
-        Arguments are chosen for every set of demonstrations by itself, unless `dev.choose` names seeds too."""
+        """For every cell on the test set, the candidates for it, model by model; a single one if nothing is chosen.
+        Every set of demonstrations has its own choice, unless `dev.choose` names seeds too."""
         study = self.study
         choose = study.dev.choose if study.dev else ()
         rules = [str(rule or "") for rule in study.decide] if "decide" in choose else [""]
@@ -218,8 +218,8 @@ class Grid:
 
 
 def batches(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
-    """The cells that are scored together: they differ in nothing but the order of the demonstrations and the number of
-    passes. A single pass is scored by itself, since longer prompts may fit it."""
+    """The cells in batches that are scored together: they differ only in the order of the demonstrations and the number
+    of passes. Cells of a single pass are a batch by themselves, since longer prompts may fit."""
     alike: dict[Any, list[Cell]] = defaultdict(list)
     for cell in cells:
         name, passes = passes_of(cell.variant)
@@ -237,13 +237,13 @@ def passes_of(variant: Variant) -> tuple[str, int]:
 
 
 def choose(grid: Grid, candidates: Sequence[Candidate], scores: Sequence[Sequence[float]]) -> DevChoice:
-    """What the dev set chooses among these, by the scores of each in every order: the best mean, and of equal ones (up
-    to rounding) the first. A score that is no number is the worst."""
+    """Choose the candidate whose `scores` on the dev set have the best mean over orders; of equal means (up to
+    rounding), the first. A score that is not finite counts as the worst."""
     dev = grid.study.dev
     assert dev is not None
     higher = grid.tasks[candidates[0].test[0].task].higher_is_better
     worst = -math.inf if higher else math.inf
-    means = [math.fsum(score if math.isfinite(score) else worst for score in of) / len(of) for of in scores]
+    means = [math.fsum(x if math.isfinite(x) else worst for x in by_order) / len(by_order) for by_order in scores]
     top = max(means) if higher else min(means)
     chosen = candidates[next(i for i, mean in enumerate(means) if math.isclose(mean, top, rel_tol=1e-9))]
     curve: list[dict[str, Any]] = []
@@ -251,7 +251,7 @@ def choose(grid: Grid, candidates: Sequence[Candidate], scores: Sequence[Sequenc
         arguments = {**cells[0].variant.arguments, **({"decide": rule or "none"} if "decide" in dev.choose else {})}
         curve.append({"arguments": arguments, "seed": cells[0].seed, "score": mean})
     values = [{**point["arguments"], "seeds": point["seed"]} for point in curve]
-    names = tuple(name for name in dev.choose if len({str(of_one.get(name)) for of_one in values}) > 1)
+    names = tuple(name for name in dev.choose if len({str(point.get(name)) for point in values}) > 1)
     rule = chosen.rule if "decide" in names else ""
     return tuple(replace(cell, chosen=names, rule=rule) for cell in chosen.test), curve
 
@@ -266,6 +266,6 @@ def digest(text: str) -> str:
 
 
 def plain(text: str, longest: int = 150) -> str:
-    """Text as a file's name. What is shortened or has other characters gets a digest."""
+    """Text as a file's name. A text that is too long or has other characters is changed, and gets a digest."""
     name = re.sub(r"[^\w.,=+-]+", "-", text, flags=re.ASCII).lstrip(".-")[-longest:]
     return name if name == text else f"{name}-{digest(text)}"

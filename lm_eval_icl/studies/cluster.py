@@ -1,7 +1,7 @@
 """Runs the units of a study on a Ray cluster, or on several workers of this machine.
 
-A worker is a Ray actor that holds one model. Ray places it, restarts it where it is lost, runs its unit again then, and
-brings back what it made; the process that conducts the study alone writes its folder.
+A worker is a Ray actor that holds one model. Ray places the worker, restarts it if it is lost, runs its unit again, and
+returns the outcomes. Only the process that conducts the study writes the study's folder.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.run import Options, Trainer, UnitRunner
 from lm_eval_icl.studies.tasks import open_study
 
-_TRIES = 3  # of a unit whose worker is lost
-_RESTARTS = 10  # of a worker
+_TRIES = 3  # how often a unit is run if its worker is lost
+_RESTARTS = 10  # how often a worker is restarted
 _RAY = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-# What a worker has of Ray's resources, by these names.
+# The resources of a worker, by these names.
 Needs = tuple[tuple[str, float], ...]
 
 
@@ -39,19 +39,19 @@ class Hired:
     """A worker."""
 
     actor: Any
-    needs: Needs  # what it has
+    needs: Needs  # the resources that it has
     held: str = ""  # the folder of the model that it holds
-    unit: Unit | None = None  # what it runs; None if it is idle
-    call: Any = None  # what stands for the answer
+    unit: Unit | None = None  # the unit that it runs; None if it is idle
+    call: Any = None  # Ray's reference to the outcomes of the unit
 
 
 class OnRay(Executor):
-    """Runs units on workers of a Ray cluster: as many as it has room for under what their models need.
+    """Runs units on workers of a Ray cluster, as many as the cluster has room for with the needs of their models.
 
     Args:
-        ray: Ray, with a cluster (`connected`).
-        worker: the class of the workers, with its arguments: `run(unit)` returns what came of the unit's targets.
-        needs: what a worker with a model has.
+        ray: Ray, connected to a cluster (`connected`).
+        worker: the class of the workers, made with `arguments`; `run(unit)` returns the outcomes of the unit's targets.
+        needs: maps a model to the resources that its workers need.
     """
 
     def __init__(self, ray: Any, worker: type, arguments: Sequence[Any], needs: Callable[[Model], Needs]) -> None:
@@ -75,7 +75,7 @@ class OnRay(Executor):
         while True:
             self._give_units()
             calls = {worker.call: worker for worker in self.workers if worker.unit is not None}
-            if not calls:  # until there is a node
+            if not calls:  # no node has room yet
                 time.sleep(0.2)
                 continue
             for call in self.ray.wait(list(calls), timeout=1.0)[0]:
@@ -84,12 +84,12 @@ class OnRay(Executor):
                 return outcomes
 
     def _give_units(self) -> None:
-        """Give units to idle workers, and to new ones while the cluster has room for them. Idle workers make room for
-        those of models with other needs, and where a node was lost, for those that Ray begins again."""
+        """Give units to idle workers, and to new workers while the cluster has room. Idle workers are dismissed to make
+        room for models with other needs and, after the loss of a node, for workers that Ray restarts."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
         def room(needs: Needs) -> int:
-            """How many more workers would fit if there were only such."""
+            """How many more workers with these needs would fit if all workers had the same needs."""
             fit = sum(min(int(node.get(_RAY[name], 0) // each) for name, each in needs if each) for node in nodes)
             return fit - sum(worker.needs == needs for worker in self.workers)
 
@@ -112,12 +112,12 @@ class OnRay(Executor):
                 self._dismiss(worker)
 
     def _answer(self, worker: Hired) -> Sequence[Outcome]:
-        """What came of the unit of a worker that has answered."""
+        """The outcomes of the unit of a worker that has answered."""
         unit, worker.unit = worker.unit, None
         assert unit is not None
         try:
             outcomes: Sequence[Outcome] = self.ray.get(worker.call)
-        except self.ray.exceptions.RayError as error:  # it cannot begin, was killed too often, or its node is gone
+        except self.ray.exceptions.RayError as error:  # it cannot begin, was killed too often, or its node is lost
             self._dismiss(worker)
             if "creation task" in str(error):
                 why = str(error).strip().splitlines()[-1].rpartition("InputError: lm-eval-icl: ")[2]
@@ -132,7 +132,7 @@ class OnRay(Executor):
 
 
 def connected(address: str) -> Any:
-    """Ray, with the cluster at this address; without one, with one of this machine, which ends with this process."""
+    """Ray, connected to the cluster at an address, or for "" to one on this machine that ends with this process."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -141,42 +141,42 @@ def connected(address: str) -> Any:
     terminated = signal.getsignal(signal.SIGTERM)
     try:
         host, _, port = address.removeprefix("ray://").rpartition(":")
-        if port.isdecimal():  # Ray would try for minutes where nothing answers
+        if port.isdecimal():  # if nothing answers, Ray would try for minutes
             socket.create_connection((host, int(port)), timeout=10).close()
-        dashboard = None if address else False  # a cluster that runs has one, or has not
+        dashboard = None if address else False  # a running cluster has decided this
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
-    except Exception as error:  # of any kind: a node that takes too long raises no other
+    except Exception as error:  # a node that takes too long raises an Exception of no other class
         how = f"--ray {address}: this cluster cannot be joined" if address else "--ray: Ray cannot be started"
         raise InputError(f"{how} ({one_line(error)}).") from error
-    signal.signal(signal.SIGTERM, terminated)  # which Ray has replaced
+    signal.signal(signal.SIGTERM, terminated)  # Ray has replaced the handler
     return ray
 
 
 def versions() -> dict[str, str]:
-    """Versions that all workers share, since numbers depend on them."""
+    """The versions of libraries on which numbers depend, and which all workers must share."""
     names = ("lm_eval", "transformers", "torch")
     return {"lm-eval-icl": version.version(), **{name: importlib.metadata.version(name) for name in names}}
 
 
 class StudyWorker:
-    """A worker of a study, whose tasks it loads for itself. It compares `versions` with those of the process that
-    conducts the study before it reads what `of_study` refers to (`study_on_ray`)."""
+    """A worker of a study, which loads the study's tasks itself. It first compares its `versions` with those of the
+    process that conducts the study, and then gets the study from Ray by `references` (`study_on_ray`)."""
 
-    def __init__(self, theirs: Mapping[str, str], of_study: Sequence[Any]) -> None:
+    def __init__(self, theirs: Mapping[str, str], references: Sequence[Any]) -> None:
         import ray
 
         for name, ours in versions().items():
             if ours != theirs[name]:
                 here = f"on {socket.gethostname()}: {name} {ours}"
                 raise InputError(f"{here}, and the study was started with {theirs[name]}")
-        study, directory, options, folder, *others = ray.get(of_study[0])
+        study, directory, options, folder, *others = ray.get(references[0])
         if directory.is_dir():
             os.chdir(directory)
         grid = open_study(study, options.limit, include_path=others[-1])
         self._runner = UnitRunner(grid, options, StudyFolder(folder), *others)
 
     def run(self, unit: Unit) -> list[Outcome]:
-        """What came of a unit's targets. Where the device is broken, the process ends, and Ray begins another."""
+        """The outcomes of a unit's targets. If the device is broken, the process ends, and Ray starts another."""
         try:
             return list(self._runner.run(unit))
         except Exception:
@@ -187,7 +187,7 @@ class StudyWorker:
 def study_on_ray(
     address: str, grid: Grid, options: Options, folder: Path, trainer: Trainer, include_path: str | None
 ) -> OnRay:
-    """The workers of a study: each with a core and a GPU if the cluster has any, unless the study says otherwise."""
+    """The workers of a study. Each gets a core, and a GPU if the cluster has any, or else what the study asks for."""
     ray = connected(address)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = float((options.device or "cuda") != "cpu" and any(node.get("GPU", 0) >= 1 for node in nodes))
@@ -196,10 +196,10 @@ def study_on_ray(
         return tuple({"num_cpus": 1.0, "num_gpus": gpus, **model.resources}.items())
 
     for model in grid.models:
-        asked = [(name, number) for name, number in needs(model) if number]
-        if not asked or not any(all(node.get(_RAY[name], 0) >= n for name, n in asked) for node in nodes):
+        needed = [(name, number) for name, number in needs(model) if number]
+        if not needed or not any(all(node.get(_RAY[name], 0) >= n for name, n in needed) for node in nodes):
             ray.shutdown()
-            what = ", ".join(f"{name}={number:g}" for name, number in asked) or "no need of anything"
+            what = ", ".join(f"{name}={number:g}" for name, number in needed) or "no need of anything"
             raise InputError(f"resources: {model.name}: no node of the cluster has {what}.")
-    of_study = ray.put((grid.study, Path.cwd(), options, folder, trainer, include_path))
-    return OnRay(ray, StudyWorker, (versions(), [of_study]), needs)
+    reference = ray.put((grid.study, Path.cwd(), options, folder, trainer, include_path))
+    return OnRay(ray, StudyWorker, (versions(), [reference]), needs)

@@ -1,5 +1,5 @@
-"""A study is a makefile: what is missing and can be made is a function of the study and its folder, and one loop has it
-made."""
+"""A study works like a makefile: the study and its folder determine which targets are missing and can be made, and one
+loop has them made."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ DONE, READY, WAITING = KNOWN = "done", "ready", "waiting"
 
 
 class Failure(str):
-    """Why a target could not be made."""
+    """The reason why a target could not be made."""
 
 
-# What is run at a time: a training, or cells of a model that are scored together.
+# The targets that are made together: one training, or cells of a model that are scored together.
 Unit = Sequence[Target]
-# A target, and what came of it.
+# A target, and its results (None for a training) or its `Failure`.
 Outcome = tuple[Target, Any]
 
 
 class Executor:
-    """Runs units, here or elsewhere."""
+    """Runs units, in this process or in others."""
 
     def __init__(self) -> None:
-        # The units that no process runs yet, in the order in which they were submitted, by the model's folder.
+        # Model's folder -> its units that no process runs yet, in the order in which they were submitted.
         self.waiting: dict[str, deque[Unit]] = defaultdict(deque)
-        # The paths of the targets that were submitted and not yet handed over.
+        # The paths of the targets that were submitted, and whose outcomes were not returned yet.
         self.running = set[str]()
 
     def submit(self, unit: Unit) -> None:
-        """Have a unit run, sooner or later."""
+        """Add a unit to those that will be run."""
         self.waiting[unit[0].model.folder].append(unit)
         self.running |= {target.path for target in unit}
 
     def take(self, held: str, holders: Mapping[str, int], among: Iterable[str]) -> Unit | None:
-        """The unit that an idle process runs next: of the model that it holds, or else of one of these that few others
-        hold. Models are told by their folders; `holders` counts the processes."""
+        """The unit that an idle process runs next, or None: a unit of the model that the process holds, or else of the
+        model in `among` that the fewest processes hold (`holders`). Models are named by their folders."""
         folders = [folder for folder in among if self.waiting[folder]]
         if not folders:
             return None
         return self.waiting[min(folders, key=lambda folder: (folder != held, holders.get(folder, 0)))].popleft()
 
     def wait(self) -> Sequence[Outcome]:
-        """What was made since, or has failed; at least one target."""
+        """Wait for outcomes that were not returned yet, and return one or more of them."""
         raise NotImplementedError
 
 
 class Here(Executor):
-    """Runs units in this process, all of a model before the next one is loaded, and hands over each target as it is
-    done."""
+    """Runs units in this process, all units of a model before the next model is loaded. Returns the outcome of each
+    target as soon as it is done."""
 
     def __init__(self, run: Callable[[Unit], Iterator[Outcome]]) -> None:
         super().__init__()
@@ -73,9 +73,9 @@ class Here(Executor):
 
 
 def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[str, str]) -> None:
-    """Make what is missing of a study. Targets that fail are added to `failed`, with the reason, by path."""
+    """Make the missing targets of a study. `failed` gets the reasons of targets that fail, by path."""
     missing = [target for target, state in states(grid, folder, failed) if state != DONE and isinstance(target, Cell)]
-    more = True  # may be ready: what is done on the test set, nothing waits for
+    more = True  # whether more units may be ready; no target waits for a cell on the test set
     with tqdm(total=len(missing), desc="cells") as bar:
         while True:
             for unit in ready(grid, folder, executor.running, failed) if more else ():
@@ -94,8 +94,8 @@ def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[st
 
 
 def ready(grid: Grid, folder: StudyFolder, running: Collection[str], failed: Mapping[str, str]) -> list[Unit]:
-    """The units whose inputs are there and whose outputs are not, without targets that are running or have failed:
-    trainings, and cells."""
+    """The units that can be run now: trainings and batches of cells whose inputs are in the folder and whose outputs
+    are not, without targets that are running or have failed."""
     known = states(grid, folder, failed)
     makeable = [target for target, state in known if state == READY and target.path not in running]
     trainings = [(target,) for target in makeable if isinstance(target, Checkpoint)]
@@ -103,17 +103,17 @@ def ready(grid: Grid, folder: StudyFolder, running: Collection[str], failed: Map
 
 
 def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[tuple[Target, str]]:
-    """The cells of a study and all that they need, each with its state: `DONE`, `READY` (its inputs are there),
-    `WAITING` (for others), or the reason why it cannot be made. A checkpoint is among them only if a missing cell needs
-    it; a cell on the test set that waits for a choice on the dev set stands for any that may be chosen."""
+    """The cells of a study and the checkpoints that missing cells need, each with its state: `DONE`, `READY` (its
+    inputs are there), `WAITING` (for other targets), or the reason why it cannot be made. Until the dev set can choose,
+    the first candidate's cells on the test set stand for the chosen ones, and wait."""
     known: dict[str, tuple[Target, str]] = {}
 
     def state_of(target: Target) -> str:
         if (path := target.path) not in known:
-            known[path] = target, DONE if folder.has(target) else failed.get(path) or of_checkpoint(target)
+            known[path] = target, DONE if folder.has(target) else failed.get(path) or state_by_checkpoint(target)
         return known[path][1]
 
-    def of_checkpoint(target: Target) -> str:
+    def state_by_checkpoint(target: Target) -> str:
         if isinstance(target, Checkpoint) or not target.model.training:
             return READY
         state = state_of(checkpoint := Checkpoint(target.model))

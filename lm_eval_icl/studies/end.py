@@ -1,11 +1,11 @@
-"""How a study ends: its results as a board, with the table, page, figures and CSV file of any results. What only the
-study knows stands in `study.json`, beside the cells:
+"""The end of a study: its results as a board, with a table, a page, figures and a CSV file. `study.json`, beside the
+cells, has the facts that only the study knows:
 
-    study     its name
-    cells     by the path of each results file on the test set: "expected" (the paper's numbers, by column) and "curve"
-              (the dev set's scores for this cell and those that it was chosen among, means over orders: a list of
-              {"arguments", "seed", "score"})
-    failures  why cells and checkpoints could not be made, by their paths
+    study     the name of the study
+    cells     path of each results file on the test set -> "expected" (the paper's numbers, by column) and "curve" (the
+              scores on the dev set of the candidates for this cell, means over orders: a list of {"arguments", "seed",
+              "score"})
+    failures  path of a cell or checkpoint that could not be made -> the reason
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study, Training
 
 Results = Sequence[tuple[Cell, Run]]
-_TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
+_TASKS = 8  # with more tasks, the columns are the names in `tasks` of the study's file, such as groups
 
 
 def conclude(
     grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console
 ) -> Mapping[str, str]:
-    """Write `study.json`, and write and print what came out; why targets, and all that need them, could not be made."""
+    """Write `study.json`, and write and print the results. Return path -> reason of all targets that were not made."""
     study, columns, known = grid.study, columns_of(grid.study, grid.tasks), states(grid, folder, failed)
     failures = {target.path: state for target, state in known if state not in KNOWN}
     done = [target for target, state in known if state == DONE and isinstance(target, Cell)]
     tested = [cell for cell in done if cell.split == "test"]
-    record = {"study": name, "cells": of_cells(grid, folder, tested), "failures": failures}
+    record = {"study": name, "cells": cell_records(grid, folder, tested), "failures": failures}
     folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
     written = "study.json, no results on the test set"
     if found := results_of(folder, tested):
@@ -68,21 +68,21 @@ def conclude(
     return failures
 
 
-Trained = tuple[str, str]  # a training ("" if the models are evaluated as they are), and a task
+Trained = tuple[str, str]  # the name of a training ("" without training), and a task
 
 
 @dataclass(frozen=True)
 class Columns:
     """The columns of a study."""
 
-    names: tuple[str, ...]  # of all, each average after what it is of
-    tasks: Mapping[str, frozenset[Trained]]  # by column, averages aside, what counts in it
-    alike: frozenset[str]  # the columns whose tasks count alike, however many documents they have
-    averages: Mapping[str, tuple[str, ...]]  # by the name of each average, the columns that count alike in it
+    names: tuple[str, ...]  # the names of all columns; each average follows its columns
+    tasks: Mapping[str, frozenset[Trained]]  # column that is no average -> the trainings and tasks that count in it
+    alike: frozenset[str]  # the columns whose tasks have equal weights, however many documents they have
+    averages: Mapping[str, tuple[str, ...]]  # name of an average -> its columns, which have equal weights
 
     def groups(self, documents: Mapping[Trained, int], names: Mapping[Trained, str]) -> dict[str, dict[str, float]]:
-        """The weights of tasks in each column of which all results are there, averages among them, by the numbers of
-        documents that were scored and the names of tasks on the board."""
+        """Column -> name of a task on the board -> its weight, for all columns whose results are complete. `documents`
+        are the numbers of documents that were scored."""
         weights = {}
         for column, tasks in self.tasks.items():
             if tasks and tasks <= documents.keys():
@@ -90,15 +90,15 @@ class Columns:
                 weights[column] = {names[task]: number / sum(counts.values()) for task, number in counts.items()}
         for average, columns in self.averages.items():
             if weights.keys() >= {*columns}:
-                of_all = [weights[column] for column in columns]
-                tasks_of = dict.fromkeys(itertools.chain(*of_all))
-                weights[average] = {task: sum(of.get(task, 0) for of in of_all) / len(columns) for task in tasks_of}
-        # A task is a column by itself.
-        return {column: of_tasks for column, of_tasks in weights.items() if list(of_tasks) != [column]}
+                parts = [weights[column] for column in columns]
+                in_parts = dict.fromkeys(itertools.chain(*parts))
+                weights[average] = {task: sum(w.get(task, 0) for w in parts) / len(columns) for task in in_parts}
+        # A task is a column by itself, and no group.
+        return {column: by_task for column, by_task in weights.items() if list(by_task) != [column]}
 
 
 def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
-    """The columns that the study's file names, or else its tasks: of more than eight, those that the file lists."""
+    """The columns that the study's file names; or else the tasks, or the names in `tasks` if there are many tasks."""
     parts: Mapping[str, Sequence[str]] = study.columns
     if not parts:
         listed = [task if isinstance(task, str) else str(task["task"]) for task in study.tasks]
@@ -122,8 +122,8 @@ def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
 
 
 def board_of(results: Results, columns: Columns) -> Board:
-    """The board of a study's cells on the test set. If every column belongs to one training alone, the models of all
-    trainings are one row, and a task that models of two trainings are evaluated on has a name for each."""
+    """The board of a study's cells on the test set. If every column belongs to one training only, the models of all
+    trainings share a row, and a task that has results of two trainings has a column for each."""
     documents = {_trained(cell): run.all_results[0].documents for cell, run in reversed(results)}
     trainings = list(dict.fromkeys(_trained(cell)[0] for cell, _ in results))
     are_of_one = all(len({training for training, _ in tasks}) < 2 for tasks in columns.tasks.values())
@@ -144,7 +144,7 @@ def _trained(cell: Cell) -> Trained:
 
 
 def flips_of(entry: Entry, columns: Columns) -> Estimate | None:
-    """An entry's order sensitivity over all columns: that of the average. Of several averages, their mean."""
+    """An entry's order sensitivity on the average, or the mean of several averages; None if one of them is missing."""
     cells = [entry.cells.get(column) for column in columns.averages or columns.tasks]
     flips = [cell.sensitivity for cell in cells if cell is not None and cell.sensitivity is not None]
     if not flips or len(flips) < len(cells):
@@ -159,27 +159,27 @@ def in_order(board: Board, results: Results) -> list[Entry]:
     return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
 
 
-def of_cells(grid: Grid, folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
-    """What `study.json` says of cells on the test set that are done."""
+def cell_records(grid: Grid, folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+    """The records in `study.json` of cells on the test set that are done, by the path of the results file."""
     curves: dict[str, Any] = {}
     for candidates in grid.alternatives if grid.study.dev else ():
         if all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
             chosen, curve = folder.choice(grid, candidates)
             curves |= {cell.path: curve for cell in chosen}
-    says = [{"expected": expected_of(grid.study, cell), "curve": curves.get(cell.path, [])} for cell in cells]
+    records = [{"expected": expected_of(grid.study, cell), "curve": curves.get(cell.path, [])} for cell in cells]
     paths = [folder.results_path(cell).relative_to(folder.path).as_posix() for cell in cells]
-    return dict(zip(paths, says, strict=True))
+    return dict(zip(paths, records, strict=True))
 
 
 def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
-    """Cells that are done with their results."""
+    """The cells that have results, with the results."""
     runs = {run.path: run for run in read([folder.results_path(cell) for cell in cells], quiet=True, dev=True)[0]}
     return [(cell, runs[path]) for cell in cells if (path := folder.results_path(cell)) in runs]
 
 
 def expected_of(study: Study, cell: Cell) -> dict[str, float]:
-    """The paper's numbers, by column: those of the first entry of `expected` that agrees with the cell."""
-    own = {
+    """Column -> the paper's number, from the first entry of `expected` that agrees with the cell and has it."""
+    facts = {
         "model": cell.model.name,
         "training": _trained(cell)[0],
         "method": cell.variant.method,
@@ -189,17 +189,17 @@ def expected_of(study: Study, cell: Cell) -> dict[str, float]:
     }
     values: dict[str, float] = {}
     for entry in study.expected:
-        agrees = all(entry.get(name) in (None, value) for name, value in own.items())
+        agrees = all(entry.get(name) in (None, value) for name, value in facts.items())
         if agrees and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items():
             values = entry.get("values", {}) | values
     return values
 
 
 def print_states(grid: Grid, folder: StudyFolder, console: Console, verbose: bool) -> None:
-    """Print how many cells are in which state, and why some could not be made; all that are not done if `verbose`."""
+    """Print how many cells are in each state, and why some could not be made; `verbose` lists all that are not done."""
 
     def say(text: str) -> None:
-        # Reasons have the texts of other people's tasks: nothing that a terminal would obey.
+        # Reasons contain texts of other people's tasks, from which characters that a terminal would obey are removed.
         console.print(Text("".join(c if c.isprintable() else "\ufffd" for c in text)), soft_wrap=True)
 
     names = {DONE: "done", READY: "missing", WAITING: "waiting for others"}

@@ -1,13 +1,13 @@
-"""The folder of a study, in which every file is named by what it is made of.
+"""The folder of a study, in which the path of every file tells its inputs.
 
-    cells/MODEL/METHOD/TASK,.../results_ID.json   what lm-eval writes, one folder a cell
+    cells/MODEL/METHOD/TASK,.../results_ID.json   lm-eval's results, with one folder for each cell
     cells/MODEL/METHOD/TASK,.../samples_TASK_ID.jsonl
     checkpoints/MODEL,TRAINING,METHOD-ID          models that the study has trained; NAME.part is not finished
-    study.json, study.csv, board.html, figures/   what came out
+    study.json, study.csv, board.html, figures/   the results of the whole study
     .lock                                         held by the process that writes the folder
 
-What is there is done, and is not written again unless it is asked for (`forget`). It appears whole or not at all. One
-process writes at a time.
+A target that is in the folder is done, and is not made again unless the user asks for it (`forget`). It appears whole
+or not at all. One process writes at a time.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from lm_eval_icl.studies.cells import Candidate, Cell, Checkpoint, DevChoice, Gr
 
 
 class StudyFolder:
-    """A study's folder, which is made when it is locked. What cannot be written raises `CannotWrite`."""
+    """A study's folder, which is made when it is locked. `CannotWrite` is raised if a file cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.cells, self.checkpoints = path, path / "cells", path / "checkpoints"
         results = {file.parent for file in path.glob("cells/*/*/[!.]*/results_*.json")}
         trained = {folder for folder in path.glob("checkpoints/*") if folder.suffix != ".part"}
         self._choices: dict[str, DevChoice] = {}
-        # The paths of the targets that were there when it was opened, or were written since.
+        # The paths of the targets that are in the folder.
         self.there = {file.relative_to(path).as_posix() for file in results | trained}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Inside this context, no other process writes the folder. A process that is killed leaves no lock."""
+        """A context manager in which no other process writes the folder. A process that is killed leaves no lock."""
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             try:
@@ -51,7 +51,7 @@ class StudyFolder:
                 what = "another process runs a study in this folder: wait until it ends, or give another folder"
                 raise InputError(f"--output {self.path}: {what}.") from error
         with lock:
-            for half in self.path.glob("cells/*/*/.*"):  # of a process that was killed
+            for half in self.path.glob("cells/*/*/.*"):  # half-written by a process that was killed
                 shutil.rmtree(half, ignore_errors=True)
             yield
 
@@ -68,8 +68,8 @@ class StudyFolder:
             return dict(json.loads(path.read_text(encoding="utf-8")))
 
     def choice(self, grid: Grid, candidates: Sequence[Candidate]) -> DevChoice:
-        """What the dev set chooses, whose cells are all there."""
-        metric = f"{grid.study.metric},"  # of several filters of a task's own, the first counts
+        """The choice on the dev set, all of whose cells must be done."""
+        metric = f"{grid.study.metric},"  # if a task has several filters, the first counts
 
         def score(cell: Cell, rule: str) -> float:
             values = self.results(cell)["results"][cell.task]
@@ -87,22 +87,22 @@ class StudyFolder:
         """The arguments of `--model_args` with which a model is evaluated."""
         if model.training is None:
             return dict(model.arguments)
-        of_base = ("tokenizer", "revision", "subfolder")
-        own = {key: value for key, value in model.arguments.items() if key not in of_base}
-        return {**own, "pretrained": str(self.checkpoints / model.checkpoint)}
+        base_only = ("tokenizer", "revision", "subfolder")
+        kept = {key: value for key, value in model.arguments.items() if key not in base_only}
+        return {**kept, "pretrained": str(self.checkpoints / model.checkpoint)}
 
     def unfinished(self, model: Model) -> Path:
-        """The folder in which a model is trained."""
+        """The folder in which a model is while it is trained."""
         return self.checkpoints / f"{model.checkpoint}.part"
 
     def failures(self) -> dict[str, str]:
-        """Why targets could not be made when the study ended, by path, as `study.json` says."""
+        """Path -> reason of the targets that could not be made when the study ended, from `study.json`."""
         record = self.path / "study.json"
         return dict(json.loads(record.read_text(encoding="utf-8"))["failures"]) if record.is_file() else {}
 
     def forget(self, grid: Grid, pattern: str) -> list[str]:
-        """Take what is there, and what was made of it, for missing, so that it is made again. Each file stays until the
-        new one takes its place. The pattern is one of paths, such as "cells/*/icl/*"."""
+        """Treat the targets whose paths match a pattern, such as "cells/*/icl/*", and all targets that depend on them
+        as missing, so that they are made again. Each file stays until a new one replaces it. Return the paths."""
         forgotten = {path for path in self.there if path.startswith("checkpoints/") and fnmatch(path, pattern)}
 
         def matches(cell: Cell) -> bool:
@@ -121,21 +121,21 @@ class StudyFolder:
         return sorted(forgotten)
 
     def write(self, target: Target, outcome: Any) -> None:
-        """Write a target that was made, in place of what is there: a cell's results, or a trained model, which the
-        training has written beside its place."""
+        """Write a cell's results, or move a trained model from the folder in which it was trained. An older result is
+        replaced."""
         place = self.path / target.path
         with self._writing():
             place.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(target, Cell):
                 self._write_cell(target, place, outcome)
-            else:  # which is here if all machines share the folder's disk
+            else:  # trained by another machine, it is here if all machines share the disk
                 # The training's own checkpoints have the optimizer's state too.
                 shutil.rmtree(self.unfinished(target.model) / "checkpoints", ignore_errors=True)
                 _replace(place, self.unfinished(target.model))
         self.there.add(target.path)
 
     def _write_cell(self, cell: Cell, place: Path, results: Mapping[str, Any]) -> None:
-        """Write results and samples beside their folder, and then put them in its place."""
+        """Write results and samples into a hidden folder, and then rename that to the cell's folder."""
         half = place.with_name(f".{uuid.uuid4().hex}")
         tracker = EvaluationTracker(output_path=str(half / "results.json"))
         arguments = dict(results["config"]["model_args"])
@@ -144,12 +144,12 @@ class StudyFolder:
         del aggregated["samples"]
         try:
             tracker.save_results_aggregated(results=aggregated, samples=samples)
-            for task, of_task in samples.items():
-                tracker.save_results_samples(task_name=task, samples=of_task)
+            for task, task_samples in samples.items():
+                tracker.save_results_samples(task_name=task, samples=task_samples)
             files = sorted(half.iterdir()) if half.is_dir() else []
             if len(files) < 1 + len(samples) or any(file.read_bytes().rstrip()[-1:] != b"}" for file in files):
                 raise CannotWrite(f"--output {self.path}: {cell.path} cannot be written: is the disk full?")
-            for file in files:  # lm-eval names them by the date, and only warns of what it could not write
+            for file in files:  # lm-eval names them by the date, and only warns if it cannot write one
                 file.rename(half / file.name.replace(str(tracker.date_id), digest(cell.path)))
             _replace(place, half)
         finally:
@@ -165,7 +165,7 @@ class StudyFolder:
 
 
 def _replace(place: Path, folder: Path) -> None:
-    """Put a folder in the place of another, if one is there."""
+    """Move a folder to a place, and remove the folder that was there."""
     old = place.with_name(f".{place.name}")
     with suppress(FileNotFoundError):
         place.rename(old)

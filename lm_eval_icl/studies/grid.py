@@ -1,4 +1,4 @@
-"""A study's file: read, validated, and every range and list of it expanded."""
+"""Reads and validates a study's file, and expands its ranges and lists."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:  # which imports torch
 
 _NAMED = resources.files(__package__) / "named"
 HF = "hf"
-_OF_ALL = ("average", "order flips")  # a paper's numbers of all its tasks
-CANONICAL = "canonical_order"  # the argument of all models that methods of a study may have
+_OVER_TASKS = ("average", "order flips")  # the paper's numbers over all its tasks begin like this
+CANONICAL = "canonical_order"  # the only argument of `CommonArguments` that a study may give to a method
 
-# How a model chooses demonstrations, or they are retrieved; or as text "stratified", "random", "first" or a file.
+# How a model chooses demonstrations, or how they are retrieved; or the text "stratified", "random", "first" or a file.
 Demonstrations = how.How | how.Similar | str
 
 
@@ -50,8 +50,8 @@ class Variant:
     """A method with one value for each of its arguments."""
 
     method: str  # "hf" is lm-eval's own model
-    arguments: Mapping[str, Any]  # those that the study gives
-    entry: int  # which entry of `methods` it comes from. Among the variants of one entry, `dev` chooses
+    arguments: Mapping[str, Any]  # the arguments that the study gives
+    entry: int  # the number of the entry of `methods` that it comes from. `dev` chooses among the variants of an entry
 
     @property
     def name(self) -> str:
@@ -59,9 +59,8 @@ class Variant:
         return ",".join([self.method, *(f"{name}={value}" for name, value in self.arguments.items())])
 
     def make(self) -> Method:
-        """The method with its own arguments; `canonical_order`, which a study may compare too, is every method's."""
-        own = {name: value for name, value in self.arguments.items() if name != CANONICAL}
-        return methods.make(self.method, own)
+        """The method with its arguments, without `canonical_order`, which is an argument of models."""
+        return methods.make(self.method, {name: value for name, value in self.arguments.items() if name != CANONICAL})
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,12 @@ class Training:
     """How the models of a study are trained under each method before they are evaluated."""
 
     name: str
-    options: Mapping[str, Any]  # of `lm-eval-icl train`
-    targets: tuple[str, ...]  # the names in the study's `tasks` that these models are evaluated on; empty for all
+    options: Mapping[str, Any]  # the options of `lm-eval-icl train`
+    targets: tuple[str, ...]  # the names in the study's `tasks` on which these models are evaluated; empty for all
 
 
 def expanded(given: Any) -> list[Any]:
-    """The different values of a key: a list, a single one, or ranges such as 0..9, both ends included."""
+    """The different values of a key: a list or a single value, with ranges such as 0..9, which include both ends."""
     values: list[Any] = []
     for value in given if isinstance(given, list | tuple) else [] if given is None else [given]:
         if isinstance(value, str) and (ends := re.fullmatch(r"\s*(-?\d+)\s*\.\.\s*(-?\d+)\s*", value)):
@@ -88,7 +87,7 @@ def expanded(given: Any) -> list[Any]:
 
 
 def _model(given: Any, base: bool = True) -> dict[str, Any]:
-    """The arguments of a model, which must name it if it is a `base` for others."""
+    """The arguments of a model; with `base`, they must have `pretrained`."""
     if isinstance(given, str) and all("=" in part for part in given.split(",")):
         given = simple_parse_args_string(given)
     if not isinstance(given, Mapping) or (base and "pretrained" not in given):
@@ -101,7 +100,7 @@ def _variants(given: Any) -> list[Variant]:
     for number, entry in enumerate(expanded(given)):
         name, arguments = next(iter(entry.items()), ("", {})) if isinstance(entry, Mapping) else (entry, {})
         if not isinstance(name, str) or not isinstance(arguments, Mapping | None):
-            raise InputError(f"methods: {entry!r}: must be a name, or one with its arguments: {{invicl: {{...}}}}.")
+            raise InputError(f"methods: {entry!r}: must be a name, or a name with arguments: {{invicl: {{...}}}}.")
         if name == HF and arguments:
             raise InputError("methods: hf has no arguments of its own: give them in `models`.")
         with naming(f"methods: {name}"):
@@ -140,8 +139,8 @@ def _trainings(given: Any) -> list[Training]:
     common = {key: value for key, value in given.items() if not isinstance(value, Mapping)}
     several = {str(key): value for key, value in given.items() if isinstance(value, Mapping)}
     trainings = []
-    for name, own in (several or {"": {}}).items():
-        options = {key: value for key, value in {**common, **own}.items() if value is not None}
+    for name, more in (several or {"": {}}).items():
+        options = {key: value for key, value in {**common, **more}.items() if value is not None}
         targets = tuple(map(str, expanded(options.pop("targets", None))))
         with naming(f"train: {name}" if name else "train"):
             options = with_numbers(options)
@@ -151,13 +150,13 @@ def _trainings(given: Any) -> list[Training]:
 
 
 def _columns(given: Any) -> dict[str, list[str]]:
-    """By the name of each part; one part without a name if the file has a list."""
+    """The names of the columns of each part; a list in the file is one part without a name."""
     parts = given if isinstance(given, Mapping) else {"": given}
     return {str(part): columns for part, names in parts.items() if (columns := expanded(names))}
 
 
 Several = BeforeValidator(expanded)
-Whole = Annotated[int, BeforeValidator(lambda value: whole(value, 0))]  # which may be written 5.0
+Whole = Annotated[int, BeforeValidator(lambda value: whole(value, 0))]  # 5.0 is 5
 Positive = Annotated[int, BeforeValidator(whole)]
 Figure = Literal["card", "T", "shots", "seeds", "orders", "sensitivity"]
 Resources = Mapping[Annotated[str, Field(pattern="^(num_cpus|num_gpus|memory)$")], NonNegativeFloat]
@@ -165,14 +164,14 @@ Resources = Mapping[Annotated[str, Field(pattern="^(num_cpus|num_gpus|memory)$")
 
 @with_config(ConfigDict(extra="allow"))
 class ModelArguments(TypedDict):
-    """The arguments of a model, as of `--model_args`, among which `resources` may be of this model alone."""
+    """The arguments of a model, as for `--model_args`, and the `resources` of this model, if it needs others."""
 
     resources: NotRequired[Resources]
 
 
 class Dev(BaseModel):
-    """On how many documents (None: as many as the test set has) values are chosen, and which values (arguments of
-    methods, "seeds", "decide")."""
+    """The dev set: its number of documents (None for as many as the test set has), and the settings that are chosen on
+    it (names of arguments, "seeds", "decide")."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     size: Annotated[Positive | None, BeforeValidator(lambda size: None if size == "test" else size)] = None
@@ -180,10 +179,10 @@ class Dev(BaseModel):
 
 
 class Study(BaseModel):
-    """A study. Its keys are those of the file (docs/studies.md); `variants` and `trainings` are `methods` and `train`
-    there. None is the task's own number or way of demonstrations, or labels, and in `decide` what the model says by
-    itself. With `one_at_a_time`, a cell differs from the first number of demonstrations, labels, format and order in no
-    more than one of these."""
+    """A study. Its keys are those of the file (docs/studies.md), where `variants` and `trainings` are called `methods`
+    and `train`. None stands for the task's own number, way or labels of demonstrations, and in `decide` for no rule.
+    With `one_at_a_time`, a cell has the first number of demonstrations, labels, format and order, except for at most
+    one of these."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
     models: Annotated[tuple[Annotated[ModelArguments, BeforeValidator(_model)], ...], Several, Field(min_length=1)]
@@ -211,7 +210,7 @@ class Study(BaseModel):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The decision rules, all of which every cell has as filters."""
+        """The decision rules. Every cell has all of them as filters."""
         return tuple(rule for rule in self.decide if rule is not None)
 
     @model_validator(mode="after")
@@ -238,14 +237,14 @@ def named() -> dict[str, str]:
 
 
 def read(source: str, overrides: Mapping[str, Any]) -> Study:
-    """The study of this file or name, with other values by key (`_merged`).
+    """The study of a file or name, with other values for some keys (`_merged`).
 
     Raises:
         InputError: there is no such study, or it cannot be run; the message names the key.
     """
     file = Path(source) if Path(source).is_file() else _NAMED / f"{source}.yaml"
     if not file.is_file():
-        what = did_you_mean(source, named()) or "`lm-eval-icl study --list` lists those there are."
+        what = did_you_mean(source, named()) or "`lm-eval-icl study --list` lists all studies."
         raise InputError(f"{source}: neither a file nor a named study: {what}")
     with refusing(f"{source}: cannot be read as YAML"):
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -264,9 +263,9 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
 
 
 def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's content with other values in place of its own; of `methods`, names, the file's entries stay as they are.
-    `model_args` with `pretrained` replaces the models, without it is added to each; `train` and `metadata` are added.
-    With other `tasks`, columns and targets stay that are among them, and the paper's numbers of all tasks go."""
+    """A file's content with other values for some keys. `model_args` with `pretrained` replace the models, and without
+    it they are added to each model. Names in `methods` keep the arguments that the file gives them. `train` and
+    `metadata` are added. Other `tasks` remove columns and targets that are not among them, and the paper's averages."""
     merged = {**content, **overrides}
     merged.pop("model_args", None)
     if "model_args" in overrides:
@@ -275,37 +274,37 @@ def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
         merged["models"] = [more] if "pretrained" in more else [{**model, **more} for model in models]
     if "methods" in overrides:
         entries = [entry if isinstance(entry, dict) else {entry: {}} for entry in expanded(content.get("methods"))]
-        of_name = {name: [entry for entry in entries if name in entry] for name in overrides["methods"]}
-        merged["methods"] = [entry for name, of_file in of_name.items() for entry in of_file or [name]]
+        by_name = {name: [entry for entry in entries if name in entry] for name in overrides["methods"]}
+        merged["methods"] = [entry for name, in_file in by_name.items() for entry in in_file or [name]]
     if "metadata" in overrides:
         merged["metadata"] = {**(content.get("metadata") or {}), **overrides["metadata"]}
     if "train" in overrides:
-        own, more = content.get("train") or {}, overrides["train"]
-        merged["train"] = {k: {**v, **more} if isinstance(v, dict) else v for k, v in own.items()} | more
+        options, more = content.get("train") or {}, overrides["train"]
+        merged["train"] = {k: {**v, **more} if isinstance(v, dict) else v for k, v in options.items()} | more
     if "tasks" in overrides:
         tasks = overrides["tasks"]
         parts = columns if isinstance(columns := content.get("columns"), dict) else {"": columns}
         merged["columns"] = {k: [name for name in expanded(v) if name in tasks] for k, v in parts.items()}
-        for name, own in (merged.get("train") or {}).copy().items():
-            if isinstance(own, dict) and "targets" in own:
-                merged["train"][name] = {**own, "targets": [t for t in expanded(own["targets"]) if t in tasks]}
+        for name, options in (merged.get("train") or {}).copy().items():
+            if isinstance(options, dict) and "targets" in options:
+                merged["train"][name] = {**options, "targets": [t for t in expanded(options["targets"]) if t in tasks]}
                 if not merged["train"][name]["targets"]:
                     del merged["train"][name]
         merged["expected"] = [
-            {**entry, "values": {k: v for k, v in entry.get("values", {}).items() if not k.startswith(_OF_ALL)}}
+            {**entry, "values": {k: v for k, v in entry.get("values", {}).items() if not k.startswith(_OVER_TASKS)}}
             for entry in expanded(content.get("expected"))
         ]
     return merged
 
 
 def trained_under(variant: Variant) -> Variant:
-    """The method that the model of a variant is trained under, with those arguments that are not its defaults: the
-    method itself if it is one pass over one layout; of the others another one (`icl` for `hf` and `deepthink`), with
-    those of their arguments that this has too."""
+    """The method under which the model of a variant is trained, with the arguments that differ from the defaults. A
+    method of one pass over one layout is trained under itself. Other methods are trained under another method (`hf` and
+    `deepthink` under `icl`), with the arguments that both have."""
     if variant.method == HF:
         return Variant("icl", {}, 0)
     method = variant.make()
     name = variant.method if method.one_pass else method.trained_under
     trained = methods.make(name)
-    own = {field.name: getattr(method, field.name) for field in fields(trained)}
-    return Variant(name, {key: value for key, value in own.items() if value != getattr(trained, key)}, 0)
+    shared = {field.name: getattr(method, field.name) for field in fields(trained)}
+    return Variant(name, {key: value for key, value in shared.items() if value != getattr(trained, key)}, 0)

@@ -1,4 +1,4 @@
-"""What a study would take: how many forward passes and tokens, and whether its prompts fit its models."""
+"""The plan of a study: how many forward passes and tokens it needs, and whether its prompts fit its models."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import CANONICAL, HF
 from lm_eval_icl.studies.tasks import prepare
 
-_GENERATED = 256  # tokens of a text, as of lm-eval, if a task does not say
+_GENERATED = 256  # lm-eval's number of tokens of a generated text, if a task gives none
 
 
 class Plan:
-    """Counts what cells of a model take, by their tokenized requests; its weights are not loaded.
+    """Counts the passes and tokens of a model's cells from their tokenized requests. The weights are not loaded.
 
     Raises:
         InputError: the tokenizer or the configuration cannot be loaded.
@@ -37,27 +37,28 @@ class Plan:
 
     def __init__(self, grid: Grid, model: Model) -> None:
         self.grid, self.model, self._requests = grid, model, dict[tuple[Any, ...], Sequence[Request]]()
-        own, name = model.arguments, model.name
-        of_hub = {key: own[key] for key in ("revision", "subfolder", "trust_remote_code") if key in own}
-        with refusing(f"tokenizer={(where := str(own.get('tokenizer', name)))!r}: the tokenizer cannot be loaded"):
-            self.tokenizer = AutoTokenizer.from_pretrained(where, **of_hub)
+        given, name = model.arguments, model.name
+        hub = {key: given[key] for key in ("revision", "subfolder", "trust_remote_code") if key in given}
+        with refusing(f"tokenizer={(where := str(given.get('tokenizer', name)))!r}: the tokenizer cannot be loaded"):
+            self.tokenizer = AutoTokenizer.from_pretrained(where, **hub)
         with refusing(f"pretrained={name!r}: the configuration cannot be loaded"):
-            config = AutoConfig.from_pretrained(name, **of_hub)
-        self.positions = int(own.get("max_length") or resolve_max_length(config, self.tokenizer, default=2048))
-        known = {field.name for field in fields(CommonArguments)} & own.keys()
-        self.common = CommonArguments(**{name: own[name] for name in known})
+            config = AutoConfig.from_pretrained(name, **hub)
+        self.positions = int(given.get("max_length") or resolve_max_length(config, self.tokenizer, default=2048))
+        known = {field.name for field in fields(CommonArguments)} & given.keys()
+        self.common = CommonArguments(**{name: given[name] for name in known})
 
     def work(self, cells: Sequence[Cell]) -> Counter[str]:
-        """The "passes" and "tokens" of cells that are scored together, without queries of decision rules and choices of
-        demonstrations: for each order the contexts, in the largest number of passes, and the queries for each number.
-        lm-eval's own model runs whole prompts. Prompts that do not fit raise `InputError`."""
+        """The "passes" and "tokens" of cells that are scored together. For each order, they are those of the contexts,
+        times the largest number of passes, and of the queries, for each number of passes. lm-eval's own model runs
+        whole prompts. Queries of decision rules and choices of demonstrations are not counted. An `InputError` is
+        raised if a prompt does not fit."""
         numbers = {passes_of(cell.variant)[1] for cell in cells}
         orders = len({cell.order for cell in cells})
         first = max(cells, key=lambda cell: passes_of(cell.variant)[1])
-        answers = Counter[Any]()  # tokens behind each query; a text is as long as it may be
+        answers = Counter[Any]()  # (context, query) -> tokens of its answers; a text is as long as it may be
         for request in self.requests(first):
             answers[request.prompt.context, request.prompt.query] += request.answer_positions
-        tokens = sum(len(query) + behind for (_, query), behind in answers.items())
+        tokens = sum(len(query) + answer for (_, query), answer in answers.items())
         contexts = [context for context, _ in answers]
         if first.variant.method == HF:
             whole = tokens + sum(len(context.tokens) for context in contexts)
@@ -71,19 +72,19 @@ class Plan:
         return Counter(passes=orders * passes, tokens=orders * (max(numbers) * encoded + len(numbers) * tokens))
 
     def requests(self, cell: Cell) -> Sequence[Request]:
-        """The requests of a cell, as they fit the model. Those of other seeds, orders, labels and formats
-        are taken to be as long."""
+        """The requests of a cell, shortened to fit the model. Requests of other seeds, orders, labels and formats are
+        assumed to be as long."""
         method = methods.make("icl") if cell.variant.method == HF else cell.variant.make()
         bos = self.model.arguments.get("add_bos_token")
         key = str(method), cell.task, cell.num_fewshot, cell.drawn, cell.split
         if key not in self._requests:
             alike, canonical = method.treats_demonstrations_alike, self._is_canonical(cell)
             tokenize = RequestTokenizer(PromptTokenizer(self.tokenizer, None, bos, alike, canonical), _GENERATED)
-            # What a model will choose is not known: rows that are drawn stand for it.
+            # The rows that a model will choose are not known: rows that are drawn stand for them.
             how = "random" if isinstance(cell.demonstrations, How) else cell.demonstrations
-            drawn, read = replace(cell, order=0, demonstrations=how), reader(self.tokenizer, bos, self.positions)
-            made = prepare(self.grid.study, self.grid.tasks[cell.task], drawn, None, read)
-            instances = [i for i in made.instances if i.request_type != "loglikelihood_rolling"]
+            stand_in, metaicl = replace(cell, order=0, demonstrations=how), reader(self.tokenizer, bos, self.positions)
+            task = prepare(self.grid.study, self.grid.tasks[cell.task], stand_in, None, metaicl)
+            instances = [i for i in task.instances if i.request_type != "loglikelihood_rolling"]
             limits = PromptLimits(method, self.model.name, self.positions, None, None, method.overflow_hint)
             overflow = "drop" if cell.variant.method == HF else self.common.overflow
             self._requests[key] = fit_requests(instances, tokenize, limits, overflow, quiet=True) if instances else []
@@ -98,8 +99,8 @@ class Plan:
 
 
 def print_plan(grid: Grid, folder: StudyFolder, console: Console) -> None:
-    """Print what the cells that are missing take, model by model, and refuse what cannot be run. Where the dev set is
-    still to choose, the values that take most stand for the chosen ones."""
+    """Print the passes and tokens of the missing cells, model by model. An `InputError` names models that cannot run.
+    Until the dev set has chosen, the candidate with the most passes stands for the chosen one."""
     most: dict[str, Cell] = {}
     for candidates in grid.alternatives:
         largest = max(candidates, key=lambda candidate: passes_of(candidate.test[0].variant)[1])
@@ -110,14 +111,14 @@ def print_plan(grid: Grid, folder: StudyFolder, console: Console) -> None:
             missing[str(target.model.arguments)].append(most.get(target.path, target))
     refused = []
     for cells in missing.values():
-        said = f"{(name := cells[0].model.name)}: {len(cells):,} cells"
+        line = f"{(name := cells[0].model.name)}: {len(cells):,} cells"
         try:
             plan = Plan(grid, cells[0].model)
             work = sum(map(plan.work, batches(cells)), Counter[str]())
-            said += f", {work['passes']:,} forward passes, {work['tokens']:,} tokens"
+            line += f", {work['passes']:,} forward passes, {work['tokens']:,} tokens"
         except InputError as error:
             refused.append(name)
-            said += f" that cannot be run: {error.message}"
-        console.print(said, markup=False, highlight=False, soft_wrap=True)
+            line += f" that cannot be run: {error.message}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if refused:
         raise InputError(f"{', '.join(refused)}: cannot be run as it is, for the reasons above.")

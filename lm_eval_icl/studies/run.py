@@ -1,8 +1,8 @@
-"""Runs the units of a study in one process, which holds one model at a time: trainings, and cells.
+"""Runs the units of a study, trainings and cells, in one process, which holds one model at a time.
 
-The cells of a unit differ only in the order of the demonstrations and in the number of Deep-Thinking's passes: equal
-prompts run once, and the memory after each pass is scored on the way to the last. Every cell then goes through lm-eval
-with the responses that were found.
+The cells of a unit differ only in the order of the demonstrations and in the number of Deep-Thinking's passes. Equal
+prompts run once, and queries are scored after the memory of each pass, on the way to the last pass. Then lm-eval
+evaluates every cell with these responses.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import HF
 from lm_eval_icl.studies.tasks import prepare
 
-# Checks the options of `lm-eval-icl train`, and returns what trains.
+# Checks the options of `lm-eval-icl train`, and returns the function that trains.
 Trainer = Callable[[Mapping[str, Any]], Callable[[], None]]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What says where and how fast a study runs, as in `lm_eval`."""
+    """Where, how fast and on how many documents a study runs, as in `lm_eval`."""
 
     device: str | None = None
     batch_size: int | str | None = None
@@ -57,8 +57,8 @@ class Options:
 
 
 class UnitRunner:
-    """Runs units in this process, and keeps the model that it loaded last. The study's folder is only read, but for
-    trainings, which write beside their place."""
+    """Runs units in this process, and keeps the model that it loaded last. It only reads the study's folder, but for
+    trainings, which write their unfinished models there."""
 
     def __init__(
         self, grid: Grid, options: Options, folder: StudyFolder, trainer: Trainer, include_path: str | None
@@ -70,21 +70,21 @@ class UnitRunner:
         self._chooser: tuple[Any, Chooser] | None = None
 
     def run(self, unit: Unit) -> Iterator[Outcome]:
-        """Run a unit: each target with what it gave, or with the `Failure`."""
-        left = {target.path: target for target in unit}
+        """Run a unit, and yield each target with its outcome, or with a `Failure`."""
+        remaining = {target.path: target for target in unit}
         try:
             for target, outcome in self._outcomes(unit):
-                del left[target.path]
+                del remaining[target.path]
                 yield target, outcome
         except Exception as error:
-            # A broken device runs nothing else in this process. Out of memory is an error of one unit.
+            # A broken device can run nothing else in this process. Out of memory is an error of one unit only.
             if isinstance(error, getattr(torch, "AcceleratorError", ())) and "out of memory" not in str(error):
                 raise
             why = reason(error)
         else:
             return
-        make_room()  # now that the error no longer holds references to the model's tensors
-        yield from ((target, Failure(why)) for target in left.values())
+        make_room()  # the error no longer holds references to the model's tensors
+        yield from ((target, Failure(why)) for target in remaining.values())
 
     def _outcomes(self, unit: Unit) -> Iterator[Outcome]:
         first = unit[0]
@@ -98,12 +98,12 @@ class UnitRunner:
             yield from self._run_cells(lm, [target for target in unit if isinstance(target, Cell)])
 
     def training(self, model: Model) -> Callable[[], None]:
-        """What trains a model, whose options are checked now."""
+        """Check the options of a model's training, and return the function that trains it."""
         metadata = self.grid.study.metadata
         assert model.training and model.under
         where = f"train: {model.training.name}"
         if other := sorted({"peft", "delta", "gguf_file", "gptqmodel", "autogptq"} & model.arguments.keys()):
-            raise InputError(f"models: {other[0]}: {where} makes weights of its own: leave it out.")
+            raise InputError(f"models: {other[0]}: {where} makes new weights: leave it out.")
         options = dict(model.training.options)
         if "metaicl" in options:
             options.setdefault("data", metadata.get("metaicl"))
@@ -126,7 +126,7 @@ class UnitRunner:
         make_room()
 
     def load(self, model: Model) -> ICLModel:
-        """Load a model, in place of the one before."""
+        """Load a model, in place of the model that was loaded before."""
         if self._lm is None or self._model != model:
             self._forget()
             several = {"parallelize": True} if model.resources.get("num_gpus", 0) > 1 else {}
@@ -140,11 +140,11 @@ class UnitRunner:
         return self._lm
 
     def _chosen(self, lm: ICLModel, cell: Cell) -> dict[str, Any] | None:
-        """What the model chooses, or has chosen before (`demonstrations.kept`); None if demonstrations are drawn."""
+        """The choice of the model, perhaps of an earlier run (`demonstrations.kept`); None if rows are drawn."""
         task, how = self.grid.tasks[cell.task], cell.demonstrations
         if not isinstance(how, How) or not cell.num_fewshot:
             return None
-        if self._chooser is None or self._chooser[0] != (cell.task, how.pool):  # which reads the documents
+        if self._chooser is None or self._chooser[0] != (cell.task, how.pool):  # making one reads the documents
             pool = PoolOfTask(task.loaded, list(task.dev.values()))
             self._chooser = (cell.task, how.pool), Chooser(pool, predictor(lm), how.pool)
         chooser = self._chooser[1]
@@ -153,7 +153,7 @@ class UnitRunner:
         return kept.chosen(kept.Wanted(chooser.pool, how, cell.num_fewshot, cell.seed, about), chooser)
 
     def _run_cells(self, loaded: ICLModel, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """Run cells that differ in nothing but the order of the demonstrations and the number of passes."""
+        """Run cells that differ only in the order of the demonstrations and the number of passes."""
         first = max(cells, key=lambda cell: passes_of(cell.variant)[1])
         choice = self._chosen(loaded, first)
         lm: Any = CheckedHFLM(Loaded(loaded))
@@ -162,9 +162,9 @@ class UnitRunner:
         study, task = self.grid.study, self.grid.tasks[first.task]
         tasks = {cell.order: prepare(study, task, cell, choice, lm) for cell in cells}
         begun = time.perf_counter()
-        for made in tasks.values():  # the queries of decision rules, which depend on what a model leaves out of prompts
-            give_rules(made, lm)
-            made.build_all_requests()
+        for cell_task in tasks.values():  # decision rules add queries that depend on what the model leaves out
+            give_rules(cell_task, lm)
+            cell_task.build_all_requests()
         name = passes_of(first.variant)[0]
         numbers = {cell.path: passes_of(cell.variant)[1] for cell in cells}
         answers = answer(lm, list(tasks.values()), name, {*numbers.values()})
@@ -180,15 +180,15 @@ class UnitRunner:
 
     def _evaluate(self, lm: LM, cell: Cell, task: ConfigurableTask) -> dict[str, Any]:
         """lm-eval's results of a cell."""
-        for instance in task.instances:  # which has the responses of the cell before
+        for instance in task.instances:  # which still have the responses of the last cell
             instance.resps, instance.filtered_resps = [], {}
         environment, commit = _origin()
-        once: Any = {"add_env_info": lambda of: of.update(environment), "get_git_commit_hash": lambda: commit}
+        once: Any = {"add_env_info": lambda info: info.update(environment), "get_git_commit_hash": lambda: commit}
         with mock.patch.multiple(lm_eval.evaluator, **once):
             results: dict[str, Any] = lm_eval.simple_evaluate(
                 model=lm,
                 tasks=[task],
-                task_manager=TaskManager(include_defaults=False),  # the task is loaded: no folder is scanned
+                task_manager=TaskManager(include_defaults=False),  # the task is loaded already
                 limit=cell.limit,
                 fewshot_random_seed=cell.seed,
                 batch_size=self.options.batch_size,
@@ -197,8 +197,8 @@ class UnitRunner:
         return results
 
     def _recorded(self, cell: Cell, results: dict[str, Any], task: Any, shared: Mapping[str, Any]) -> dict[str, Any]:
-        """A cell's results, with what was varied under `config.icl.study`; `shared` says how many cells were scored
-        together, of how many orders, in how many passes and seconds."""
+        """A cell's results, with the cell's axes under `config.icl.study`. `shared` has the numbers of cells that were
+        scored together, of their orders, of passes and of seconds."""
         metric, training = self.grid.study.metric, cell.model.training
         facts: dict[str, Any] = {
             "model": cell.model.name,
@@ -216,18 +216,18 @@ class UnitRunner:
             "shared": dict(shared),
         }
         # `hf` has none of the arguments of this package's models.
-        ours = {field.name for field in fields(CommonArguments)} if cell.variant.method == HF else set()
-        arguments = {name: value for name, value in self.folder.arguments(cell.model).items() if name not in ours}
+        foreign = {field.name for field in fields(CommonArguments)} if cell.variant.method == HF else set()
+        arguments = {name: value for name, value in self.folder.arguments(cell.model).items() if name not in foreign}
         config = results["config"]
         config |= {"model": cell.variant.method, "model_args": {**arguments, **cell.variant.arguments}}
         known = {name: value for name, value in facts.items() if value not in (None, "")}
-        assert self._lm is not None  # whose origin lm-eval's own model has too
+        assert self._lm is not None  # its origin is recorded for lm-eval's own model too
         config["icl"] = {**self._lm._origin, **config.get("icl", {}), "study": known}
         return results
 
 
 class Answered(LM):
-    """A model whose responses to each instance are known, by its id."""
+    """A model whose responses are known already, by id(instance)."""
 
     def __init__(self, model: LM, responses: Mapping[int, Iterator[Any]]) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class Answered(LM):
     loglikelihood_rolling = generate_until = loglikelihood
 
     def __getattr__(self, name: str) -> Any:
-        """What lm-eval asks of a model beyond its interface: the tokenizer, the device, `get_model_info`, ..."""
+        """The attributes of a model that lm-eval uses beyond its interface: the tokenizer, `get_model_info`, ..."""
         return getattr(self.model, name)
 
 
@@ -249,8 +249,8 @@ def _set_passes(lm: Any, name: str, number: int) -> None:
 
 
 def answer(lm: Any, tasks: Sequence[Any], name: str, numbers: set[int]) -> dict[int, dict[int, Iterator[Any]]]:
-    """The responses of a model to all requests of these tasks, by the number of the memory and id(instance). `name` is
-    of the argument that says how many memories the method makes (`passes_of`)."""
+    """Number of passes -> id(instance) -> the responses of a model to all requests of these tasks. `name` is the
+    argument that sets the number of passes, or "" (`passes_of`)."""
     instances = [instance for task in tasks for instance in task.instances]
     kinds = sorted({instance.request_type for instance in instances})
     if isinstance(lm, ICLModel) and kinds == ["loglikelihood"] and not lm.runner.capabilities.no_memory:
@@ -262,10 +262,9 @@ def answer(lm: Any, tasks: Sequence[Any], name: str, numbers: set[int]) -> dict[
             lm.begin(tasks)
         responses = defaultdict[int, list[Any]](list)
         for kind in kinds:
-            asked = [
-                i for instance in instances if instance.request_type == kind for i in [instance] * instance.repeats
-            ]
-            for instance, response in zip(asked, getattr(lm, kind)(asked, disable_tqdm=True), strict=True):
+            same_kind = [instance for instance in instances if instance.request_type == kind]
+            repeated = [instance for instance in same_kind for _ in range(instance.repeats)]
+            for instance, response in zip(repeated, getattr(lm, kind)(repeated, disable_tqdm=True), strict=True):
                 responses[id(instance)].append(response)
         answers[number] = {key: iter(several) for key, several in responses.items()}
     return answers
@@ -274,39 +273,39 @@ def answer(lm: Any, tasks: Sequence[Any], name: str, numbers: set[int]) -> dict[
 def _log_likelihoods(
     lm: ICLModel, tasks: Sequence[Any], instances: Sequence[Instance], numbers: set[int]
 ) -> dict[int, dict[int, Iterator[Any]]]:
-    """`answer` of log-likelihoods, on all memories on the way to the last."""
+    """`answer` for log-likelihoods, which are scored after the memory of each pass, on the way to the last pass."""
     lm.begin(tasks)
     run, runner = lm.run, lm.runner
-    run.logs = False  # the progress is that of the study's cells
+    run.logs = False  # the study shows the progress of its cells
     requests = run.requests(instances)
     run.tokens_alone += sum({id(request): request.length for request in requests}.values()) * len(numbers)
     answers: dict[int, dict[int, Iterator[Any]]] = {number: {} for number in numbers}
     with runner.mixed_precision():
         for context, queries in grouped((request.prompt, request.answer) for request in requests).items():
-            asked = {query: list(answers) for query, answers in queries.items()}
+            options = {query: list(answers) for query, answers in queries.items()}
             if lm.method.counts_memories and context.demonstrations:
-                memories = runner.score_memories(context, asked, numbers)
-            else:  # one memory, whatever the number
-                memories = ((0, scored) for scored in runner.score({context: asked}))
+                memories = runner.score_memories(context, options, numbers)
+            else:  # the memory is the same for every number of passes
+                memories = ((0, scored) for scored in runner.score({context: options}))
             for number, scored in memories:
                 for (_, query, ids), value in zip(*scored, strict=True):
                     for i in queries[query][ids]:
                         check_finite(instances[i], value[0], runner.model)
-                        for of_number in [number] if number else numbers:
-                            answers[of_number][id(instances[i])] = itertools.repeat(value)
+                        for passes in [number] if number else numbers:
+                            answers[passes][id(instances[i])] = itertools.repeat(value)
             runner.forget(context)
     return answers
 
 
 @functools.cache
 def _origin() -> tuple[dict[str, Any], str | None]:
-    """What lm-eval finds out about the machine and the commit, which takes seconds."""
+    """lm-eval's facts about the machine, and the commit. They are collected once, since that takes seconds."""
     facts: dict[str, Any] = {}
     lm_eval.evaluator.add_env_info(facts)
     return facts, lm_eval.evaluator.get_git_commit_hash()
 
 
 def make_room() -> None:
-    """Free the memory of a model that is no longer used: it refers to itself, and the next one needs its place."""
+    """Free the memory of a model that is no longer used, since it refers to itself, and the next model needs room."""
     gc.collect()
     torch.cuda.empty_cache()

@@ -25,18 +25,18 @@ from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.deciding import check_options
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.tasks import FixedSampler, RetrievingSampler, These, among, bind, template_of
+from lm_eval_icl.harness.tasks import FixedSampler, GivenSampler, RetrievingSampler, among, bind, template_of
 from lm_eval_icl.harness.training import task_manager, unknown_task
 from lm_eval_icl.harness.varying import vary
 from lm_eval_icl.studies.cells import Cell, Grid, StudyTask, digest
 from lm_eval_icl.studies.grid import Demonstrations, Study
 
-# The dev set is the same for all seeds of the demonstrations.
+# The seed of the dev set, which is the same for all seeds of the demonstrations.
 _DEV_SEED = 0
 
 
 def open_study(study: Study, limit: float | None, include_path: str | None) -> Grid:
-    """The cells of a study, with its tasks loaded and its dev sets drawn. What cannot be is refused."""
+    """The cells of a study, with its tasks loaded and its dev sets drawn; an `InputError` if a task does not fit it."""
     tasks = load(study.tasks, include_path, study.metadata)
     for name, task in tasks.items():
         loaded, data, used = task.loaded, dict[Any, str](), dict[int, Any]()
@@ -46,22 +46,22 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
             check_options(loaded, study.rules)
         for labels, number in itertools.product(study.labels, study.formats):
             varied(loaded, labels, number)
-        own = loaded.config.num_fewshot  # as lm-eval decides it: a task with 0 in its configuration keeps 0
-        shots = tuple(dict.fromkeys(int(own or 0) if n is None or own == 0 else n for n in study.num_fewshot))
+        default = loaded.config.num_fewshot  # as in lm-eval, a task with 0 in its configuration keeps 0
+        shots = tuple(dict.fromkeys(int(default or 0) if n is None or default == 0 else n for n in study.num_fewshot))
         axes = list(itertools.product(shots, study.demonstrations, study.seeds))
         drawn = [draw(task, n, how, seed) for n, how, seed in axes]
         for (n, how, seed), demonstrations in zip(axes, drawn, strict=True):
-            draw(task, n, how, seed, study.orders - 1)  # refuses more orders than there are
+            if n == shots[0] or not study.one_at_a_time:
+                draw(task, n, how, seed, study.orders - 1)  # refuses more orders than there are
             used |= demonstrations or {}
             if study.dev and demonstrations is None and not isinstance(how, How):
-                why = "draws demonstrations of its own for every document, which may be documents of the dev set"
+                why = "draws other demonstrations for every document, which may be documents of the dev set"
                 raise InputError(f"dev: task {name!r} {why}: give `demonstrations`.")
         dev = dev_set(task, study.dev.size, limit, list(used.values())) if study.dev else {}
         contents = digest_of([template_of(loaded), list(loaded.eval_docs), _pool(loaded), getattr(loaded, "pmi", None)])
-        of_dev = digest_of(list(dev.items()))
         for (n, how, seed), demonstrations in zip(axes, drawn, strict=True):
             inputs = [contents, None if demonstrations is None else list(demonstrations.items())]
-            data[n, str(how), seed, "dev"] = on_dev = digest_of([*inputs, of_dev])
+            data[n, str(how), seed, "dev"] = on_dev = digest_of([*inputs, digest_of(list(dev.items()))])
             data[n, str(how), seed, "test"] = on_dev if isinstance(how, How) else digest_of(inputs)
         better = loaded.higher_is_better().get(study.metric, True)
         tasks[name] = replace(task, shots=shots, dev=dev, data=data, higher_is_better=better)
@@ -71,17 +71,17 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
 def load(
     specs: Sequence[str | Mapping[str, Any]], include_path: str | None, metadata: Mapping[str, Any]
 ) -> dict[str, StudyTask]:
-    """The leaf tasks of these names, groups and changed configurations."""
+    """Task's name -> the task, for all tasks that the names, groups and changed configurations stand for."""
     manager = task_manager(include_path, metadata)
     tasks, changed = dict[str, StudyTask](), set[str]()
     for spec in specs:
         changes = {} if isinstance(spec, str) else {**spec}
-        asked = str(spec if isinstance(spec, str) else changes.pop("task", None))
-        if asked not in manager.all_tasks and not Path(asked).is_file():
-            raise InputError(f"tasks: {unknown_task(asked, manager.all_tasks, include_path)}")
+        listed = str(spec if isinstance(spec, str) else changes.pop("task", None))
+        if listed not in manager.all_tasks and not Path(listed).is_file():
+            raise InputError(f"tasks: {unknown_task(listed, manager.all_tasks, include_path)}")
         # As part of a group, a task's configuration is merged with the changes.
-        wanted = [{"group": "study", "task": [{"task": asked, **changes}]}] if changes else [asked]
-        with refusing(f"tasks: {asked}: cannot be loaded"):
+        wanted = [{"group": "study", "task": [{"task": listed, **changes}]}] if changes else [listed]
+        with refusing(f"tasks: {listed}: cannot be loaded"):
             loaded = manager.load(wanted)
         groups = {name: {task.task_name for task in group.get_all_tasks()} for name, group in loaded["groups"].items()}
         means = {name: group.aggregate_metric_list or () for name, group in loaded["groups"].items()}
@@ -94,7 +94,7 @@ def load(
             changed |= {name} if changes else set()
             known = tasks.get(name, StudyTask(name, (), {}, loaded=task))
             inside = tuple(group for group, tasks_in in groups.items() if name in tasks_in and not changes)
-            tasks[name] = replace(known, inside={**known.inside, asked: inside}, alike=known.alike | alike)
+            tasks[name] = replace(known, inside={**known.inside, listed: inside}, alike=known.alike | alike)
     return tasks
 
 
@@ -110,40 +110,40 @@ def prepare(study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any]
     """A copy of lm-eval's task for a cell, with its demonstrations and requests, which are built once.
 
     Args:
-        choice: what a model has chosen, if one chooses the demonstrations. It becomes `chosen` of the copy, whose
-            `demonstrations` are indices in the pool, in their order; None if every document has its own.
-        model: what is evaluated, or how it reads MetaICL's texts.
+        choice: the choice of a model, if a model chooses the demonstrations. It becomes `chosen` of the copy, whose
+            `demonstrations` are indices in the pool, in order; None if every document has other demonstrations.
+        model: the model that is evaluated, or the `Reader` of MetaICL's sequences.
     """
-    made: Any = varied(task.loaded, cell.labels, cell.format)
-    if hasattr(made, "sampler"):
-        made.sampler = copy.copy(made.sampler)  # whose seed is set
-    made.set_config("num_fewshot", cell.num_fewshot)
+    task_copy: Any = varied(task.loaded, cell.labels, cell.format)
+    if hasattr(task_copy, "sampler"):
+        task_copy.sampler = copy.copy(task_copy.sampler)  # its seed is set below
+    task_copy.set_config("num_fewshot", cell.num_fewshot)
     if study.rules:
-        made.set_config("metadata", {**(made.config.metadata or {}), "decide": written(study.rules)})
-    drawn = draw(task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order, choice, made)
+        task_copy.set_config("metadata", {**(task_copy.config.metadata or {}), "decide": written(study.rules)})
+    drawn = draw(task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order, choice, task_copy)
     if isinstance(cell.demonstrations, Similar):
-        made.sampler = RetrievingSampler(_pool(task.loaded), cell.demonstrations, made)
-    made.set_fewshot_seed(cell.seed)
+        task_copy.sampler = RetrievingSampler(_pool(task.loaded), cell.demonstrations, task_copy)
+    task_copy.set_fewshot_seed(cell.seed)
     if drawn is not None:
-        has_seed = cell.demonstrations is not None or isinstance(made.sampler, FixedSampler)  # by it, rules draw
-        made.sampler = These(list(drawn.values()), _pool(made), cell.seed if has_seed else None)
+        has_seed = cell.demonstrations is not None or isinstance(task_copy.sampler, FixedSampler)  # rules draw by it
+        task_copy.sampler = GivenSampler(list(drawn.values()), _pool(task_copy), cell.seed if has_seed else None)
     if cell.split == "dev":
-        made.dataset = {**made.dataset, "dev": list(task.dev.values())}
-        made._config.test_split, made._config.process_docs = "dev", None  # they are processed
-    bind(made, model)
+        task_copy.dataset = {**task_copy.dataset, "dev": list(task.dev.values())}
+        task_copy._config.test_split, task_copy._config.process_docs = "dev", None  # they are processed
+    bind(task_copy, model)
     with recording(), mock.patch("lm_eval.api.task.tqdm", functools.partial(lm_eval.api.task.tqdm, disable=True)):
-        made.build_all_requests(limit=get_sample_size(made, cell.limit))
-    made.demonstrations, made.chosen = None if drawn is None else list(drawn), choice
-    made.requests_are_made = True  # it builds no more but those of decision rules, which it may be given
-    return made
+        task_copy.build_all_requests(limit=get_sample_size(task_copy, cell.limit))
+    task_copy.demonstrations, task_copy.chosen = None if drawn is None else list(drawn), choice
+    task_copy.requests_are_made = True  # from now on, it only builds the requests of decision rules
+    return task_copy
 
 
 def varied(loaded: ConfigurableTask, labels: str | None, number: int) -> ConfigurableTask:
-    """A copy of a task with these labels in its demonstrations, in the format of this number."""
-    made = copy.copy(loaded)
-    made._config = copy.deepcopy(loaded.config)
-    vary(made, labels, number or None)
-    return made
+    """A copy of a task with other labels in its demonstrations, and with the format of this number."""
+    task_copy = copy.copy(loaded)
+    task_copy._config = copy.deepcopy(loaded.config)
+    vary(task_copy, labels, number or None)
+    return task_copy
 
 
 def draw(
@@ -153,10 +153,10 @@ def draw(
     seed: int,
     order: int = 0,
     choice: Mapping[str, Any] | None = None,
-    of: ConfigurableTask | None = None,
+    warned: ConfigurableTask | None = None,
 ) -> dict[int, Any] | None:
-    """A task's demonstrations by their indices in its pool, in the order of this number (`permuted`); None if lm-eval
-    draws others for every document, or a model is still to choose them. `of` is the task that a warning names."""
+    """Index in the pool -> demonstration of a task, in the order of this number (`permuted`); None if every document
+    has other demonstrations, or if a model has yet to choose them. `warned` is the task that a warning names."""
     seeded = copy.copy(task.loaded)
     if how is not None and (why := getattr(seeded, "own_demonstrations", "")):
         raise InputError(f"demonstrations: {how}: task {task.name!r}: {why}")
@@ -168,20 +168,20 @@ def draw(
         permuted(list(range(shots)), order, seed, task.name)  # refuses more orders than there are
         return None
     else:
-        own, for_each = seeded.sampler, isinstance(how, Similar)
-        seeded.sampler = copy.copy(own) if how is None or for_each else FixedSampler(own.df, how, task.loaded)
+        sampler, for_each = seeded.sampler, isinstance(how, Similar)
+        seeded.sampler = copy.copy(sampler) if how is None or for_each else FixedSampler(sampler.df, how, task.loaded)
         if for_each or not hasattr(seeded.sampler, "rows"):
             if order:
-                why = "draws demonstrations of its own for every document, which have no orders"
+                why = "draws other demonstrations for every document, which have no orders"
                 raise InputError(f"orders: task {task.name!r} {why}: give `demonstrations`.")
             return None
         seeded.set_fewshot_seed(seed)
-        indices, pool = seeded.sampler.rows(shots, of), seeded.sampler.df
+        indices, pool = seeded.sampler.rows(shots, warned), seeded.sampler.df
     return {i: pool[i] for i in permuted(indices, order, seed, task.name)}
 
 
 def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
-    """The permutation of this number: 0 is the order itself, and the others are drawn at random, all different."""
+    """The permutation of number `order`: 0 is the given order, and the others are drawn at random, all different."""
     if order >= math.factorial(len(indices)):
         raise InputError(f"orders: {order + 1}: task {task!r} has {len(indices)} demonstrations: give fewer orders.")
     rnd, permutations = Random(seed), [indices]
@@ -194,8 +194,8 @@ def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
 def dev_set(
     task: StudyTask, size: int | None, limit: float | None, used: Sequence[Mapping[str, Any]]
 ) -> dict[int, Mapping[str, Any]]:
-    """The dev set: rows of the training split with their documents, drawn once, none of which is among the used
-    demonstrations. A size of None is as many as the test set has; `limit` is for both sets."""
+    """The dev set: row of the training split -> document. They are drawn once, and none is among the used
+    demonstrations. A `size` of None is that of the test set; `limit` holds for both sets."""
     loaded = task.loaded
     if not loaded.has_training_docs():
         raise InputError(f"dev: task {task.name!r} has no training split, from which its documents would be drawn.")
@@ -206,6 +206,6 @@ def dev_set(
     is_used = among(loaded, lambda: used, few_shot=True)
     dev = {i: rows[i] for i in itertools.islice((i for i in order if not is_used(rows[i])), wanted)}
     if len(dev) < wanted:
-        why = f"its training split has {len(dev)} rows that are no demonstrations, and not {wanted}"
+        why = f"its training split has {len(dev)} rows that are not demonstrations, and {wanted} are needed"
         raise InputError(f"dev: task {task.name!r}: {why}: give a smaller size.")
     return dev

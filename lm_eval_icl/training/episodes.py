@@ -1,6 +1,6 @@
 """Episodes: some demonstrations of a task and a query with its answer, drawn anew for each row of a training batch.
 
-An episode is a function of the seed and of its number alone, so every process and a run that resumes draw the same.
+An episode depends on the seed and on its number alone, so every process, and a run that resumes, draws the same ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Example:
         prompt: demonstrations and query.
         options: the continuations to choose from, as they follow the prompt (with the blank before them); a single one
             if the answer is free text.
-        right: the index of the right one.
+        right: the index of the right option.
     """
 
     prompt: FewShotPrompt
@@ -45,7 +45,7 @@ class Example:
 
 
 class Task(Protocol):
-    """Rows, and the template that makes prompts of them. No two tasks are equal."""
+    """Rows, and the template that makes prompts of them. Two different tasks are never equal."""
 
     @property
     def name(self) -> str:
@@ -55,11 +55,11 @@ class Task(Protocol):
         """How many rows there are."""
 
     def text(self, row: int) -> str | None:
-        """A row's text (`demonstrations.draw.as_text`), since no demonstration may have the text of the query; None if
-        it may."""
+        """A row's text (`demonstrations.draw.as_text`). No demonstration may have the same text as the query. None if
+        the task allows that."""
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
-        """The prompt of these rows: the indices of the demonstrations in order, and of the query."""
+        """The prompt of some rows, given by the indices of the demonstrations, in order, and the index of the query."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,15 @@ def _alone(task: Task, row: int) -> tuple[str, str]:
 class EpisodePool:
     """The rows of a task that training draws from, and those that are held out.
 
-    Which rows are held out depends on their number alone, so that it is the same for every method and seed, and for two
-    tasks over the same rows.
+    Which rows are held out depends on the number of rows alone. So it is the same for every method and every seed, and
+    for two tasks over the same rows.
 
     Args:
         shots: how many demonstrations an episode has.
-        held_out: how many rows are held out at most. It is never more than a tenth of the rows.
+        held_out: how many rows are held out, but never more than a tenth of the rows.
 
     Raises:
-        InputError: too few rows.
+        InputError: there are too few rows for an episode.
     """
 
     def __init__(self, task: Task, shots: int, held_out: int) -> None:
@@ -132,10 +132,10 @@ class EpisodePool:
         return self.episode(shown, query)
 
     def episode(self, shown: Sequence[int], query: int) -> Episode:
-        """An episode of these rows, with other rows in place of demonstrations that have the text of the query.
+        """An episode of these rows. Other rows replace demonstrations that have the same text as the query.
 
         Raises:
-            InputError: too few rows have another text.
+            InputError: too few rows have another text than the query.
         """
         text = self.task.text(query)
         copies = {row for row in shown if text is not None and self.task.text(row) == text}
@@ -145,13 +145,13 @@ class EpisodePool:
         others = [*islice((row for row in drawn if row not in shown and self.task.text(row) != text), len(copies))]
         if len(others) < len(copies):
             raise InputError(
-                f"task {self.task.name!r}: fewer than {self.shots} of its rows say something else than row {query}: "
+                f"task {self.task.name!r}: fewer than {self.shots} of its rows have another text than row {query}: "
                 "lower --num_fewshot."
             )
         return Episode(self.task, tuple(others.pop() if row in copies else row for row in shown), query)
 
     def evaluation(self) -> list[Episode]:
-        """An episode for every row that is held out. Eight queries share their demonstrations."""
+        """An episode for every row that is held out, as its query. Every eight queries share their demonstrations."""
         rnd, episodes = Random(f"demonstrations for what is held out of {self.task.name}"), []
         for at, query in enumerate(self.held_out):
             if at % 8 == 0:
@@ -164,28 +164,28 @@ def draw_episode(pools: Sequence[EpisodePool], seed: int, number: int, attempt: 
     """An episode of a task; the task is drawn first, all tasks equally likely (InvICL, section 5.2).
 
     Args:
-        attempt: how many episodes of this number were drawn before, and did not fit. After a hundred, another task is
-            drawn.
+        attempt: how many episodes of this number were drawn before, and did not fit. After every hundred, another task
+            is drawn.
     """
-    others = attempt // ATTEMPTS_OF_A_TASK
-    pool = Random(f"{seed} {number}" + f" in place of {others}" * bool(others)).choice(pools)
+    tasks_before = attempt // ATTEMPTS_OF_A_TASK
+    pool = Random(f"{seed} {number}" + f" in place of {tasks_before}" * bool(tasks_before)).choice(pools)
     return pool.draw(Random(f"{seed} {number} {attempt}"))
 
 
 class RowDraw:
     """Draws every row once an epoch, in random order, so that a task's weight is its number of rows (MetaICL).
 
-    A row has the same demonstrations in every epoch, other rows of its task in random order.
+    The demonstrations of a row are other rows of its task, in random order. They are the same in every epoch.
 
     Args:
-        pools: the tasks.
+        pools: the pools of the tasks.
         seed: the seed of the draw.
-        methods: for each, the share of the rows that are not cut under it is counted (`SettingTask.remains`).
-        all_remain: only rows that are cut under none of these methods are drawn.
+        methods: the methods under which the rows that are not cut are counted (`SettingTask.remains`).
+        all_remain: whether only rows that are cut under none of these methods are drawn.
 
     Attributes:
-        rows: the rows that are drawn, each with its task's pool.
-        shares: by a method's name, the share of all rows that are not cut under it.
+        rows: the rows that are drawn, each with the pool of its task.
+        shares: method's name -> the share of all rows that are not cut under the method.
 
     Raises:
         InputError: every row is cut.
@@ -197,8 +197,8 @@ class RowDraw:
         self.seed = seed
         self.rows = [(pool, row) for pool in pools for row in pool.rows]
         episodes: list[Any] = [self._episode(*row) for row in self.rows if methods]
-        remain = {method.name: [each.task.remains(method, each) for each in episodes] for method in methods}
-        self.shares = {name: sum(of_rows) / len(self.rows) for name, of_rows in remain.items()}
+        remain = {method.name: [episode.task.remains(method, episode) for episode in episodes] for method in methods}
+        self.shares = {name: sum(is_whole) / len(self.rows) for name, is_whole in remain.items()}
         if all_remain and methods:
             self.rows = [
                 row for row, kept in zip(self.rows, zip(*remain.values(), strict=True), strict=True) if all(kept)
@@ -209,7 +209,7 @@ class RowDraw:
 
     def __call__(self, number: int, attempt: int = 0) -> Episode:
         epoch, at = divmod(number, len(self.rows))
-        if attempt:  # in place of one that did not fit
+        if attempt:  # another episode, in place of an episode that did not fit
             return self._episode(*Random(f"{self.seed} {number} {attempt}").choice(self.rows))
         return self._episode(*self.rows[self._order(epoch)[at]])
 
@@ -239,16 +239,16 @@ class FileTask:
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         shown, row = [self.rows[i] for i in demonstrations], self.rows[query]
         options = row.options or (row.output,)
-        prompt = FewShotPrompt("", [f"{one.input} {one.output}\n\n" for one in shown], row.input)
+        prompt = FewShotPrompt("", [f"{other.input} {other.output}\n\n" for other in shown], row.input)
         return Example(prompt, tuple(f" {option}" for option in options), options.index(row.output))
 
 
 def read_file(path: Path) -> list[FileTask]:
     """The tasks of a file of JSON lines {"task": str, "input": str, "output": str, "options": [str, ...]}, in the order
-    in which they come up. `options` may be left out or empty. (MetaICL's files have such rows.)
+    of their first rows. `options` may be left out or empty. (MetaICL's files have such rows.)
 
     Raises:
-        InputError: the file cannot be read, or a line of it is no such row; the message has the line's number.
+        InputError: the file cannot be read, or a line of it is not such a row; the message has the line's number.
     """
     rows: dict[str, list[Row]] = defaultdict(list)
     for where, fields in read_lines(path, f"--episodes {path}", ("task", "input", "output")):
@@ -256,4 +256,4 @@ def read_file(path: Path) -> list[FileTask]:
             if not fields[name]:
                 raise InputError(f"{where}: {name!r} must not be empty.")
         rows[fields["task"]].append(Row(fields["input"], fields["output"], tuple(fields["options"])))
-    return [FileTask(name, tuple(of_task)) for name, of_task in rows.items()]
+    return [FileTask(name, tuple(task_rows)) for name, task_rows in rows.items()]

@@ -1,4 +1,4 @@
-"""The tasks of a setting of MetaICL, to train on."""
+"""The training tasks of a setting of MetaICL."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class SettingTask:
     """The rows of a task, and the sequences that MetaICL makes of them for training.
 
     Attributes:
-        reader: how the model reads them.
-        channel: the output is given, and the input is the answer.
+        reader: how the model reads sequences.
+        channel: whether the output is given and the input is the answer, rather than the other way around.
     """
 
     name: str
@@ -32,7 +32,7 @@ class SettingTask:
         return len(self.rows)
 
     def text(self, row: int) -> None:
-        """None: MetaICL draws other rows than the query, and keeps those with the same text."""
+        """None: in MetaICL, a demonstration is another row than the query, and may have the same text."""
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         sequences, row = self._sequences, self.rows[query]
@@ -47,7 +47,7 @@ class SettingTask:
         return Example(prompt, tuple(options), row.right)
 
     def remains(self, method: Method, episode: Episode) -> bool:
-        """Whether nothing of a row would be cut if its tokens under the method had to fit, copies included (InvICL,
+        """Whether an episode would stay whole if all its tokens under the method, copies included, had to fit (InvICL,
         appendix A.4 and Table 4)."""
         shots = len(episode.demonstrations)
         shown = sum(self._lengths[row] for row in episode.demonstrations)
@@ -70,7 +70,7 @@ class SettingTask:
 
 @functools.cache
 def _copies(method: Method, shots: int) -> int:
-    """How often a demonstration is in a row of a method: once, or twice under InvICL."""
+    """How many copies of a demonstration are in a row under a method: one, or two under InvICL."""
     return len(method.layout(0, [1] * shots)) // shots if shots else 1
 
 
@@ -94,11 +94,11 @@ def load_rows(setting: str, folder: MetaICLFolder, k: int, skip_missing: bool) -
 def setting_tasks(
     rows: Mapping[str, tuple[Row, ...]], predictor: Predictor, channel: bool, add_bos_token: bool | None
 ) -> list[SettingTask]:
-    """The tasks of these rows as a model reads them under its method."""
-    read = replace(
+    """The tasks of these rows, as sequences for a model under its method."""
+    model_reader = replace(
         reader(predictor.tokenizer.tokenizer, add_bos_token, predictor.limits.positions),
         alike=predictor.runner.method.treats_demonstrations_alike,
         longest_first=predictor.limits.longest_go_first,
         canonical=predictor.runner.invariant,
     )
-    return [SettingTask(name, of_task, read, channel) for name, of_task in rows.items()]
+    return [SettingTask(name, task_rows, model_reader, channel) for name, task_rows in rows.items()]

@@ -28,7 +28,7 @@ def check_trainable(method: Method, loss: str = "query") -> None:
     """
     if not method.one_pass:
         raise InputError(
-            f"{method.name} is not trained under, since it is more than one pass over one layout. It runs on a "
+            f"no model is trained under {method.name}, since it is more than one pass over one layout. It runs on a "
             f"checkpoint that was trained under {method.trained_under}: give {method.trained_under}."
         )
     if loss == "all" and leaks(method):
@@ -68,9 +68,9 @@ class TrainingRow:
     """An episode as the tokens of one row, and the tokens to predict.
 
     Attributes:
-        ids: n ids, the row.
-        layout: which of the n tokens sees which, and at which position each is.
-        targets: (index of a token in the row, id of the token that it is to predict).
+        ids: the n token ids of the row.
+        layout: which of the n tokens sees which, and the position of each.
+        targets: (index of a token in the row, id of the token that it has to predict).
     """
 
     ids: list[int]
@@ -104,11 +104,11 @@ class RowMaker:
         self.loss = loss
 
     def why_not(self, episode: Episode, by_tokens: bool = False) -> str:
-        """Why the model has no room for an episode; empty if it has.
+        """Why an episode does not fit the model, as the end of a sentence about its rows; empty if it fits.
 
         Args:
-            by_tokens: the row may also have no more tokens, copies included, than the model has positions, wherever
-                they stand (InvICL, appendix A.4), so that methods are trained on the same episodes.
+            by_tokens: whether the row must also have no more tokens, copies included, than the model has positions, so
+                that several methods are trained on the same episodes (InvICL, appendix A.4).
         """
         prompt, answer = self.tokens(episode)
         if not answer:
@@ -120,11 +120,11 @@ class RowMaker:
             self.limits.positions,
             self.limits.switch,
         )
-        if (by_tokens or self.limits.keeps_window) and len(layout) > positions:  # the masks of a window are no longer
+        if (by_tokens or self.limits.keeps_window) and len(layout) > positions:  # a window's mask is no longer
             return f"have more tokens than {self.limits.model} has positions ({positions:,})"
         # Beyond that length, rotary angles depend on the longest row of a batch.
         if switch is not None and layout.reach > switch[0]:
-            return f"cross position {switch[0]}, from which on this model computes all positions otherwise"
+            return f"cross position {switch[0]}, from which on this model computes all positions in another way"
         return ""
 
     def row(self, episode: Episode) -> TrainingRow:
@@ -136,7 +136,7 @@ class RowMaker:
             arranged = self.tokenizer.arranged(episode.example.prompt)
             inside = self.tokenizer.inside(arranged, [spans[part] for part in arranged.demonstrations])
             copies = _kept_demonstrations(row.layout, prompt.context.lengths)
-            # A token at the very beginning of a demonstration is predicted by none of its own tokens.
+            # No token of a demonstration predicts the demonstration's first token.
             row.targets[:0] = [
                 (copy[i - 1], row.ids[copy[i]])
                 for copy, (begin, end) in zip(copies, inside, strict=True)
@@ -158,14 +158,14 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
 
     Args:
         rows: b rows of at most n tokens.
-        dtype: the mask's.
+        dtype: the dtype of the mask.
 
     Returns:
-        input_ids: [b, n]. layouts: those of the rows, and mask_dtype, of which `mask` is made on the device, and
-        position_ids: [b, n]; all are left out if every row is causal and sequential. For each target: target_row,
-        target_id, and target_share: losses divided by it sum to a mean over the targets of each row, and then over the
-        rows. read_at: the indices at which some row has a target, in ascending order; target_at: for each target, its
-        place among these.
+        input_ids: [b, n]. Unless every row is causal and sequential: position_ids: [b, n], and the layouts and the
+        mask_dtype from which `mask` makes the mask on the device. For each target: target_row, target_id, and
+        target_share: losses divided by it sum to a mean over the targets of each row, and then over the rows. read_at:
+        the indices at which some row has a target, in ascending order. target_at: for each target, the place of its
+        index in read_at.
     """
     longest = max(len(row.ids) for row in rows)
     ids = torch.tensor([row.ids + [row.ids[-1]] * (longest - len(row.ids)) for row in rows])
@@ -176,10 +176,10 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
             positions[i, : len(row.ids)] = row.layout.positions
         batch |= {"layouts": [row.layout for row in rows], "mask_dtype": dtype, "position_ids": positions}
     targets = [(i, *target, len(row.targets) * len(rows)) for i, row in enumerate(rows) for target in row.targets]
-    of_row, index, token, share = zip(*targets, strict=True)
+    row_number, index, token, share = zip(*targets, strict=True)
     read_at, target_at = torch.tensor(index).unique(return_inverse=True)
     return batch | {
-        "target_row": torch.tensor(of_row),
+        "target_row": torch.tensor(row_number),
         "read_at": read_at,
         "target_at": target_at,
         "target_id": torch.tensor(token),
@@ -190,12 +190,12 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
 def mask(layouts: Sequence[Layout], n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The mask of rows that are padded to n tokens: [rows, 1, n, n], to be added to the scores of attention.
 
-    It is made on the device, since it is as large as the square of a row, and a layout is not.
+    It is made on the device, since its size is the square of a row's, which takes longer to move than a layout.
     """
     sees = torch.eye(n, dtype=torch.bool, device=device).repeat(len(layouts), 1, 1)
-    for of_row, layout in zip(sees, layouts, strict=True):
+    for row_sees, layout in zip(sees, layouts, strict=True):
         at = torch.arange(len(layout), device=device)
-        of_row[: len(layout), : len(layout)] = layout.rule(at[:, None], at)
+        row_sees[: len(layout), : len(layout)] = layout.rule(at[:, None], at)
     return additive(sees, dtype)[:, None]
 
 
@@ -205,9 +205,9 @@ def mean_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
 
 
 def target_losses(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    """Run a batch, and return the negative log-probability of each target, in float32 or more.
+    """Run a batch, and return (targets,) the negative log-probability of each target, in float32 or more.
 
-    The projection on the vocabulary runs only at indices at which some row has a target.
+    The projection to the vocabulary runs only at the indices at which some row has a target.
     """
     ids, read_at = batch["input_ids"], batch["read_at"]
     inputs: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The settings of a training. They are known without torch, so that a command can refuse one of them at once."""
+"""The settings of a training. This module does not import torch, so that a command can refuse a setting at once."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Settings(BaseModel):
         num_fewshot: how many demonstrations an episode has.
         steps: how many updates there are.
         batch_size: how many episodes an update has, over all processes.
-        learning_rate: the learning rate at the beginning; it falls linearly to 0.
-        warmup_steps: over how many steps the learning rate rises first.
+        learning_rate: the highest learning rate, from which it falls linearly to 0.
+        warmup_steps: over how many steps at the beginning the learning rate rises.
         weight_decay: the weight decay of AdamW.
         max_grad_norm: the norm at which gradients are clipped.
         seed: the seed of the episodes, and of dropout.
@@ -38,7 +38,7 @@ class Settings(BaseModel):
         bf16: run in mixed precision; the weights stay as they are.
         lora: train low-rank adapters alone, which are merged into the weights at the end.
         lora_rank: the rank of the adapters.
-        lora_alpha: the adapters are scaled by this, divided by the rank.
+        lora_alpha: the adapters are scaled by this number divided by the rank.
         eval_steps: after how many steps the loss on held-out rows is measured; 0 for never.
         eval_documents: how many rows of each task are held out, at most a tenth.
         save_steps: after how many steps a checkpoint is written.
@@ -80,7 +80,7 @@ class Settings(BaseModel):
 
 
 def with_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options from a YAML file, with the settings among them as numbers.
+    """Options from a YAML file, with the texts of settings that are numbers, such as "1e-5", made numbers.
 
     Raises:
         InputError: a setting is outside its range.

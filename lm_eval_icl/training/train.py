@@ -1,4 +1,4 @@
-"""Trains a model under a method, from its arguments to a checkpoint that any of these models can load."""
+"""Trains a model under a method, and writes a checkpoint that every model of this package can load."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from lm_eval_icl.training.rows import RowMaker, TrainingRow
 from lm_eval_icl.training.settings import Settings as Settings
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer, last_checkpoint, training_arguments
 
-# For this many episodes, a line before the training says how many others were left out to have them.
+# A line before the training says how many episodes are left out until this many fit.
 SAMPLE = 200
 # The modules that get adapters, as peft names them: all linear ones but the output layer.
 _LORA_TARGETS = "all-linear"
 
 
 def claim(output: Path, identity: dict[str, Any], resume: bool) -> Path | None:
-    """Take a folder for a run, and find the checkpoint from which the run continues; None to begin.
+    """Take a folder for a run, and find the checkpoint from which the run continues; None if it begins.
 
     Args:
         identity: the run's arguments; they are written to the folder, and must be the same if the run resumes.
 
     Raises:
-        InputError: the folder holds another run, or one that is not to be resumed, or cannot be written.
+        InputError: the folder holds another run, or this run without `resume`, or other files, or cannot be written.
     """
     record = output / "training.json"
     known = json.loads(json.dumps(identity))
@@ -52,7 +52,7 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> Path | None:
         raise InputError(f"--output {output}: holds another run, with another {differing[0]}: give another folder.")
     last = last_checkpoint(output / "checkpoints")
     if not resume and (last or (output / "config.json").is_file()):
-        raise InputError(f"--output {output}: holds this run already: give --resume to go on, or another folder.")
+        raise InputError(f"--output {output}: holds this run already: give --resume to continue, or another folder.")
     return last
 
 
@@ -84,8 +84,8 @@ def train(
         tasks: the tasks from which episodes are drawn.
         output: the folder.
         settings: how training goes.
-        fits: methods: only episodes are used whose rows have, under these and under `method`, no more tokens than the
-            model has positions (InvICL, appendix A.4).
+        fits: other methods. An episode is used only if its rows under `method` and under all of these methods have no
+            more tokens than the model has positions (InvICL, appendix A.4).
         source: the name or folder of the model, for the record.
         identity: other arguments of the model and the tasks: a run resumes only if they are the same.
         max_length, add_bos_token: as for `Predictor`.
@@ -127,45 +127,45 @@ def _rows(
     settings: Settings,
     fits: Sequence[Method],
 ) -> tuple[Predictor, EpisodeRows, list[TrainingRow]]:
-    """The model under the method, the rows of its training, and those that are held out."""
-    for one_method in (method, *fits):
-        if why := one_method.why_not(settings.num_fewshot):
-            raise InputError(f"{one_method.name}: {why}.")
+    """The model under the method, the rows to train on, and the rows that are held out."""
+    for fitting in (method, *fits):
+        if why := fitting.why_not(settings.num_fewshot):
+            raise InputError(f"{fitting.name}: {why}.")
     predictor = under(method)
     make = RowMaker(predictor, settings.loss)
-    named = list(dict.fromkeys((method, *fits))) if fits else []
-    others = [RowMaker(under(one_method)) for one_method in named]
+    all_methods = list(dict.fromkeys((method, *fits))) if fits else []
+    makers = [RowMaker(under(fitting)) for fitting in all_methods]
     held_out_rows = settings.eval_documents if settings.eval_steps else 0
     pools = [EpisodePool(task, settings.num_fewshot, held_out_rows) for task in tasks]
     draw: Callable[[int, int], Episode]
     if settings.draw == "row":
         # MetaICL cuts rows that are too long. The episodes of all other tasks are used whole or not at all.
         cut = all(isinstance(task, SettingTask) for task in tasks)
-        draw = RowDraw(pools, settings.seed, (named or [method]) if cut else (), all_remain=bool(fits))
+        draw = RowDraw(pools, settings.seed, (all_methods or [method]) if cut else (), all_remain=bool(fits))
     else:
         draw = partial(draw_episode, pools, settings.seed)
-    rows = EpisodeRows(draw, make, others, settings.steps * settings.batch_size)
+    rows = EpisodeRows(draw, make, makers, settings.steps * settings.batch_size)
     held_out = [episode for pool in pools for episode in pool.evaluation()]
-    answers = RowMaker(predictor)  # the loss of the query's answer is measured, whatever is trained on
+    answers = RowMaker(predictor)  # only the loss of the query's answer is measured, also if loss="all" trains on more
     return predictor, rows, [answers.row(episode) for episode in held_out if not rows.why_not(episode)]
 
 
 def _summary(rows: EpisodeRows, held_out: Sequence[TrainingRow], tasks: Sequence[Task], settings: Settings) -> str:
     """Lines that say how many rows there are, and how many are left out."""
     total = sum(map(len, tasks))
-    said = [
+    lines = [
         f"{rows.make.method.name}: {len(tasks)} tasks with {total:,} rows, of which {len(held_out):,} are held out; "
         f"{settings.num_fewshot} demonstrations an episode, {settings.steps:,} steps of {settings.batch_size} episodes"
     ]
     if isinstance(rows.draw, RowDraw):
-        said.append(f"{len(rows.draw.rows):,} rows are used")
+        lines.append(f"{len(rows.draw.rows):,} rows are used")
         if rows.draw.shares:
             shares = ", ".join(f"{name} {share:.1%}" for name, share in rows.draw.shares.items())
-            said.append(f"rows of which nothing is cut, by the tokens that they have under a method: {shares}")
+            lines.append(f"rows of which nothing is cut if all their tokens under a method have to fit: {shares}")
     number = min(SAMPLE, len(rows))
     if left_out := sum(rows.episode(i)[1] for i in range(number)):
-        said.append(f"{left_out:,} episodes that do not fit were left out to have the first {number:,}")
-    return "\n".join(said)
+        lines.append(f"{left_out:,} episodes that do not fit were left out to have the first {number:,}")
+    return "\n".join(lines)
 
 
 def _record(

@@ -30,9 +30,9 @@ class EpisodeRows(Dataset[TrainingRow]):
     """The rows of the episodes 0, 1, ...; each episode fits under every method of `fits`.
 
     Attributes:
-        draw: the episode of a number, and of an attempt if those before it did not fit.
+        draw: maps (number, attempt) to an episode; `attempt` is how many episodes before it did not fit.
         make: makes the rows.
-        fits: makers of rows under the other methods whose tokens have to fit (InvICL, appendix A.4).
+        fits: makers of rows under all methods whose tokens have to fit (InvICL, appendix A.4).
         size: how many episodes there are.
     """
 
@@ -70,8 +70,8 @@ def training_arguments(
     """Trainer's arguments for a training with its checkpoints below `output`.
 
     Args:
-        use_cache: the value in the model's configuration, which Trainer would change there.
-        evaluates: whether rows are held out.
+        use_cache: the value in the model's configuration, which Trainer would otherwise change.
+        evaluates: whether there are held-out rows on which the loss is measured.
 
     Raises:
         InputError: Trainer refuses them, or the batch cannot be divided among the processes.
@@ -127,7 +127,7 @@ class LayoutTrainer(Trainer):
         held_out: rows on which the loss is measured; empty for none.
 
     Raises:
-        InputError: (while training) a loss or a gradient is not finite. Nothing is saved of such a step.
+        InputError: (while training) a loss or a gradient is not finite. The weights after such a step are not saved.
     """
 
     # The loss is a mean over the rows of one batch, which Trainer divides by the number of batches of a step.

@@ -1,1 +1,1 @@
-"""The commands of `scripts/benchmark.py`, a module for each, and what they share."""
+"""The commands of `scripts/benchmark.py`, with a module for each, and their common modules."""

@@ -1,4 +1,4 @@
-"""What methods cost on requests of chosen sizes: queries, ever more of everything, generated texts."""
+"""The cost of methods on requests of chosen sizes: of queries, of growing sizes, and of generated texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from benchmarks.workloads import METHODS, build_requests, random_model, syntheti
 
 
 def methods(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """What it takes to encode eight demonstrations, and a query then, in every method."""
+    """The time to encode eight demonstrations, and then to run a query, in every method."""
     instances = synthetic(documents=options.documents)
     model = random_model(options.model, options.device)
     tokenizer = train_tokenizer(instances, model.config.vocab_size)
@@ -60,7 +60,7 @@ def methods(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def growth(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Time a document, one size growing at a time."""
+    """The time of a document, while one size grows at a time."""
     sizes = {
         "documents": (8, 16, 32, 64, 128),
         "demonstrations": (0, 2, 4, 8, 16, 32),
@@ -93,7 +93,7 @@ def growth(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def draw_growth(found: dict[str, Any], path: Path) -> None:
-    """The growth curves, median of the repetitions; dotted what is left without encoding the demonstrations."""
+    """The growth curves, as medians of the repetitions. Dotted curves are the time without encoding demonstrations."""
     figure = Figure(figsize=(13, 3.2), layout="constrained")
     axes = figure.subplots(1, len(found), sharey=True)
     for axis, (size, curves) in zip(axes, found.items(), strict=True):
@@ -111,7 +111,7 @@ def draw_growth(found: dict[str, Any], path: Path) -> None:
 
 
 def shots(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Processor seconds and memory that encoding ever more demonstrations takes in every method, up to a query."""
+    """The processor seconds and the memory with which every method encodes growing numbers of demonstrations."""
     found: dict[str, dict[int, Any]] = {name: {} for name in options.methods}
     title = f"Encoding demonstrations of SST-2, {options.model}, {machine()}"
     table = table_of(title, "demonstrations", "tokens", "model", "seconds", "times icl's", "peak memory, MiB")
@@ -162,8 +162,8 @@ def draw_shots(found: dict[str, Any], path: Path) -> None:
 
 
 def generation(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """1, 16 and 64 texts behind 20 demonstrations, and the same texts behind none. `hf` continues the first 16 texts at
-    most, and what it takes is multiplied: its batches share nothing."""
+    """1, 16 and 64 texts after 20 demonstrations, and the same texts without demonstrations. `hf` continues at most the
+    first 16 texts, and its time is multiplied, since its batches share nothing."""
     model, tokens = random_model(options.model, options.device), options.max_gen_toks
     tokenizer = train_tokenizer(synthetic(), model.config.vocab_size)
     shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device}
@@ -197,15 +197,15 @@ def generation(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def generated(texts: int, demonstrations: int, tokens: int) -> list[Instance]:
-    """Requests for texts of so many tokens, behind demonstrations of about 50 tokens each. Nothing ends them before."""
+    """Requests for texts of a given length, after demonstrations of about 50 tokens each. No text ends earlier."""
     asked = {"until": [], "max_gen_toks": tokens, "min_new_tokens": tokens, "do_sample": False}
     requests = synthetic(documents=texts, demonstrations=demonstrations, options=1, shot=48)
     return [Instance("generate_until", {}, (i.args[0], asked), 0, metadata=i.metadata) for i in requests]
 
 
 def measure_generation(lm: Any, instances: list[Instance]) -> tuple[float, float]:
-    """The seconds of all, and in the median those of a pass over one token of each text. On a CPU they are seconds of
-    the processor, which what else runs on the machine does not count in."""
+    """The seconds of all texts, and the median seconds of a pass over one token of each text. On a CPU, they are the
+    processor's seconds, which do not depend on other work of the machine."""
     steps: list[float] = []
 
     def begin(ids: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Clocks, memory and what else the benchmark's commands share."""
+"""Clocks, memory and other common parts of the benchmark's commands."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(lm: Any, instances: list[Instance]) -> list[Any]:
 
 @contextmanager
 def watched(model: nn.Module, begin: Callable[[torch.Tensor], None], end: Callable[[], None]) -> Iterator[None]:
-    """Inside this context, `begin` is called with the token ids before each pass of the model, and `end` behind it."""
+    """Inside this context, `begin` is called with the token ids before each pass of the model, and `end` after it."""
 
     def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         begin(kwargs["input_ids"] if "input_ids" in kwargs else args[0])

@@ -1,4 +1,4 @@
-"""A whole `lm_eval` command, ours beside `--model hf`."""
+"""A whole `lm_eval` command with our models, compared with `--model hf`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from benchmarks.workloads import WORKLOADS, build_requests, tiny_model
 
 
 def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Seconds from the command to the table of results, with a model of one layer. Each command is a process of its
-    own, in turns."""
+    """The seconds from the command to the table of results, with a model of one layer. Each command is another process,
+    and the commands take turns."""
     measured: dict[str, Any] = {}
     for workload in options.workloads:
         names, shots = WORKLOADS[workload]

@@ -8,6 +8,7 @@ from random import Random
 import torch
 import transformers
 from lm_eval.api.instance import Instance
+from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
@@ -18,7 +19,7 @@ from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
-POSITIONS = 4096
+POSITIONS = 8192
 
 
 def _llama(
@@ -67,15 +68,20 @@ def build_requests(
     chosen = loaded[:: max(1, len(loaded) // tasks)][:tasks] if tasks else loaded
     instances: list[Instance] = []
     for task in chosen:
-        if shots is not None:
-            task.set_config(key="num_fewshot", value=shots)
         if task.OUTPUT_TYPE == "generate_until":
             task.set_config(key="generation_kwargs", value={"max_gen_toks": max_gen_toks}, update=True)
-        task.set_fewshot_seed(1234)
-        with recording():
-            task.build_all_requests(limit=documents or None, rank=0, world_size=1)
-        instances += task.instances
+        instances += requests_of(task, shots, documents)
     return instances
+
+
+def requests_of(task: Task, shots: int | None, documents: int) -> list[Instance]:
+    """The requests of a task's first documents; of all if `documents` is 0."""
+    if shots is not None:
+        task.set_config(key="num_fewshot", value=shots)
+    task.set_fewshot_seed(1234)
+    with recording():
+        task.build_all_requests(limit=documents or None, rank=0, world_size=1)
+    return list(task.instances)
 
 
 def synthetic(
@@ -103,7 +109,7 @@ def train_tokenizer(instances: Sequence[Instance], vocabulary: int, most: int = 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     texts = {part for i in instances for part in (i.args[0].prefix, *i.args[0].demonstrations, i.args[0].query)}
-    # Options as often as they are asked for: one that is a single token to real tokenizers is one here too.
+    # Options are there as often as they are scored, so that a single token of real tokenizers is one token here too.
     options = [i.args[1] for i in instances if i.request_type == "loglikelihood"]
     trainer = trainers.BpeTrainer(
         vocab_size=min(vocabulary, most),
@@ -122,7 +128,7 @@ def random_model(kind: str, device: str) -> PreTrainedModel:
 
 
 def tiny_model(instances: Sequence[Instance]) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A random model that takes next to no time, and a tokenizer as large as real ones."""
+    """A random model that takes nearly no time, and a tokenizer as large as real tokenizers."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(TINY).eval()
     return model, train_tokenizer(instances, TINY.vocab_size, most=TINY.vocab_size)

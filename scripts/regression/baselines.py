@@ -1,4 +1,4 @@
-"""What the models are compared with: estimators made for a kind of function (Garg et al., 2022; InvICL, B.1)."""
+"""The estimators with which models are compared, each made for a kind of function (Garg et al., 2022; InvICL, B.1)."""
 
 from __future__ import annotations
 

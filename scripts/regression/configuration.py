@@ -1,4 +1,4 @@
-"""What is trained, on which functions, and how it is tested: as for InvICL's figures, and at smaller sizes."""
+"""Configurations: which model is trained, on which functions, and how it is tested. They are InvICL's, or smaller."""
 
 from __future__ import annotations
 

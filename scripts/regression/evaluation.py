@@ -1,4 +1,4 @@
-"""How large the errors of trained models are: by the number of examples, under shifts, and of linear probes."""
+"""The errors of trained models: by the number of examples, under shifts, and of linear probes."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def errors(model: Regressor, shift: str = "none") -> Tensor:
 def probes(model: Regressor) -> dict[int, Tensor]:
     """The errors, as of `errors`, of linear functions of the hidden states of a layer (InvICL, B.5 and Figure 10).
 
-    One function a layer, for all numbers of examples: the least squares fit to queries behind as many examples as there
-    are in training.
+    A layer has one function for all numbers of examples: the least squares fit to queries after as many examples as in
+    training.
     """
     configuration, layers = model.configuration, model.configuration.probed
     numbers = [n for n in configuration.numbers if n <= configuration.examples]

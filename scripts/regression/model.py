@@ -47,7 +47,7 @@ def row(method: Method, n: int, device: torch.device) -> RegressionRow:
 
 @functools.cache
 def predicts_examples(method: Method) -> bool:
-    """Whether the value of an example is predicted at its x too: from others, and without being seen.
+    """Whether the value of an example is predicted at its x too: from other examples, and without being seen.
 
     Under `prefixicl` x sees its own y; under `pcw` it sees no other example.
     """
@@ -56,13 +56,14 @@ def predicts_examples(method: Method) -> bool:
 
 @functools.cache
 def reads_all_numbers(method: Method) -> bool:
-    """Whether the x of an example is predicted as if it were a query behind the examples before it, so that one row
+    """Whether the value at an example's x is predicted as if x were a query after the earlier examples, so that one row
     gives the predictions with every number of examples."""
     return method.layout(0, [2, 2], 1).causal
 
 
 class Regressor(nn.Module):
-    """Predicts y at x from examples. Its weights know nothing of the method, except that `positions=none` has none."""
+    """Predicts y at x from examples. Its weights do not depend on the method, except that `positions=none` has no
+    position embeddings."""
 
     def __init__(self, configuration: Configuration, method: Method) -> None:
         super().__init__()
@@ -116,7 +117,7 @@ class Regressor(nn.Module):
         return read[:, :, 0]
 
     def states_with(self, numbers: Sequence[int], x: Tensor, y: Tensor, layers: Sequence[int]) -> Tensor:
-        """The hidden states of queries behind different numbers of examples: point n behind the n points before it.
+        """The hidden states of queries after different numbers of examples: point n after the n points before it.
 
         Under an order-invariant method the examples are put into canonical order, so that the order they are given in
         changes no bit.
@@ -140,7 +141,7 @@ class Regressor(nn.Module):
         return torch.stack(states, dim=1)
 
     def predict(self, numbers: Sequence[int], x: Tensor, y: Tensor) -> Tensor:
-        """The predicted values of queries behind different numbers of examples, [b, numbers] (see `states_with`)."""
+        """The predicted values of queries after different numbers of examples, [b, numbers] (see `states_with`)."""
         read: Tensor = self.read_out(self.states_with(numbers, x, y, [self.configuration.layers])[:, :, 0])
         return read[:, :, 0]
 

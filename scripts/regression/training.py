@@ -1,4 +1,4 @@
-"""Trains a regressor under a method. A run that was stopped goes on to the same bits."""
+"""Trains a regressor under a method. A run that was stopped and goes on ends with the same bits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def method_of(name: str) -> Method:
     """The method of this name.
 
     Raises:
-        InputError: it is none of those that are compared here.
+        InputError: it is not one of the methods that are compared here.
     """
     if name not in METHODS:
         raise InputError(f"--methods {name}: there is no such method here: give some of {', '.join(METHODS)}.")
@@ -130,9 +130,9 @@ def open_runs(output: Path) -> list[RegressionRun]:
 
 
 def train(run: RegressionRun, device: str) -> None:
-    """Train to the last step, from where the run was stopped if it was.
+    """Train to the last step. A run that was stopped goes on.
 
-    The functions of a step depend on seed and step alone: all methods of one seed get the same ones.
+    The functions of a step depend only on the seed and the step: with one seed, all methods get the same functions.
     """
     configuration = run.configuration
     if run.weights(configuration.steps).is_file():
@@ -201,7 +201,7 @@ def _save(
 def _restore(
     run: RegressionRun, model: Regressor, optimizer: torch.optim.Optimizer
 ) -> tuple[int, list[dict[str, Any]]]:
-    """How many steps are done, and the log of these."""
+    """The number of steps that are done, and their log."""
     file = run.folder / "state.safetensors"
     if not file.is_file():
         return 0, []
@@ -223,6 +223,6 @@ def _restore(
 
 
 def write_tensors(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors to a file at once or not at all."""
+    """Write tensors to a file, whole or not at all."""
     with refusing(f"{file}: cannot be written", kinds=(OSError, SafetensorError)), replacing(file) as half:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, half, metadata)

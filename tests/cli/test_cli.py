@@ -102,7 +102,7 @@ def test_the_versions_at_once():
 def test_a_gpu_that_is_not_there_is_one_line(tmp_path):
     """lm-eval would take the CPU; it does so for its own models, and for cuda:0, its default."""
     line = [*DEMO, "--limit", "1", "--device", "cuda:1"]
-    says = "lm-eval-icl: device='cuda:1': here is no GPU that torch can use: give cpu, or leave it out."
+    says = "lm-eval-icl: device='cuda:1': torch finds no GPU here: give cpu, or leave it out."
     assert refusal(*line, cwd=tmp_path) == says
     line[1] = "hf"
     assert command(*line, cwd=tmp_path).returncode == 0

@@ -112,8 +112,8 @@ def test_knn_of_tokens_without_probability():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: KNN().values([[math.nan]], [[1.0]] * 3, [0] * 3, 1), "the model gave a query NaN"),
-        (lambda: Hidden().values([[math.inf]], [[1.0]], [0], 1), "states: some are infinite"),
+        (lambda: KNN().values([[math.nan]], [[1.0]] * 3, [0] * 3, 1), "the model's numbers for a query contain NaN"),
+        (lambda: Hidden().values([[math.inf]], [[1.0]], [0], 1), "some hidden states are infinite"),
     ],
 )
 def test_what_cannot_be_used_is_refused(call, said):

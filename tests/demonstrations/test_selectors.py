@@ -445,5 +445,5 @@ def test_what_cannot_be_chosen_from_a_pool_is_one_line():
     labels, features = np.array([0, 0, 2]), np.zeros((3, 2))
     with pytest.raises(InputError, match="label 1 has no rows in the pool of 3: take a larger pool, or choose without"):
         select("herding", Pool(labels, features), 2, 0)
-    with pytest.raises(InputError, match="lens: dev=100 rows to score on asked for, 10 of the pool's 40 are left b"):
+    with pytest.raises(InputError, match="lens: dev=100 rows to score sets on are asked for, and 10 of the pool's 40"):
         lens(make_pool(0), 6, Random(0), Worth(make_pool(0)).info, Worth(make_pool(0)).score, LensSettings(m=30))

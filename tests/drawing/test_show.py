@@ -214,10 +214,10 @@ def test_a_value_that_the_model_decides_is_left_out():
         (["icl", "--args", "foo=1"], "'foo' is no argument of icl, which takes positions, repeat."),
         (["icl", "--args", "T=3"], "'T' belongs to deepthink, not to icl"),
         (["icl", "--shots", "-1"], "--shots -1: must be from 0 to 200"),
-        (["icl", "--shots", "100"], "200 at most are drawn"),
+        (["icl", "--shots", "100"], "at most 200 are drawn"),
         (["pcw", "--args", "window_size=4"], "pcw: window_size=4: more than the 3 demonstrations"),
         (["icl", "--output", "a.pdf"], "--output a.pdf: must end in .svg or .png"),
-        (["nowhere:Thing"], "'nowhere:Thing' cannot be imported (ModuleNotFoundError"),
+        (["nowhere:Thing"], "'nowhere:Thing' cannot be imported from this folder (ModuleNotFoundError"),
         (["lm_eval_icl.methods:Method"], "has no pattern"),
     ],
 )

@@ -92,7 +92,7 @@ def with_code(folder, **config):
 BROKEN = {
     "no folder": (shutil.rmtree, "neither a folder here nor a checkpoint"),
     "more layers": (lambda f: edit(f / "config.json", n_layer=4), "12 of the weights of GPT2LMHeadModel are not in .*"
-                    "random ones would stand in"),
+                    "random weights would replace"),
     "code of its own": (lambda f: with_code(f, model_type="own"), "custom code .*argument `trust_remote_code=True`"),
 }  # fmt: skip
 

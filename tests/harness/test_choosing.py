@@ -87,14 +87,14 @@ def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, capsy
 
 def test_best_random_is_the_best_of_its_sets(predictor, pool):
     chooser, asked = Chooser(pool, predictor, 5000), []
-    of_set = chooser._of_set
+    set_score = chooser._set_score
 
     def listening(demonstrations, rows):
-        scores = of_set(demonstrations, rows)
+        scores = set_score(demonstrations, rows)
         asked.append((demonstrations, *scores, tuple(rows)))
         return scores
 
-    chooser._of_set = listening
+    chooser._set_score = listening
     choice = chooser.choose("best_random", 3, 0, sets=6, dev=15)
     assert len(asked) == 6 and len({rows for *_, rows in asked}) == 1
     best = max(asked, key=lambda each: (each[1], each[2]))
@@ -109,7 +109,7 @@ def test_best_random_is_the_best_of_its_sets(predictor, pool):
         (scores,) = predictor.score(texts, [str(prompt.query)], list(options), prefix=prompt.prefix)
         right += int(np.argmax([value for value, _ in scores])) == gold
     assert right / 15 == choice.accuracy
-    other = Chooser(pool, predictor, 5000)._apart(range(len(pool.docs)), 15)[0]
+    other = Chooser(pool, predictor, 5000)._dev_and_rest(range(len(pool.docs)), 15)[0]
     assert set(other) == dev  # whatever the seed
 
 

@@ -321,7 +321,7 @@ def test_templates_that_no_text_can_be_taken_from(template, said):
     [
         ("inputs", "contextual", {}, "every option of this task has a prompt of its own"),
         ("one_token", "batch:of=pool:m=11", {}, "m=11: only 8 few-shot documents"),
-        ("options", "batch", {}, "needs the same options for all, and those of document 1"),
+        ("options", "batch", {}, "needs the same options for all, and document 1 has"),
     ],
 )
 def test_what_is_refused(name, decide, kwargs, said, checkpoint):

@@ -61,7 +61,7 @@ def test_neighbors_against_transformers(name, args, checkpoint):
 @pytest.mark.parametrize(
     ("model", "task", "decide", "said"),
     [
-        ("hf", PAIR["both"], "knn:m=2", "decide=knn:m=2: needs more of a model .*model icl"),
+        ("hf", PAIR["both"], "knn:m=2", "decide=knn:m=2: needs hidden states .*model icl"),
         ("saicl", PAIR["both"], "hidden:m=2", "a query has no single state under saicl"),
         ("icl", PAIR["both"], "hidden:m=6", "m=6: only . few-shot documents of the class ' ?"),
     ],

@@ -112,7 +112,7 @@ def test_a_pool_that_is_evaluated_is_refused(how, of, splits, tmp_path):
 def test_too_few_others_are_refused():
     task = load("random")
     assert len(drawn(task, 35, 0)) == 35
-    with pytest.raises(InputError, match="36 demonstrations asked for, and only 35 of the pool's documents are not"):
+    with pytest.raises(InputError, match="36 demonstrations are asked for, and only 35 of the pool's documents are"):
         drawn(task, 36, 0)
 
 

@@ -48,7 +48,7 @@ def test_a_seed_has_one_draw(how):
 
 def test_first_and_more_than_there_are():
     assert sampled("first", 4) == POOL[:4]
-    with pytest.raises(InputError, match="31 demonstrations asked for, 30 there: lower --num_fewshot"):
+    with pytest.raises(InputError, match="31 demonstrations are asked for, and the pool has 30 rows: lower"):
         sampled("random", 31)
 
 
@@ -62,7 +62,7 @@ def test_indices_from_a_file(tmp_path):
     ("content", "n", "says"),
     [
         ("[1, 30]", 1, "whole numbers from 0 to 29"),
-        ("[1]", 2, "holds 1 indices, 2 demonstrations asked for"),
+        ("[1]", 2, "2 demonstrations are asked for, and the file has 1"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path, content, n, says):

@@ -105,8 +105,8 @@ def test_a_run_in_a_format(checkpoint, number):
     ("name", "metadata", "says"),
     [
         ("many_tokens", {"labels": "flipped"}, "labels=flipped: must be random, or flipped:P"),
-        ("generate", {"labels": "random"}, "task 'generate': labels=random: labels are those of tasks with options"),
-        ("likelihood", {"format": 2}, "task 'likelihood': format=2: the template '{{text}}' has no `Field: value`"),
+        ("generate", {"labels": "random"}, "task 'generate': labels=random: labels are changed only in tasks with"),
+        ("likelihood", {"format": 2}, "task 'likelihood': format=2: the template '{{text}}' has no line `Field: val"),
         ("many_tokens", {"format": -1}, "format=-1"),
         ("many_tokens", {"format": 1, "demonstrations": "herding"}, "choose them first"),
     ],

@@ -299,7 +299,7 @@ def test_positions_that_begin_behind_the_padding_token(tmp_path, monkeypatch):
     expected = texts_of(hf(tmp_path))
     assert len(set(expected)) > 1
     assert texts_of(icl(tmp_path)) == expected
-    says = "deepthink generates no text with .*: transformers' generate does not go on from its cache"
+    says = "deepthink generates no text with .*: transformers' generate does not continue from its cache"
     with pytest.raises(Unsupported, match=says):
         texts_of(icl(tmp_path, "deepthink"))
 

@@ -70,4 +70,4 @@ def test_a_model_without_a_memory_runs_icl_as_hf_does(caplog):
     assert {name for name, by_task in scores.items() if not isinstance(by_task, str)} == {"icl"}
     assert "does not continue from its cache" in scores["deepthink"]
     (said,) = [record.message for record in caplog.records if "does not continue from its cache" in record.message]
-    assert "every prompt is read as a whole, as --model hf does it" in said
+    assert "every prompt is run as a whole, as with --model hf" in said

@@ -394,8 +394,8 @@ def test_texts_are_generated_in_parts(name):
     ("name", "attention", "says"),
     [
         # Older versions of transformers run Gemma 2 under sdpa, and then another line refuses it.
-        pytest.param("gemma2_window", None, "ape reads .* apart.*, which Gemma2.*eager", marks=pytest.mark.pinned),
-        ("llama", "eager", "ape reads the demonstrations apart.*attn_implementation=eager"),
+        pytest.param("gemma2_window", None, "ape computes .* apart.*, which Gemma2.*eager", marks=pytest.mark.pinned),
+        ("llama", "eager", "ape computes attention to the demonstrations apart.*attn_implementation=eager"),
         ("bloom", None, "ape hides tokens from each other|ape needs a model that obeys given positions"),
     ],
 )

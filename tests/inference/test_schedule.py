@@ -108,7 +108,7 @@ NAMES = ["icl", "invicl", "saicl", "batchicl", "deepthink"]
 )
 def test_all_is_asked_once(method, sizes, can):
     batches = scheduled(method, sizes, can)
-    asked = [each for batch in batches for each in batch.asked]
+    asked = [each for batch in batches for each in batch.requests]
     whole = [(where, query, answer) for where, qs in ASKED.items() for query, some in qs.items() for answer in some]
     assert len(asked) == len(whole) and set(asked) == set(whole)
 

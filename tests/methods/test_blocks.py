@@ -109,7 +109,7 @@ def test_demonstrations_of_each_query(checkpoint):
             predictor = Predictor(*load(path, dtype=torch.float64), methods.make(name))
             one_by_one += [score for score, _ in predictor.score(texts, [query], OPTIONS)[0]]
         assert scores(path, name, {})[0] == pytest.approx(one_by_one, abs=1e-10), name
-    with pytest.raises(InputError, match="demonstrations: 2 lists for 3 queries: give one list, or one each"):
+    with pytest.raises(InputError, match="demonstrations: 2 lists for 3 queries: give one list, or one for each query"):
         predictor.score(SETS[:2], QUERIES[:3], OPTIONS)
     with pytest.raises(InputError, match=r"demonstrations='Review.*must be a list of texts, not a text"):
         predictor.score(POOL[0], QUERIES[:3], OPTIONS)

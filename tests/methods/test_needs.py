@@ -173,7 +173,7 @@ def test_a_model_that_never_looks_ahead():
         abilities = probe(model)
         assert abilities.obeys_mask and not abilities.sees_ahead
     for name in ("prefixicl", "saicl"):
-        with pytest.raises(Unsupported, match=f"{name} lets tokens see tokens behind them"):
+        with pytest.raises(Unsupported, match=f"{name} lets tokens see later tokens"):
             MethodRunner(model, methods.make(name))
     for name in ("invicl", "pcw"):
         MethodRunner(model, methods.make(name))

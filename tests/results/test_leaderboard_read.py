@@ -287,7 +287,7 @@ def test_weights_that_two_ways_give(tmp_path):
     results["groups"]["all"]["acc,none"] = 0.9
     (run,), (left,) = reading.read([write(tmp_path, results)], quiet=True)
     assert not run.groups and len(run.tasks) == 2
-    assert left.why == "group 'all' is left out: its acc,none is no mean of its tasks', by documents or equal."
+    assert left.why.startswith("group 'all' is left out: its acc,none is not the mean of its tasks', weighted by doc")
 
 
 def test_arguments_as_text(tmp_path):
@@ -332,10 +332,10 @@ FILE = "samples_a_2026-01-01T00-00-00.jsonl"
 MARKED = {
     "their acc is 0.5, in the results it is 0.75": of_two([1.0, 0.0], **{"acc,none": 0.75}),
     "the acc of a document is not a finite number": of_two([1.0, math.nan]),
-    f"{FILE}: is damaged, half-written or no JSON": damaged(lambda text: text[:-9]),
+    f"{FILE}: is damaged, half-written or not JSON": damaged(lambda text: text[:-9]),
     "document 1 is in the samples twice": damaged(lambda text: text + text.splitlines()[1]),
     "the samples have none of this filter": damaged(lambda text: text.replace('"filter": "none"', '"filter": "x"')),
-    "is no sample of lm-eval, which has the hashes": damaged(lambda text: text.replace('"doc_id": 1', '"doc_id": 1.5')),
+    "is not a sample of lm-eval, which has": damaged(lambda text: text.replace('"doc_id": 1', '"doc_id": 1.5')),
 }
 
 
@@ -348,8 +348,8 @@ def test_samples_that_are_damaged_or_contradict_the_results_are_not_used(tmp_pat
 
 
 LEFT_OUT = {
-    "is damaged, half-written or no JSON": '{"results": {"a": {"acc,none": 0.5',
-    "is no results file of lm-eval, which has 'results', 'configs' and 'config'": '{"results": {"a": 1}}',
+    "is damaged, half-written or not JSON": '{"results": {"a": {"acc,none": 0.5',
+    "is not a results file of lm-eval, which has 'results', 'configs' and 'config'": '{"results": {"a": 1}}',
     "its acc,none is 'nan', which is not a number": json.dumps(results_of({"a": [math.nan]})),
     "its acc of 1.5 is not between 0 and 1": json.dumps(of_two([1.0, 2.0], **{"acc,none": 1.5})[0]),
     "dev set": json.dumps({**results_of({"a": [1.0]}), "config": {"icl": {"study": {"split": "dev"}}}}),

@@ -311,5 +311,5 @@ def test_where_demonstrations_are_from_marks_cells(tmp_path):
     run(tmp_path, icl={**ICL, "own_demonstrations": {"t": {"documents": 3}}})
     run(tmp_path, icl={**ICL, "method": "pcw"}, metadata={"retrieved": {"pool": {"rows": 5452}, "own_copies": 11}})
     marks = {entry.method: entry.cells["t"].marks for entry in board_of(tmp_path).entries}
-    assert "retrieved from a pool of 5,452 rows; of 11 documents it has copies, which were left" in marks["pcw"][0]
+    assert "retrieved from a pool of 5,452 rows; it has copies of 11 documents, which were left" in marks["pcw"][0]
     assert marks["icl"] == ("3 documents stand among their own demonstrations, with the answer.",)

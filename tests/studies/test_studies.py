@@ -157,7 +157,7 @@ def own_task(folder: Path, name: str) -> str:
 
 def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
     keys = {"tasks": own_task(tmp_path, "own"), "methods": "icl", "dev": {"size": 5}}
-    with pytest.raises(InputError, match="dev: task 'own' draws demonstrations of its own for every doc"):
+    with pytest.raises(InputError, match="dev: task 'own' draws other demonstrations for every doc"):
         opened(tmp_path / "o", **keys)
     assert len(opened(tmp_path / "o", **keys, num_fewshot=0).grid.tasks["own"].dev) == 5
 

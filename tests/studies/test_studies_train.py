@@ -160,7 +160,7 @@ def test_a_checkpoint_is_named_by_what_its_weights_depend_on():
         ({"train": "icl_demo_short"}, "train: 'icl_demo_short': must be options of `lm-eval-icl train`"),
         ({**WINDOWS, "dev": {"size": 4, "choose": "window_size"}}, "dev: choose: 'window_size': `train` trains"),
         ({"train": {"step": 3}}, "train: trained: unknown argument 'step': did you mean 'steps'?"),
-        ({"models": "pretrained=m,peft=n"}, "models: peft: train: icl_demo_short makes weights of its own"),
+        ({"models": "pretrained=m,peft=n"}, "models: peft: train: icl_demo_short makes new weights"),
     ],
 )
 def test_a_training_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):

@@ -456,7 +456,7 @@ TWICE = ["--gradient_accumulation_steps", "2"]
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (["deepthink", *DEMO, *SHORT], "deepthink is not trained under, since it is more"),
+        (["deepthink", *DEMO, *SHORT], "no model is trained under deepthink, since it is more"),
         (["saicl", *DEMO, "--tasks", "x", "--loss", "all"], "loss=all: under saicl a demonstration sees its own"),
         (["icl", *DEMO, "--tasks", "x", "--episodes", "y"], "--tasks, --episodes, --metaicl: give one of them."),
         (["icl", *DEMO, *SHORT, "--num_fewshot", "190"], "task 'icl_demo_short': 190 demonstrations"),

@@ -1,0 +1,64 @@
+"""Demonstrations that are retrieved for each document: our models beside `hf`, with and without shared encoding."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+from unittest.mock import patch
+
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from rich.console import Console
+
+from benchmarks.measuring import Measurement, machine, measure, table_of
+from benchmarks.workloads import METHODS, random_model, requests_of, train_tokenizer
+from lm_eval_icl.methods import blocks
+
+# A workload's task and its pool; 8 demonstrations are retrieved, after 80 fixed ones in the last row.
+WORKLOADS = {
+    "agnews": ("icl_agnews", "similar:pool=5000"),
+    "trec": ("icl_trec", "similar"),
+    "sst2": ("icl_sst2", "similar"),
+}
+SHOTS, FIXED = 8, 80
+
+
+def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Each workload once: hf, icl, pcw that encodes each context by itself, pcw that encodes each demonstration once,
+    and icl after demonstrations that all documents share."""
+    found: dict[str, Any] = {}
+    for name, (task, how) in WORKLOADS.items():
+        instances, longer = (
+            requests_of(
+                *TaskManager(metadata={"demonstrations": spec}).load([task])["tasks"].values(), n, options.documents
+            )
+            for spec, n in ((how, SHOTS), (f"{how}:fixed={FIXED}", FIXED + SHOTS))
+        )
+        model = random_model(options.model, options.device)
+        shared: dict[str, Any] = {
+            "tokenizer": train_tokenizer(instances, model.config.vocab_size),
+            "device": options.device,
+            "batch_size": max(options.batch_sizes),
+        }
+        icl, pcw = METHODS["icl"](model, **shared), METHODS["pcw"](model, **shared)
+        with patch.object(blocks, "has_blocks", lambda method: False):
+            apart = METHODS["pcw"](model, **shared)
+        contenders = {
+            f"hf, batch {shared['batch_size']}": (HFLM(model, **shared), instances),
+            "icl": (icl, instances),
+            "pcw, each context by itself": (apart, instances),
+            "pcw, each demonstration once": (pcw, instances),
+            f"icl, {FIXED} fixed and {SHOTS} retrieved": (icl, longer),
+        }
+        documents = len({instance.doc_id for instance in instances})
+        title = f"{task}, {how}, {documents} documents, {options.model}, {model.dtype}, {machine()}"
+        table = table_of(title, "model", "tokens", "seconds", "times hf")
+        runs: dict[str, Measurement] = {}
+        for contender, (lm, asked) in contenders.items():
+            runs[contender] = run = measure(lm, asked)
+            ratio = next(iter(runs.values())).seconds / run.seconds if asked is instances else None
+            table.add_row(contender, f"{run.tokens:,}", f"{run.seconds:.1f}", f"{ratio:.2f}" if ratio else "")
+            console.print(f"{name} {contender}: {run}")
+        console.print(table)
+        found[name] = {"documents": documents, "runs": {contender: run._asdict() for contender, run in runs.items()}}
+    return found
