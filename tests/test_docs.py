@@ -17,7 +17,6 @@ from pathlib import Path
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
-import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
@@ -148,17 +147,6 @@ def test_commands_are_ones_that_we_take(page):
                 assert task in known_tasks()
 
 
-# The index's table of properties.
-
-
-def reaches(sees: torch.Tensor) -> torch.Tensor:
-    """What every token sees in any number of layers."""
-    found = sees
-    for _ in range(len(sees).bit_length()):
-        found = (found.float() @ found.float()) > 0
-    return found
-
-
 def table(page: Path, heading: str) -> dict[str, list[str]]:
     """The rows of the table whose second column has this heading, by the names in their first."""
     rows = [
@@ -176,34 +164,6 @@ def test_the_table_of_readme_is_the_methods():
         assert (invariant != "no") == method.invariant
         own = methods.arguments_of(type(method)) - {"positions", "repeat"}
         assert set(re.findall(r"`(\w+)=", "".join(arguments))) == own
-
-
-def test_properties_are_those_of_the_layouts():
-    properties = table(DOCS / "methods" / "README.md", "invariant")
-    assert set(properties) == set(NAMES)
-    for name, (invariant, no_leakage, interdependent) in properties.items():
-        method = methods.make(name)
-        assert invariant == ("yes" if method.invariant else "no")
-        if name in ("batchicl", "deepthink", "ensemble", "nbce"):  # not one layout
-            continue
-        layout = method.layout(drawing.PREFIX, drawing.example(3), drawing.QUERY)
-        sees, at = reaches(layout.mask), dict(drawing.columns(layout))
-        copies = ["", "'"] if "D1'" in at else [""]
-        # (i, j): the first token of D_i, in its last copy, sees the last token of D_j, in any of its copies.
-        seen = {
-            (i, j)
-            for i, j in itertools.product((1, 2, 3), repeat=2)
-            if any(sees[at[f"D{i}{copies[-1]}"][0], at[f"D{j}{copy}"][-1]] for copy in copies)
-        }
-        own, every = {(1, 1), (2, 2), (3, 3)}, set(itertools.permutations((1, 2, 3), 2))
-        assert no_leakage.startswith("no" if seen & own else "yes")
-        dependence = {
-            "no": set(),
-            "with the first window": {(2, 1), (3, 1)},
-            "with those before it": {(2, 1), (3, 1), (3, 2)},
-            "with all": every,
-        }
-        assert [seen - own] == [pairs for says, pairs in dependence.items() if interdependent.startswith(says)]
 
 
 # Code that runs as it is written.
@@ -327,9 +287,6 @@ def test_the_version_is_one():
     given += re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     given += re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[:1]
     assert len(given) == 3 and len(set(given)) == 1, given
-
-
-# Tests.
 
 
 # The site; `make site` checks its links.

@@ -130,9 +130,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "gpt_neox": ("gpt_neox", _SIZES, "byte_level"),
     "llama": ("llama", _LLAMA, "sentencepiece"),
     "llama3": ("llama", _LLAMA, "llama3"),
-    "qwen2": ("qwen2", _QWEN, "byte_level"),
     "qwen3": ("qwen3", _QWEN, "byte_level"),
-    "mistral": ("mistral", _LLAMA, "sentencepiece"),
     "mistral_window": ("mistral", {**_LLAMA, "sliding_window": 24}, "sentencepiece"),
     "gemma2_window": (
         "gemma2",

@@ -137,9 +137,6 @@ def test_rules_as_users_write_them():
     ("given", "said"),
     [
         ("contextal", "did you mean 'contextual'"),
-        ("knn:k=0", "knn: k=0: must be a whole number, 1 or more"),
-        ("hidden:k=3", "hidden: unknown argument 'k'"),
-        ("batch:128", "'128': must be NAME=VALUE"),
         ("batch:by=mean", "by='mean': must be 'division' or 'difference'"),
         ("batch+batch", "names a rule twice"),
         ({"contextual": {"texts": []}}, "contextual: texts="),

@@ -142,7 +142,6 @@ def test_a_ranking_is_kept_for_most_numbers_of_demonstrations(cache):
     ("way", "says"),
     [
         ("similar:b=bm25", "demonstrations=similar:b=bm25: similar: unknown argument 'b': did you mean 'by'"),
-        ("similar:order=up", "similar: order='up': must be 'last', 'first' or 'random'"),
         ({"similar": {"diverse": "dpp", "per_label": 1}}, "similar: diverse and per_label cannot be combined"),
         ("similr", "did you mean 'similar'"),
     ],

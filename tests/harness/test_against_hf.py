@@ -27,12 +27,11 @@ def assert_as_hf(path, names, shots, tolerance=1e-5, args=None, **kwargs):
     evaluation.assert_same(ours, expected, tolerance)
 
 
-# Without demonstrations, one for each way to read a prompt: by learned positions, with BOS, with a window, without
-# positions, and with other states.
-ZERO_SHOT = ["gpt2", "llama3", "mistral_window", "bloom", "qwen3_next"]
+# Without demonstrations, one for each way to read a prompt: with BOS, with a window, and with other states.
+ZERO_SHOT = ["llama3", "mistral_window", "qwen3_next"]
 FAST = itertools.product(["llama", "bloom"], [3], [4])
 # Queries that cannot be packed are the rows of batches, in which texts are continued too.
-IN_BATCHES = [("bloom", 3, 1), ("qwen3_next", 3, 16), ("mistral_window", 3, 3), ("bloom", 3, "auto")]
+IN_BATCHES = [("qwen3_next", 3, 16), ("mistral_window", 3, 3), ("bloom", 3, "auto")]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,7 @@ def test_queries_that_are_too_long_by_themselves(checkpoint, name, bos):
 
 @pytest.mark.parametrize(
     "model",
-    tiny.slow_but(["icl", "batchicl"], ["icl", "invicl", "batchicl", "deepthink", "nbce"]),
+    tiny.slow_but(["icl", "batchicl"], ["icl", "batchicl", "deepthink", "nbce"]),
 )
 def test_every_method_is_plain_where_no_demonstration_is_left(checkpoint, model):
     path, names, args = checkpoint("mistral_window"), ["described", "generate"], {"dtype": "float64", "max_length": 30}

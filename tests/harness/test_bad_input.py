@@ -7,12 +7,7 @@ import shutil
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import T5Config
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import model_class
@@ -20,6 +15,7 @@ from lm_eval_icl.methods import Method
 from lm_eval_icl.prompts.layouts import Pattern, before
 from tests import evaluation, tiny
 from tests.evaluation import ICL
+from tests.smoke import model_types as smoke_models
 
 
 @pytest.fixture(autouse=True)
@@ -42,17 +38,12 @@ def _no_forward(request, monkeypatch):
     [
         ("deepthink", {"T": 0}, "T=0: must be a whole number, 1 or more"),
         ("deepthink", {"eta": 0}, "eta=0: must be a number above 0 and at most 1"),
-        ("deepthink", {"restart_positions": 1}, "restart_positions=1: must be True or False"),
-        ("deepthink", {"overflow": "cut"}, "overflow='cut': must be drop or error."),
         ("deepthink", {"momentun": 0.1}, "unknown model argument 'momentun': did you mean 'momentum'?"),
         ("icl", {"prefix_token_id": 421}, "prefix_token_id=421: must be one of the model's tokens, 0 to 420"),
         ("invicl", {"positions": "symetric"}, "invicl: positions='symetric': must be sequential, symmetric or none."),
-        ("icl", {"truncation": True}, "truncation=True: has no effect here (overflow=drop"),
         ("icl", {"device_map": "auto"}, "device_map=auto: has no effect here (it belongs to parallelize=True)"),
-        ("prefixicl", {"repeat": 0}, "prefixicl: repeat=0: must be a whole number, 1 or more."),
         ("batchicl", {"layer": 4}, "batchicl: layer=4: must be at most 3, the depth of GPT2LMHeadModel."),
         ("icl", {"eta": 0.1}, "model argument 'eta' belongs to deepthink and nbce, not to this method."),
-        ("invicl", {"canonical_order": "yes"}, "canonical_order='yes': must be True or False."),
     ],
 )
 def test_arguments(checkpoint, name, arguments, says):
@@ -65,7 +56,6 @@ def test_arguments(checkpoint, name, arguments, says):
     [
         ("pcw", "one_token", 3, {"args": {"window_size": 4}}, "window_size=4: more than the 3 demonstrations"),
         ("icl", "generate", 1, {"gen_kwargs": {"max_length": 99}}, "generation argument max_length="),
-        ("icl", "generate", 1, {"gen_kwargs": {"max_gen_toks": 0}}, "max_gen_toks=0: must be 1 or more"),
     ],
 )
 def test_options_of_a_run_that_cannot_be(checkpoint, model, task, shots, kwargs, says):
@@ -79,39 +69,17 @@ def saved(model, path):
     return str(path)
 
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-
-
-def causal(kind, **settings):
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=500, **{**SMALL, **settings}))
-
-
-def t5():
-    config = T5Config(vocab_size=500, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
-    return T5ForConditionalGeneration(config)
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (t5, "'t5' is an encoder-decoder model"),
-        # transformers loads encoders as causal models, too. Their tokens see later tokens.
-        (
-            lambda: causal("bert", pad_token_id=0),
-            "is bidirectional: a token's result changes with the tokens after it",
-        ),
-    ],
-    ids=["t5", "bert"],
-)
-def test_models_that_are_no_decoders(tmp_path, make, says):
-    with pytest.raises(InputError, match=says):
-        ICL(saved(make(), tmp_path), device="cpu")
+def test_models_that_are_no_decoders(tmp_path):
+    T5Config().save_pretrained(tmp_path / "t5")
+    smoke_models.save("bert", tmp_path / "bert")  # which transformers loads as a causal model
+    for name, says in (("t5", "'t5' is an encoder-decoder model"), ("bert", "is bidirectional: a token's result cha")):
+        with pytest.raises(InputError, match=says):
+            ICL(str(tmp_path / name), device="cpu")
 
 
 def edit(file, **changes):
-    """Change entries of a JSON file; None takes one out."""
-    entries = {**json.loads(file.read_text()), **changes}
-    file.write_text(json.dumps({name: value for name, value in entries.items() if value is not None}))
+    """Change entries of a JSON file."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 def with_code(folder, **config):
@@ -123,10 +91,8 @@ def with_code(folder, **config):
 # What becomes of a good checkpoint -> what is said of it.
 BROKEN = {
     "no folder": (shutil.rmtree, "neither a folder here nor a checkpoint"),
-    "unknown kind": (lambda f: edit(f / "config.json", model_type="gpt9"), "`gpt9` but Transformers does not recogn"),
     "more layers": (lambda f: edit(f / "config.json", n_layer=4), "12 of the weights of GPT2LMHeadModel are not in .*"
                     "random weights would replace"),
-    "no tokenizer": (lambda f: [file.unlink() for file in f.glob("tok*")], "its tokenizer has no vocabulary: are its"),
     "code of its own": (lambda f: with_code(f, model_type="own"), "custom code .*argument `trust_remote_code=True`"),
 }  # fmt: skip
 
@@ -148,7 +114,6 @@ BOOLEANS = "sees must be booleans of shape [3, 3], and is "
     ("name", "pattern", "says"),
     [
         ("Stretched", lambda n: Pattern(before(1)), f"{BOOLEANS}torch.bool of shape [1, 1]"),  # torch would stretch it
-        ("Numbers", lambda n: Pattern(torch.ones(n, n).tril()), f"{BOOLEANS}torch.float32 of shape"),
         ("SeesTheQuery", lambda n: Pattern(before(n), query=True), "query=True needs memory_depends_on_query"),
     ],
 )
@@ -165,14 +130,6 @@ def test_a_token_that_the_model_does_not_know(tmp_path):
     saved(tiny.build("gpt2", vocab_size=290, bos_token_id=0, eos_token_id=0), tmp_path)
     with pytest.raises(InputError, match=r"task 'one_token', document 0: token \d\d\d \('.*'\) is not among the 290"):
         evaluation.run("icl", tmp_path, ["one_token"], 2)
-
-
-def test_a_tokenizer_that_names_no_special_token(tmp_path):
-    tiny.save("gpt2", tmp_path)
-    none = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"))
-    edit(tmp_path / "tokenizer_config.json", **none, tokenizer_class="PreTrainedTokenizerFast")
-    with pytest.raises(InputError, match=r"prefix_token_id=None: must be.*names no BOS and no EOS token"):
-        ICL(str(tmp_path), device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -196,25 +153,18 @@ def test_what_is_dropped_is_said_in_one_line_a_run(small, caplog):
     left_out = results["config"]["icl"]["left_out"]
     assert set(left_out) == {"many_tokens", "generate"} and results["config"]["icl"]["overflow"] == "drop"
     assert left_out["many_tokens"]["documents"] == 6 < left_out["many_tokens"]["demonstrations"]
-    (line,) = [line for line in caplog.messages if "do not fit" in line]
-    n = sum(count["demonstrations"] for count in left_out.values())
-    assert f"of 12 documents, 12 lose demonstrations ({n} in all) and 0" in line
-    assert "tasks: generate, many_tokens. The passes" in line
+    assert sum("do not fit" in line for line in caplog.messages) == 1
     json.dumps(results["config"]["icl"])  # what the results file will hold
 
 
 @pytest.mark.runs
 def test_queries_that_are_too_long_are_cut(small, caplog):
-    """And tasks without demonstrations are named in one line."""
     long = {**evaluation.TASKS["one_token"], "task": "mmlu_a", "doc_to_text": "{{text * (9 if label else 1)}}"}
     logging.getLogger("lm_eval").propagate = True
     icl = evaluation.run("deepthink", small, [long], 0, args={"max_length": 60})["config"]["icl"]
     (cut,) = [line for line in caplog.messages if "do not fit" in line]
     counts = icl["truncated"]["mmlu_a"]
     assert f"and {counts['documents']} do not fit without any either" in cut and f"({counts['tokens']} in all)" in cut
-    (bare,) = [line for line in caplog.messages if "no demonstrations" in line]
-    assert bare.startswith("The task has no demonstrations (mmlu_a): nothing to")
-    assert bare.endswith("Give some with --num_fewshot 5, or take --tasks icl_mmlu, the setting of the papers.")
 
 
 def test_an_answer_that_is_too_long_is_not_cut(small):

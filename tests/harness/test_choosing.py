@@ -17,8 +17,6 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.choosing import PoolOfTask
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import ICL, Predictor
-from lm_eval_icl.methods.runner import grouped
-from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.smoke.demo import model_path
 from tests import tiny
 
@@ -50,30 +48,6 @@ MODEL = ("--model_args", f"pretrained={model_path()}", "--device", "cpu")
 # What is read from the model.
 
 
-@pytest.mark.parametrize("arch", ["bloom", "gemma2_window"])
-@pytest.mark.parametrize("pack_tokens", [1024, 8])
-def test_states_are_what_the_vocabulary_projection_reads(arch, pack_tokens, checkpoint):
-    """In packs and in rows, of queries of different lengths, with answers of one and of several tokens."""
-    model, tokenizer = tiny.load(checkpoint(arch), dtype=torch.float64)
-    predictor = Predictor(model, tokenizer, ICL(), pack_tokens=pack_tokens, batch_size=3)
-    queries = ["a gripping film", "the plot is dull and the jokes fall flat", "warm", "Q: 12 + 30"]
-    options = [" positive", " very negative indeed"]
-    pairs = [predictor.tokenizer.pairs(FewShotPrompt("", [], query), options) for query in queries]
-    work = grouped((tokens, answer) for tokens, answers in pairs for answer in answers)
-    found = list(predictor.runner.score(work, states="hidden"))
-    read_of = [(query, state) for asked, of in found for (_, query, _), state in zip(asked, of.states, strict=True)]
-    states = dict(read_of)
-    logs = [row for _, scores in predictor.runner.score(work, states="log_probs") for row in scores.states]
-    torch.testing.assert_close(torch.stack(logs).exp().sum(1), torch.ones(len(logs), dtype=torch.float64))
-    read: list[torch.Tensor] = []
-    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: read.append(given[0]))
-    for prompt, _ in pairs:
-        with torch.no_grad():
-            model(torch.tensor([[*prompt.context.tokens, *prompt.query]]))
-        assert torch.allclose(read[-1][0, -1], states[tuple(prompt.query)], atol=1e-6)
-    handle.remove()
-
-
 def test_a_pass_reads_what_hf_gives(predictor, pool):
     rows = [3, 0, 77]
     probabilities, features, fitting = Chooser(pool, predictor, 5000).read(rows)
@@ -91,13 +65,6 @@ def test_a_pass_reads_what_hf_gives(predictor, pool):
 
 
 # Choices.
-
-
-def test_prompts_are_made_of_the_pool_alone(predictor):
-    """The training split of AG News has 120,000 documents, whose prompts take a minute."""
-    large = PoolOfTask(load())
-    Chooser(large, predictor, 24).choose("herding", 4, 0)
-    assert large.query.cache_info().currsize == 24 < len(large.docs)
 
 
 @pytest.mark.parametrize("how", ["herding", "entropy"])
@@ -175,13 +142,9 @@ def test_a_file_for_something_else_is_refused(changes, n, seed, says, pool, tmp_
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["herdin", *MODEL, "--tasks", TASK], "did you mean 'herding'?"),
         (["herding", *MODEL, "--tasks", "nothing"], "there is no task 'nothing'"),
-        (["herding:units=True", *MODEL, "--tasks", TASK], "argument 'units': did you mean 'unit'?"),
         (["best_random:dev=500", *MODEL, "--tasks", TASK], "dev=500: the pool has 200 documents"),
-        (["herding", *MODEL, "--tasks", TASK, "--seeds", "a"], "--seeds a: must be whole numbers"),
         (["herding", *MODEL, "--tasks", TASK, "--num_fewshot", 0], "--num_fewshot: give how many demonstrations task"),
-        (["herding", "--model_args", "pretrained=x,T=3", "--tasks", TASK], "--model_args: unknown argument 'T'"),
     ],
 )
 def test_bad_input_is_one_line(arguments, says, tmp_path):

@@ -102,21 +102,6 @@ def test_anything_that_matters_makes_another_choice(checkpoint, cache, chosen):
     another(0, lm, "herding")
 
 
-@pytest.mark.parametrize(
-    ("how", "changes", "n", "says"),
-    [
-        ("herdin", {}, 3, "did you mean 'herding'?"),
-        ("best_random", {}, 3, "demonstrations=best_random: best_random: dev=1000: the pool has 12 documents"),
-        ("herding", {"doc_to_choice": ["a", "b", "c"]}, 3, "demonstrations=herding: label 2 has no rows in"),
-        ("herding", {"fewshot_split": "test"}, 3, "would come from the documents that are evaluated"),
-        ("herding", {"output_type": "generate_until"}, 3, "chosen only for tasks with options"),
-    ],
-)
-def test_what_cannot_be_is_one_line(how, changes, n, says, checkpoint):
-    with pytest.raises(InputError, match=re.escape(says)):
-        choose(model("icl", checkpoint("gpt2")), how, task={**TASK, **changes}, n=n)
-
-
 def test_a_model_that_is_not_ours_is_told_to_use_a_file():
     """Before its first request: whoever asks for the demonstrations is told."""
     task = loaded("herding")
@@ -150,7 +135,6 @@ def test_one_text_for_one_method(tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("lens:m", "demonstrations=lens:m: 'm': must be NAME=VALUE, as in lens:m=64."),
         ("xyz", "or a method that chooses: stratified, random, first, best_random, herding, "),
         ("nothing.json", "a JSON file of indices that exists"),
         ({"lens": {}, "cal": {}}, "must be one method with its arguments"),

@@ -8,7 +8,6 @@ import pytest
 
 import lm_eval_icl
 from lm_eval_icl import version
-from tests import evaluation
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ["lm_eval_icl/__init__.py", "lm_eval_icl/version.py", "lm_eval_icl/commit.txt", "lm_eval_icl.pth", "README.md"]
@@ -59,7 +58,6 @@ def test_a_checkout_a_worktree_and_a_copy_without_history(package, monkeypatch):
     ("base", "commit", "expected"),
     [
         ("0.2.0.dev0", "0123456789", "0.2.0.dev0+g0123456"),
-        ("0.2.0.dev0", None, "0.2.0.dev0"),
         ("0.2.0", "0123456789", "0.2.0"),
         ("0.2.0", "0123456789+dirty", "0.2.0+g0123456.dirty"),
     ],
@@ -68,13 +66,3 @@ def test_a_state_between_releases_has_a_version_of_its_own(monkeypatch, base, co
     monkeypatch.setattr(version, "VERSION", base)
     monkeypatch.setattr(version, "commit", lambda: commit)
     assert version.version() == lm_eval_icl.__version__ == expected
-
-
-def test_the_results_file_has_it_whatever_the_working_directory(checkpoint, package, monkeypatch):
-    monkeypatch.chdir(package)
-    found = evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 1)["config"]["icl"]
-    assert found["commit"] == version.commit(Path(lm_eval_icl.__file__).parent) != head(package)
-    assert found["version"] == lm_eval_icl.__version__
-
-
-# What is built.

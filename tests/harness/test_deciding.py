@@ -8,14 +8,11 @@ import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from lm_eval_icl.decisions.batch import BatchCalibration
-from lm_eval_icl.decisions.contextual import Contextual
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import deciding
 from lm_eval_icl.harness.rule_queries import RuleQueries
 from lm_eval_icl.harness.tasks import ICLTask
-from lm_eval_icl.methods import Predictor, make
-from tests import evaluation, tiny
+from tests import evaluation
 
 RULES = "contextual+batch+batch:by=difference+domain:n=4+dcpmi+pmi+batch:m=5:of=pool"
 TASKS = {
@@ -238,24 +235,6 @@ def test_options_of_their_own_and_metrics_that_mean_nothing(checkpoint):
     assert {key for key in kept if "difference" in key} == {"acc,batch:by=difference"}
 
 
-def test_the_same_in_python(checkpoint):
-    """What `Predictor.score` gives goes into the same functions."""
-    path = checkpoint("llama")
-    _, rows = run("invicl", path, TASKS["three"], "contextual+batch", args={"dtype": "float32"})
-    predictor = Predictor(*tiny.load(path), make("invicl"))
-    options = [" no", " yes", " maybe so"]
-    shown = [f"Review: {doc['text']}\nSentiment:{options[doc['label']]}\n\n" for doc in evaluation.documents(2, 50)]
-
-    def score(texts):
-        asked = predictor.score(shown, [f"Review: {text}\nSentiment:" for text in texts], options)
-        return [[value for value, _ in of] for of in asked]
-
-    scores = score([row["doc"]["text"] for row in rows["none"]])
-    calibrated = Contextual().values(scores, score(FREE))
-    np.testing.assert_allclose(calibrated, values(rows["contextual"]), rtol=0, atol=1e-4)
-    np.testing.assert_allclose(BatchCalibration().values(scores, scores), values(rows["batch"]), rtol=0, atol=1e-4)
-
-
 def test_a_cache_holds_raw_responses(checkpoint, tmp_path):
     """A run from a cache has the bits of the run that wrote it, and asks the model nothing."""
     path, cache = checkpoint("llama"), str(tmp_path / "cache")
@@ -329,8 +308,6 @@ def test_lists_of_options_in_the_query():
     ("template", "said"),
     [
         ("Answer:", "made from no text of a document"),
-        ("{{label}}:", "made from no text of a document"),
-        ("{{text[:0]}}Sentiment:", "does not show the text 'X y'"),
         ("{{text.split(' ')[2]}}:", "cannot be filled in"),
     ],
 )
@@ -342,10 +319,8 @@ def test_templates_that_no_text_can_be_taken_from(template, said):
 @pytest.mark.parametrize(
     ("name", "decide", "kwargs", "said"),
     [
-        ("generate", "contextual", {}, "task 'generate': decide=contextual: decides among options"),
         ("inputs", "contextual", {}, "every option of this task has a prompt of its own"),
         ("one_token", "batch:of=pool:m=11", {}, "m=11: only 8 few-shot documents"),
-        ("one_token", "batch", {"limit": 1}, "decide=batch: the mean over one document is the document its"),
         ("options", "batch", {}, "needs the same options for all, and document 1 has"),
     ],
 )

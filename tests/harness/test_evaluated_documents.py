@@ -93,9 +93,10 @@ def test_only_rows_that_are_evaluated_are_replaced(how, of):
         assert now == [0, 1, 2, 6, 4, 5]
 
 
-@pytest.mark.parametrize("of", ["ours", "lm-eval's"])
-@pytest.mark.parametrize("how", ["stratified", "FILE"])
-@pytest.mark.parametrize("splits", [{"fewshot_split": "test"}, {"fewshot_split": None}])
+@pytest.mark.parametrize(
+    ("how", "of", "splits"),
+    [("stratified", "ours", {"fewshot_split": "test"}), ("FILE", "lm-eval's", {"fewshot_split": None})],
+)
 def test_a_pool_that_is_evaluated_is_refused(how, of, splits, tmp_path):
     """lm-eval itself does not leave the document out where it has to fall back to the test split."""
     (tmp_path / "rows.json").write_text("[1, 2, 3]")

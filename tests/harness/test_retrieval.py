@@ -111,9 +111,7 @@ def test_features_are_those_of_the_evaluated_model(checkpoint, made):
     [
         ("similar:fixed=3", 3, {}, "task 'retrieved': demonstrations=similar:fixed=3: fixed=3: must be less"),
         ("similar:per_label=2", 3, {}, "per_label=2: this needs --num_fewshot 4"),
-        ("similar:pool=99", 3, {}, "pool=99: the few-shot split has 27 rows"),
         ("similar:by=no/model", 3, {}, "by=no/model: sentence-transformers cannot load this model"),
-        ("similar:per_label=1", 3, evaluation.TASKS["generate"], "per_label needs a task with options"),
     ],
 )
 def test_what_cannot_be_is_one_line(how, shots, changes, says, checkpoint):

@@ -44,19 +44,3 @@ def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope):
     for shots in fits:  # all on one side, as hf
         theirs = evaluation.answers("hf", tmp_path, names, shots, batch_size=1, args=args)
         evaluation.assert_same(evaluation.answers("icl", tmp_path, names, shots, args=args), theirs, 1e-4)
-
-
-def test_one_line_of_demonstrations_that_differ_by_document(checkpoint, caplog):
-    """lm-eval's own tasks draw anew for each document unless they are told not to."""
-    tasks = [
-        evaluation.task(name, **evaluation.CHOICE, doc_to_choice=["a", "b"], fewshot_config={"sampler": "default"})
-        for name in ("one", "two", "three", "four", "five")
-    ]
-    evaluation.run("icl", checkpoint("gpt2"), tasks, 2)
-    (line,) = [line for line in caplog.messages if "--metadata demonstrations=" in line]
-    assert line.startswith("one, two, three and 2 more: lm-eval draws other demonstrations for each document (")
-    caplog.clear()
-    results = evaluation.run("icl", checkpoint("gpt2"), tasks, 2, metadata={"demonstrations": "random"})
-    assert results["config"]["icl"]["contexts_encoded"] <= 5
-    evaluation.run("icl", checkpoint("gpt2"), tasks, 0)
-    assert not [line for line in caplog.messages if "--metadata demonstrations=" in line]

@@ -61,7 +61,6 @@ def test_indices_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "n", "says"),
     [
-        ("nonsense", 1, "a JSON file of indices .Expecting value"),
         ("[1, 30]", 1, "whole numbers from 0 to 29"),
         ("[1]", 2, "2 demonstrations are asked for, and the file has 1"),
     ],

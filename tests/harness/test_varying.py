@@ -61,9 +61,6 @@ def test_ten_formats_of_a_template():
     made = [format_of(REVIEW, number) for number in range(11)]
     assert made[0] is None
     forms = [each.of(REVIEW) for each in made[1:]]
-    for number, form in enumerate(forms, 1):
-        text = form.text.replace("{{text.strip()}}", "warm and sharp")
-        print(f"--- format {number}\n{text}{form.before_answer}good{form.between}{text}")
     assert len({REVIEW, *forms}) == 11
     assert forms[:3] == [
         Template("REVIEW - {{text.strip()}} -- SENTIMENT -", " ", "\n\n\n"),
@@ -108,12 +105,9 @@ def test_a_run_in_a_format(checkpoint, number):
     ("name", "metadata", "says"),
     [
         ("many_tokens", {"labels": "flipped"}, "labels=flipped: must be random, or flipped:P"),
-        ("many_tokens", {"labels": "flipped:1.5"}, "labels=flipped:1.5: must be random"),
         ("generate", {"labels": "random"}, "task 'generate': labels=random: labels are changed only in tasks with"),
-        ("inputs", {"labels": "random"}, "labels are changed only in tasks with options"),
         ("likelihood", {"format": 2}, "task 'likelihood': format=2: the template '{{text}}' has no line `Field: val"),
         ("many_tokens", {"format": -1}, "format=-1"),
-        ("many_tokens", {"format": 10_000}, "other formats: give a smaller number"),
         ("many_tokens", {"format": 1, "demonstrations": "herding"}, "choose them first"),
     ],
 )

@@ -1,19 +1,16 @@
-"""One model over several devices, with simulated ones, and on a GPU."""
+"""On a GPU as on a CPU."""
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import pytest
 import torch
-from accelerate import dispatch_model
 
 from lm_eval_icl import methods
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.training.train import Settings, train
 from tests import evaluation, tiny
-from tests.devices import FIRST, SECOND, simulated
 from tests.training.test_training import task
 
 DEMONSTRATIONS = [f"Review: a {word} film\nSentiment: {word}\n\n" for word in ("dull", "odd", "quite warm")]
@@ -23,49 +20,6 @@ OPTIONS = [" dull", " very warm"]
 
 def scores_of(predictor):
     return [score for scores in predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS) for score in scores]
-
-
-def spread(model):
-    """The model with its last layers and its last norm on a second device, as `device_map=auto` would place them: the
-    projection on the vocabulary is where the embedding is if they share weights."""
-    base, head = model.base_model, model.get_output_embeddings()
-    names = {module: name for name, module in model.named_modules()}
-    places = dict.fromkeys((names[child] for child in base.children()), SECOND)
-    places[names[model.get_input_embeddings()]] = FIRST
-    places[names[head]] = FIRST if head.weight is model.get_input_embeddings().weight else SECOND
-    for name in list(places):
-        part = model.get_submodule(name)
-        if isinstance(part, torch.nn.ModuleList):
-            del places[name]
-            places |= {f"{name}.{i}": FIRST if i < len(part) // 2 else SECOND for i in range(len(part))}
-        elif name.endswith((".wpe", ".drop", ".rotary_emb")):
-            places[name] = FIRST
-    return dispatch_model(model, places, main_device=FIRST)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [
-        *itertools.product(["llama"], ["nope", "saicl", "batchicl", "deepthink", "nbce"]),
-        ("gpt2", "invicl"),
-    ],
-)
-@torch.no_grad()
-def test_a_model_over_two_devices(checkpoint, name, method):
-    """Scores are those of one device. (GPT-2's projection on the vocabulary is on the first device, and what it reads
-    on the second.)"""
-    model, tokenizer = tiny.load(checkpoint(name))
-    expected = scores_of(Predictor(model, tokenizer, methods.make(method)))
-    with simulated():
-        model, _ = tiny.load(checkpoint(name))
-        there = Predictor(spread(model), tokenizer, methods.make(method))
-        assert {weight.device for weight in there.runner.model.parameters()} == {FIRST, SECOND}
-        found = scores_of(there)
-    evaluation.assert_same(found, expected, 1e-4)
-
-
-# On a GPU.
 
 
 @pytest.mark.gpu

@@ -14,7 +14,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -28,6 +27,7 @@ from lm_eval_icl.inference.generation import _inputs, continue_from, settings_in
 from lm_eval_icl.inference.memory import read_causally
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from tests import evaluation, tiny
+from tests.inference.test_many_shots import NoSquare
 from tests.smoke import model_types as smoke_models
 
 CONTEXT = [5 + 3 * i % 90 for i in range(30)]
@@ -46,19 +46,6 @@ def always_shared(monkeypatch):
     monkeypatch.setattr(generation, "SHARED_FROM", 0)
     monkeypatch.setattr(attention, "on_shared_memory", counting)
     return lambda: count[0]
-
-
-class Largest(TorchDispatchMode):
-    """The size of the largest tensor that an operation makes."""
-
-    size = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        for made in found if isinstance(found, (tuple, list)) else [found]:
-            if isinstance(made, torch.Tensor):
-                self.size = max(self.size, made.numel())
-        return found
 
 
 def attend(query, key, value, memory, mask, scaling=None):
@@ -85,9 +72,8 @@ def test_attention_to_a_shared_memory_is_that_to_copies_of_it(n, heads, masked):
     given = mask
     if masked == "additive" and mask is not None:
         given = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
-    with Largest() as largest:
+    with NoSquare(rows * memory[0].nbytes - 1):  # the memory is not copied
         found = attend(query, key, value, memory, given, scaling=0.3)
-    assert largest.size < rows * memory[0].numel()
     keys, values = (
         torch.cat([shared.expand(rows, -1, -1, -1), own], dim=2)
         for shared, own in zip(memory, (key, value), strict=True)
@@ -120,20 +106,10 @@ def test_somebody_elses_attention_function_gets_copies():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("name", "shares"),
-    [
-        ("gpt2", True),
-        ("llama3", True),
-        ("gpt_neox", True),
-        ("gemma2_window", False),
-        ("mistral_window", False),
-        ("diffllama", False),  # with attention of its own, which knows nothing of keys that are behind a memory
-    ],
-)
+@pytest.mark.parametrize(("name", "shares"), [("llama3", True), ("mistral_window", False), ("diffllama", False)])
 @torch.no_grad()
 def test_who_shares(name, shares, dtype):
-    """Not who has a window shorter than the row, or attention of its own; in every precision."""
+    """Not who has a window shorter than the row, or attention of its own (DiffLlama); in every precision."""
     model = tiny.build(name, dtype) if name in tiny.ARCHITECTURES else smoke_models.build(name).to(dtype)
     found = probe(model)
     assert (found.can_share and found.sees_all_of(60)) == shares
@@ -269,25 +245,16 @@ def icl(path: Path, method: str = "icl", batch_size: int = 8) -> Any:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "gpt_neox"])
-def test_settings_of_a_checkpoint(name, settings, tmp_path):
-    path = saved(tmp_path, tiny.build(name), tiny.TOKENIZERS[tiny.ARCHITECTURES[name][2]](), **settings)
+def test_settings_of_a_checkpoint(settings, tmp_path):
+    path = saved(tmp_path, tiny.build("gpt2"), tiny.byte_level(), **settings)
     expected = texts_of(hf(path))
     assert len(set(expected)) > 1
     assert texts_of(icl(path)) == expected
 
 
-@pytest.mark.parametrize(
-    "asked",
-    tiny.slow_but(
-        [{"repetition_penalty": 1.3}], [{"num_beams": 2}, {"no_repeat_ngram_size": 1}, {"repetition_penalty": 1.3}]
-    ),
-    ids=str,
-)
-def test_arguments_go_before_the_settings_of_a_checkpoint(asked, tmp_path):
+def test_arguments_go_before_the_settings_of_a_checkpoint(tmp_path):
     path = saved(tmp_path, tiny.build("gpt2"), tiny.byte_level(), num_beams=3, repetition_penalty=2.0)
-    expected = texts_of(hf(path), **asked)
-    assert texts_of(icl(path), **asked) == expected
+    assert texts_of(icl(path), repetition_penalty=1.3) == texts_of(hf(path), repetition_penalty=1.3)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +262,6 @@ def test_arguments_go_before_the_settings_of_a_checkpoint(asked, tmp_path):
     [
         ({"prompt_lookup_num_tokens": 3}, "does not work on existing keys and values"),
         ({"num_return_sequences": 2, "num_beams": 2}, "gives more than one text for a prompt"),
-        ({"return_dict_in_generate": True}, "gives more than a text"),
     ],
 )
 def test_settings_of_a_checkpoint_that_are_refused(setting, says, tmp_path):
@@ -326,14 +292,10 @@ def test_padding_is_no_part_of_a_row():
     assert not settings_in_force(model, {"repetition_penalty": 1.5}).reads_rows
 
 
-ROBERTAS = ["roberta", "camembert", "xlm-roberta", "xlm-roberta-xl", "xmod", "roberta-prelayernorm", "data2vec-text"]
-
-
-@pytest.mark.parametrize("kind", tiny.slow_but(ROBERTAS[:1], ROBERTAS))
-def test_positions_that_begin_behind_the_padding_token(kind, tmp_path, monkeypatch):
+def test_positions_that_begin_behind_the_padding_token(tmp_path, monkeypatch):
     """`generate` gives RoBERTa's decoders positions from 0 on, and in scoring they count from 2 on."""
-    monkeypatch.setitem(smoke_models.TYPES, kind, {**smoke_models.TYPES.get(kind, {}), "is_decoder": True})
-    smoke_models.save(kind, tmp_path)
+    monkeypatch.setitem(smoke_models.TYPES, "roberta", {"is_decoder": True})
+    smoke_models.save("roberta", tmp_path)
     expected = texts_of(hf(tmp_path))
     assert len(set(expected)) > 1
     assert texts_of(icl(tmp_path)) == expected

@@ -407,23 +407,6 @@ def test_models_that_do_not_read_in_parts_are_refused(name, attention, says):
         MethodRunner(model, methods.make("ape"))
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments"),
-    [
-        *(("deepthink", {"layout": layout}) for layout in ("saicl", "deepthink", "ape", "none", 3)),
-        ("deepthink", {"reads": "others"}), ("ensemble", {"weights": [1, -1]}),
-        ("ape", {"temperature": 0}), ("ape", {"scale": -1}), ("ape", {"weight": "a"}), ("structured", {"factor": 0}),
-        ("ape", {"temperature": 1e-40}), ("ape", {"scale": 1e30}), ("ape", {"weight": 1e300}),
-        ("structured", {"align": "middle"}), ("ensemble", {"combine": "mean"}),
-        ("nbce", {"beta": -1}), ("nbce", {"top_p": 0}), ("nbce", {"eta": True}),
-    ],
-)  # fmt: skip
-def test_arguments_outside_their_range(method, arguments):
-    (name,) = arguments
-    with pytest.raises(InputError, match=f"{method}: {name}="):
-        methods.make(method, arguments)
-
-
 # Several memories.
 
 

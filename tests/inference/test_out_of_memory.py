@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -58,7 +57,7 @@ def device_of(lm: ICLModel, tokens: float) -> Iterator[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["icl", "invicl", "saicl", "batchicl", "deepthink", "ape", "nbce"])
+@pytest.mark.parametrize("method", ["icl", "saicl", "deepthink", "nbce"])
 def test_the_least_that_holds_a_prompt_suffices(make, method, caplog):
     expected = run(make(method), 3)
     smallest = make(method, pack_tokens=1, batch_size=1, store_bytes=1)
@@ -88,14 +87,6 @@ def test_what_is_halved_and_what_is_forgotten(make, caplog):
         run(lm)
     assert lm.runner.store.max_bytes == lm.common.store_bytes
     assert "out of memory" not in caplog.text
-
-
-def test_other_errors_stay_what_they_are(make):
-    lm = make("icl")
-    error = RuntimeError("CUDA error: device-side assert triggered")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="device-side assert"):
-        patch.setattr(lm.model, "forward", Mock(side_effect=error))
-        run(lm)
 
 
 def test_a_pack_holds_so_many_tokens_or_the_least_number_of_queries():

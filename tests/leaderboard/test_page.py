@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard import figures, study_table, tables
+from lm_eval_icl.leaderboard import figures, tables
 from lm_eval_icl.leaderboard.page import data, page
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.build import build
@@ -89,6 +89,9 @@ def test_the_terminal(tmp_path, capsys):
     star = next(row for row in rows if row["method"] == "star" and row["decide"])
     assert float(star["difference"]) == -0.25 and float(star["to_raw"]) == 0.25
     assert "decide: batch" in (out / "b.md").read_text() and "\\toprule" in (out / "b.tex").read_text()
+    for row in rows:  # with half of the interval
+        half = 50 * (float(row["high"]) - float(row["low"]))
+        assert f"{100 * float(row['value']):.1f} ± {half:.1f}" in (out / "b.md").read_text()
     html = (out / "b.html").read_text()
     assert all(f"{100 * float(row['value']):.1f}" in html for row in rows)
     drawn = {path.name for path in (out / "plots").iterdir()}
@@ -170,6 +173,8 @@ def test_the_page_is_inert(tmp_path):
     for table in (tables.as_markdown(of_hostile), tables.as_tex(of_hostile)):
         assert not re.search(r"(?<!\\)<script", table)
     assert not re.search(r"^=|\n=|,=", tables.as_csv(of_hostile))
+    assert tables.csv_text([{"a": " =1", "b": "@x"}]) == "a,b\n' =1,'@x\n"
+    assert tables._markdown("a|b") == r"a\|b"
 
 
 def test_without_script_the_table_is_there(board):
@@ -223,16 +228,3 @@ def test_figures_of_curves(tmp_path):
     assert sorted((float(line["T"]), float(line["mean"])) for line in lines) == [(1, 0.5)] * 2 + [(2, 1.0)] * 2
     with pytest.raises(InputError, match="there is no figure"):
         figures.draw(board, tmp_path / "figures", ["nothing"])
-
-
-def test_figures_of_orders(tmp_path):
-    for order, says in ((0, [0] * 40), (1, [0, 1] * 20)):
-        put = {"config.icl": {"method": "icl", "study": {"order": order}}, "date": 5.0 + order}
-        write(tmp_path / str(order), "icl", order=order, says=says, put=put)
-    board = build(*read([tmp_path], quiet=True))
-    figures.draw(board, tmp_path / "figures", ["orders", "sensitivity", "seeds"])
-    (line,) = csv.DictReader((tmp_path / "figures" / "sensitivity.csv").open())
-    assert float(line["flip rate"]) == 0.5 and not (tmp_path / "figures" / "seeds.csv").exists()
-    first = board.entries[0]
-    table = study_table.table(board, ["t"], board.entries, {first.name: first.cells["t"].sensitivity}, "x")
-    assert table.row_count > 0

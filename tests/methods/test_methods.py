@@ -23,7 +23,7 @@ from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
-from tests import evaluation, processes, tiny
+from tests import evaluation, tiny
 
 # How far log-likelihoods agree, in float64 models. Where norms are LayerNorm everything that differs between two ways
 # of computing the same is float64 (rotary angles are float32, but the same for equal positions): 1e-14 was measured.
@@ -34,11 +34,7 @@ TOLERANCE = {
     "gpt2": 1e-10,
     "opt": 1e-10,
     "gpt_neox": 1e-10,
-    "phi": 1e-10,
     "llama": 1e-8,
-    "qwen2": 1e-8,
-    "qwen3": 1e-8,
-    "mistral": 1e-8,
     "gemma2_window": 1e-5,
 }
 # All contexts on these, the others on fewer.
@@ -415,7 +411,7 @@ def test_literal(name, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TURNED, ids=title)
-@pytest.mark.parametrize("name", TOLERANCE)
+@pytest.mark.parametrize("name", [*THOROUGH, "gpt_neox"])
 def test_literal_with_a_knob_turned(name, case):
     for context in ("prefix", "bare") if name in THOROUGH else ("bare",):
         check(name, case, CONTEXTS[context])
@@ -582,10 +578,10 @@ def test_the_layout_drawn_is_the_one_that_runs(case):
 
 
 @pytest.mark.parametrize("case", PLAIN, ids=title)
-@pytest.mark.parametrize("name", tiny.slow_but(["llama"], THOROUGH))
 @torch.no_grad()
-def test_generation_goes_on_from_any_memory(name, case):
+def test_generation_goes_on_from_any_memory(case):
     """Also from one without a single entry, and from the residual stream that only the first pass replaces."""
+    name = "llama"
     model, method = tiny_model(name), getattr(methods, case[0])(**case[1]).bind(tiny_model(name))
 
     def generate(context, **kwargs):
@@ -646,13 +642,3 @@ def test_a_method_in_a_file_of_ones_own(checkpoint, tmp_path, monkeypatch):
     assert found[1]["config"]["model"] == "of_mine:Mine"
     assert found[1]["config"]["icl"].items() >= {"method": "mine", "reach": 9}.items()
     assert methods.make("of_mine:Mine", {"reach": 9}) == methods.find("of_mine:Mine")(reach=9)
-
-
-@pytest.mark.slow
-def test_a_method_in_a_file_of_ones_own_on_the_command_line(checkpoint, tmp_path):
-    (tmp_path / "of_mine.py").write_text(MINE)
-    for program in ("lm_eval", "lm-eval-icl"):  # neither of which Python starts in the working directory
-        line = ["--model", "of_mine:Mine", "--device", "cpu", "--limit", "2", "--tasks", "icl_demo_short"]
-        line += ["--model_args", f"pretrained={checkpoint('gpt2')},reach=2"]
-        done = processes.command(*line, program=program, cwd=tmp_path)
-        assert done.returncode == 0 and "|icl_demo_short|" in done.stdout, done.stderr

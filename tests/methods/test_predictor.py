@@ -2,14 +2,13 @@
 
 import functools
 import itertools
-import math
 
 import pytest
 import torch
 from lm_eval.api.instance import Instance
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError, Unsupported
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.methods.limits import PromptLimits
@@ -82,13 +81,11 @@ def test_options_of_each_query_and_no_demonstrations(checkpoint):
     ("call", "says"),
     [
         (lambda p: p.score(DEMONSTRATIONS, QUERIES, [OPTIONS]), "options: 1 lists for 3 queries"),
-        (lambda p: p.score(DEMONSTRATIONS, QUERIES, ["a", ""]), "query 0, option 1: the option is empty"),
         (
             lambda p: p.score(["many " * 3000] * 2, QUERIES, OPTIONS),
             r"query 0, option 0: prompts do not fit the model's 4096 positions; this one needs \d+: "
             r"prefix and demonstrations \d+ \+ query \d+( \+ answer without its last token \d+)?\. Give fewer .*\.$",
         ),
-        (lambda p: p.score([], ["a"], " yes"), "options=' yes': must be a list of texts"),
         (lambda p: p.score("Review", ["a"], [" yes"]), "demonstrations='Review': must be a list of texts"),
     ],
 )
@@ -98,44 +95,11 @@ def test_bad_input_is_one_line(checkpoint, call, says):
         call(predictor)
 
 
-@pytest.mark.parametrize(
-    "argument", [{"pack_tokens": 0}, {"batch_size": 0}, {"store_bytes": "a"}, {"max_length": "9"}, {"max_length": 0}]
-)
+@pytest.mark.parametrize("argument", [{"pack_tokens": 0}, {"max_length": "9"}])
 def test_arguments_out_of_range(checkpoint, argument):
     ((name, value),) = argument.items()
     with pytest.raises(InputError, match=f"{name}={value!r}: must be a whole number, 1 or more"):
         Predictor(*load(checkpoint("gpt2")), methods.make("icl"), **argument)
-
-
-def test_methods_that_cannot_be_used(checkpoint):
-    with pytest.raises(Unsupported, match="invicl hides tokens"):
-        Predictor(*load(checkpoint("bloom")), methods.make("invicl"))
-    with pytest.raises(InputError, match="pcw: window_size=2: more than the 1 demonstrations"):
-        predictor = Predictor(*load(checkpoint("gpt2")), methods.make("pcw", {"window_size": 2}))
-        predictor.score(DEMONSTRATIONS[:1], QUERIES, OPTIONS)
-
-
-def test_weights_that_changed(checkpoint):
-    model, tokenizer = load(checkpoint("gpt2"), attn_pdrop=0.5)
-    predictor = Predictor(model, tokenizer, methods.make("icl"))
-    before = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
-    model.train()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.9)
-    predictor.forget()
-    after = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
-    fresh = Predictor(model, tokenizer, methods.make("icl"))
-    assert after == fresh.score(DEMONSTRATIONS, QUERIES, OPTIONS) != before
-
-
-def test_numbers_that_break(checkpoint):
-    model, tokenizer = load(checkpoint("gpt2"))
-    predictor = Predictor(model, tokenizer, methods.make("icl"))
-    with torch.no_grad():
-        model.transformer.wte.weight[tokenizer.encode("x")[0]] = math.nan
-    with pytest.raises(InputError, match=r"query 0, option 0: the log-probability is nan \(torch.float64\)"):
-        predictor.score([], ["a", "x", "a"], [" b"])
 
 
 def test_a_model_that_somebody_owns_is_left_as_it_was(checkpoint):

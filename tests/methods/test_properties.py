@@ -248,15 +248,3 @@ def test_theorem_4_1_holds_of_invicl_alone(method):
     assert distance(step(methods.InvICL(), x, y, w, eta), expected) <= 1e-10
     assert distance(step(method, x, y, w, eta), expected) > 1e-2
     assert distance(w - eta * x.T @ (x @ w - y), expected) > 1e-2  # nor is it plain gradient descent, Eq. 10
-
-
-def test_which_mask_is_whose():
-    """M_1 is bag of examples, 0 is prefix ICL; M_2 is between InvICL's second copies and its first ones (Figure 2d)."""
-    n = 4
-    own, every = torch.eye(n, dtype=torch.bool), torch.ones(n, n, dtype=torch.bool)
-    expected = {methods.PCW(): own, methods.PrefixICL(): every, methods.ICL(): every.tril()}
-    for method, between in expected.items():
-        assert torch.equal(method.layout(0, [1] * n, query=1).mask[:n, :n].bool(), between)
-    of_invicl = methods.InvICL().layout(0, [1] * n, query=1).mask.bool()
-    assert torch.equal(of_invicl[:n, :n], own)
-    assert torch.equal(of_invicl[n : 2 * n, :n], ~own)

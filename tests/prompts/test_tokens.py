@@ -143,27 +143,6 @@ def test_a_shared_context_is_tokenized_once(kind):
     assert whole == (prompts[:1] if kind in BY_LINE else prompts)
 
 
-def test_who_goes_line_by_line():
-    """An entry that reaches over a line break, or over a blank that was one, depends on what is before it."""
-    assert all(map(tokenizes_by_line, BY_LINE.values()))
-    assert OF_EVERY_KIND["over_lines"].tokenize("a\nb") == ["a\nb"]
-    assert "▁Q" in OF_EVERY_KIND["without_lines"].tokenize("a\nQ: b")
-    assert not any(tokenizes_by_line(OF_EVERY_KIND[kind]) for kind in ("over_lines", "without_lines"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "context", "queries"),
-    [("over_lines", "a\nb", ("a", "b")), ("without_lines", "a\nQ", ("", ": a", "uestion: b"))],
-)
-def test_the_first_prompt_says_whether_its_context_is_shared(kind, context, queries):
-    """Were these tokenizers thought to go line by line, the ids would be those of the whole string all the same."""
-    tokenizer = OF_EVERY_KIND[kind]
-    encode = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_line=True)
-    for query in queries:
-        tokens = encode.split(prompt := FewShotPrompt("", [context], query), prompt)
-        assert [*tokens.context.tokens, *tokens.query] == tokenizer.encode(prompt)
-
-
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_parts_decode_to_the_parts(kind):
     """Where no token straddles a boundary, a part's tokens spell the part. BOS belongs to the prefix."""
@@ -338,8 +317,8 @@ def check_scores_are_those_of_hf(path, tokenizer, prompt, answers):
     evaluation.assert_same(ours, theirs, 1e-9)
 
 
-@pytest.mark.parametrize("query", ["Review: odd\n</s>", "</s>", "Review: odd</s>", "Review: odd\nSentiment:"])
-@pytest.mark.parametrize("make", [unigram, tiny.sentencepiece, marking_words])
+@pytest.mark.parametrize("query", ["Review: odd</s>", "Review: odd\nSentiment:"])
+@pytest.mark.parametrize("make", [unigram, tiny.sentencepiece])
 def test_scores_of_a_tokenizer_that_ends_every_text_are_those_of_hf(make, query, tmp_path):
     """The prompt may end with the same token."""
     tokenizer = make()
@@ -355,9 +334,3 @@ def test_scores_of_a_tokenizer_whose_words_reach_over_line_breaks_are_those_of_h
     backend = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), unk_id=1))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", unk_token="<unk>")
     check_scores_are_those_of_hf(tmp_path, tokenizer, FewShotPrompt("", ["Qd\n"], "a\nb"), ("cdddd",))
-
-
-def test_scores_of_an_answer_that_begins_with_bos_behind_nothing_are_those_of_hf(tmp_path):
-    """The token then stands for the empty prompt, and is not scored."""
-    answers = ("<|endoftext|>a film", "a film")
-    check_scores_are_those_of_hf(tmp_path, tiny.byte_level(), FewShotPrompt("", (), ""), answers)

@@ -12,12 +12,9 @@ from typing import Any
 import lm_eval
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
-from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.results import read as reading
 from lm_eval_icl.results.collect import collect, faults, load, name_of
@@ -277,8 +274,7 @@ def write(
 ) -> Path:
     folder.mkdir(exist_ok=True, parents=True)
     file = folder / f"results_{time}.json"
-    text = results if isinstance(results, str) else json.dumps(results)
-    file.write_text(text, encoding="utf-8", errors="surrogateescape")  # a file may hold any bytes
+    file.write_text(results if isinstance(results, str) else json.dumps(results))
     for task, text in (samples or {}).items():
         (folder / f"samples_{task}_{time}.jsonl").write_text(text)
     return file
@@ -335,14 +331,10 @@ def damaged(change: Callable[[str], str]) -> tuple[dict, str]:
 FILE = "samples_a_2026-01-01T00-00-00.jsonl"
 MARKED = {
     "their acc is 0.5, in the results it is 0.75": of_two([1.0, 0.0], **{"acc,none": 0.75}),
-    "they are of 3 documents, the results of 2": of_two([1.0, 0.0, 0.5]),
     "the acc of a document is not a finite number": of_two([1.0, math.nan]),
     f"{FILE}: is damaged, half-written or not JSON": damaged(lambda text: text[:-9]),
-    f"{FILE}: is damaged, half-written or not JSON (maximum": damaged(lambda text: "[" * 100_000),
-    f"{FILE}: line 1 is not a sample of lm-eval": damaged(lambda text: "[]\n" + text),
     "document 1 is in the samples twice": damaged(lambda text: text + text.splitlines()[1]),
     "the samples have none of this filter": damaged(lambda text: text.replace('"filter": "none"', '"filter": "x"')),
-    "a document has no acc that is a number": damaged(lambda text: text.replace('"acc": 0.0', '"acc": "0.0"')),
     "is not a sample of lm-eval, which has": damaged(lambda text: text.replace('"doc_id": 1', '"doc_id": 1.5')),
 }
 
@@ -357,17 +349,8 @@ def test_samples_that_are_damaged_or_contradict_the_results_are_not_used(tmp_pat
 
 LEFT_OUT = {
     "is damaged, half-written or not JSON": '{"results": {"a": {"acc,none": 0.5',
-    "is damaged, half-written or not JSON ('utf-8' codec": "\udcff{}",
-    "is damaged, half-written or not JSON (Exceeds the limit": f'{{"results": {"9" * 5000}}}',
-    "half-written or not JSON (maximum recursion": '{"results": ' + "[" * 100_000,
     "is not a results file of lm-eval, which has 'results', 'configs' and 'config'": '{"results": {"a": 1}}',
-    "has 'results', 'configs' and 'config'.": '{"results": {}, "configs": {}}',
-    "has no result of a task.": '{"results": {}, "configs": {}, "config": {}}',
     "its acc,none is 'nan', which is not a number": json.dumps(results_of({"a": [math.nan]})),
-    "its acc,none is 'inf', which is not a number": json.dumps(results_of({"a": [math.inf]})),
-    "(task 'a' is left out: its a bcccc": json.dumps(results_of({"a": [1.0]}))
-    .replace("acc,none", r"a\nb" + "c" * 5000 + ",none")
-    .replace("1.0", '"x"'),
     "its acc of 1.5 is not between 0 and 1": json.dumps(of_two([1.0, 2.0], **{"acc,none": 1.5})[0]),
     "dev set": json.dumps({**results_of({"a": [1.0]}), "config": {"icl": {"study": {"split": "dev"}}}}),
 }
@@ -393,17 +376,12 @@ def test_a_task_of_several_is_left_out(tmp_path):
 
 def test_what_a_folder_has_besides(tmp_path):
     """Only files that are named as lm-eval's and our own are read; what is none is no traceback."""
-    folder = tmp_path / "folder"
-    write(folder / ".hidden", results_of({"a": [1.0, 0.0]}))
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    (folder / "loop").symlink_to(folder)
-    (folder / "results_self.json").symlink_to(folder / "results_self.json")
-    os.mkfifo(folder / "results_pipe.json")
-    (folder / os.fsdecode(b"results_\xff.json")).write_text("{}")
-    runs, left_out = reading.read([folder], quiet=True)
-    assert not runs and [left.why.split()[1] for left in left_out] == ["not", "not", "not"]
-    runs, (left,) = reading.read([folder / "config.json"], quiet=True)  # named itself
-    assert not runs and "is not a results file of lm-eval" in left.why
+    write(tmp_path / ".hidden", results_of({"a": [1.0, 0.0]}))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "loop").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "results_pipe.json")
+    runs, (left,) = reading.read([tmp_path], quiet=True)
+    assert not runs and left.path.name == "results_pipe.json"
 
 
 def test_a_task_name_leads_to_no_other_folder(tmp_path):
@@ -411,19 +389,6 @@ def test_a_task_name_leads_to_no_other_folder(tmp_path):
     (tmp_path / "samples_..").mkdir()
     runs, _ = reading.read([write(tmp_path, results_of({"../other/samples_a": [1.0]}), time="t")], quiet=True)
     assert not runs
-
-
-def test_a_path_that_does_not_exist(tmp_path):
-    with pytest.raises(InputError, match="does not exist"):
-        reading.read([tmp_path / "none"], quiet=True)
-
-
-def test_names_that_cannot_be_printed(tmp_path):
-    """Half of a surrogate pair is possible in JSON alone; a whole pair is a character."""
-    text = json.dumps(results_of({"name": [1.0]})).replace("name", r"\ud800x\ud83d\ude00")
-    run = one(write(tmp_path, text))
-    assert list(run.tasks) == ["?x😀"]
-    json.dumps(dict(run.results), ensure_ascii=False).encode()
 
 
 def test_collected(made, tmp_path):
@@ -466,12 +431,6 @@ FORGED: dict[str, Callable[[list], list]] = {
     "exchanged": lambda rows: [
         row._replace(doc_id={0: 1, 1: 0}.get(row.doc_id, row.doc_id)) if row.filter == "two" else row for row in rows
     ],
-    "with another document": lambda rows: [
-        row._replace(document={0: "x"}.get(row.doc_id, row.document)) if row.filter == "two" else row for row in rows
-    ],
-    "predicted otherwise": lambda rows: [
-        row._replace(logprobs=row.logprobs[::-1]) if row.doc_id < 2 and row.filter == "two" else row for row in rows
-    ],
     "scored otherwise": lambda rows: [
         row._replace(metrics={"acc": 1.0 - row.metrics["acc"]}) if row.doc_id < 2 and row.filter == "one" else row
         for row in rows
@@ -489,24 +448,7 @@ def test_a_check_compares_all_answers_with_the_results(tmp_path, monkeypatch, ho
     forged = {task: FORGED[how](rows) for task, rows in documents.items()}
     monkeypatch.setattr("lm_eval_icl.results.collect.load", lambda path: (results, forged))
     assert "was changed" in faults(file)[0]
-    name = name_of(results, forged)
-    assert faults(tmp_path / f"{name}.parquet"), "a new name does not help"
-
-
-def test_a_check_takes_no_metric_of_a_tasks_own_class_for_a_mean(tmp_path):
-    """What the configuration does not list is not known to be a mean; what it lists, or everybody's accuracy, is."""
-    put = {"results.t.words,none": 80.0, "results.t.acc_bytes,none": 0.5}
-    file = boards.write(tmp_path / "own", says=[0, 1] * 20, put=put)
-    samples = [json.loads(line) for line in boards.samples_of(file, "t").open()]
-    for sample in samples:
-        sample |= {"metrics": ["acc", "words", "acc_bytes"], "words": 2.0, "acc_bytes": 1.0}
-    boards.write_samples(file, "t", samples)
-    assert not faults(*collect([one(file)], tmp_path / "board"))
-    results = json.loads(file.read_text())
-    results["configs"]["t"]["metric_list"] = [{"metric": name} for name in ("acc", "acc_bytes")]
-    file.write_text(json.dumps(results))
-    (said,) = faults(*collect([one(file)], tmp_path / "listed"))
-    assert said == "task 't': the answers do not give its acc_bytes,none."
+    assert faults(tmp_path / f"{name_of(results, forged)}.parquet"), "a new name does not help"
 
 
 def test_a_damaged_file_of_collect_is_left_out(tmp_path):
@@ -516,62 +458,3 @@ def test_a_damaged_file_of_collect_is_left_out(tmp_path):
         file.with_name(f"{place}.parquet").write_bytes(text)
     runs, left_out = reading.read([file.parent], quiet=True)
     assert len(runs) == 1 and len(left_out) == 3 and all("is damaged" in left.why for left in left_out)
-
-
-ODD = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=5)
-    | st.just(10**400)
-    | st.just("acc,none"),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=4,
-)
-
-
-def places(value: object, path: tuple = ()) -> list[tuple]:
-    """Where in a JSON value something can be replaced."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, inner in items for place in places(inner, (*path, key)))]
-
-
-def replaced(value: object, path: tuple, by: object) -> object:
-    if not path:
-        return by
-    changed = copy.copy(value)
-    changed[path[0]] = replaced(changed[path[0]], path[1:], by)
-    return changed
-
-
-def assert_harmless(folder: Path) -> None:
-    """Files are read without an exception, and what is read can be collected and printed."""
-    runs, left_out = reading.read([folder], quiet=True)
-    for left in left_out:
-        assert "\n" not in left.why
-        f"{left.path} {left.why}".encode()
-    collect(runs, folder / "collected")
-    for run in runs:
-        repr(run).encode()
-        for result in run.tasks.values():
-            assert math.isfinite(result.value)
-        for weights in run.groups.values():
-            assert math.isclose(sum(weights.values()), 1)
-
-
-FUZZED = (results_of({"a": [1.0, 0.0], "b": [1.0, 0.0, 0.0]}), samples_of([1.0, 0.0]))
-
-
-@settings(deadline=None)
-@given(st.data())
-def test_values_of_a_file_are_replaced(data):
-    samples = [json.loads(line) for line in FUZZED[1].splitlines()]
-    whole: Any = FUZZED[0]
-    for _ in range(data.draw(st.integers(1, 3))):
-        whole = replaced(whole, data.draw(st.sampled_from(places(whole))), data.draw(ODD))
-    samples = replaced(samples, data.draw(st.sampled_from(places(samples))), data.draw(ODD))
-    lines = samples if isinstance(samples, list) else [samples]
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder), json.dumps(whole), {"a": "".join(json.dumps(line) + "\n" for line in lines)}, time="t")
-        assert_harmless(Path(folder))

@@ -29,7 +29,6 @@ from lm_eval_icl.results.statistics import (
     order_sensitivity,
     wilson,
 )
-from tests import tiny
 
 # By hand: rows are documents. The mean is 2/3; the sums of squares are 2/3 of documents, 2/3 of sets, 2/3 of the rest,
 # so the mean squares are 1/3, 1/3 and 1/6.
@@ -78,13 +77,9 @@ def simulated(
     return first, second
 
 
-@pytest.mark.parametrize(
-    "levels, shared_set, own_set",
-    tiny.slow_but([((1.0, 1.0), 0.5, 0.4)], [((1.0, 1.0), 0.5, 0.4), ((1.5, 0.5), 0.3, 0.3), ((0.0, 0.0), 0.2, 0.15)]),
-)
-def test_intervals_cover(levels: tuple[float, float], shared_set: float, own_set: float) -> None:
+def test_intervals_cover() -> None:
     """And those of the two common mistakes do not: errors over documents alone, and repeats as independent trials."""
-    trials, rng = 2000, np.random.default_rng(0)
+    trials, rng, levels, shared_set, own_set = 2000, np.random.default_rng(0), (1.0, 1.0), 0.5, 0.4
     variance = SHARED_DOCUMENT**2 + OWN_DOCUMENT**2 + shared_set**2 + own_set**2
     means = [true_mean(level, variance) for level in levels]
     covered = dict.fromkeys(("one", "pair", "documents, one", "documents, pair", "mcnemar"), 0)
@@ -111,21 +106,7 @@ def test_intervals_cover(levels: tuple[float, float], shared_set: float, own_set
     share = {name: count / trials for name, count in covered.items()}
     print(share)  # docs/leaderboard.md has these
     assert 0.93 <= share["one"] <= 0.97 and 0.93 <= share["pair"] <= 0.97, share
-    if own_set >= 0.3:  # where sets matter much
-        assert max(share["documents, one"], share["documents, pair"], share["mcnemar"]) < 0.85, share
-
-
-def test_with_one_set_intervals_cover_other_documents() -> None:
-    rng, trials = np.random.default_rng(0), 2000
-    covered = rejected = 0
-    for _ in range(trials):
-        right = rng.random(100) < 0.9
-        one = estimate(right[:, None])
-        covered += one.low <= 0.9 <= one.high
-        first, second = rng.random((2, 100, 1)) < 0.7
-        rejected += difference(first, second).p < 0.05
-    assert one.how == "wilson" and 0.93 <= covered / trials <= 0.97
-    assert 0.03 <= rejected / trials <= 0.06
+    assert max(share["documents, one"], share["documents, pair"], share["mcnemar"]) < 0.85, share
 
 
 def test_a_small_example_by_hand() -> None:
@@ -322,13 +303,6 @@ def test_a_group_by_hand() -> None:
     assert estimate_group([part(0.99, 0.03, 9)], [1], bounds=(0, 1)).high == 1
 
 
-def test_a_group_of_one_task_is_the_task() -> None:
-    second = np.array([[0, 0, 1], [0, 1, 0], [0, 1, 0]])
-    alone, pair = estimate(SMALL), difference(SMALL, second)
-    assert close(estimate_group([alone], [3]), dataclasses.replace(alone, how="group"))
-    assert close(difference_group([pair], [3]), dataclasses.replace(pair, how="group"))
-
-
 def test_a_group_with_normal_and_one_set_tasks() -> None:
     wilsons = estimate(np.array([[1], [1], [0], [1]]))
     both = estimate_group([wilsons, wilsons], [1, 1])
@@ -362,14 +336,6 @@ def test_holm_by_hand() -> None:
     assert holm([0.5, 0.6, 0.9]) == [1, 1, 1] and holm([]) == [] and holm([0.04]) == [0.04]
 
 
-@given(st.lists(st.floats(0, 1), max_size=8))
-def test_holm_keeps_the_order_and_lowers_nothing(p: list[float]) -> None:
-    adjusted = holm(p)
-    assert all(a >= b for a, b in zip(adjusted, p, strict=True)) and all(a <= 1 for a in adjusted)
-    by_p = [a for _, a in sorted(zip(p, adjusted, strict=True))]
-    assert by_p == sorted(by_p)
-
-
 def items(name: str, n: int, rng: np.random.Generator) -> list[Any]:
     """Items as lm-eval's tasks, or MetaICL's, give them."""
     right = rng.random(n) < 0.7
@@ -401,18 +367,6 @@ def test_aggregations_are_lm_evals(name: str) -> None:
             assert ours.value(np.stack([features, features]).sum(axis=1)).shape == (2,)
             if ours.bounds:
                 assert ours.bounds[0] <= wanted <= ours.bounds[1]
-
-
-@pytest.mark.parametrize("gold, predicted", [((0, 0), (0, 0)), ((1, 1), (1, 1)), ((0, 1), (0, 0)), ((1, 0), (0, 1))])
-def test_f1_and_correlation_where_classes_are_missing(gold: tuple[int, ...], predicted: tuple[int, ...]) -> None:
-    from sklearn import metrics
-
-    pairs = list(zip(gold, predicted, strict=True))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = metrics.f1_score(gold, predicted), metrics.matthews_corrcoef(gold, predicted)
-    for name, value in zip(("f1", "matthews_corrcoef"), expected, strict=True):
-        assert float(AGGREGATIONS[name].value(AGGREGATIONS[name].features(pairs).sum(axis=0))) == value
 
 
 def test_the_bootstrap_of_a_mean_is_nearly_the_formula() -> None:
@@ -461,19 +415,6 @@ def test_bootstrap_of_little() -> None:
     assert bootstrap(sums, mean.value).error == math.inf and bootstrap_difference(sums, 2 * sums, mean.value).p == 1
 
 
-def test_numbers_of_the_bootstrap() -> None:
-    """Draws are seeded: no change of the code moves them."""
-    f1, rng = AGGREGATIONS["f1"], np.random.default_rng(0)
-    first, second = (np.stack([f1.features(items("f1", 40, rng)) for _ in range(4)], axis=1) for _ in range(2))
-    found, less = bootstrap(first, f1.value, bounds=f1.bounds), bootstrap_difference(first, second, f1.value)
-    numbers = (found.mean, found.low, found.high, found.df, less.mean, less.low, less.high, less.p)
-    interval, of_difference = (
-        (0.65716221447929, 0.55764513003902, 0.75667929891955, 39),
-        (0.02067860364547, -0.25014403001006),
-    )
-    assert numbers == pytest.approx((*interval, *of_difference, 0.29150123730100, 0.83743844594437), rel=1e-9)
-
-
 def test_order_sensitivity_by_hand() -> None:
     """Documents under four orders: all the same; one other; two and two; three kinds; all different."""
     predictions = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 1, 2], [0, 1, 2, 3]])
@@ -493,19 +434,12 @@ def test_order_sensitivity_by_hand() -> None:
     ("function", "arguments", "says"),
     [
         (estimate, [np.ones(3)], r"documents x sets, finite numbers, not of shape \(3,\)"),
-        (estimate, [np.ones((0, 2))], r"not of shape \(0, 2\)"),
         (estimate, [MISSING], "finite numbers"),
-        (difference, [np.eye(2), MISSING], "finite numbers"),
-        (difference, [np.array([[np.inf, 1], [0, 1]]), np.eye(2)], "finite numbers"),
         (difference, [SMALL, SMALL[:, :1]], "of one shape"),
         (order_sensitivity, [[np.zeros((3, 2)), np.zeros((2, 2))]], "same shape"),
-        (order_sensitivity, [[np.zeros((0, 2))]], r"not of shape \(0, 1\)"),
         (bootstrap, [np.zeros((2, 2)), AGGREGATIONS["macro_f1"].value], "documents x sets x features"),
         (AGGREGATIONS["f1"].features, [[(0, 2)]], "must be 0 or 1"),
-        (AGGREGATIONS["bits_per_byte"].features, [[1, 2]], "two numbers"),
-        (AGGREGATIONS["mean"].features, [[(1, 2)]], "one number"),
-        *((AGGREGATIONS["macro_f1"].features, [[(0, 0), (gold, 0)]], "whole number below 1,000")
-          for gold in (-1, 0.5, math.inf, 1e9)),
+        (AGGREGATIONS["macro_f1"].features, [[(0, 0), (0.5, 0)]], "whole number below 1,000"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(function: Callable[..., object], arguments: list[Any], says: str) -> None:

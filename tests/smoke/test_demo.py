@@ -73,6 +73,7 @@ def accuracies(shots: int) -> dict[str, float]:
         model="icl",
         model_args={"pretrained": str(model_path())},
         tasks=["icl_demo"],
+        task_manager=TaskManager(include_path=task_dir() / "demo", include_defaults=False),
         num_fewshot=shots,
         limit=60,
         device="cpu",
@@ -91,7 +92,7 @@ def test_demonstrations_teach_the_labels() -> None:
 
 @pytest.mark.slow
 def test_the_demo_prints_a_table_and_says_how_to_go_on(tmp_path: Path) -> None:
-    done = processes.command("demo", "--limit", 4, "--output", "o", cwd=tmp_path)
+    done = processes.command("demo", "--limit", 2, "--output", "o", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines() if re.match(r"\w+ +[0-9.]+±", line)]
     assert rows == ["hf", "icl", "icl", "nope", "prefixicl", "pcw", "saicl", "batchicl", "invicl", "deepthink"]

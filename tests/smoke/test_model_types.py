@@ -6,7 +6,7 @@ from transformers import AutoConfig
 
 from lm_eval_icl.smoke import tiny
 from tests.smoke import model_types
-from tests.smoke.sweep import PAGE, row, sweep
+from tests.smoke.sweep import PAGE, row
 
 
 @pytest.mark.parametrize("arch", ["gemma3n_text", "deepseek_v32", "jamba"])
@@ -34,17 +34,11 @@ def test_a_tiny_model_has_every_kind_of_layer():
         assert sum(weight.numel() for weight in model.parameters()) < 5_000_000, arch
 
 
-@pytest.mark.slow
-def test_sweep_goes_on_after_what_is_wrong():
-    late = "WRONG | not done after 0.1 seconds, or the process died |"
-    assert [*sweep(["llama", "gpt2"], time_limit=0.1)] == [f"| `llama` | {late}", f"| `gpt2` | {late}"]
-
-
 # The table of docs/reports/model-types.md. Made again by: python -m tests.smoke.sweep
 
 TYPE_ROWS = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.count("|") == 4]
-# Of every kind: with windows, experts, latent and linear attention, refused.
-SAMPLE = "bert deepseek_v3 gemma3 zamba2".split()
+# Refused, and with experts and latent attention.
+SAMPLE = ["bert", "deepseek_v3"]
 
 
 @pytest.mark.pinned

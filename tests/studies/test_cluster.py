@@ -179,24 +179,6 @@ def test_a_worker_with_other_versions_is_refused(nodes, tmp_path):
         pool.wait()
 
 
-@pytest.mark.slow
-def test_workers_of_models_with_other_needs_make_room_for_each_other(nodes):
-    """On two nodes of a core each: two workers for the small model, and then one, twice as large as is left."""
-
-    class Quick:
-        def run(self, unit: Unit) -> list[Outcome]:
-            return [(target, {}) for target in unit]
-
-    models = [Model({"pretrained": name}, resources={"num_cpus": n}) for name, n in (("a", 0.5), ("b", 1), ("c", 1))]
-    pool = cluster.OnRay(cluster.connected(nodes.address), Quick, (), lambda model: tuple(model.resources.items()))
-    with pool:
-        for model in models:
-            for task in "123456":
-                pool.submit((Cell(model, Variant("icl", {}, 0), task, 2, None, 0),))
-        done = [target.path for _ in range(18) if pool.running for target, _ in pool.wait()]
-    assert len(done) == len(set(done)) == 18
-
-
 # Without a cluster.
 
 

@@ -143,14 +143,6 @@ def test_a_changed_file_runs_what_is_missing():
     assert len(run_all(Grid(chosen.study, {"a": changed}), folder)) == 2
 
 
-def test_what_is_ready_is_found_again_only_after_what_others_wait_for(monkeypatch):
-    """Not after each cell: the cost of conducting would grow with the square of their number."""
-    calls: list[Any] = []
-    monkeypatch.setattr("lm_eval_icl.studies.conduct.ready", lambda *args: calls.append(args) or ready(*args))
-    run_all(grid(seeds=list(range(50))), folder := Paths())
-    assert len(folder.there) == 4 * 50 and len(calls) == 1
-
-
 def folder_of(made: Paths, path: Path) -> StudyFolder:
     """A folder of files whose paths are these."""
     for target in made.there:

@@ -1,12 +1,10 @@
 """Labels and formats as axes of a study, and the study `robustness`, which ends in a card."""
 
 import io
-import re
 
 import pytest
 from rich.console import Console
 
-from lm_eval_icl.errors import InputError
 from lm_eval_icl.studies import end
 from tests.studies import running
 
@@ -44,14 +42,3 @@ def test_the_end_is_one_card(study):
     flips = {row.entry.label: [e.mean for of, e in row.values.items() if of.name == "order flips"]
              for row in board.card.rows}  # fmt: skip
     assert len(flips) == 4 and flips["pcw"] == flips["icl canonical_order=True"] == [0]
-
-
-def test_what_cannot_be_is_refused(tmp_path):
-    for keys, says in (
-        ({"labels": "flipped"}, "labels=flipped: must be random"),
-        ({"formats": 10**6}, "task 'icl_demo_short': format=1000000: its template has"),
-        ({"metadata": {"format": 1}}, "metadata: format: is a key of the study itself"),
-        ({"methods": [{"icl": {"canonical_order": 3}}]}, "canonical_order=3: must be True or False"),
-    ):
-        with pytest.raises(InputError, match=re.escape(says)):
-            running.opened(tmp_path / "o", **{"methods": "icl", **keys})

@@ -190,11 +190,3 @@ def test_study_csv_has_the_scores_of_each_cell_on_the_test_set(study: tuple[runn
     for cell in tested:
         assert table.loc[str(progress.folder.results_path(cell))].value == progress.score(cell)
     assert {"board.html", "study.csv"} <= {path.name for path in progress.folder.path.iterdir()}
-
-
-def test_order_flips_of_the_paper_stand_below_ours(tmp_path: Path, own_tasks: None) -> None:
-    paper = {"invicl": 0.25, "icl": 0.5}
-    entries = [{"method": method, "values": {"order flips": value}} for method, value in paper.items()]
-    keys = {"methods": "invicl", "dev": None, "orders": 2, "expected": entries, "seeds": 0, "figures": None}
-    _, text = concluded(tmp_path / "o", **keys)
-    assert "(25.0)" in text and "(50.0)" not in text

@@ -26,7 +26,7 @@ from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw_episode, r
 from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
 from lm_eval_icl.training.train import Settings, claim, train
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer
-from tests import commands, evaluation, tiny
+from tests import commands, evaluation
 from tests.methods import test_methods
 from tests.processes import Process, ranks, run_command
 
@@ -63,14 +63,10 @@ def loaded(folder, name="icl", **limits):
 # The forward pass.
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    tiny.slow_but([("llama", torch.float64)], [("llama", torch.float64), ("gpt2", torch.float64)]),
-)
 @pytest.mark.parametrize("case", CASES, ids=test_methods.title)
-def test_training_forward_is_scoring(checkpoint, name, case, dtype):
+def test_training_forward_is_scoring(checkpoint, case):
     """The answers' log-probabilities of a batch of rows, and those of scoring through the memory."""
-    model, tokenizer = model_of(checkpoint(name), dtype)
+    model, tokenizer = model_of(checkpoint("llama"), torch.float64)
     predictor = Predictor(model, tokenizer, getattr(methods, case[0])(**case[1]))
     make, pool = RowMaker(predictor), EpisodePool(task(), 4, 3)
     episodes = [draw_episode([pool], 0, number) for number in range(4)]
@@ -78,13 +74,12 @@ def test_training_forward_is_scoring(checkpoint, name, case, dtype):
     with predictor.runner.inference_mode():
         losses = target_losses(model, batch)
     found = torch.zeros(4, dtype=losses.dtype).index_add_(0, batch["target_row"], -losses)
-    tolerance = 1e-7 if name == "llama" else 1e-10  # RMSNorm is in float32
     for episode, mine in zip(episodes, found.tolist(), strict=True):
         prompt = episode.example.prompt
         [[(expected, _)]] = predictor.score(
             prompt.demonstrations, [prompt.query], [episode.example.answer], prefix=prompt.prefix
         )
-        assert abs(mine - expected) <= tolerance * max(1, abs(expected))
+        assert abs(mine - expected) <= 1e-7 * max(1, abs(expected))  # RMSNorm is in float32
 
 
 # Gradients.
@@ -334,20 +329,6 @@ def test_a_run_leaves_a_checkpoint(checkpoint, tmp_path):
         evaluation.run(model, tmp_path / "out", ["one_token"], 2)
 
 
-@pytest.mark.slow
-def test_the_loss_on_held_out_rows_is_that_of_scoring(checkpoint, tmp_path):
-    """Of the trained checkpoint, by Predictor."""
-    measured = tiny_run(checkpoint, tmp_path / "out", tasks=[task(size=90)], steps=8, eval_steps=8)[-1]
-    predictor, loss = loaded(tmp_path / "out", "invicl"), []
-    episodes = EpisodePool(task(size=90), 3, 64).evaluation()
-    assert len(episodes) == 9
-    for episode in episodes:
-        example = episode.example
-        [[(score, _)]] = predictor.score(example.prompt.demonstrations, [example.prompt.query], [example.answer])
-        loss.append(-score / len(predictor.tokenizer.pair(example.prompt, example.answer)[1]))
-    assert measured["eval_loss"] == pytest.approx(sum(loss) / len(loss), abs=1e-5)
-
-
 def test_what_only_saves_memory_changes_nothing(checkpoint, tmp_path):
     """Without dropout: it draws other numbers for other batches."""
     plain = losses(tiny_run(checkpoint, tmp_path / "plain", name="llama"))
@@ -378,9 +359,7 @@ def test_bf16_and_lora(checkpoint, tmp_path):
     ("trained", "method", "says"),
     [
         ({"method": "invicl"}, "pcw", "was trained under invicl, and is evaluated under pcw"),
-        ({"methods": ["icl", "pcw"]}, "nope", "was trained under icl, pcw, and is evaluated under nope"),
         ({"method": "icl"}, "deepthink", ""),
-        ({}, "pcw", ""),
         ({"method": "invicl", "positions": "sequential"}, "invicl", "with positions=sequential, and is .* symmetric"),
         ({"method": "invicl", "repeat": 2}, "invicl", "was trained with repeat=2, and is evaluated with 1"),
     ],
@@ -440,13 +419,12 @@ def finish(line):
 def test_killed_and_resumed(checkpoint, episodes_file, tmp_path):
     """The same weights bit for bit, and the same log, dropout included (GPT-2 has it)."""
     finish(arguments(checkpoint, episodes_file, tmp_path / "whole"))
-    for step in (6, 21):  # at any moment of the next steps, or of a save
-        running = process(arguments(checkpoint, episodes_file, tmp_path / "killed", "--resume"))
-        while step > max((int(path.name[11:]) for path in tmp_path.glob("killed/checkpoints/checkpoint-*")), default=0):
-            assert running.process.is_alive(), running.finish()
-            time.sleep(0.001)
-        time.sleep(random.random() * 0.1)
-        running.kill()
+    running = process(arguments(checkpoint, episodes_file, tmp_path / "killed"))
+    while not (tmp_path / "killed/checkpoints/checkpoint-21").exists():
+        assert running.process.is_alive(), running.finish()
+        time.sleep(0.001)
+    time.sleep(random.random() * 0.1)  # at any moment of the next steps, or of a save
+    running.kill()
     finish(arguments(checkpoint, episodes_file, tmp_path / "killed", "--resume"))
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
     logs = [read_log(tmp_path / name) for name in ("killed", "whole")]
@@ -480,28 +458,22 @@ TWICE = ["--gradient_accumulation_steps", "2"]
     [
         (["deepthink", *DEMO, *SHORT], "no model is trained under deepthink, since it is more"),
         (["saicl", *DEMO, "--tasks", "x", "--loss", "all"], "loss=all: under saicl a demonstration sees its own"),
-        (["icl", *DEMO, "--tasks", "x", "--loss", "some"], "--loss 'some': must be 'query' or 'all'."),
         (["icl", *DEMO, "--tasks", "x", "--episodes", "y"], "--tasks, --episodes, --metaicl: give one of them."),
         (["icl", *DEMO, *SHORT, "--num_fewshot", "190"], "task 'icl_demo_short': 190 demonstrations"),
-        (["icl", *DEMO, "--tasks", "x", "--steps", "0"], "--steps 0: must be a whole number, 1 or more."),
-        (["icl", *DEMO, "--episodes", "none.jsonl"], "--episodes none.jsonl: cannot be read"),
         (["icl", "--model_args", f"pretrained={model_path()},max_length=9", *SHORT], "task 'icl_demo_short': none of"),
         (["icl", *DEMO, *SHORT, "--batch_size", "3", *TWICE], "--batch_size 3: must be a multiple of 2: processes"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(line, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    line = line if "--steps" in line else [*line, "--steps", "1"]
-    assert commands.refused("train", *line, "--output", "out").startswith(says)
+    assert commands.refused("train", *line, "--steps", "1", "--output", "out").startswith(says)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ("{", "not JSON"),
         ('{"task": "a", "input": "x"}', "must have the texts task, input, output, and options, a list of texts."),
-        ('{"task": "a", "input": "", "output": "y"}', "'input' must not be empty."),
         ('{"task": "a", "input": "x", "output": "y", "options": ["z"]}', "the output 'y' is none of the options ['z']"),
     ],
 )
