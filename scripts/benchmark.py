@@ -6,6 +6,7 @@
 <<<<<<< HEAD
     python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens an option
     python scripts/benchmark.py generation # texts behind 1,000 tokens of demonstrations, beside hf
+    python scripts/benchmark.py labels     # 77 and 150 labels with a demonstration each, beside hf
     python scripts/benchmark.py retrieval  # demonstrations that are retrieved for each document, beside hf
     python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
 
@@ -55,6 +56,7 @@ COMPARE = {
     "whole": whole.compare,
     "methods": growth.methods,
     "growth": growth.growth,
+    "labels": growth.labels,
     "generation": growth.generation,
     "retrieval": retrieval.compare,
     "shots": growth.shots,

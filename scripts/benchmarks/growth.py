@@ -59,6 +59,26 @@ def methods(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     return {"encode": encoding, "query": scoring, "peak": peaks}
 
 
+def labels(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Tasks with many labels, beside hf: one demonstration for each label, and options of three tokens."""
+    found: dict[str, Any] = {}
+    for number in (77, 150):
+        instances = synthetic(options.documents, demonstrations=number, options=number, length=3, shot=20)
+        model = random_model(options.model, options.device)
+        tokenizer = train_tokenizer(instances, model.config.vocab_size)
+        shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device, "batch_size": 1}
+        lms: dict[str, Any] = {"hf": HFLM(model, **shared)}
+        lms |= {name: METHODS[name](model, **shared) for name in options.methods}
+        title = f"{number} labels, {options.documents} documents, {options.model}, {machine()}"
+        table = table_of(title, "model", "tokens", "seconds", "times hf")
+        runs = {name: measure(lm, instances) for name, lm in lms.items()}
+        for name, own in runs.items():
+            table.add_row(name, f"{own.tokens:,}", f"{own.seconds:.2f}", f"{runs['hf'].seconds / own.seconds:.0f}")
+        console.print(table)
+        found[str(number)] = {name: own._asdict() for name, own in runs.items()}
+    return found
+
+
 def growth(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """The time of a document, while one size grows at a time."""
     sizes = {
