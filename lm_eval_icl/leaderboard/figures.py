@@ -246,8 +246,8 @@ def _sets(board: Board, most: int, deviations: bool) -> _Drawn | None:
         return _Mark([_scale(column) * x for x in values], None, spread, _numbers(entry, column, values=text))
 
     title = "Orders of the same demonstrations" if deviations else "Sets of demonstrations"
-    what = "a point for each order, less the mean of its set" if deviations else "a point for each set"
-    return _rows(board, most, title, f"{_axis(board, column)}: {what}; right: the range", mark_of)
+    what = "each order less its set's mean" if deviations else "a point for each set"
+    return _rows(board, most, title, f"{_axis(board, column)}: {what}; right: range", mark_of)
 
 
 def _sensitivity(board: Board, most: int) -> _Drawn | None:

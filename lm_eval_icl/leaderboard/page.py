@@ -34,7 +34,7 @@ SENTENCE = 20_000  # the most characters of a sentence of the summary
 RUNS = 200  # the most runs, or sets, that an opened cell lists
 
 MARKS = {
-    "confirmed": "Two runs of different date, with the same prompts, gave the same answer to every document.",
+    "confirmed": "Two runs on different dates, with the same prompts, gave the same answer to every document.",
     "differs": "Two runs with the same prompts gave different answers. The earlier run is shown.",
     "unpaired": "The prompts are not the baseline's, so there is no paired difference.",
     "aggregate only": "There are no answers to single documents (--log_samples), so the interval comes from the "
@@ -169,12 +169,13 @@ def _cell(board: Board, entry: Entry, column: Column) -> dict[str, Any] | None:
         return None
     mean = cell.estimate.mean
     texts = (numbers.value(mean, column), numbers.interval(cell.estimate, column), numbers.short(cell, column))
+    used = {id(unit.run) for prompt_set in cell.sets for unit in prompt_set.answered}
     return {
         "sort": mean if math.isfinite(mean) else None,
         **dict(zip(("mean", "interval", "short"), texts, strict=True)),
         "facts": [[title, clean(text)] for title, text in _facts(board, entry, column, cell) if text],
         "sets": _sets(entry, column, cell),
-        "runs": [[clean(text) for text in _run(run)] for run in entry.runs[:RUNS]],
+        "runs": [[clean(text) for text in _run(run)] for run in entry.runs if not used or id(run) in used][:RUNS],
     }
 
 
@@ -198,15 +199,15 @@ def _facts(board: Board, entry: Entry, column: Column, cell: BoardCell) -> Itera
         if difference is not None:
             yield title, _difference(difference, p, column)
     for mark in cell.marks:
-        yield "Mark", f"{mark}: {MARKS[mark]}" if mark in MARKS else mark
+        yield "Note", f"{mark}: {MARKS[mark]}" if mark in MARKS else mark
 
 
 def _difference(difference: Difference, p: float | None, column: Column) -> str:
     words = {"better": "better", "worse": "worse", "same": "not significant"}[column.judged(difference.mean, p)]
     text = f"{signed(difference.mean, column, unit=True)} ({numbers.interval(difference, column, sign=True)}), {words}"
-    text += f"; p {p_value(difference.p)}, adjusted over the column {p_value(p)}"
+    text += f"; p {p_value(difference.p)}, adjusted (Holm, whole column) {p_value(p)}"
     if math.isfinite(difference.detectable):
-        text += f"; {value(difference.detectable, column)} would be found four times in five"
+        text += f"; four of five such comparisons would find a difference of {value(difference.detectable, column)}"
     return f"{text}; {HOW.get(difference.how, difference.how)}"
 
 

@@ -129,9 +129,9 @@ def overview(board: Board, most: int) -> Table:
     points = ",\npoints" if column.percent else ""
     has_rules = any(rule is not None for rule in sections)
     head = ["method"] if len(checkpoints) == 1 else ["checkpoint", "method"]
-    to_raw = [f"less raw{points}"] if has_rules else []
+    to_raw = [f"vs raw{points}"] if has_rules else []
     table = _table(shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else ""), head,
-                   ["mean", "interval", f"less {shown(base)}{points}", "p (Holm)", *to_raw])  # fmt: skip
+                   ["mean", "95% interval", f"vs {shown(base)}{points}", "p (Holm)", *to_raw])  # fmt: skip
     for rule, entries in sections.items():
         if has_rules:
             name = rule_in_words(rule) + " (transductive)" * ("transductive" in entries[0].reads)

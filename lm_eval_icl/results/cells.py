@@ -221,8 +221,9 @@ def named(entries: Sequence[Entry], name: str, what: str = "") -> Entry:
 
 
 def baselines_of(entries: Sequence[Entry], key_of: Mapping[Entry, RowKey], baseline: str | None) -> dict[str, Entry]:
-    """Entry's name -> its baseline: an entry of the baseline's method, on the same checkpoint, under the same rule. If
-    there are several, one with the same switches is preferred, and then the one with common prompts on most tasks."""
+    """Entry's name -> its baseline: an entry of the baseline's method, without arguments if the entry has this method
+    too, on the same checkpoint, under the same rule. Of several, one with the same switches is preferred, and then the
+    one with common prompts on most tasks."""
     methods = {dict(key.method).get("method", "") for key in key_of.values()}
     if baseline is not None and baseline not in methods:
         only = named(entries, baseline, "--baseline ")
@@ -234,7 +235,8 @@ def baselines_of(entries: Sequence[Entry], key_of: Mapping[Entry, RowKey], basel
     for entry in entries:
         nearness = {}
         for rival in alike[key_of[entry].rival]:
-            if dict(key_of[rival].method).get("method") == baseline != entry.method:
+            comparable = entry.method != baseline or (entry.arguments and not rival.arguments)
+            if comparable and dict(key_of[rival].method).get("method") == baseline:
                 tasks = entry.cells.keys() & rival.cells.keys()
                 paired = sum(bool(common(entry.cells[task].sets, rival.cells[task].sets)) for task in tasks)
                 nearness[rival] = key_of[rival].switches == key_of[entry].switches, paired, -len(rival.arguments)

@@ -44,7 +44,9 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
         ties = [entry for entry in rule_entries if abs(cells[entry].estimate.mean - best.mean) <= 1e-12]
         where = f"average over {len(column.weights)} tasks" if column.kind == "average" else f"value on {column.name}"
         text = f"the {'highest' if column.higher_is_better else 'lowest'} {shown(where)} is {number(best.mean)}"
-        text += f" (95% interval {number(best.low)} to {number(best.high)}): {_list(map(full, ties))}."
+        text += f" (95% interval {number(best.low)} to {number(best.high)}): {_list(map(full, ties))}"
+        near = [e for e in rule_entries if e not in ties and not cells[e].is_worse]
+        text += f", not significantly better than {_list(map(full, near))}." if near else "."
         text = f"{rule_in_words(rule)}, {text}" if len(by_rule) > 1 else text
         tests = {e: (d, cells[e].p_holm) for e in rule_entries if (d := cells[e].difference) is not None}
         bases = dict.fromkeys(methods[baselines[entry.name]] for entry in tests)
@@ -52,14 +54,11 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
         text += verdicts(tests, " or ".join(bases)) + verdicts(raw, "without the rule")
         sentences.append(text[0].upper() + text[1:])
     if len(majorities := {cell.majority for cell in cells.values()}) == 1 and None not in majorities:
-        sentences.append(f"Always giving the most frequent right answer has {number(majorities.pop() or 0.0)}.")
-    to_baseline = sum(cell.difference is not None for cell in cells.values())
-    to_raw = sum(cell.to_raw is not None for cell in cells.values())
-    if to_baseline or to_raw:
-        tested = f"{to_baseline} to baselines" + f" and {to_raw} to runs without a rule" * bool(to_raw)
+        sentences.append(f"Always giving the most frequent right answer would score {number(majorities.pop() or 0.0)}.")
+    if any(cell.difference is not None or cell.to_raw is not None for cell in cells.values()):
         sentences.append(
-            "Differences are on the same prompts. Better or worse means a p of at most 5%, adjusted (Holm). Tested "
-            f"differences: {tested}. All other entries that are compared do not differ significantly."
+            "Differences are on the same prompts, to the baseline and to the runs without a rule: better or worse if p "
+            "is at most 5%, adjusted (Holm). No other of them is significant, which does not show that there is none."
         )
     return tuple(sentences)
 

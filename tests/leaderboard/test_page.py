@@ -42,7 +42,7 @@ def board(tmp_path) -> Board:
 
 
 def test_what_a_newcomer_is_told(board):
-    """What is best without a rule and under one, and by how much; over how many tests p is adjusted."""
+    """What is best without a rule and under one, and by how much; what no sign means."""
     raw, under, constant, tests = board.summary
     assert raw == (
         "Without a decision rule, the highest value on t is 95.0% (95% interval 87.9% to 100.0%): pcw. "
@@ -51,8 +51,8 @@ def test_what_a_newcomer_is_told(board):
     assert under.startswith("Under the rule batch, the highest value on t is 100.0% (95% interval")
     assert "icl; pcw. Worse than icl: star (\N{MINUS SIGN}25.0 points)." in under
     assert under.endswith("Better than without the rule: icl (+50.0 points); star (+25.0 points).")
-    assert constant == "Always giving the most frequent right answer has 50.0%."
-    assert "differences: 4 to baselines and 3 to runs without a rule" in tests
+    assert constant == "Always giving the most frequent right answer would score 50.0%."
+    assert "No other of them is significant, which does not show that there is none." in tests
     assert [entry.rule for entry in board.entries] == [None] * 3 + ["batch"] * 3
     assert board.common == ("4 shots",) and named(board.entries, "pcw").rule is None
     assert named(board.entries, "pcw, decide: batch").rule == "batch"
@@ -76,8 +76,8 @@ def test_the_terminal(tmp_path, capsys):
     said = capsys.readouterr().out
     for text in (
         "t (org/model, 4 shots)",
-        "less icl",
-        "less raw",
+        "vs icl",
+        "vs raw",
         "points",
         "+45.0",
         "always one",
