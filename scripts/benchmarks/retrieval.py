@@ -10,7 +10,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from rich.console import Console
 
-from benchmarks.measuring import Measurement, machine, measure, table_of
+from benchmarks.measuring import busy, machine, measure, table_of
 from benchmarks.workloads import METHODS, random_model, requests_of, train_tokenizer
 from lm_eval_icl.methods import blocks
 
@@ -52,13 +52,15 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         }
         documents = len({instance.doc_id for instance in instances})
         title = f"{task}, {how}, {documents} documents, {options.model}, {model.dtype}, {machine()}"
-        table = table_of(title, "model", "tokens", "seconds", "times hf")
-        runs: dict[str, Measurement] = {}
+        table = table_of(title, "model", "tokens", "processor seconds", "times hf")
+        runs: dict[str, tuple[int, float]] = {}
         for contender, (lm, asked) in contenders.items():
-            runs[contender] = run = measure(lm, asked)
-            ratio = next(iter(runs.values())).seconds / run.seconds if asked is instances else None
-            table.add_row(contender, f"{run.tokens:,}", f"{run.seconds:.1f}", f"{ratio:.2f}" if ratio else "")
-            console.print(f"{name} {contender}: {run}")
+            begun = busy()
+            tokens = measure(lm, asked).tokens
+            runs[contender] = tokens, busy() - begun
+            ratio = next(iter(runs.values()))[1] / runs[contender][1] if asked is instances else None
+            table.add_row(contender, f"{tokens:,}", f"{runs[contender][1]:.1f}", f"{ratio:.2f}" if ratio else "")
+            console.print(f"{name} {contender}: {runs[contender]}")
         console.print(table)
-        found[name] = {"documents": documents, "runs": {contender: run._asdict() for contender, run in runs.items()}}
+        found[name] = {"documents": documents, "tokens, processor seconds": runs}
     return found
