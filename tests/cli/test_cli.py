@@ -77,6 +77,7 @@ def test_smoke_notices_an_order_that_matters(monkeypatch):
         smoke.smoke("gpt2")
 
 
+@pytest.mark.slow
 def test_the_smoke_test_of_a_checkpoint(capsys):
     cli.run(["smoke", "--arch", str(model_path()), "--limit", "1"])
     assert capsys.readouterr().out.splitlines()[-1] == f"methods: {len(NAMES)} ran, 0 refusals"
@@ -98,6 +99,7 @@ def test_the_versions_at_once():
     assert others == [f"{name} {metadata.version(name)}" for name in ("lm-eval", "transformers", "torch")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_one_line(tmp_path):
     """lm-eval would take the CPU; it does so for its own models, and for cuda:0, its default."""
