@@ -67,7 +67,7 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         **{"p": difference["p"], "p_holm": cell.p_holm},
         **{"to_raw": None if cell.to_raw is None else cell.to_raw.mean, "p_raw": cell.p_raw},
         **{"detectable": difference["detectable"], "paired_by": difference["how"]},
-        **{"best": cell.is_best, "worse_than_best": cell.is_worse},
+        **{"best": cell.is_best, "worse_than_best": bool(cell.is_worse)},
         **{"order_sensitivity": cell.sensitivity and cell.sensitivity.mean, "left_out": cell.left_out},
         **{"majority": cell.majority, "expected": cell.expected, "marks": "; ".join(cell.marks)},
         **{"decide": entry.rule, "reads": "; ".join(entry.reads)},

@@ -87,7 +87,7 @@ class BoardCell:
     to_raw: Difference | None = None
     p_raw: float | None = None  # the p-value of `to_raw`, adjusted in the same way
     is_best: bool = False  # whether it has the best mean of its column among entries of the same rule
-    is_worse: bool = False  # whether it is significantly worse than the best entry, on the same prompts (Holm)
+    is_worse: bool | None = None  # than the best entry, significantly, on the same prompts (Holm); None: not compared
     sets: tuple[PromptSet, ...] = ()  # the prompt sets of a task; empty for groups, and for results without samples
     sensitivity: Estimate | None = None  # order sensitivity: the pairwise flip rate between orders; None with one order
     # "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or a sentence about its files.

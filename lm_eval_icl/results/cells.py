@@ -279,7 +279,7 @@ def compare_all(
                     to_raw=raw_difference,
                     p_raw=p_raw,
                     is_best=abs(cell.estimate.mean - best.cells[column.name].estimate.mean) <= 1e-12,
-                    is_worse=below is not None and column.judged(below.mean, p_best) == "worse",
+                    is_worse=None if below is None else column.judged(below.mean, p_best) == "worse",
                     marks=marks,
                 )
     # Cells are in the order of the columns. The cells of tasks that are not columns follow.

@@ -45,7 +45,7 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
         where = f"average over {len(column.weights)} tasks" if column.kind == "average" else f"value on {column.name}"
         text = f"the {'highest' if column.higher_is_better else 'lowest'} {shown(where)} is {number(best.mean)}"
         text += f" (95% interval {number(best.low)} to {number(best.high)}): {_list(map(full, ties))}"
-        near = [e for e in rule_entries if e not in ties and not cells[e].is_worse]
+        near = [e for e in rule_entries if e not in ties and cells[e].is_worse is False]
         text += f", not significantly better than {_list(map(full, near))}." if near else "."
         text = f"{rule_in_words(rule)}, {text}" if len(by_rule) > 1 else text
         tests = {e: (d, cells[e].p_holm) for e in rule_entries if (d := cells[e].difference) is not None}

@@ -11,6 +11,7 @@ import pytest
 
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.build import build
+from lm_eval_icl.results.cells import named
 from lm_eval_icl.results.read import read
 from tests.boards import samples_of, write
 
@@ -313,3 +314,16 @@ def test_where_demonstrations_are_from_marks_cells(tmp_path):
     marks = {entry.method: entry.cells["t"].marks for entry in board_of(tmp_path).entries}
     assert "retrieved from a pool of 5,452 rows; it has copies of 11 documents, which were left" in marks["pcw"][0]
     assert marks["icl"] == ("3 documents stand among their own demonstrations, with the answer.",)
+
+
+def test_variants_of_the_baseline_are_compared_with_it_and_other_prompts_with_nothing(tmp_path):
+    for seed in range(3):
+        write(tmp_path / "a", "icl", seed, says=[0, 1] * 18 + [0] * 4)
+        write(tmp_path / "b", "icl", seed, says=[0, 1] * 17 + [0] * 6, put={"config.model_args.canonical_order": True})
+        write(tmp_path / "c", "star", seed + 5, says=[0, 1] * 16 + [0] * 8)
+    board = build(*read([tmp_path], quiet=True))
+    plain, variant, other = (named(board.entries, name) for name in ("icl", "icl canonical_order=True", "star"))
+    assert board.baseline[variant.name] == plain.name not in board.baseline
+    assert variant.cells["t"].difference.mean == pytest.approx(-0.025) and other.cells["t"].is_worse is None
+    assert "95.0% (95% interval 87.9% to 100.0%): icl, not significantly better than icl c" in board.summary[0]
+    assert "star" not in board.summary[0]
