@@ -3,29 +3,18 @@
     python scripts/benchmark.py tasks      # workloads: each model against hf
     python scripts/benchmark.py methods    # what a query costs in every method, relative to icl
     python scripts/benchmark.py whole      # a whole lm_eval command beside --model hf
-<<<<<<< HEAD
-    python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens an option
-    python scripts/benchmark.py generation # texts behind 1,000 tokens of demonstrations, beside hf
-    python scripts/benchmark.py labels     # 77 and 150 labels with a demonstration each, beside hf
-    python scripts/benchmark.py retrieval  # demonstrations that are retrieved for each document, beside hf
-    python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
-
-Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
-grouped-query attention); their tokenizer is trained here on the workload's own text. Contenders take turns within a
-repetition, so that whatever else the machine does meets all alike; ratios are of one repetition, their spread is
-printed. `tasks`, `whole`, `retrieval` and `shots` need the datasets, from the Hub or as folders of the same names below
-the working directory. For a GPU there is scripts/on_a_gpu.py.
-=======
     python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens of an option
     python scripts/benchmark.py generation # texts after 1,000 tokens of demonstrations, beside hf
+    python scripts/benchmark.py labels     # 77 and 150 labels with a demonstration each, beside hf
+    python scripts/benchmark.py retrieval  # demonstrations that are retrieved for each document, beside hf
+    python scripts/benchmark.py blocks     # the tokens of retrieval if each distinct demonstration is encoded once
     python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
 
 Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
 grouped-query attention). Their tokenizer is trained here on the workload's own text. The models take turns within a
 repetition, so that other work of the machine slows all of them. A ratio is of times in one repetition, and the spread
-of the ratios is printed. `tasks`, `whole` and `shots` need the datasets, from the Hub or as folders of the same names
-below the working directory. For a GPU, run scripts/on_a_gpu.py.
->>>>>>> ready-wordsb-6
+of the ratios is printed. `tasks`, `whole`, `retrieval`, `blocks` and `shots` need the datasets, from the Hub or as
+folders of the same names below the working directory. For a GPU, run scripts/on_a_gpu.py.
 """
 
 from __future__ import annotations
@@ -59,6 +48,7 @@ COMPARE = {
     "labels": growth.labels,
     "generation": growth.generation,
     "retrieval": retrieval.compare,
+    "blocks": retrieval.shared,
     "shots": growth.shots,
 }
 

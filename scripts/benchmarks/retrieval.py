@@ -6,12 +6,13 @@ import argparse
 from typing import Any
 from unittest.mock import patch
 
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from rich.console import Console
 
 from benchmarks.measuring import busy, machine, measure, table_of
-from benchmarks.workloads import METHODS, random_model, requests_of, train_tokenizer
+from benchmarks.workloads import CONFIGS, METHODS, random_model, requests_of, train_tokenizer
 from lm_eval_icl.methods import blocks
 
 # A workload's task and its pool; 8 demonstrations are retrieved, after 80 fixed ones in the last row.
@@ -23,28 +24,51 @@ WORKLOADS = {
 SHOTS, FIXED = 8, 80
 
 
+def shared(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """How many demonstrations and tokens each workload has, if each context is encoded by itself, and if each distinct
+    demonstration is encoded once. No model runs."""
+    found: dict[str, Any] = {}
+    title = "tokens of demonstrations and queries"
+    table = table_of(title, "task", "documents", "distinct demonstrations", "each context", "once", "times fewer")
+    for name, (task, how) in WORKLOADS.items():
+        instances = retrieved(task, how, SHOTS, options.documents)
+        tokenizer = train_tokenizer(instances, CONFIGS["gpt2"].vocab_size)
+        prompts = {instance.doc_id: instance.args[0] for instance in instances}.values()
+        used = [part for prompt in prompts for part in prompt.demonstrations]
+        length = {text: len(tokenizer(text).input_ids) for text in {*used, *(prompt.query for prompt in prompts)}}
+        queries = sum(length[prompt.query] for prompt in prompts)
+        apart, once = (queries + sum(map(length.__getitem__, parts)) for parts in (used, set(used)))
+        distinct = f"{len(set(used)):,} of {len(used):,}"
+        table.add_row(f"{task}, {how}", f"{len(prompts):,}", distinct, f"{apart:,}", f"{once:,}", f"{apart / once:.2f}")
+        found[name] = {"documents": len(prompts), "distinct": len(set(used)), "apart": apart, "once": once}
+    console.print(table)
+    return found
+
+
+def retrieved(task: str, how: str, shots: int, documents: int) -> list[Instance]:
+    """The requests of a task's first documents, with demonstrations that are retrieved for each."""
+    (loaded,) = TaskManager(metadata={"demonstrations": how}).load([task])["tasks"].values()
+    return requests_of(loaded, shots, documents)
+
+
 def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Each workload once: hf, icl, pcw that encodes each context by itself, pcw that encodes each demonstration once,
     and icl after demonstrations that all documents share."""
     found: dict[str, Any] = {}
     for name, (task, how) in WORKLOADS.items():
-        instances, longer = (
-            requests_of(
-                *TaskManager(metadata={"demonstrations": spec}).load([task])["tasks"].values(), n, options.documents
-            )
-            for spec, n in ((how, SHOTS), (f"{how}:fixed={FIXED}", FIXED + SHOTS))
-        )
+        instances = retrieved(task, how, SHOTS, options.documents)
+        longer = retrieved(task, f"{how}:fixed={FIXED}", FIXED + SHOTS, options.documents)
         model = random_model(options.model, options.device)
-        shared: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "tokenizer": train_tokenizer(instances, model.config.vocab_size),
             "device": options.device,
             "batch_size": max(options.batch_sizes),
         }
-        icl, pcw = METHODS["icl"](model, **shared), METHODS["pcw"](model, **shared)
+        icl, pcw = METHODS["icl"](model, **arguments), METHODS["pcw"](model, **arguments)
         with patch.object(blocks, "has_blocks", lambda method: False):
-            apart = METHODS["pcw"](model, **shared)
+            apart = METHODS["pcw"](model, **arguments)
         contenders = {
-            f"hf, batch {shared['batch_size']}": (HFLM(model, **shared), instances),
+            f"hf, batch {arguments['batch_size']}": (HFLM(model, **arguments), instances),
             "icl": (icl, instances),
             "pcw, each context by itself": (apart, instances),
             "pcw, each demonstration once": (pcw, instances),
