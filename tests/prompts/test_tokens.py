@@ -125,6 +125,15 @@ def test_behind_a_shared_context_the_ids_are_those_of_the_whole_string(kind, pre
         assert (tokens, [ids]) == alone(prompt, [" b"])
 
 
+def test_what_another_caller_of_the_tokenizer_sets_is_taken_back():
+    tokenizer = TOKENIZERS["sentencepiece"]
+    encode, text = encoder(tokenizer), "Q: a warm and sharp film\nA:"
+    expected = encode(text)
+    tokenizer(text, truncation=True, max_length=3)
+    tokenizer.backend_tokenizer.enable_padding(length=99)
+    assert encode(text) == expected and len(expected[0]) > 3
+
+
 @pytest.mark.parametrize("kind", OF_EVERY_KIND)
 def test_a_shared_context_is_tokenized_once(kind):
     """But for its last line, by tokenizers that go line by line and put nothing at the end of a text."""
