@@ -1,6 +1,6 @@
 """The smoke test on every model type of transformers, each with what is special about it (`model_types`).
 
-    python -m tests.smoke.sweep
+    python -m scripts.sweep
 
 writes the table of docs/reports/model-types.md, in some minutes.
 """
@@ -16,7 +16,7 @@ from lm_eval_icl.smoke.smoke import refusals, smoke
 from lm_eval_icl.smoke.tiny import NoTinyModel, types
 from tests.smoke.model_types import NONE, TYPES
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reports" / "model-types.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reports" / "model-types.md"
 HEADING = "## All types\n"
 
 

@@ -5,8 +5,8 @@ import torch
 from transformers import AutoConfig
 
 from lm_eval_icl.smoke import tiny
+from scripts.sweep import PAGE, row
 from tests.smoke import model_types
-from tests.smoke.sweep import PAGE, row
 
 
 @pytest.mark.parametrize("arch", ["gemma3n_text", "deepseek_v32", "jamba"])
@@ -34,7 +34,7 @@ def test_a_tiny_model_has_every_kind_of_layer():
         assert sum(weight.numel() for weight in model.parameters()) < 5_000_000, arch
 
 
-# The table of docs/reports/model-types.md. Made again by: python -m tests.smoke.sweep
+# The table of docs/reports/model-types.md. Made again by: python -m scripts.sweep
 
 TYPE_ROWS = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.count("|") == 4]
 # Refused, and with experts and latent attention.
