@@ -1,14 +1,14 @@
 """All checks that need a GPU, in one command that writes one file.
 
-    python scripts/on_a_gpu.py [--output FILE.md] [--model llama-8b] [--documents 100] [--workloads NAME ...]
+    python scripts/on_a_gpu.py [--output FILE.md] [--model llama-2-7b] [--documents 100] [--workloads NAME ...]
 
 The file is in Markdown: the machine with its versions and the commit; the tests that are marked `gpu`; `icl` beside
 lm-eval's `hf` in float32 and bfloat16; whether order-invariant methods give the same bits in any order; how a run goes
-on after it was out of memory; and the benchmark's table beside `hf`. Models have random weights. A part whose
+on after it was out of memory; and the benchmark's tables beside `hf`. Models have random weights. A part whose
 requirements are missing (nearly all parts on a CPU) is skipped, and the file says why. The exit code is 1 if a part
-fails.
+fails. `--parts 0 1` runs the first two parts alone.
 
-The table needs the datasets, from the Hub or as folders of the same names below the working directory. `hf` runs with
+The tables need the datasets, from the Hub or as folders of the same names below the working directory. `hf` runs with
 flash attention if that is installed, at several batch sizes, and ours with packs of several sizes.
 """
 
@@ -19,7 +19,6 @@ import contextlib
 import datetime
 import importlib.metadata
 import io
-import itertools
 import logging
 import os
 import subprocess
@@ -35,7 +34,7 @@ os.environ["TQDM_DISABLE"] = "1"
 
 import torch
 import transformers
-from benchmarks import tasks
+from benchmarks import growth, retrieval, tasks
 from benchmarks.measuring import machine, run
 from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS, random_model, synthetic, train_tokenizer
 from lm_eval.api.instance import Instance
@@ -63,8 +62,7 @@ class Bench:
         self.tokenizer = train_tokenizer(self.requests, CONFIGS[options.model].vocab_size)
 
     def model(self, dtype: torch.dtype) -> Any:
-        model: Any = random_model(self.options.model, DEVICE)
-        return model.to(dtype)
+        return random_model(self.options.model, DEVICE, dtype)
 
     def lm(self, name: str, model: Any, **arguments: Any) -> Any:
         """A method, or `hf`, on a model that is loaded."""
@@ -123,14 +121,17 @@ def orders(bench: Bench) -> list[str]:
     bits are the same. Without sorting (`canonical_order=False`), only rounding may differ."""
     requests, rows = bench.requests[: 4 * (16 if ON_GPU else 2)], []
     invariant = [name for name in METHODS if METHODS[name].method_class().invariant]
-    for dtype, name in itertools.product((torch.float32, torch.bfloat16), invariant):
-        model, found = bench.model(dtype), []
-        for canonical in (True, False):
-            lm = bench.lm(name, model, canonical_order=canonical)
-            found.append(torch.stack([scores(lm, [shuffled(each, seed) for each in requests]) for seed in range(4)]))
-        equal = torch.equal(found[0], found[0][:1].expand_as(found[0]))
-        apart = float((found[1] - found[1][:1]).abs().max())
-        rows.append([name, str(dtype).removeprefix("torch."), "yes" if equal else "**no**", f"{apart:.2g}"])
+    for dtype in (torch.float32, torch.bfloat16):
+        model = bench.model(dtype)
+        for name in invariant:
+            found = []
+            for canonical in (True, False):
+                lm = bench.lm(name, model, canonical_order=canonical)
+                found.append(torch.stack([scores(lm, [shuffled(each, n) for each in requests]) for n in range(4)]))
+            equal = torch.equal(found[0], found[0][:1].expand_as(found[0]))
+            apart = float((found[1] - found[1][:1]).abs().max())
+            rows.append([name, str(dtype).removeprefix("torch."), "yes" if equal else "**no**", f"{apart:.2g}"])
+        del model
     table = markdown(["method", "dtype", "the same bits", "largest difference without canonical order"], rows)
     if any("no" in row[2] for row in rows):
         raise RuntimeError("\n".join(["not the same bits in every order", "", *table]))
@@ -176,20 +177,39 @@ def benchmark(bench: Bench) -> list[str]:
     """The time, compared with that of `hf`."""
     if not (ON_GPU or bench.options.workloads):
         raise Skipped("on a CPU `python scripts/benchmark.py tasks` prints the table, or --workloads says of what")
-    options = argparse.Namespace(
-        model=bench.options.model,
-        device=DEVICE,
-        workloads=bench.options.workloads or ["mmlu", "leaderboard_bbh", "icl_classification", "bbh"],
-        methods=["icl", "deepthink", "invicl"],
-        batch_sizes=[8, 32, 128] if ON_GPU else [8],
-        pack_tokens=[1024, 4096, 16384] if ON_GPU else [1024],
+    workloads = bench.options.workloads or ["mmlu", "leaderboard_bbh", "icl_classification", "bbh"]
+    return table_of(
+        tasks.compare,
+        bench,
+        workloads=workloads,
+        methods=["icl", "deepthink"],
+        batch_sizes=[8, 32] if ON_GPU else [8],
+        pack_tokens=[1024, 8192] if ON_GPU else [1024],
         tasks=2,
-        documents=bench.options.documents,
-        repetitions=3 if ON_GPU else 1,
+        repetitions=2 if ON_GPU else 1,
         max_gen_toks=32,
     )
+
+
+def texts(bench: Bench) -> list[str]:
+    """Texts of 48 tokens after 1,000 tokens of demonstrations, compared with `hf`."""
+    if not ON_GPU:
+        raise Skipped("on a CPU `python scripts/benchmark.py generation` prints the table")
+    return table_of(growth.generation, bench, methods=["icl"], texts=[16, 64], repetitions=1, max_gen_toks=48)
+
+
+def retrieved(bench: Bench) -> list[str]:
+    """Demonstrations that are retrieved for each of 1,000 documents, with a GPT-2 of 124 million parameters in
+    float32."""
+    if not ON_GPU:
+        raise Skipped("on a CPU `python scripts/benchmark.py retrieval` prints the tables")
+    return table_of(retrieval.compare, bench, model="gpt2", documents=1000, batch_sizes=[32])
+
+
+def table_of(compare: Callable[..., Any], bench: Bench, **options: Any) -> list[str]:
+    """What a command of the benchmark prints."""
     console = Console(width=150, file=io.StringIO(), record=True)
-    tasks.compare(options, console)
+    compare(argparse.Namespace(**{**vars(bench.options), "device": DEVICE, **options}), console)
     return ["```", *(line.rstrip() for line in console.export_text().splitlines()), "```"]
 
 
@@ -198,6 +218,8 @@ PARTS: dict[str, Callable[[Bench], list[str]]] = {
     "`icl` beside `hf`": beside_hf,
     "Any order": orders,
     "Out of memory": out_of_memory,
+    "Retrieved demonstrations": retrieved,
+    "Texts": texts,
     "Time": benchmark,
 }
 
@@ -216,10 +238,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     report = ROOT / "docs/reports/gpu.md"
     parser.add_argument("--output", type=Path, default=report, help="the file (default: docs/reports/gpu.md)")
-    parser.add_argument("--model", choices=CONFIGS, default="llama-8b" if ON_GPU else "toy")
+    parser.add_argument("--model", choices=CONFIGS, default="llama-2-7b" if ON_GPU else "toy")
     parser.add_argument("--documents", type=int, default=100 if ON_GPU else 4, help="default: %(default)s")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME", help="for the benchmark's table")
-    parser.add_argument("--room", type=int, default=1024, help="MiB besides the weights, for the part Out of memory")
+    parser.add_argument(
+        "--parts", nargs="+", type=int, choices=range(len(PARTS)), default=range(len(PARTS)), metavar="N"
+    )
+    parser.add_argument("--room", type=int, default=4096, help="MiB besides the weights, for the part Out of memory")
     options = parser.parse_args()
     if options.documents < 1 or options.room < 1:
         parser.error("--documents and --room must be 1 or more")
@@ -230,7 +255,7 @@ def main() -> None:
     logging.getLogger("lm_eval.icl").setLevel(logging.WARNING)
     bench, failed = Bench(options), False
     lines = ["# On a GPU", "", f"Written by `scripts/on_a_gpu.py --model {options.model}`.", "", about()]
-    for title, part in PARTS.items():
+    for title, part in [list(PARTS.items())[n] for n in options.parts]:
         print(f"{title} ...", flush=True)
         try:
             found = part(bench)

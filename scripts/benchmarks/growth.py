@@ -182,22 +182,23 @@ def draw_shots(found: dict[str, Any], path: Path) -> None:
 
 
 def generation(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """1, 16 and 64 texts after 20 demonstrations, and the same texts without demonstrations. `hf` continues at most the
-    first 16 texts, and its time is multiplied, since its batches share nothing."""
+    """1, 16 and 64 texts after 20 demonstrations, and the same texts without demonstrations. On a CPU, `hf` continues
+    at most the first 16 texts, and its time is multiplied, since its batches share nothing."""
+    most = 16 if options.device == "cpu" else max(options.texts)
     model, tokens = random_model(options.model, options.device), options.max_gen_toks
     tokenizer = train_tokenizer(synthetic(), model.config.vocab_size)
     shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device}
-    title = f"texts of {tokens} tokens behind 20 demonstrations; {options.model}, {machine()}"
+    title = f"texts of {tokens} tokens after 20 demonstrations; {options.model}, {machine()}"
     columns = ("texts", "model", "seconds", "times hf", "a step, ms", "of a step without demonstrations")
     table = table_of(title, *columns)
-    hf = {n: HFLM(model, batch_size=n, **shared) for n in {min(texts, 16) for texts in options.texts}}
+    hf = {n: HFLM(model, batch_size=n, **shared) for n in {min(texts, most) for texts in options.texts}}
     ours = {m: METHODS[m](model, batch_size=max(options.texts), **shared) for m in options.methods}
     runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for repetition in range(options.repetitions):
         theirs = {n: measure_generation(lm, generated(n, 20, tokens)) for n, lm in hf.items()}
         for texts in options.texts:
-            seconds, step = theirs[min(texts, 16)]
-            runs[f"{texts} hf"].append((seconds * texts / min(texts, 16), step))
+            seconds, step = theirs[min(texts, most)]
+            runs[f"{texts} hf"].append((seconds * texts / min(texts, most), step))
             for name, lm in ours.items():
                 runs[f"{texts} {name}"].append(measure_generation(lm, generated(texts, 20, tokens)))
                 runs[f"{texts} {name} alone"].append(measure_generation(lm, generated(texts, 0, tokens)))

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
@@ -58,7 +59,7 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     for name, (task, how) in WORKLOADS.items():
         instances = retrieved(task, how, SHOTS, options.documents)
         longer = retrieved(task, f"{how}:fixed={FIXED}", FIXED + SHOTS, options.documents)
-        model = random_model(options.model, options.device)
+        model = random_model(options.model, options.device, torch.float32)
         arguments: dict[str, Any] = {
             "tokenizer": train_tokenizer(instances, model.config.vocab_size),
             "device": options.device,
@@ -76,7 +77,8 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         }
         documents = len({instance.doc_id for instance in instances})
         title = f"{task}, {how}, {documents} documents, {options.model}, {model.dtype}, {machine()}"
-        table = table_of(title, "model", "tokens", "processor seconds", "times hf")
+        seconds = "seconds" if torch.cuda.is_available() else "processor seconds"
+        table = table_of(title, "model", "tokens", seconds, "times hf")
         runs: dict[str, tuple[int, float]] = {}
         for contender, (lm, asked) in contenders.items():
             begun = busy()

@@ -41,7 +41,7 @@ CONFIGS = {
     "gpt2": GPT2Config(n_positions=POSITIONS),
     "llama": _llama(32000, 768, 2048, layers=12, heads=12),
     "llama-1b": _llama(32000, 2048, 5632, layers=22, heads=32),
-    "llama-8b": _llama(128256, 4096, 14336, layers=32, heads=32, shared=8),
+    "llama-2-7b": _llama(32000, 4096, 11008, layers=32, heads=32, shared=32, positions=4096),
     "toy": _llama(1000, 96, 256, layers=3, heads=4, positions=10**6),
 }
 TINY = GPT2Config(vocab_size=50_000, n_positions=POSITIONS, n_embd=32, n_layer=1, n_head=2)
@@ -121,10 +121,12 @@ def train_tokenizer(instances: Sequence[Instance], vocabulary: int, most: int = 
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
 
 
-def random_model(kind: str, device: str) -> PreTrainedModel:
+def random_model(kind: str, device: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """A model with random weights, made on the device; by default in bfloat16 on a GPU and in float32 on a CPU."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind])
-    return model.to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind], dtype=torch.float32)
+    return model.to(dtype or (torch.bfloat16 if device == "cuda" else torch.float32)).eval()
 
 
 def tiny_model(instances: Sequence[Instance]) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
