@@ -128,7 +128,9 @@ class PackedRow:
                 logits_to_keep=kept_logits(model, read) if read else 1,
                 **behind_cache(model, cache),
             ).logits[0]
-        return output if len(output) == len(read) else output[list(read)]  # some models ignore logits_to_keep
+        if len(output) != len(read):  # some models ignore logits_to_keep
+            output = output[on_device(read, output.device)]
+        return output
 
 
 def score_packed(
@@ -174,7 +176,8 @@ def score_together(
     last: Pair | None = None
     for i, (query, answer) in enumerate(pairs):
         if (query, answer[:-1]) != last:  # options of one token share the query's distribution of the next token
-            rows = [logits[path] for logits, paths, _ in passes for path in paths[i :: len(pairs)]]
+            found = [(logits, path) for logits, paths, _ in passes for path in paths[i :: len(pairs)]]
+            rows = [logits[on_device(path, logits.device)] for logits, path in found]
             dtype = torch.promote_types(softmax_dtype or rows[0].dtype, torch.float32)
             logprobs = torch.stack(rows).log_softmax(-1, dtype=dtype)
             together, last = method.combined(logprobs), (query, answer[:-1])
@@ -227,7 +230,7 @@ def _vectors(states: States, logits: Tensor, projected: list[Tensor], read: Sequ
     vectors = logits
     if states == "hidden":
         [hidden] = projected
-        hidden = hidden if hidden.shape[1] == len(read) else hidden[:, list(read)]
+        hidden = hidden if hidden.shape[1] == len(read) else hidden[:, on_device(read, hidden.device)]
         vectors = hidden.reshape(*logits.shape[:-1], -1)
     vectors = vectors[at].to(torch.promote_types(vectors.dtype, torch.float32))
     return vectors.log_softmax(-1) if states == "log_probs" else vectors

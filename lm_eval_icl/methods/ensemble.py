@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lm_eval_icl.errors import InputError, is_number
+from lm_eval_icl.inference.devices import to_device
 from lm_eval_icl.methods.base import must, optional
 from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context
@@ -74,7 +75,8 @@ class Ensemble(Several):
         """Combine log-probabilities, [texts, memories, ...] -> [texts, ...]."""
         raw = self.weights if self.weights and numbers.shape[1] > 1 else (1.0,) * numbers.shape[1]
         shares = [weight / sum(raw) for weight in raw]
-        weights = torch.tensor(shares, dtype=numbers.dtype, device=numbers.device).view(-1, *[1] * (numbers.dim() - 2))
+        weights = to_device(torch.tensor(shares, dtype=numbers.dtype), numbers.device)
+        weights = weights.view(-1, *[1] * (numbers.dim() - 2))
         if self.combine == "poe":
             return (numbers * weights).sum(1)
         weighted = numbers + weights.log()
