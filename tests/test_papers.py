@@ -79,6 +79,8 @@ def runnable(page: Path) -> list[list[str]]:
         words = shlex.split(command.partition(" | ")[0], comments=True)
         if "train" in words[:2]:
             words += ["--steps", "2", "--device", "cpu", "--eval_steps", "0"]
+        elif "study" in words[:2] and "--list" not in words:
+            words += ["--seeds", "0"]
         elif "select" in words[:2]:
             words = [*words[:2], f"{words[2]}:pool=200", *words[3:], "--seeds", "3"]
         elif words[0] == "lm_eval":
