@@ -127,10 +127,8 @@ class PackedRow:
                 attention_mask=mask[None, None],
                 logits_to_keep=kept_logits(model, read) if read else 1,
                 **behind_cache(model, cache),
-            ).logits[0]
-        if len(output) != len(read):  # some models ignore logits_to_keep
-            output = output[on_device(read, output.device)]
-        return output
+            ).logits[0]  # of all tokens, if the model ignores logits_to_keep
+        return output if len(output) == len(read) else output[on_device(read, output.device)]
 
 
 def score_packed(
@@ -176,8 +174,7 @@ def score_together(
     last: Pair | None = None
     for i, (query, answer) in enumerate(pairs):
         if (query, answer[:-1]) != last:  # options of one token share the query's distribution of the next token
-            found = [(logits, path) for logits, paths, _ in passes for path in paths[i :: len(pairs)]]
-            rows = [logits[on_device(path, logits.device)] for logits, path in found]
+            rows = [z[on_device(path, z.device)] for z, paths, _ in passes for path in paths[i :: len(pairs)]]
             dtype = torch.promote_types(softmax_dtype or rows[0].dtype, torch.float32)
             logprobs = torch.stack(rows).log_softmax(-1, dtype=dtype)
             together, last = method.combined(logprobs), (query, answer[:-1])

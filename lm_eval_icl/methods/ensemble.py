@@ -74,9 +74,8 @@ class Ensemble(Several):
     def _joined(self, numbers: Tensor) -> Tensor:
         """Combine log-probabilities, [texts, memories, ...] -> [texts, ...]."""
         raw = self.weights if self.weights and numbers.shape[1] > 1 else (1.0,) * numbers.shape[1]
-        shares = [weight / sum(raw) for weight in raw]
-        weights = to_device(torch.tensor(shares, dtype=numbers.dtype), numbers.device)
-        weights = weights.view(-1, *[1] * (numbers.dim() - 2))
+        shares = torch.tensor([weight / sum(raw) for weight in raw], dtype=numbers.dtype)
+        weights = to_device(shares, numbers.device).view(-1, *[1] * (numbers.dim() - 2))
         if self.combine == "poe":
             return (numbers * weights).sum(1)
         weighted = numbers + weights.log()

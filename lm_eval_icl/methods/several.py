@@ -82,11 +82,10 @@ class Several(PCW):
         return layouts
 
     def footprint(self, context: Context) -> Footprint:
-        """The largest of each number over all windows, and the shortest pass of all."""
+        """The largest of each number over all windows, and the shortest pass of those that have tokens."""
         footprints = [dataclasses.astuple(self.of_window.footprint(window)) for window in self.contexts(context)]
         tokens, kept, positions, shortest, start = zip(*footprints, strict=True)
-        shortest_pass = min(filter(None, shortest), default=0)  # a pass without tokens does not run
-        return Footprint(max(tokens), max(kept), max(positions), shortest_pass, max(start))
+        return Footprint(max(tokens), max(kept), max(positions), min(filter(None, shortest), default=0), max(start))
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of windows."""
