@@ -52,10 +52,10 @@ def main() -> None:
     except InputError as error:
         sys.exit(str(error))
     except KeyboardInterrupt as stopped:
-        ended = isinstance(stopped, Terminated)
-        number, how = (signal.SIGTERM, "terminated") if ended else (signal.SIGINT, "interrupted")
-        print(f"\nlm-eval-icl: {name}: {how}.", file=sys.stderr)
-        sys.exit(128 + number)
+        how = "terminated" if isinstance(stopped, Terminated) else "interrupted"
+        kept = " What is done is kept: the same command goes on." if name in ("demo", "study") else ""
+        print(f"\nlm-eval-icl: {name}: {how}.{kept}", file=sys.stderr)
+        sys.exit(143 if how == "terminated" else 130)
     except Exception as error:
         if "--debug" in sys.argv:
             raise

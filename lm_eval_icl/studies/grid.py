@@ -258,16 +258,16 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         if isinstance(cause := fault.get("ctx", {}).get("error"), InputError):
             raise InputError(f"{source}: {cause.message}") from error
         where = ": ".join(part for part in fault["loc"] if isinstance(part, str))
-        why = "there is no such key" if fault["type"] == "extra_forbidden" else cause or fault["msg"]
-        raise InputError(f"{source}: {where}: {fault['input']!r}: {why}.") from error
+        near = did_you_mean(where, Study.model_fields) or "docs/studies.md has all keys."
+        why = f"there is no such key: {near}" if fault["type"] == "extra_forbidden" else f"{cause or fault['msg']}."
+        raise InputError(f"{source}: {where}: {fault['input']!r}: {why}") from error
 
 
 def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A file's content with other values for some keys. `model_args` with `pretrained` replace the models, and without
     it they are added to each model. Names in `methods` keep the arguments that the file gives them. `train` and
     `metadata` are added. Other `tasks` remove columns and targets that are not among them, and the paper's averages."""
-    merged = {**content, **overrides}
-    merged.pop("model_args", None)
+    merged = {key: value for key, value in {**content, **overrides}.items() if key != "model_args"}
     if "model_args" in overrides:
         more = _model(overrides["model_args"], base=False)
         models = [_model(model) for model in expanded(content.get("models"))]
