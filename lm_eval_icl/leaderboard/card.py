@@ -107,7 +107,6 @@ def figure(card: Card, most: int) -> tuple[str, Figure, list[dict[str, object]]]
     grid[0, 0].set_yticks(range(len(rows)), names)
     grid[0, 0].set_ylim(len(rows) - 0.5, -0.5)
     rules = {row.entry.rule for row in rows}
-    title = "What predictions depend on, with 95% intervals" + (
-        "" if None in rules else f", {rule_in_words(rules.pop())}" if len(rules) == 1 else ""
-    )
+    rule = rules.pop() if len(rules) == 1 else None
+    title = "What predictions depend on, with 95% intervals" + (f", {rule_in_words(rule)}" if rule else "")
     return title, drawn, lines

@@ -19,8 +19,8 @@ from lm_eval_icl.drawing.style import GREY, INK, METADATA, clipped, of_method, o
 from lm_eval_icl.errors import InputError, writing
 from lm_eval_icl.leaderboard import card, numbers
 from lm_eval_icl.leaderboard.tables import csv_text
-from lm_eval_icl.results.board import SIGNIFICANT, Board, BoardCell, Column, Entry, grouped, rule_in_words
-from lm_eval_icl.results.statistics import Estimate
+from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words
+from lm_eval_icl.results.statistics import Difference, Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +33,7 @@ _DASHED: dict[str, Any] = {"color": GREY, "linestyle": (0, (4, 2)), "linewidth":
 _ENTRY = ("checkpoint", "details", "method", "arguments", "conditions", "rule", "name")
 
 Numbers = dict[str, object]  # a line of a figure's CSV file
+_Lines = Sequence[tuple[float, str]]  # the places of vertical lines, with their labels
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def svgs(board: Board) -> dict[str, str]:
         for _, drawn in _all(board, _ROWS_ON_PAGE):
             file = io.StringIO()
             drawn.figure.savefig(file, format="svg", metadata=METADATA["svg"])
-            files[drawn.title] = file.getvalue()
+            files[drawn.title] = re.sub(r"\s*\n\s*", " ", file.getvalue())  # indentation is a tenth of the file
     return files
 
 
@@ -114,10 +115,13 @@ def _scale(column: Column) -> int:
     return 100 if column.percent else 1
 
 
+def _metric(column: Column) -> str:
+    return "accuracy" if column.metric == "acc" else clipped(column.metric)
+
+
 def _axis(board: Board, column: Column) -> str:
-    metric = ("accuracy" if column.metric == "acc" else clipped(column.metric)) + ", %" * column.percent
     where = "average over tasks" if column.kind == "average" else clipped(column.name)
-    return f"{metric} ({', '.join([where, *map(clipped, board.common)])})"
+    return f"{_metric(column)}{', %' * column.percent} ({', '.join([where, *map(clipped, board.common)])})"
 
 
 def _numbers(entry: Entry, column: Column, **values: object) -> Numbers:
@@ -137,19 +141,10 @@ def _marked(estimate: Estimate, column: Column, text: str, line: Numbers) -> _Ma
 
 
 def _rows(
-    board: Board,
-    most: int,
-    title: str,
-    label: str,
-    mark_of: Callable[[Entry], _Mark | None],
-    lines_at: Sequence[tuple[float, str]] = (),
+    board: Board, most: int, title: str, label: str, mark_of: Callable[[Entry], _Mark | None], lines_at: _Lines = ()
 ) -> _Drawn | None:
     """A figure with a row for each entry for which `mark_of` returns a mark, but with `most` rows at most.
-
-    Args:
-        label: the label of the x axis.
-        lines_at: the places of vertical lines, with their labels.
-    """
+    `label` is that of the x axis."""
     from matplotlib.figure import Figure
 
     marks = [(entry, mark) for entry in board.entries if (mark := mark_of(entry)) is not None]
@@ -165,8 +160,9 @@ def _rows(
 
     panels = grouped(kept, panel)
     heights = [len(in_panel) + 0.3 for in_panel in panels.values()]
-    height = _ROW * sum(heights) + 0.3 * len(panels) + 0.75 + 0.17 * len(lines_at)
+    height = _ROW * sum(heights) + 0.3 * len(panels) + 0.8 + 0.17 * (len(lines_at) + label.count("\n"))
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     shape: dict[str, Any] = {"squeeze": False, "sharex": True, "gridspec_kw": {"height_ratios": heights}}
     grid = figure.subplots(len(panels), 1, **shape)
     lines = []
@@ -204,7 +200,7 @@ def _forest(board: Board, most: int) -> _Drawn | None:
         text = f"{numbers.value(cell.estimate.mean, column)}  [{numbers.interval(cell.estimate, column)}]"
         return _marked(cell.estimate, column, text, _numbers(entry, column, **_ends(cell.estimate)))
 
-    lines_at = [] if majority is None else [(_scale(column) * majority, "always the most frequent right answer")]
+    lines_at = [] if majority is None else [(_scale(column) * majority, "always one answer, uncertain too")]
     return _rows(board, most, "Results with 95% intervals", _axis(board, column), mark_of, lines_at)
 
 
@@ -217,12 +213,15 @@ def _differences(board: Board, most: int) -> _Drawn | None:
         if cell is None or cell.difference is None:
             return None
         difference = cell.difference
-        line = _numbers(entry, column, **_ends(difference, "difference"), p=difference.p, p_holm=cell.p_holm)
-        return _marked(difference, column, numbers.signed(difference.mean, column), line)
+        line = _numbers(entry, column, **_ends(difference, "difference"), p=difference.p, p_holm=difference.p_holm)
+        sign = numbers.SIGNS.get(column.judged(difference), "")
+        return _marked(difference, column, f"{numbers.signed(difference.mean, column)} {sign}", line)
 
     methods = sorted({base.method for name in board.baseline.values() if (base := board.named(name))})
     label = f"difference to {', '.join(methods)} under the same rule, {'points' if column.percent else column.metric}"
-    return _rows(board, most, "Differences to the baseline, with 95% intervals", label, mark_of, [(0, "no difference")])
+    label += "\n▲ better, ▼ worse: p ≤ 5%, adjusted (Holm), as on the page; the intervals are not adjusted"
+    title = "Differences to the baseline, with 95% intervals that are not adjusted"
+    return _rows(board, most, title, label, mark_of, [(0, "no difference")])
 
 
 def _sets(board: Board, most: int, deviations: bool) -> _Drawn | None:
@@ -242,12 +241,13 @@ def _sets(board: Board, most: int, deviations: bool) -> _Drawn | None:
         if len(values) < 2:
             return None
         text = ", ".join(f"{name} {' '.join(f'{x:.6g}' for x in orders)}" for name, orders in sets.items())
-        spread = f"{_scale(column) * (max(values) - min(values)):.1f}"
-        return _Mark([_scale(column) * x for x in values], None, spread, _numbers(entry, column, values=text))
+        places = [_scale(column) * x for x in dict.fromkeys(values)]
+        return _Mark(places, None, f"{max(places) - min(places):.1f}", _numbers(entry, column, values=text))
 
     title = "Orders of the same demonstrations" if deviations else "Sets of demonstrations"
     what = "each order less its set's mean" if deviations else "a point for each set"
-    return _rows(board, most, title, f"{_axis(board, column)}: {what}; right: range", mark_of)
+    label = f"{_axis(board, column)}\n{what}; right: range"
+    return _rows(board, most, f"{title}: {_metric(column)} on {clipped(column.name)}", label, mark_of)
 
 
 def _sensitivity(board: Board, most: int) -> _Drawn | None:
@@ -271,13 +271,12 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
     from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.figure import Figure
 
-    def cell_of(entry: Entry, column: Column) -> BoardCell | None:
-        """The cell, if it has a difference to the baseline."""
+    def difference_of(entry: Entry, column: Column) -> Difference | None:
         cell = entry.cells.get(column.name)
-        return cell if cell is not None and cell.difference is not None else None
+        return cell.difference if cell is not None else None
 
-    columns = [c for c in board.columns if c.percent and any(cell_of(entry, c) for entry in board.entries)][:_TASKS]
-    entries = [entry for entry in board.entries if any(cell_of(entry, column) for column in columns)][:most]
+    columns = [c for c in board.columns if c.percent and any(difference_of(e, c) for e in board.entries)][:_TASKS]
+    entries = [entry for entry in board.entries if any(difference_of(entry, column) for column in columns)][:most]
     if len(entries) * len(columns) < 2:  # a map needs more than one difference
         return None
     lines, goodness = [], [[math.nan] * len(columns) for _ in entries]
@@ -285,14 +284,14 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
     axes = figure.subplots()
     for y, entry in enumerate(entries):
         for x, column in enumerate(columns):
-            if (cell := cell_of(entry, column)) is None or cell.difference is None:
+            if (difference := difference_of(entry, column)) is None:
                 continue
-            goodness[y][x] = 100 * cell.difference.mean * column.sign
-            is_significant = cell.p_holm is not None and cell.p_holm <= SIGNIFICANT
-            text = numbers.signed(cell.difference.mean, column) if len(columns) <= _NUMBERS else "•" * is_significant
+            goodness[y][x] = 100 * difference.mean * column.sign
+            is_significant = column.judged(difference) in numbers.SIGNS
+            text = numbers.signed(difference.mean, column) if len(columns) <= _NUMBERS else "•" * is_significant
             weight = "bold" if is_significant else "normal"
             axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
-            values = {"difference": cell.difference.mean, "p_holm": cell.p_holm, "significant": is_significant}
+            values = {"difference": difference.mean, "p_holm": difference.p_holm, "significant": is_significant}
             lines.append(_numbers(entry, column, **values))
     largest = max(0.1, *(abs(x) for row in goodness for x in row if not math.isnan(x)))
     colors = LinearSegmentedColormap.from_list("", ["#e8752a", "#ffffff", "#2b8fd0"])
@@ -343,11 +342,7 @@ def _by_T(board: Board, most: int) -> _Drawn | None:
 
 
 def _against(
-    board: Board,
-    title: str,
-    x_name: str,
-    x_of: Callable[[Entry], float | None],
-    label: Callable[[Entry], str],
+    board: Board, title: str, x_name: str, x_of: Callable[[Entry], float | None], label: Callable[[Entry], str]
 ) -> _Drawn | None:
     """Results against `x_of(entry)`, with a panel for each checkpoint and each column that has the first's metric."""
     first = board.columns[0]

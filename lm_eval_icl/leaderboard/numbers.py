@@ -14,7 +14,7 @@ from lm_eval_icl.results.board import BoardCell, Column
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
-_PERCENT = Column("", "task", "", percent=True, higher_is_better=True, weights={})
+SHARE = Column("", "task", "", percent=True, higher_is_better=True, weights={})
 
 
 def number(x: float | None, digits: int = 4) -> str:
@@ -57,17 +57,8 @@ def short(cell: BoardCell | None, column: Column) -> str:
     if cell is None:
         return DASH
     spread = half(cell.estimate, column)
-    return value(cell.estimate.mean, column) + f" ± {spread}" * bool(spread) + "†" * (verdict(cell, column) in WORDS)
-
-
-def share(x: float | None) -> str:
-    """A share between 0 and 1 in percent, such as 12.3%."""
-    return value(x, _PERCENT, unit=True)
-
-
-def share_interval(estimate: Estimate) -> str:
-    """The 95% interval of a share, such as 10.2–14.4%."""
-    return interval(estimate, _PERCENT, unit=True)
+    dagger = "†" * (cell.difference is not None and column.judged(cell.difference) in SIGNS)
+    return value(cell.estimate.mean, column) + f" ± {spread}" * bool(spread) + dagger
 
 
 def p_value(p: float | None) -> str:
@@ -82,17 +73,7 @@ def count(n: int, one: str) -> str:
     return f"{number(n)} {one}{'s' * (n != 1)}"
 
 
-WORDS = {"better": "▲ better", "worse": "▼ worse"}
-
-
-def verdict(cell: BoardCell, column: Column) -> str:
-    """How a cell compares with the baseline (`Column.judged`); "" if it is not compared."""
-    return "" if cell.difference is None else column.judged(cell.difference.mean, cell.p_holm)
-
-
-def raw_verdict(cell: BoardCell, column: Column) -> str:
-    """How a cell under a decision rule compares with the same runs without it; "" if it is not compared."""
-    return "" if cell.to_raw is None else column.judged(cell.to_raw.mean, cell.p_raw)
+SIGNS = {"better": "▲", "worse": "▼"}
 
 
 def _minus(text: str) -> str:

@@ -4,7 +4,7 @@
 (() => {
   const $ = (selector, root = document) => root.querySelector(selector);
   const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
-  const { columns, entries } = JSON.parse($("#data").textContent);
+  const { columns, entries, runs } = JSON.parse($("#data").textContent);
 
   function make(tag, properties = {}, ...children) {
     const element = document.createElement(tag);
@@ -134,7 +134,7 @@
       facts(cell.facts),
       ...(cell.sets.length ? [make("h3", {}, "Set by set"), plain(["Demonstrations", "Mean", "Orders"], cell.sets)] : []),
       make("h3", {}, "Runs"),
-      plain(["File", "Date (UTC)", "Seed", "Order", "lm-eval, transformers, lm-eval-icl"], cell.runs),
+      plain(["File", "Date (UTC)", "Seed", "Order", "lm-eval, transformers, lm-eval-icl"], cell.runs.map((place) => runs[place])),
       make("p", { className: "quiet" }, "On a command line, this entry is called ", make("code", {}, entry.name), "."),
     ];
   }

@@ -98,7 +98,8 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
         numbers=numbers,
         level=SIGNIFICANT,
         flips=flips(board),
-        majorities={column.name: x for column in board.columns if (x := board.majority(column)) is not None},
+        majorities=majorities(board),
+        sizes=sizes(board),
         choices={
             name: sorted({str(getattr(entry, name) or "") for entry in board.entries})
             for name in ("checkpoint", "method", "rule", "conditions")
@@ -111,6 +112,31 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
         summary=[escape(clean(sentence, SENTENCE)) for sentence in board.summary],
         reads={name: meaning for name, meaning in READS.items() if name in reads},
     )
+
+
+def sizes(board: Board) -> str:
+    """How many documents and sets of demonstrations the cells of tasks have, and whether these are few."""
+    tasks = {task for column in board.columns for task in column.weights}
+    estimates = [cell.estimate for entry in board.entries for name, cell in entry.cells.items() if name in tasks]
+    texts = []
+    for what, found, enough in (  # fewer are called few
+        ("documents of each task", {estimate.documents for estimate in estimates}, 100),
+        ("sets of demonstrations", {estimate.sets for estimate in estimates}, 5),
+    ):
+        numbers = " to ".join(f"{n:,}" for n in sorted({min(found), max(found)}))
+        texts.append(f"{numbers} {what}" + " (few)" * (min(found) < enough))
+    return f"Measured on {' and '.join(texts)}{': intervals are wide' * any('(few)' in text for text in texts)}."
+
+
+def majorities(board: Board) -> dict[str, tuple[float, str]]:
+    """Column -> the score of always giving one answer, and how many entries are significantly better, in words."""
+    found = {}
+    for column in board.columns:
+        if (score := board.majority(column)) is not None:
+            tests = [d for e in board.entries if (c := e.cells.get(column.name)) and (d := c.to_majority)]
+            better = sum(column.judged(difference) == "better" for difference in tests)
+            found[column.name] = score, f"{better} of {len(tests)} better"
+    return found
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -140,7 +166,8 @@ def flips(board: Board) -> list[tuple[str, float | None]]:
 
 
 def _flips(flips: Estimate | None) -> str:
-    return f"{numbers.share(flips.mean)} ({numbers.share_interval(flips)})" if flips else ""
+    share = numbers.SHARE
+    return f"{value(flips.mean, share, unit=True)} ({numbers.interval(flips, share, unit=True)})" if flips else ""
 
 
 def embed(board: Board) -> str:
@@ -152,30 +179,36 @@ def embed(board: Board) -> str:
 def data(board: Board) -> dict[str, Any]:
     """The data for the script: numbers to sort by, and the titles and texts of opened cells."""
     orders = [order for _, order in flips(board)]
+    runs = {run.digest: run for entry in board.entries for run in entry.runs}
+    places = {digest: place for place, digest in enumerate(runs)}
     entries = [
         {
             **{name: clean(str(getattr(entry, name) or "")) for name in _TEXTS},
             "flips": orders[row] if orders else None,
-            "cells": [_cell(board, entry, column) for column in board.columns],
+            "cells": [_cell(board, entry, column, places) for column in board.columns],
         }
         for row, entry in enumerate(board.entries)
     ]
     columns = [{"name": clean(c.name), "kind": c.kind, "higher": c.higher_is_better} for c in board.columns]
-    return {"columns": columns, "entries": entries}
+    return {
+        "columns": columns,
+        "entries": entries,
+        "runs": [[clean(text) for text in _run(run)] for run in runs.values()],
+    }
 
 
-def _cell(board: Board, entry: Entry, column: Column) -> dict[str, Any] | None:
+def _cell(board: Board, entry: Entry, column: Column, places: Mapping[str, int]) -> dict[str, Any] | None:
     if (cell := entry.cells.get(column.name)) is None:
         return None
     mean = cell.estimate.mean
     texts = (numbers.value(mean, column), numbers.interval(cell.estimate, column), numbers.short(cell, column))
-    used = {id(unit.run) for prompt_set in cell.sets for unit in prompt_set.answered}
+    used = {unit.run.digest for prompt_set in cell.sets for unit in prompt_set.answered}
     return {
         "sort": mean if math.isfinite(mean) else None,
         **dict(zip(("mean", "interval", "short"), texts, strict=True)),
         "facts": [[title, clean(text)] for title, text in _facts(board, entry, column, cell) if text],
         "sets": _sets(entry, column, cell),
-        "runs": [[clean(text) for text in _run(run)] for run in entry.runs if not used or id(run) in used][:RUNS],
+        "runs": [places[run.digest] for run in entry.runs if not used or run.digest in used][:RUNS],
     }
 
 
@@ -192,20 +225,21 @@ def _facts(board: Board, entry: Entry, column: Column, cell: BoardCell) -> Itera
     yield "Always one answer", "" if cell.majority is None else value(cell.majority, column, unit=True)
     yield "Order sensitivity", _flips(cell.sensitivity)
     base = board.named(board.baseline.get(entry.name))
-    for title, difference, p in (
-        (f"Difference to {base.label}" if base else "Difference", cell.difference, cell.p_holm),
-        ("Difference to the same runs without the rule", cell.to_raw, cell.p_raw),
+    for title, difference in (
+        (f"Difference to {base.label}" if base else "Difference", cell.difference),
+        ("Difference to the same runs without the rule", cell.to_raw),
+        ("Difference to always one answer", cell.to_majority),
     ):
         if difference is not None:
-            yield title, _difference(difference, p, column)
+            yield title, _difference(difference, column)
     for mark in cell.marks:
         yield "Note", f"{mark}: {MARKS[mark]}" if mark in MARKS else mark
 
 
-def _difference(difference: Difference, p: float | None, column: Column) -> str:
-    words = {"better": "better", "worse": "worse", "same": "not significant"}[column.judged(difference.mean, p)]
+def _difference(difference: Difference, column: Column) -> str:
+    words = column.judged(difference).replace("same", "not significant")
     text = f"{signed(difference.mean, column, unit=True)} ({numbers.interval(difference, column, sign=True)}), {words}"
-    text += f"; p {p_value(difference.p)}, adjusted (Holm, whole column) {p_value(p)}"
+    text += f"; p {p_value(difference.p)}, adjusted (Holm, whole column) {p_value(difference.p_holm)}"
     if math.isfinite(difference.detectable):
         text += f"; four of five such comparisons would find a difference of {value(difference.detectable, column)}"
     return f"{text}; {HOW.get(difference.how, difference.how)}"
@@ -216,8 +250,8 @@ def _sets(entry: Entry, column: Column, cell: BoardCell) -> list[list[str]]:
     rows = []
     for prompt_set in cell.sets[:RUNS]:
         values = [unit.result.value for unit in prompt_set.answered]
-        orders = ", ".join(value(x, column) for x in values)
-        rows.append([clean(prompt_set.label), value(fmean(values), column, decimals=2), orders])
+        texts = [value(fmean(values), column, decimals=2), ", ".join(value(x, column) for x in values)]
+        rows.append([clean(prompt_set.label), *texts])
     return rows
 
 

@@ -21,11 +21,7 @@ _SHARE = Column("order flips", "average", "", percent=True, higher_is_better=Fal
 
 
 def table(
-    board: Board,
-    columns: Sequence[str],
-    entries: Sequence[Entry],
-    flips: Mapping[str, Estimate],
-    title: str,
+    board: Board, columns: Sequence[str], entries: Sequence[Entry], flips: Mapping[str, Estimate], title: str
 ) -> Table:
     """The table, in parts: one for each checkpoint, and more if the columns do not fit side by side.
 

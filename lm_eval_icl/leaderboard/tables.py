@@ -64,12 +64,13 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         "interval": estimate.how,
         "baseline": board.baseline.get(entry.name),
         **{f"difference{end}": difference[name] for end, name in (("", "mean"), ("_low", "low"), ("_high", "high"))},
-        **{"p": difference["p"], "p_holm": cell.p_holm},
-        **{"to_raw": None if cell.to_raw is None else cell.to_raw.mean, "p_raw": cell.p_raw},
+        **{"p": difference["p"], "p_holm": difference["p_holm"]},
+        **{"to_raw": cell.to_raw and cell.to_raw.mean, "p_raw": cell.to_raw and cell.to_raw.p_holm},
         **{"detectable": difference["detectable"], "paired_by": difference["how"]},
         **{"best": cell.is_best, "worse_than_best": bool(cell.is_worse)},
         **{"order_sensitivity": cell.sensitivity and cell.sensitivity.mean, "left_out": cell.left_out},
-        **{"majority": cell.majority, "expected": cell.expected, "marks": "; ".join(cell.marks)},
+        **{"majority": cell.majority, "p_majority": cell.to_majority and cell.to_majority.p_holm},
+        **{"expected": cell.expected, "marks": "; ".join(cell.marks)},
         **{"decide": entry.rule, "reads": "; ".join(entry.reads)},
     }
 
@@ -94,9 +95,8 @@ def _markdown(text: str) -> str:
 def as_tex(board: Board) -> str:
     """The same table in LaTeX, for the package booktabs."""
     head = ["checkpoint", "method", *(column.name for column in board.columns)]
-    table = pd.DataFrame(
-        [list(map(_tex, _row(board, entry))) for entry in board.entries], columns=list(map(_tex, head))
-    )
+    rows = [list(map(_tex, _row(board, entry))) for entry in board.entries]
+    table = pd.DataFrame(rows, columns=list(map(_tex, head)))
     return f"% {_note(board, _tex)}\n" + str(table.to_latex(index=False, column_format="ll" + "r" * len(board.columns)))
 
 
@@ -145,7 +145,7 @@ def overview(board: Board, most: int) -> Table:
                 f"{'[bold]' if cell.is_best else ''}{numbers.value(cell.estimate.mean, column, unit=True)}",
                 numbers.interval(cell.estimate, column, unit=True),
                 numbers.signed(cell.difference.mean, column) if cell.difference else "",
-                numbers.p_value(cell.p_holm) if cell.p_holm is not None else "",
+                numbers.p_value(cell.difference.p_holm) if cell.difference else "",
                 *raw,
             )
     if (majority := board.majority(column)) is not None:
@@ -184,13 +184,8 @@ def comparison(first: Entry, second: Entry, columns: Sequence[Column], differenc
 
 
 def _table(title: str, names: Sequence[str], number_names: Sequence[str]) -> Table:
-    looks: dict[str, Any] = {
-        "title_justify": "left",
-        "caption_justify": "left",
-        "title_style": "bold",
-        "box": box.SIMPLE_HEAD,
-    }
-    table = Table(title=f"\n{escape(title)}", **looks, show_edge=False, padding=(0, 1, 0, 0))
+    left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left", "title_style": "bold"}
+    table = Table(title=f"\n{escape(title)}", **left, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for name in names:
         table.add_column(name, overflow="fold")
     for name in number_names:

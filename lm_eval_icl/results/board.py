@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
@@ -82,10 +82,8 @@ class BoardCell:
     estimate: Estimate  # the metric
     # The metric minus the baseline's, under the same decision rule; None for the baseline and without common prompts.
     difference: Difference | None = None
-    p_holm: float | None = None  # the p-value of `difference`, adjusted over all differences of the column (Holm)
     # The metric minus that of the same runs without the decision rule; None for entries without a rule.
     to_raw: Difference | None = None
-    p_raw: float | None = None  # the p-value of `to_raw`, adjusted in the same way
     is_best: bool = False  # whether it has the best mean of its column among entries of the same rule
     is_worse: bool | None = None  # than the best entry, significantly, on the same prompts (Holm); None: not compared
     sets: tuple[PromptSet, ...] = ()  # the prompt sets of a task; empty for groups, and for results without samples
@@ -94,6 +92,9 @@ class BoardCell:
     marks: tuple[str, ...] = ()
     left_out: int = 0  # how many demonstrations were left out because prompts were too long
     majority: float | None = None  # the score of always giving the most frequent right answer; None if not known
+    to_majority: Difference | None = None  # the metric minus that score
+    # Task -> with how many prompts nearly all answers are the same although others are right, and of how many prompts.
+    collapsed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     expected: float | None = None  # the paper's value, if a study gives it
 
 
@@ -121,11 +122,11 @@ class Column:
         """1 if higher values are better, or else -1."""
         return 1 if self.higher_is_better else -1
 
-    def judged(self, difference: float, p: float | None) -> str:
-        """Return "better" or "worse" for a significant difference, or else "same"."""
-        if p is None or not p <= SIGNIFICANT:
+    def judged(self, difference: Difference) -> str:
+        """Return "better" or "worse" for a significant difference (adjusted), or else "same"."""
+        if difference.p_holm is None or not difference.p_holm <= SIGNIFICANT:
             return "same"
-        return "better" if (difference > 0) == self.higher_is_better else "worse"
+        return "better" if (difference.mean > 0) == self.higher_is_better else "worse"
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,19 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.results.board import (
-    AVERAGE,
-    Board,
-    BoardCell,
-    Cells,
-    Column,
-    Entry,
-    Fields,
-    RowKey,
-    TaskRun,
-    grouped,
-    shown,
-)  # fmt: skip
+from lm_eval_icl.results.board import AVERAGE, Board, BoardCell, Column, Entry, Fields, RowKey, TaskRun, grouped, shown
 from lm_eval_icl.results.card import card_of
 from lm_eval_icl.results.cells import combined, compare_all, measured
 from lm_eval_icl.results.fields import CHOSEN
@@ -35,7 +23,7 @@ _SHARES = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "em
 _LISTED = 20  # the most names in a message
 
 Groups = Mapping[str, Mapping[str, float]]
-Row = tuple[RowKey, Sequence[TaskRun], Cells]
+Row = tuple[RowKey, Sequence[TaskRun], Mapping[str, BoardCell]]
 
 
 def build(

@@ -15,7 +15,8 @@ import numpy as np
 
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import Card, CardRow, Column, Entry, PromptSet, Property, RowKey, TaskRun
-from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION, bootstrap
+from lm_eval_icl.results.cells import estimated, matrix
+from lm_eval_icl.results.metrics import CALIBRATION, bootstrap
 from lm_eval_icl.results.records import Answers
 from lm_eval_icl.results.statistics import Bounds, Difference, Estimate
 
@@ -100,7 +101,7 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     base = _only(by_labels["", shots], lambda unit: unit.run.format == 0)
     if not base:
         return
-    yield ACCURACY, statistics.estimate(_by_set(base, _scores), bounds=_SHARE)
+    yield ACCURACY, statistics.estimate(matrix(base), bounds=_SHARE)
     by_set = [[unit.answers.predictions for unit in one_set.answered] for one_set in base if len(one_set.answered) > 1]
     known = (orders for orders in by_set if not any(order is None for order in orders))
     flips = statistics.order_sensitivity(np.array(orders).T for orders in known)
@@ -116,7 +117,7 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     if formats is not None:
         yield FORMATS, spread(formats)
     if len(base) > 1:
-        yield SETS, spread(_by_set(base, _scores)[:, None])
+        yield SETS, spread(matrix(base)[:, None])
     numbers = sorted(n for n in runs if n)
     if len(numbers) > 1:
         most, fewest = (_in_first_order(by_labels["", n]) for n in (numbers[-1], numbers[0]))
@@ -142,15 +143,6 @@ def spread(scores: np.ndarray) -> Estimate:
     return replace(result, high=min(1.0, max(result.high, result.mean + unseen)))
 
 
-def _scores(answers: Answers) -> np.ndarray:
-    return answers.items
-
-
-def _by_set(sets: Sets, values: Callable[[Answers], np.ndarray]) -> np.ndarray:
-    """(documents, sets, ...) values of the answers, the mean over orders."""
-    return np.stack([np.mean([values(unit.answers) for unit in one.answered], axis=0) for one in sets], axis=1)
-
-
 def _only(sets: Sets, wanted: Callable[[TaskRun], bool]) -> list[PromptSet]:
     """The sets with only the answers that are wanted, without sets that have no such answers."""
     kept = (replace(one_set, answered=tuple(filter(wanted, one_set.answered))) for one_set in sets)
@@ -169,7 +161,7 @@ def _difference(first: Sets, second: Sets) -> Difference | None:
     if len(documents) != 1:
         return None
     mine, theirs = zip(*pairs, strict=True)
-    return statistics.difference(_by_set(mine, _scores), _by_set(theirs, _scores), bounds=_SHARE)
+    return statistics.difference(matrix(mine), matrix(theirs), bounds=_SHARE)
 
 
 def _formats(sets: Sets) -> np.ndarray | None:
@@ -184,13 +176,9 @@ def _formats(sets: Sets) -> np.ndarray | None:
 
 def _calibration(sets: Sets, name: str) -> Estimate:
     metric = CALIBRATION[name]
-    aggregation = AGGREGATIONS[metric.aggregation]
 
     def items(answers: Answers) -> np.ndarray:
         assert answers.logprobs is not None and answers.golds is not None
         return metric.items(answers.logprobs, answers.golds)  # type: ignore[arg-type]
 
-    if metric.aggregation == "mean":
-        return statistics.estimate(_by_set(sets, items), bounds=_bounds(CONFIDENCE[name]))
-    sums = _by_set(sets, lambda answers: aggregation.features(items(answers)))
-    return bootstrap(sums, aggregation.value, bounds=aggregation.bounds)
+    return estimated(sets, metric.aggregation, _bounds(CONFIDENCE[name]), items)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -13,39 +14,39 @@ from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import BoardCell, Cells, Column, Entry, PromptSet, RowKey, TaskRun, grouped
 from lm_eval_icl.results.metrics import AGGREGATIONS, bootstrap, bootstrap_difference
 from lm_eval_icl.results.records import Answers, at, count, number
-from lm_eval_icl.results.statistics import Difference, Estimate
+from lm_eval_icl.results.statistics import Bounds, Difference, Estimate
 
 _LISTED = 20  # the most names in a message
 _FEW_SETS = 5
 _NO_SET = "no demonstrations"
 _COLLAPSED, _FEW_DOCUMENTS = 0.95, 10  # the share of one prediction that gets a mark, from so many documents on
 _NORMAL = 1.96  # half of a 95% interval, in standard errors
+Values = Callable[[Answers], np.ndarray]
+_ITEMS: Values = attrgetter("items")
 
 
 def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
     """The numbers of a row on a task from its results there, by date; they are not yet compared with other rows."""
     answered = [unit for unit in units if unit.result.answers is not None]
     marks = [mark for unit in units for mark in unit.result.marks]
-    lost, shortened, cut, copies = (
-        max(count(at(unit.run.icl, field, unit.result.task, what)) or 0 for unit in units)
-        for field, what in (
-            ("left_out", "demonstrations"),
-            *((field, "documents") for field in ("left_out", "truncated", "own_demonstrations")),
-        )
-    )
+
+    def most(name: str, what: str = "documents") -> int:
+        return max(count(at(unit.run.icl, name, unit.result.task, what)) or 0 for unit in units)
+
+    lost, shortened, cut = most("left_out", "demonstrations"), most("left_out"), most("truncated")
     if lost:
         marks.append(f"{lost} demonstrations were left out of {shortened} documents' prompts, which were too long.")
     if cut:
         marks.append(f"{cut} documents were cut at their beginning: they do not fit even without demonstrations.")
-    if copies:
+    if copies := most("own_demonstrations"):
         marks.append(f"{copies} documents stand among their own demonstrations, with the answer.")
     cell = _from_answers(answered, is_share, marks) if answered else BoardCell(_reported(units, is_share))
     if not answered:
         marks.append("aggregate only")
     elif len(answered) < len(units):
-        marks.append(f"{len(units) - len(answered)} of {len(units)} runs without samples are not counted")
-    expected = _expected(units, units[0].result.task)
-    return replace(cell, marks=tuple(dict.fromkeys(marks)), left_out=lost, expected=expected)
+        marks.append(f"{len(units) - len(answered)} of {len(units)} runs without samples are not counted.")
+    marks = list(dict.fromkeys(marks))
+    return replace(cell, marks=tuple(marks), left_out=lost, expected=_expected(units, units[0].result.task))
 
 
 def _expected(units: Iterable[TaskRun], column: str) -> float | None:
@@ -56,47 +57,51 @@ def _expected(units: Iterable[TaskRun], column: str) -> float | None:
 
 def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) -> BoardCell:
     """The numbers of a row on a task from its samples. Marks about the samples are added to `marks`."""
-    aggregation, sets = units[0].result.aggregation, _prompt_sets(units, marks)
-    if aggregation == "mean":
-        estimate = statistics.estimate(matrix(sets), bounds=(0.0, 1.0) if is_share else None)
-    else:
-        metric = AGGREGATIONS[aggregation]
-        estimate = bootstrap(matrix(sets, metric.features), metric.value, bounds=metric.bounds)
-    if 1 < len(sets) < _FEW_SETS:
-        marks.append("few seeds")
-    by_set = [
-        [unit.answers.predictions for unit in in_format]
-        for s in sets
-        if s.label != _NO_SET
-        for in_format in grouped(s.answered, lambda unit: unit.run.format).values()
-    ]
-    by_set = [orders for orders in by_set if len(orders) > 1]
+    result, sets = units[0].result, _prompt_sets(units, marks)
+    marks += ["few seeds"] * (1 < len(sets) < _FEW_SETS)
+    orders_of = [u for s in sets if s.label != _NO_SET for u in grouped(s.answered, lambda u: u.run.format).values()]
+    by_set = [[unit.answers.predictions for unit in in_format] for in_format in orders_of if len(in_format) > 1]
     are_known = all(order is not None for orders in by_set for order in orders)
+    answers = [unit.answers for s in sets for unit in s.answered]
+    one = _one_answer(answers, len(sets)) if result.metric == "acc" else None
     return BoardCell(
-        estimate,
+        estimated(sets, result.aggregation, (0.0, 1.0) if is_share else None),
         sets=sets,
         sensitivity=statistics.order_sensitivity(np.array(orders).T for orders in by_set) if are_known else None,
-        majority=_majority(units[0].result.metric, [unit.answers for s in sets for unit in s.answered], marks),
+        majority=None if one is None else float(one.mean()),
+        to_majority=None if one is None else statistics.difference(matrix(sets), one, bounds=(0.0, 1.0)),
+        collapsed={result.task: _collapsed(answers)},
     )
 
 
-def _majority(metric: str, answers: Sequence[Answers], marks: list[str]) -> float | None:
-    """The accuracy of always giving the most frequent right answer. A mark is added if nearly all predictions are the
-    same option, and says with how many prompts they are."""
-
-    def most_frequent(options: np.ndarray) -> float:
-        return float(np.unique(options, return_counts=True)[1].max() / len(options))
-
-    predictions = [one.predictions for one in answers if one.predictions is not None]
-    if len(predictions) < len(answers):
+def _one_answer(answers: Sequence[Answers], sets: int) -> np.ndarray | None:
+    """(documents, sets) scores of always giving the most frequent right answer; None if answers are not known."""
+    if (golds := answers[0].golds) is None or any(one.predictions is None for one in answers):
         return None
-    golds = answers[0].golds
-    majority = None if golds is None else most_frequent(golds)
-    collapsed, n = sum(most_frequent(options) >= _COLLAPSED for options in predictions), len(predictions)
-    if collapsed and len(predictions[0]) >= _FEW_DOCUMENTS and (majority is None or majority < _COLLAPSED):
-        some = f"With {collapsed} of {n} prompts it gives one answer to nearly all documents."
-        marks.append("collapsed" if collapsed == n else some)
-    return majority if metric == "acc" else None
+    options, counts = np.unique(golds, return_counts=True)
+    return np.tile((golds == options[counts.argmax()]).astype(float), (sets, 1)).T
+
+
+def _collapsed(answers: Sequence[Answers]) -> tuple[int, int]:
+    """With how many prompts nearly all predictions are the same option although others are right; and of how many."""
+
+    def is_one(options: np.ndarray | None) -> bool:
+        return options is not None and max(np.unique(options, return_counts=True)[1]) >= _COLLAPSED * len(options)
+
+    enough = len(answers[0].items) >= _FEW_DOCUMENTS and not is_one(answers[0].golds)
+    return sum(enough and bool(is_one(one.predictions)) for one in answers), len(answers)
+
+
+def _collapse_marks(by_task: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
+    """A mark that counts the prompts of `BoardCell.collapsed` over all tasks, and names the task with the most."""
+    collapsed, n = (sum(counts[place] for counts in by_task.values()) for place in (0, 1))
+    if collapsed in (0, n):
+        return ("collapsed",) * (collapsed > 0)
+    text = f"With {collapsed} of {n} prompts it gives one answer to nearly all documents"
+    if len(by_task) > 1:
+        worst = max(by_task, key=lambda task: by_task[task][0] / by_task[task][1])
+        text += "; of {}, with {} of {}".format(worst, *by_task[worst])
+    return (f"{text}.",)
 
 
 def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet, ...]:
@@ -126,10 +131,18 @@ def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet,
     return tuple(prompt_set for _, prompt_set in sorted(sets, key=lambda seeded: (seeded[0], seeded[1].label)))
 
 
-def matrix(sets: Sequence[PromptSet], features: Callable[[np.ndarray], np.ndarray] = lambda items: items) -> np.ndarray:
-    """(documents, sets) scores, the mean over orders; with the features of a metric, (documents, sets, k)."""
-    by_set = ([features(order.answers.items) for order in prompt_set.answered] for prompt_set in sets)
+def matrix(sets: Sequence[PromptSet], values: Values = _ITEMS) -> np.ndarray:
+    """(documents, sets) scores, or (documents, sets, ...) other values of the answers: the mean over orders."""
+    by_set = ([values(order.answers) for order in prompt_set.answered] for prompt_set in sets)
     return np.stack([np.mean(orders, axis=0) for orders in by_set], axis=1)
+
+
+def estimated(sets: Sequence[PromptSet], aggregation: str, bounds: Bounds | None, items: Values = _ITEMS) -> Estimate:
+    """The mean over sets of a metric of the answers' items; the bounds are those of a metric that is a mean."""
+    if aggregation == "mean":
+        return statistics.estimate(matrix(sets, items), bounds=bounds)
+    metric = AGGREGATIONS[aggregation]
+    return bootstrap(matrix(sets, lambda one: metric.features(items(one))), metric.value, bounds=metric.bounds)
 
 
 def _reported(units: Sequence[TaskRun], is_share: bool) -> Estimate:
@@ -151,13 +164,17 @@ def combined(cells: Mapping[str, BoardCell], units: Iterable[TaskRun], column: C
     parts, weights = [cells[task] for task in column.weights], list(column.weights.values())
     flips = [part.sensitivity for part in parts if part.sensitivity is not None]
     majorities = [part.majority for part in parts if part.majority is not None]
+    above = [part.to_majority for part in parts if part.to_majority is not None]
     n = len(parts)
+    notes = (f"{task}: {m}" if m.endswith(".") else m for task in column.weights for m in cells[task].marks)
     return BoardCell(
         statistics.estimate_group([part.estimate for part in parts], weights, bounds=column.bounds),
         sensitivity=statistics.estimate_group(flips, weights, bounds=(0.0, 1.0)) if len(flips) == n else None,
-        marks=tuple(dict.fromkeys(mark for part in parts for mark in part.marks)),
+        marks=tuple(dict.fromkeys(notes)),
         left_out=sum(part.left_out for part in parts),
         majority=math.fsum(map(math.prod, zip(weights, majorities, strict=True))) if len(majorities) == n else None,
+        to_majority=statistics.difference_group(above, weights, bounds=column.bounds) if len(above) == n else None,
+        collapsed={task: counts for task in column.weights for counts in cells[task].collapsed.values()},
         expected=_expected(units, column.name),
     )
 
@@ -190,9 +207,7 @@ def compare(first: Cells, second: Cells, columns: Sequence[Column]) -> dict[str,
     return differences
 
 
-def _difference(
-    first: Sequence[PromptSet], second: Sequence[PromptSet], bounds: tuple[float, float] | None
-) -> Difference | None:
+def _difference(first: Sequence[PromptSet], second: Sequence[PromptSet], bounds: Bounds | None) -> Difference | None:
     """The first row minus the second on one task; None if they have no common prompt."""
     if not (pairs := common(first, second)):
         return None
@@ -204,8 +219,8 @@ def _difference(
     if ours.aggregation == "mean":
         return statistics.difference(matrix(mine), matrix(theirs), bounds=bounds)
     metric = AGGREGATIONS[ours.aggregation]
-    sums = matrix(mine, metric.features), matrix(theirs, metric.features)
-    return bootstrap_difference(*sums, metric.value, bounds=metric.bounds)
+    own, others = (matrix(sets, lambda answers: metric.features(answers.items)) for sets in (mine, theirs))
+    return bootstrap_difference(own, others, metric.value, bounds=metric.bounds)
 
 
 def named(entries: Sequence[Entry], name: str, what: str = "") -> Entry:
@@ -256,14 +271,14 @@ def compare_all(
     for column in columns:
         column_entries = [entry for entry in entries if column.name in entry.cells]
         to_baseline, to_raw = _differences(column_entries, bases, column), _differences(column_entries, raws, column)
+        to_majority = _adjusted({e.name: e.cells[column.name].to_majority for e in column_entries})
         for rule_entries in grouped(column_entries, lambda entry: entry.rule).values():
             best = max(rule_entries, key=lambda entry: column.sign * entry.cells[column.name].estimate.mean)
             to_best = _differences(rule_entries, {e.name: best for e in rule_entries if e is not best}, column)
             for entry in rule_entries:
                 cell = entry.cells[column.name]
-                difference, p_holm = to_baseline.get(entry.name, (None, None))
-                raw_difference, p_raw = to_raw.get(entry.name, (None, None))
-                marks = cell.marks
+                difference, below = to_baseline.get(entry.name), to_best.get(entry.name)
+                marks = cell.marks + _collapse_marks(cell.collapsed)
                 if difference is not None:
                     if difference.sets < cell.estimate.sets:
                         marks += (f"Paired on {difference.sets} of {cell.estimate.sets} sets of demonstrations.",)
@@ -271,15 +286,13 @@ def compare_all(
                         marks += (f"{lost} demonstrations were left out of its baseline's prompts.",)
                 elif entry.name in bases and column.name in bases[entry.name].cells:
                     marks += ("unpaired",) * ("aggregate only" not in marks)
-                below, p_best = to_best.get(entry.name, (None, None))
                 cells[entry.name][column.name] = replace(
                     cell,
                     difference=difference,
-                    p_holm=p_holm,
-                    to_raw=raw_difference,
-                    p_raw=p_raw,
+                    to_raw=to_raw.get(entry.name),
+                    to_majority=to_majority.get(entry.name),
                     is_best=abs(cell.estimate.mean - best.cells[column.name].estimate.mean) <= 1e-12,
-                    is_worse=None if below is None else column.judged(below.mean, p_best) == "worse",
+                    is_worse=None if below is None else column.judged(below) == "worse",
                     marks=marks,
                 )
     # Cells are in the order of the columns. The cells of tasks that are not columns follow.
@@ -287,11 +300,14 @@ def compare_all(
     return ordered, {name: base.name for name, base in bases.items()}
 
 
-def _differences(
-    entries: Sequence[Entry], others: Mapping[str, Entry], column: Column
-) -> dict[str, tuple[Difference, float]]:
-    """Entry's name -> its difference on a column to its entry in `others`, and the p-value adjusted over all (Holm)."""
+def _differences(entries: Sequence[Entry], others: Mapping[str, Entry], column: Column) -> dict[str, Difference]:
+    """Entry's name -> its difference on a column to its entry in `others`, for entries that are compared."""
     compared = {e.name: compare(e.cells, others[e.name].cells, [column]) for e in entries if e.name in others}
-    differences = {name: by_column[column.name] for name, by_column in compared.items() if by_column}
-    adjusted = statistics.holm([difference.p for difference in differences.values()])
-    return {name: (difference, p) for (name, difference), p in zip(differences.items(), adjusted, strict=True)}
+    return _adjusted({name: by_column.get(column.name) for name, by_column in compared.items()})
+
+
+def _adjusted(differences: Mapping[str, Difference | None]) -> dict[str, Difference]:
+    """The differences that are there, with p adjusted over them (Holm)."""
+    known = {name: difference for name, difference in differences.items() if difference is not None}
+    p_holm = statistics.holm([difference.p for difference in known.values()])
+    return {name: replace(known[name], p_holm=p) for name, p in zip(known, p_holm, strict=True)}

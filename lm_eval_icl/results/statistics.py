@@ -49,6 +49,7 @@ class Difference(Estimate):
     # The smallest difference that this comparison would find four times in five: the quantiles of t for 95% confidence
     # and 80% power, times the standard error (Miller 2024, arXiv 2411.00640). Infinite if it is unknown.
     detectable: float
+    p_holm: float | None = None  # p adjusted over all such differences of a board's column (Holm)
 
 
 def estimate(scores: np.ndarray, *, bounds: Bounds | None = None) -> Estimate:

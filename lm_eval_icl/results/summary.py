@@ -26,14 +26,16 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
     def number(value: float) -> str:
         return f"{100 * value:.1f}%" if column.percent else f"{value:.4g}"
 
-    def verdicts(tests: Mapping[Entry, tuple[Difference, float | None]], against: str) -> str:
+    def signed(difference: float) -> str:
+        text = f"{100 * difference:+.1f} points" if column.percent else f"{difference:+.3g}"
+        return text.replace("-", "\N{MINUS SIGN}")
+
+    def verdicts(tests: Mapping[Entry, Difference], against: str) -> str:
         """Sentences that list the better and the worse entries, with their differences."""
-        judged = grouped(tests, lambda entry: column.judged(tests[entry][0].mean, tests[entry][1]))
+        judged = grouped(tests, lambda entry: column.judged(tests[entry]))
         sentences = []
         for how in ("better", "worse"):
-            means = {entry: tests[entry][0].mean for entry in judged.get(how, ())}
-            signed = (f"{100 * x:+.1f} points" if column.percent else f"{x:+.3g}" for x in means.values())
-            words = [f"{full(entry)} ({x.replace('-', chr(0x2212))})" for entry, x in zip(means, signed, strict=True)]
+            words = [f"{full(entry)} ({signed(tests[entry].mean)})" for entry in judged.get(how, ())]
             sentences += [f" {how.capitalize()} than {against}: {_list(words)}."] if words else []
         return "".join(sentences) or (f" Nothing is significantly better or worse than {against}." if tests else "")
 
@@ -47,10 +49,13 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
         text += f" (95% interval {number(best.low)} to {number(best.high)}): {_list(map(full, ties))}"
         near = [e for e in rule_entries if e not in ties and cells[e].is_worse is False]
         text += f", not significantly better than {_list(map(full, near))}." if near else "."
+        if (d := cells[rule_entries[0]].to_majority) and (how := column.judged(d)) != "better":
+            how = "significantly worse" if how == "worse" else "not significantly better"
+            text += f" The best is {how} than always giving one answer ({signed(d.mean)}, adjusted p {d.p_holm:.2g})."
         text = f"{rule_in_words(rule)}, {text}" if len(by_rule) > 1 else text
-        tests = {e: (d, cells[e].p_holm) for e in rule_entries if (d := cells[e].difference) is not None}
+        tests = {e: d for e in rule_entries if (d := cells[e].difference) is not None}
         bases = dict.fromkeys(methods[baselines[entry.name]] for entry in tests)
-        raw = {e: (d, cells[e].p_raw) for e in rule_entries if (d := cells[e].to_raw) is not None}
+        raw = {e: d for e in rule_entries if (d := cells[e].to_raw) is not None}
         text += verdicts(tests, " or ".join(bases)) + verdicts(raw, "without the rule")
         sentences.append(text[0].upper() + text[1:])
     if len(majorities := {cell.majority for cell in cells.values()}) == 1 and None not in majorities:

@@ -157,16 +157,12 @@ def test_each_run_has_its_own_samples(made):
 
 def test_what_was_asked(made):
     """One set in two orders, another set, and another model with the prompts of the first."""
-    order, reverse, other, again = (
-        one(made[name]).tasks["icl_demo_short"].answers for name in ("order", "reverse", "other", "again")
-    )
+    results = [one(made[name]).tasks["icl_demo_short"] for name in ("order", "reverse", "other", "again")]
+    order, reverse, other, again = (result.answers for result in results)
     assert order.documents == reverse.documents == other.documents == again.documents
     assert order.prompts == again.prompts and len({order.prompts, reverse.prompts, other.prompts}) == 3
     assert order.demonstrations == reverse.demonstrations == again.demonstrations != other.demonstrations
-    templates = {
-        one(made[name]).tasks["icl_demo_short"].column["template"] for name in ("order", "reverse", "other", "again")
-    }
-    assert len(templates) == 1
+    assert len({result.column["template"] for result in results}) == 1
 
 
 def test_demonstrations_of_other_prompts(chat_checkpoint):

@@ -203,7 +203,7 @@ def test_with_and_without_samples(tmp_path):
     run(tmp_path, icl=ICL, right=[1, 1, 1, 0] * 10, seed=1, samples=False)
     board = board_of(tmp_path)
     assert printed(board) == (["t"], {"icl": {"t": 50.0}})
-    assert "1 of 2 runs without samples are not counted" in board.entries[0].cells["t"].marks
+    assert "1 of 2 runs without samples are not counted." in board.entries[0].cells["t"].marks
 
 
 def test_a_limit_that_differs_by_task(tmp_path):
@@ -327,3 +327,17 @@ def test_variants_of_the_baseline_are_compared_with_it_and_other_prompts_with_no
     assert variant.cells["t"].difference.mean == pytest.approx(-0.025) and other.cells["t"].is_worse is None
     assert "95.0% (95% interval 87.9% to 100.0%): icl, not significantly better than icl c" in board.summary[0]
     assert "star" not in board.summary[0]
+
+
+def test_one_answer_to_all_documents_is_counted_over_all_tasks(tmp_path):
+    lost = {**ICL, "left_out": {"b": {"documents": 1, "demonstrations": 2}}}
+    for seed, says in enumerate(([0] * 40, [0, 1] * 20, [1] * 40)):
+        run(tmp_path, icl=ICL, seed=seed, task="a", says=says)
+        run(tmp_path, icl=lost, seed=seed, task="b", says=[0] * 40)
+    cells = board_of(tmp_path).entries[0].cells
+    marks = cells["average"].marks
+    assert "With 5 of 6 prompts it gives one answer to nearly all documents; of b, with 3 of 3." in marks
+    assert "With 2 of 3 prompts it gives one answer to nearly all documents." in cells["a"].marks
+    assert "collapsed" in cells["b"].marks and any(mark.startswith("b: 2 demonstrations") for mark in marks)
+    above = cells["average"].to_majority
+    assert above.mean == pytest.approx(1 / 12) and above.p_holm > 0.05, "right on all documents with one set of six"
