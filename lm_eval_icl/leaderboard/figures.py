@@ -241,8 +241,8 @@ def _sets(board: Board, most: int, deviations: bool) -> _Drawn | None:
         if len(values) < 2:
             return None
         text = ", ".join(f"{name} {' '.join(f'{x:.6g}' for x in orders)}" for name, orders in sets.items())
-        places = [_scale(column) * x for x in dict.fromkeys(values)]
-        return _Mark(places, None, f"{max(places) - min(places):.1f}", _numbers(entry, column, values=text))
+        xs = [_scale(column) * x for x in dict.fromkeys(values)]
+        return _Mark(xs, None, numbers.value(max(values) - min(values), column), _numbers(entry, column, values=text))
 
     title = "Orders of the same demonstrations" if deviations else "Sets of demonstrations"
     what = "each order less its set's mean" if deviations else "a point for each set"
