@@ -131,7 +131,7 @@ def orders(bench: Bench) -> list[str]:
             equal = torch.equal(found[0], found[0][:1].expand_as(found[0]))
             apart = float((found[1] - found[1][:1]).abs().max())
             rows.append([name, str(dtype).removeprefix("torch."), "yes" if equal else "**no**", f"{apart:.2g}"])
-        del model
+        del model, lm
     table = markdown(["method", "dtype", "the same bits", "largest difference without canonical order"], rows)
     if any("no" in row[2] for row in rows):
         raise RuntimeError("\n".join(["not the same bits in every order", "", *table]))
@@ -199,8 +199,8 @@ def texts(bench: Bench) -> list[str]:
 
 
 def retrieved(bench: Bench) -> list[str]:
-    """Demonstrations that are retrieved for each of 1,000 documents, with a GPT-2 of 124 million parameters in
-    float32."""
+    """Demonstrations that are retrieved for each of 1,000 documents (100 where documents share nothing), with a GPT-2
+    of 124 million parameters in float32."""
     if not ON_GPU:
         raise Skipped("on a CPU `python scripts/benchmark.py retrieval` prints the tables")
     return table_of(retrieval.compare, bench, model="gpt2", documents=1000, batch_sizes=[8])

@@ -76,7 +76,7 @@ def runnable(page: Path) -> list[list[str]]:
             continue
         command = re.sub(r"demonstrations=k_center(?!\.)", "demonstrations=k_center:pool=200", command)
         command = command.replace("$seed", "0").replace("; done", "").replace("$MODEL", "gpt2")
-        words = shlex.split(command.partition(" | ")[0].replace("table2 ", "table2 --seeds 0 "), comments=True)
+        words = shlex.split(re.sub(r"(study \S+table2) ", r"\1 --seeds 0 ", command.partition(" | ")[0]), comments=True)
         if "train" in words[:2]:
             words += ["--steps", "2", "--device", "cpu", "--eval_steps", "0"]
         elif "select" in words[:2]:

@@ -51,7 +51,7 @@ LIMITS = {
     "training": (1100, 525),
     "regression": (0, 286),
     "harness": (3445, 2812),
-    "results": (2869, 1675),
+    "results": (2870, 1675),
     "leaderboard": (1212, 272),
     "studies": (1956, 1701),
     "smoke": (439, 386),

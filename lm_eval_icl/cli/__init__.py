@@ -53,7 +53,7 @@ def main() -> None:
         sys.exit(str(error))
     except KeyboardInterrupt as stopped:
         how = "terminated" if isinstance(stopped, Terminated) else "interrupted"
-        kept = " What is done is kept: the same command goes on." if name in ("demo", "study") else ""
+        kept = " What is done is kept. Run the same command to continue." if name in ("demo", "study") else ""
         print(f"\nlm-eval-icl: {name}: {how}.{kept}", file=sys.stderr)
         sys.exit(143 if how == "terminated" else 130)
     except Exception as error:

@@ -200,7 +200,7 @@ def _forest(board: Board, most: int) -> _Drawn | None:
         text = f"{numbers.value(cell.estimate.mean, column)}  [{numbers.interval(cell.estimate, column)}]"
         return _marked(cell.estimate, column, text, _numbers(entry, column, **_ends(cell.estimate)))
 
-    lines_at = [] if majority is None else [(_scale(column) * majority, "always one answer, uncertain too")]
+    lines_at = [] if majority is None else [(_scale(column) * majority, "always one answer (uncertain too)")]
     return _rows(board, most, "Results with 95% intervals", _axis(board, column), mark_of, lines_at)
 
 
@@ -219,7 +219,7 @@ def _differences(board: Board, most: int) -> _Drawn | None:
 
     methods = sorted({base.method for name in board.baseline.values() if (base := board.named(name))})
     label = f"difference to {', '.join(methods)} under the same rule, {'points' if column.percent else column.metric}"
-    label += "\n▲ better, ▼ worse: p ≤ 5%, adjusted (Holm), as on the page; the intervals are not adjusted"
+    label += "\n▲ better, ▼ worse: p ≤ 5%, adjusted (Holm)"
     title = "Differences to the baseline, with 95% intervals that are not adjusted"
     return _rows(board, most, title, label, mark_of, [(0, "no difference")])
 
@@ -246,7 +246,7 @@ def _sets(board: Board, most: int, deviations: bool) -> _Drawn | None:
 
     title = "Orders of the same demonstrations" if deviations else "Sets of demonstrations"
     what = "each order less its set's mean" if deviations else "a point for each set"
-    label = f"{_axis(board, column)}\n{what}; right: range"
+    label = f"{_axis(board, column)}\n{what}; the range is on the right"
     return _rows(board, most, f"{title}: {_metric(column)} on {clipped(column.name)}", label, mark_of)
 
 
@@ -300,7 +300,7 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
     axes.set_yticks(range(len(entries)), [shortened(_label(entry)) for entry in entries])
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=[-largest, 0, largest])
     bar.ax.set_xticklabels([f"{x:+.1f}" for x in (-largest, 0, largest)])
-    bar.set_label("points better (blue) or worse than the baseline; bold: adjusted p < 5%", fontsize=8)
+    bar.set_label("points better (blue) or worse than the baseline; bold: adjusted p ≤ 5%", fontsize=8)
     return _Drawn("Differences to the baseline, by task", figure, lines)
 
 

@@ -118,14 +118,12 @@ def sizes(board: Board) -> str:
     """How many documents and sets of demonstrations the cells of tasks have, and whether these are few."""
     tasks = {task for column in board.columns for task in column.weights}
     estimates = [cell.estimate for entry in board.entries for name, cell in entry.cells.items() if name in tasks]
-    texts = []
-    for what, found, enough in (  # fewer are called few
-        ("documents of each task", {estimate.documents for estimate in estimates}, 100),
-        ("sets of demonstrations", {estimate.sets for estimate in estimates}, 5),
-    ):
-        numbers = " to ".join(f"{n:,}" for n in sorted({min(found), max(found)}))
-        texts.append(f"{numbers} {what}" + " (few)" * (min(found) < enough))
-    return f"Measured on {' and '.join(texts)}{': intervals are wide' * any('(few)' in text for text in texts)}."
+    documents, sets = {estimate.documents for estimate in estimates}, {estimate.sets for estimate in estimates}
+    ranges = [" to ".join(f"{n:,}" for n in sorted({min(found), max(found)})) for found in (documents, sets)]
+    text = "Measured on {} documents of each task and {} sets of demonstrations.".format(*ranges)
+    if max(sets) == 1:
+        return text.replace("1 sets", "1 set") + " Intervals are over documents alone."
+    return text + " These are few, so intervals are wide." * (min(documents) < 100 or min(sets) < 5)
 
 
 def majorities(board: Board) -> dict[str, tuple[float, str]]:

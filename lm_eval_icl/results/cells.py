@@ -45,8 +45,8 @@ def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
         marks.append("aggregate only")
     elif len(answered) < len(units):
         marks.append(f"{len(units) - len(answered)} of {len(units)} runs without samples are not counted.")
-    marks = list(dict.fromkeys(marks))
-    return replace(cell, marks=tuple(marks), left_out=lost, expected=_expected(units, units[0].result.task))
+    expected = _expected(units, units[0].result.task)
+    return replace(cell, marks=tuple(dict.fromkeys(marks)), left_out=lost, expected=expected)
 
 
 def _expected(units: Iterable[TaskRun], column: str) -> float | None:
@@ -83,24 +83,25 @@ def _one_answer(answers: Sequence[Answers], sets: int) -> np.ndarray | None:
 
 
 def _collapsed(answers: Sequence[Answers]) -> tuple[int, int]:
-    """With how many prompts nearly all predictions are the same option although others are right; and of how many."""
+    """With how many prompts nearly all predictions are one option, and of how many; (0, 0) if that is no fault."""
 
     def is_one(options: np.ndarray | None) -> bool:
         return options is not None and max(np.unique(options, return_counts=True)[1]) >= _COLLAPSED * len(options)
 
+    known = [one.predictions for one in answers if one.predictions is not None]
     enough = len(answers[0].items) >= _FEW_DOCUMENTS and not is_one(answers[0].golds)
-    return sum(enough and bool(is_one(one.predictions)) for one in answers), len(answers)
+    return (sum(bool(is_one(one)) for one in known), len(known)) if enough else (0, 0)
 
 
 def _collapse_marks(by_task: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
-    """A mark that counts the prompts of `BoardCell.collapsed` over all tasks, and names the task with the most."""
+    """A mark that counts the prompts of `BoardCell.collapsed` over all tasks, and names the worst task."""
     collapsed, n = (sum(counts[place] for counts in by_task.values()) for place in (0, 1))
     if collapsed in (0, n):
         return ("collapsed",) * (collapsed > 0)
     text = f"With {collapsed} of {n} prompts it gives one answer to nearly all documents"
     if len(by_task) > 1:
-        worst = max(by_task, key=lambda task: by_task[task][0] / by_task[task][1])
-        text += "; of {}, with {} of {}".format(worst, *by_task[worst])
+        worst = max(by_task, key=lambda task: by_task[task][0] / max(by_task[task][1], 1))
+        text += ", on {} with {} of its {}".format(worst, *by_task[worst])
     return (f"{text}.",)
 
 

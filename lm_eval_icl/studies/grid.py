@@ -259,7 +259,7 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
             raise InputError(f"{source}: {cause.message}") from error
         where = ": ".join(part for part in fault["loc"] if isinstance(part, str))
         near = did_you_mean(where, Study.model_fields) or "docs/studies.md has all keys."
-        why = f"there is no such key: {near}" if fault["type"] == "extra_forbidden" else f"{cause or fault['msg']}."
+        why = f"there is no such key; {near}" if fault["type"] == "extra_forbidden" else f"{cause or fault['msg']}."
         raise InputError(f"{source}: {where}: {fault['input']!r}: {why}") from error
 
 

@@ -45,8 +45,9 @@ def test_what_a_newcomer_is_told(tmp_path, board):
     """What is best without a rule and under one, and by how much; what no sign means."""
     raw, under, constant, tests = board.summary
     assert raw == (
-        "Without a decision rule, the highest value on t is 95.0% (95% interval 87.9% to 100.0%): pcw. "
-        "Better than icl: pcw (+45.0 points)."
+        "Without a decision rule, the highest value on t is 95.0% (95% interval 87.9% to 100.0%): pcw. The best is "
+        "significantly better than always giving one answer (+45.0 points, adjusted p 6.4e-06). Better than icl: pcw "
+        "(+45.0 points)."
     )
     assert under.startswith("Under the rule batch, the highest value on t is 100.0% (95% interval")
     assert "icl; pcw. Worse than icl: star (\N{MINUS SIGN}25.0 points)." in under
@@ -177,7 +178,7 @@ def test_without_script_the_table_is_there(board):
     rows = re.findall(r'<tr data-row="\d+"', text)
     assert len(rows) == 6 and "Under the rule batch" in text and "always the most frequent answer" in text
     assert "vs icl ▲" in text and "vs raw ▲" in text and "vs icl ▼" in text and "<i>4 of 6 better</i>" in text
-    assert "Measured on 40 documents of each task (few) and 3 sets of demonstrations (few): intervals are wide." in text
+    assert "on 40 documents of each task and 3 sets of demonstrations. These are few, so intervals are wide." in text
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])

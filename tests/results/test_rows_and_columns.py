@@ -336,7 +336,7 @@ def test_one_answer_to_all_documents_is_counted_over_all_tasks(tmp_path):
         run(tmp_path, icl=lost, seed=seed, task="b", says=[0] * 40)
     cells = board_of(tmp_path).entries[0].cells
     marks = cells["average"].marks
-    assert "With 5 of 6 prompts it gives one answer to nearly all documents; of b, with 3 of 3." in marks
+    assert "With 5 of 6 prompts it gives one answer to nearly all documents, on b with 3 of its 3." in marks
     assert "With 2 of 3 prompts it gives one answer to nearly all documents." in cells["a"].marks
     assert "collapsed" in cells["b"].marks and any(mark.startswith("b: 2 demonstrations") for mark in marks)
     above = cells["average"].to_majority
