@@ -52,7 +52,7 @@ LIMITS = {
     "regression": (0, 286),
     "harness": (3445, 2812),
     "results": (2870, 1675),
-    "leaderboard": (1212, 272),
+    "leaderboard": (1210, 272),
     "studies": (1956, 1701),
     "smoke": (439, 386),
     "cli": (900, 148),
