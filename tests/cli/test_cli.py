@@ -128,9 +128,9 @@ def fails(*arguments):
         cli.main()
 
 
+@pytest.mark.slow
 def test_an_error_that_nobody_foresaw_is_one_line():
-    code, lines = Process(fails, "show").finish()
-    (line,) = lines
+    code, (line,) = Process(fails, "show").finish()
     assert code == 1 and line.startswith("lm-eval-icl: show: ZeroDivisionError: division by zero, ")
     assert line.endswith("(--debug shows the traceback)")
     code, lines = Process(fails, "show", "--debug").finish()
