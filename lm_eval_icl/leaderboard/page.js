@@ -132,7 +132,7 @@
       top([isolated(entry.label), ", ", isolated(columns[index].name)], [isolated(entry.checkpoint)]),
       make("p", { className: "big" }, cell.mean),
       facts(cell.facts),
-      ...(cell.sets.length ? [make("h3", {}, "Set by set"), plain(["Demonstrations", "Mean", "Orders"], cell.sets)] : []),
+      ...(cell.sets.length ? [make("h3", {}, "Set by set"), plain(["Demonstrations", "Mean", "Each order and format"], cell.sets)] : []),
       make("h3", {}, "Runs"),
       plain(["File", "Date (UTC)", "Seed", "Order", "lm-eval, transformers, lm-eval-icl"], cell.runs.map((place) => runs[place])),
       make("p", { className: "quiet" }, "On a command line, this entry is called ", make("code", {}, entry.name), "."),
