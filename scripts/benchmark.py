@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=2, help="tasks of a workload; 0 for all (default: 2)")
     parser.add_argument("--documents", type=int, default=64, help="documents of each task; 0 for all (default: 64)")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8], help="for hf (default: 1 8; 1 for whole)")
+    parser.add_argument("--store-bytes", type=int, default=2**31, help="of pcw, for retrieval (default: 2 GiB)")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--max-gen-toks", type=int, default=32, help="for generation tasks (default: 32)")
     parser.add_argument("--texts", nargs="+", type=int, default=[1, 16, 64], help="for generation (default: 1 16 64)")

@@ -203,7 +203,7 @@ def retrieved(bench: Bench) -> list[str]:
     of 124 million parameters in float32."""
     if not ON_GPU:
         raise Skipped("on a CPU `python scripts/benchmark.py retrieval` prints the tables")
-    return table_of(retrieval.compare, bench, model="gpt2", documents=1000, batch_sizes=[8])
+    return table_of(retrieval.compare, bench, model="gpt2", documents=1000, batch_sizes=[8], store_bytes=2**31)
 
 
 def table_of(compare: Callable[..., Any], bench: Bench, **options: Any) -> list[str]:

@@ -67,7 +67,8 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             "device": options.device,
             "batch_size": max(options.batch_sizes),
         }
-        icl, pcw = METHODS["icl"](model, **arguments), METHODS["pcw"](model, **arguments)
+        icl = METHODS["icl"](model, **arguments)
+        pcw = METHODS["pcw"](model, store_bytes=options.store_bytes, **arguments)
         with patch.object(blocks, "has_blocks", lambda method: False):
             apart = METHODS["pcw"](model, **arguments)
         contenders = {
