@@ -45,7 +45,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("torch.sigmoid(other_lse - lse)", "torch.sigmoid(lse - other_lse)"),
         ("reading.factor * lse + reading.log_weight", "reading.factor * lse"),
         ("sees[first:end, first:end] = nodes[first:end, None] < ends[first:end]", "sees[first:end, first:end] = True"),
-        ("(query, answer[:-1]) != last", "query != last"),
+        ("(query, answer[:-1]) != last", "last is None"),
         ("all([*islice(greedy, length)])", "any([*islice(greedy, length)])"),
         ("[*[0] * unused, *[1] * len(memory), *[0] * gap", "[*[0] * unused, *[1] * len(memory), *[1] * gap"),
         ("layers = [(take(keys), take(values))", "layers = [(take(keys), take(keys))"),

@@ -5,7 +5,7 @@ function calls the old one, except inside `attention_by` and for marked keys (`b
 
 - `UnderLayouts`: a long context, or several side by side, without a mask as large as the square of the tokens;
 - `OfPackedRow`: a packed row on a CPU, without most of the keys that the mask hides;
-- `behind`: a batch whose rows share a memory, on a CPU, without a copy of the memory for each row.
+- `behind`: a batch whose rows share a memory, without a copy of the memory for each row.
 
 Attention to some keys and attention to other keys are joined by their log-sum-exps, as FlashAttention joins blocks of
 keys (Dao et al., 2022, section 3.1). A memory can therefore be divided into parts with different `Reading`s.
@@ -22,14 +22,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from lm_eval_icl.inference.devices import to_device
 from lm_eval_icl.prompts.layouts import Layout, side_by_side
 
-# torch's kernel that also returns the log-sum-exps. It is undocumented. Without it, attention is not divided.
-FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+# For a type of device, torch's kernel that also returns the log-sum-exps, and the dtypes in which it computes. The
+# kernels are undocumented. Without them, attention is not divided.
+KERNELS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
+    "cpu": ("_scaled_dot_product_flash_attention_for_cpu", (torch.float32, torch.float64)),
+    "cuda": ("_scaled_dot_product_efficient_attention", (torch.float32, torch.float16, torch.bfloat16)),
+}
 # For how many tokens of a context, and of a packed row, attention is computed at a time. With a smaller number, fewer
 # keys are hidden, but the kernel is called more often. `ROW_TOKENS` is about the length of a query.
 CONTEXT_TOKENS, ROW_TOKENS = 256, 64
@@ -78,9 +83,9 @@ class AttentionCall:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether `FLASH`, which gives the log-sum-exps that `joined` needs, computes attention as the model does."""
-        fits = FLASH is not None and self.query.device.type == "cpu"
-        fits = fits and self.query.dtype in (torch.float32, torch.float64)
+        """Whether a kernel that gives the log-sum-exps, which `joined` needs, computes attention as the model does."""
+        kernel, dtypes = KERNELS.get(self.query.device.type, ("", ()))
+        fits = self.query.dtype in dtypes and hasattr(torch.ops.aten, kernel)
         # In mixed precision, keys are rotated in float32 and values are not.
         fits = fits and self.query.dtype == self.key.dtype == self.value.dtype
         return fits and not self.has("position_bias", "softcap", "cache") and self.query.shape[3] == self.value.shape[3]
@@ -98,21 +103,25 @@ class AttentionCall:
             temperature: the scores are divided by it.
 
         Returns:
-            The output, [rows, heads, n, width], and the log-sum-exps, [rows, heads, n].
+            The output, [rows, heads, n, width], in float32 at least, and the log-sum-exps, [rows, heads, n].
         """
         scaling = self.options.get("scaling")
         scale = (query.shape[-1] ** -0.5 if scaling is None else scaling) / temperature
         if self.has_kernel:
-            output, lse = FLASH(query, key, value, attn_mask=mask, scale=scaling if temperature == 1 else scale)
-            return output, lse
+            kernel = getattr(torch.ops.aten, KERNELS[query.device.type][0])
+            if query.device.type == "cpu":
+                return kernel(query, key, value, attn_mask=mask, scale=scaling if temperature == 1 else scale)
+            if mask is not None:  # the kernel needs rows of the mask that begin at multiples of 16 bytes
+                mask = pad(mask, (0, -mask.shape[3] % 8))[..., : mask.shape[3]].expand(*query.shape[:3], -1)
+            output, lse, *_ = kernel(query, key, value, mask, compute_log_sumexp=True, scale=scale)
+            return output.to(lse.dtype), lse[..., : query.shape[2]]  # there are log-sum-exps for 32 tokens at a time
         wide = torch.promote_types(query.dtype, torch.float32)
         at_once = max(1, 2**25 // (query.shape[0] * query.shape[1] * key.shape[2]))
-        pieces = query.split(at_once, dim=2)
-        masks: Sequence[Tensor | None] = [None] * len(pieces) if mask is None else mask.split(at_once, dim=2)
         outputs, lses = [], []
-        for piece, hidden in zip(pieces, masks, strict=True):
-            scores = (piece.to(wide) * scale) @ key.to(wide).mT
-            scores = scores if hidden is None else scores + hidden.to(wide)
+        for first in range(0, query.shape[2], at_once):
+            tokens = slice(first, first + at_once)
+            scores = (query[:, :, tokens].to(wide) * scale) @ key.to(wide).mT
+            scores = scores if mask is None else scores + mask[:, :, tokens].to(wide)
             lses.append(scores.logsumexp(-1))
             outputs.append(scores.sub_(lses[-1][..., None]).exp_() @ value.to(wide))
         return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
@@ -258,7 +267,7 @@ class UnderLayouts:
         if not ours or call.has("position_bias", "cache"):
             return call.whole()
         self.layers += 1
-        divides = call.has_kernel
+        divides = call.query.device.type == "cpu" and call.has_kernel
         call = call.repeated() if divides else call
         outputs = []
         for tokens, by_all, by_some in self.parts:
@@ -323,7 +332,8 @@ class OfPackedRow:
         n, query, mask = len(self.sees), call.query, call.mask
         memory = call.key.shape[2] - n
         divides = memory >= 0 and (query.shape[0], query.shape[2]) == (1, n)
-        divides = divides and (bool(self.readings) or (n > ROW_TOKENS and call.has_kernel))
+        gains = n > ROW_TOKENS and query.device.type == "cpu" and call.has_kernel
+        divides = divides and (bool(self.readings) or gains)
         divides = divides and (not memory or all(entries.start < entries.stop for _, entries in self.groups))
         divides = divides and mask is not None and mask.dtype == query.dtype and mask.shape[2:] == (n, memory + n)
         if self.readings:

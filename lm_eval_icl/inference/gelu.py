@@ -25,8 +25,8 @@ def fused_gelu(model: nn.Module) -> Iterator[None]:
         return type(module).forward(module, x)
 
     # A module that has `forward` as an instance attribute was patched by accelerate, or by an enclosing `fused_gelu`.
-    step_by_step = [m for m in model.modules() if type(m) in (NewGELUActivation, FastGELUActivation)]
-    unpatched = [m for m in step_by_step if "forward" not in vars(m)]
+    kinds = (NewGELUActivation, FastGELUActivation)
+    unpatched = [m for m in model.modules() if type(m) in kinds and "forward" not in vars(m)]
     for module in unpatched:
         module.forward = partial(fused, module)
     try:

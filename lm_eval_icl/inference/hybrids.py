@@ -12,13 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionCacheLayerMixin,
-)
+from transformers import Cache, DynamicCache, PreTrainedModel, cache_utils
 
 from lm_eval_icl.inference.caches import MemoryLayer
 
@@ -30,8 +24,9 @@ def is_hybrid(model: PreTrainedModel) -> bool:
         layers = DynamicCache(config=model.config).layers
     except Exception:  # a configuration without layers; `capabilities.probe` tries whether such a model can be used
         return False
-    kept = [layer for layer in layers if isinstance(layer, (CacheLayerMixin, LinearAttentionCacheLayerMixin))]
-    return any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in kept)
+    kept = (cache_utils.CacheLayerMixin, cache_utils.LinearAttentionCacheLayerMixin)
+    plain = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
+    return any(isinstance(layer, kept) and type(layer) not in plain for layer in layers)
 
 
 def empty_cache(model: PreTrainedModel) -> Cache | None:

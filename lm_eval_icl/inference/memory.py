@@ -80,9 +80,7 @@ class Memory:
         """The slices of entries that are read differently, and how, if the entries begin at the column `first`."""
         lengths = [part.length for part in self.parts]
         ends = list(accumulate(lengths, initial=first + len(self) - sum(lengths)))
-        parts = [
-            (slice(start, end), part.reading) for start, end, part in zip(ends, ends[1:], self.parts, strict=False)
-        ]
+        parts = [(slice(a, b), part.reading) for a, b, part in zip(ends, ends[1:], self.parts, strict=False)]
         return [(slice(first, ends[0]), Reading()), *parts]
 
     def cache(self, rows: int = 1, shared: bool = False) -> Cache:
@@ -99,8 +97,8 @@ class Memory:
             layers_by_part = [[(*layer, part.reading) for layer in part.layers] for part in self.parts]
             layers = zip(self.layers, zip(*layers_by_part, strict=True), strict=True)
             return Cache(layers=[MemoryLayer(*layer, once=False, parts=parts) for layer, parts in layers])
-        # Rows get copies if torch has no such kernel, or if another library has replaced transformers' attention.
-        return cache_of([self], shared=shared and attention.FLASH is not None and attention.install())
+        # Rows get copies if another library has replaced transformers' attention.
+        return cache_of([self], shared=shared and attention.install())
 
     def without_last(self, query_start: int) -> Memory:
         """This memory without its last entry, whose token is to be run again at the position `query_start`."""

@@ -60,6 +60,5 @@ def no_positions(model: PreTrainedModel, embeddings: Iterable[nn.Embedding]) -> 
         # The hook is on the model inside a PEFT adapter, since PEFT's `generate` calls that model directly.
         hooks.enter_context(without_adapter(model).register_forward_pre_hook(at_zero, with_kwargs=True))
         for embedding in embeddings:
-            hook = embedding.register_forward_hook(lambda module, args, output: torch.zeros_like(output))
-            hooks.enter_context(hook)
+            hooks.enter_context(embedding.register_forward_hook(lambda module, args, output: torch.zeros_like(output)))
         yield

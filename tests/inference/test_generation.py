@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from copy import deepcopy
 from pathlib import Path
@@ -58,15 +59,15 @@ def attend(query, key, value, memory, mask, scaling=None):
 @pytest.mark.parametrize("masked", ["not", "boolean", "additive"])
 @pytest.mark.parametrize("heads", [(3, 3), (6, 2), (4, 1)])
 @pytest.mark.parametrize("n", [1, 4])
-def test_attention_to_a_shared_memory_is_that_to_copies_of_it(n, heads, masked):
+def test_a_shared_memory_is_a_copy_for_each_row(n, heads, masked, device="cpu", dtype=torch.float64, tolerance=1e-12):
     assert install()
     rows, entries, tokens = 5, 200, n + 3
-    query = torch.randn(rows, n, heads[0], 8, dtype=torch.float64).transpose(1, 2)
-    memory = tuple(9 * torch.randn(2, 1, heads[1], entries, 8, dtype=torch.float64))
-    key, value = 9 * torch.randn(2, rows, heads[1], tokens, 8, dtype=torch.float64)
+    query = torch.randn(rows, n, heads[0], 8, dtype=dtype, device=device).transpose(1, 2)
+    memory = tuple(9 * torch.randn(2, 1, heads[1], entries, 8, dtype=dtype, device=device))
+    key, value = 9 * torch.randn(2, rows, heads[1], tokens, 8, dtype=dtype, device=device)
     mask = None
     if masked != "not" or n > 1:
-        mask = torch.ones(rows, 1, n, entries + tokens, dtype=torch.bool).tril(entries + 3)
+        mask = torch.ones(rows, 1, n, entries + tokens, dtype=torch.bool, device=device).tril(entries + 3)
         mask[1, ..., entries : entries + 2] = False
         mask[2, ..., entries : entries + tokens] = False  # padding, whose result nobody reads
     given = mask
@@ -74,12 +75,17 @@ def test_attention_to_a_shared_memory_is_that_to_copies_of_it(n, heads, masked):
         given = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
     with NoSquare(rows * memory[0].nbytes - 1):  # the memory is not copied
         found = attend(query, key, value, memory, given, scaling=0.3)
-    keys, values = (
-        torch.cat([shared.expand(rows, -1, -1, -1), own], dim=2)
-        for shared, own in zip(memory, (key, value), strict=True)
-    )
-    expected = scaled_dot_product_attention(query, keys, values, mask, scale=0.3, enable_gqa=True)
-    torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-12, atol=1e-12)
+    pairs = zip(memory, (key, value), strict=True)
+    copies = [torch.cat([shared.expand(rows, -1, -1, -1), own], dim=2).double() for shared, own in pairs]
+    expected = scaled_dot_product_attention(query.double(), *copies, mask, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(found.double(), expected.transpose(1, 2), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float16, 0.02), (torch.bfloat16, 0.1)])
+def test_a_shared_memory_on_a_gpu(dtype, tolerance):
+    for n, heads, masked in itertools.product([1, 4], [(3, 3), (6, 2), (4, 1)], ["not", "boolean", "additive"]):
+        test_a_shared_memory_is_a_copy_for_each_row(n, heads, masked, "cuda", dtype, tolerance)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 6), (torch.bfloat16, 8)])
@@ -88,9 +94,8 @@ def test_what_cannot_be_divided_runs_on_copies(dtype, width):
     query, key, shared_key = (torch.randn(r, 2, n, 8, dtype=dtype) for r, n in ((3, 1), (3, 4), (1, 20)))
     value, shared_value = torch.randn(3, 2, 4, width, dtype=dtype), torch.randn(1, 2, 20, width, dtype=dtype)
     found = attend(query, key, value, (shared_key, shared_value), None)
-    copies = (
-        torch.cat([part.expand(3, -1, -1, -1), own], dim=2) for part, own in ((shared_key, key), (shared_value, value))
-    )
+    pairs = ((shared_key, key), (shared_value, value))
+    copies = (torch.cat([part.expand(3, -1, -1, -1), own], dim=2) for part, own in pairs)
     assert torch.equal(found, scaled_dot_product_attention(query, *copies).transpose(1, 2))
 
 
@@ -132,11 +137,8 @@ def run(model: Any, queries: Any, new: int = 6, asked: Any = None, **ways: Any) 
 
     memory = read_causally(model, CONTEXT)
     embedding = model.get_input_embeddings()
-    handle = embedding.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
-    try:
+    with embedding.register_forward_pre_hook(lambda module, args: rows.append(len(args[0]))):
         return continue_from(model, generate, [memory], queries, **ways), rows
-    finally:
-        handle.remove()
 
 
 @pytest.mark.parametrize("asked", [{}, {"num_beams": 2}, {"repetition_penalty": 1.5}], ids=str)
@@ -163,9 +165,8 @@ def test_stop_strings_end_texts(checkpoint, always_shared):
         lm.begin([])
         rows.clear()
         asked = {"until": until, "max_gen_toks": 12, "do_sample": False}
-        return lm.generate_until(
-            [Instance("generate_until", {}, (prompt, asked), 0) for prompt in prompts], disable_tqdm=True
-        )
+        requests = [Instance("generate_until", {}, (prompt, asked), 0) for prompt in prompts]
+        return lm.generate_until(requests, disable_tqdm=True)
 
     plain = texts([], 1)
     stops = [next(character for character in text[2:] if character.isalnum()) for text in plain[:2]]
