@@ -49,7 +49,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("all([*islice(greedy, length)])", "any([*islice(greedy, length)])"),
         ("[*[0] * unused, *[1] * len(memory), *[0] * gap", "[*[0] * unused, *[1] * len(memory), *[1] * gap"),
         ("layers = [(take(keys), take(values))", "layers = [(take(keys), take(keys))"),
-        ("total > sizes.pack_tokens or", "total > 10**9 or"),
+        ("total > sizes.pack_tokens or", "total > 2 * sizes.pack_tokens or"),
     ],
     "decisions": [
         ("- np.log(len(scores))", "- np.log(1 + len(scores))"),
@@ -88,7 +88,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("half *= _t_quantile((1 + CONFIDENCE) / 2", "half *= _t_quantile(CONFIDENCE"),
         ("p = 2.0 ** (1 - ", "p = 2.0 ** (0 - "),
         ('"confirmed" if agree else "differs"', '"differs" if agree else "confirmed"'),
-        ("golds = answers[0].golds", "golds = answers[0].predictions"),
+        ("options[counts.argmax()]", "options[counts.argmin()]"),
         ("return self.model, self.setting, self.rule", "return self.model, self.setting, ()"),
         ("np.ceil(values[:, 0] * BINS) - 1", "np.floor(values[:, 0] * BINS) - 1"),
         ("special.log_softmax(x)[gold]", "x[gold]"),

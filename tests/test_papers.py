@@ -24,7 +24,7 @@ KINDS = {
         "deep-thinking-figure3",
         ["--model_args", "pretrained=meta-llama/Llama-2-7b-hf", "--tasks", "icl_mmlu_professional_law"],
     ),
-    "GPT-Neo is trained on MetaICL": ("invicl-table5", ["--tasks", "metaicl_hr_to_lr_unseen"]),
+    "GPT-Neo is trained on MetaICL": ("invicl-table5", ["--tasks", "metaicl_hr_to_lr_unseen", "--methods", "invicl"]),
     "orders are compared, and rules decide": ("cloze", ["--tasks", "icl_bbh_navigate"]),
 }
 # Pages whose commands differ in kind from those of others. (tests/test_docs.py reads the commands of all.)

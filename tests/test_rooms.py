@@ -53,7 +53,7 @@ LIMITS = {
     "harness": (3445, 2812),
     "results": (2870, 1675),
     "leaderboard": (1210, 272),
-    "studies": (1956, 1701),
+    "studies": (1956, 1693),
     "smoke": (439, 386),
     "cli": (900, 148),
 }

@@ -31,7 +31,7 @@ STUDY: dict[str, Any] = {
     "tasks": ["icl_demo_short", "icl_demo_four"],
     "num_fewshot": 2,
     "seeds": 0,
-    "demonstrations": ["stratified", "herding:unit=True"],
+    "demonstrations": "herding:unit=True",
     "dev": {"size": 4, "choose": "T"},
     "train": {"tasks": "icl_demo_short", "steps": 2, "num_fewshot": 2, "batch_size": 2, "eval_steps": 0},
 }
@@ -60,7 +60,7 @@ def one(tmp_path_factory, own_tasks) -> running.Ran:
 
 def assert_alike(study: running.Ran, one: running.Ran) -> None:
     """The same choices, the same cells, and the same predictions."""
-    assert study.folder.there == one.folder.there and len(one.cells()) == 2 * 2 * (3 + 2)
+    assert study.folder.there == one.folder.there and len(one.cells()) == 2 * (3 + 2)
     for cell in one.cells():
         assert study.facts(cell)["indices"] == one.facts(cell)["indices"]
         mine, theirs = study.samples(cell), one.samples(cell)
@@ -95,16 +95,29 @@ class Sabotaged(cluster.OnRay):
 
 
 @pytest.mark.slow
-def test_two_workers_of_this_machine(one, tmp_path):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ray, "init", lambda address, init=ray.init, **keys: init(address, num_cpus=2, **keys))
-        pools = []
-        study = running.conduct(
-            tmp_path / "o", OPTIONS, None, lambda s: pools.append(on_ray(s, "")) or pools[0], **STUDY
-        )
-        assert len(pools[0].workers) == 2
-        pools[0].__exit__()
-    assert_alike(study, one)
+def test_two_workers_of_this_machine(monkeypatch):
+    """A unit whose workers are lost fails, and the others go on."""
+
+    class Deadly:
+        def run(self, unit: Unit) -> list[Outcome]:
+            import os
+
+            if unit[0].task == "icl_demo_four":
+                os._exit(1)
+            return [(target, {}) for target in unit]
+
+    model = Model({"pretrained": "m"})
+    units = [(Cell(model, Variant("icl", {}, 0), task, 2, None, 0),) for task in ("icl_demo_four", "icl_demo_short")]
+    monkeypatch.setattr(ray, "init", lambda address, init=ray.init, **keys: init(address, num_cpus=2, **keys))
+    with cluster.OnRay(cluster.connected(""), Deadly, (), lambda _: (("num_cpus", 1),)) as pool:
+        for unit in units:
+            pool.submit(unit)
+        outcomes, workers = dict[str, Any](), 0
+        while pool.running:
+            outcomes |= {target.task: outcome for target, outcome in pool.wait()}
+            workers = max(workers, len(pool.workers))
+    assert workers == 2 and outcomes["icl_demo_short"] == {}
+    assert "its worker was lost 3 times" in outcomes["icl_demo_four"]
 
 
 @pytest.mark.slow
@@ -138,27 +151,6 @@ def test_a_driver_a_worker_and_a_node_are_lost(nodes, one, tmp_path):
     assert pools[0].kills == 0 and pools[0].remove is None and len(nodes.removable) == 1
     assert before.items() <= there().items()
     assert_alike(study, one)
-
-
-@pytest.mark.slow
-def test_a_unit_whose_workers_are_lost_fails_and_the_others_go_on(nodes, tmp_path):
-    class Deadly:
-        def run(self, unit: Unit) -> list[Outcome]:
-            import os
-
-            if unit[0].task == "icl_demo_four":
-                os._exit(1)
-            return [(target, {}) for target in unit]
-
-    model = Model({"pretrained": "m"})
-    units = [(Cell(model, Variant("icl", {}, 0), task, 2, None, 0),) for task in ("icl_demo_four", "icl_demo_short")]
-    with cluster.OnRay(cluster.connected(nodes.address), Deadly, (), lambda _: (("num_cpus", 1),)) as pool:
-        for unit in units:
-            pool.submit(unit)
-        outcomes = dict[str, Any]()
-        while pool.running:
-            outcomes |= {target.task: outcome for target, outcome in pool.wait()}
-    assert outcomes["icl_demo_short"] == {} and "its worker was lost 3 times" in outcomes["icl_demo_four"]
 
 
 @pytest.mark.slow
