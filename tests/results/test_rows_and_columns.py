@@ -333,7 +333,7 @@ def test_one_answer_to_all_documents_is_counted_over_all_tasks(tmp_path):
     lost = {**ICL, "left_out": {"b": {"documents": 1, "demonstrations": 2}}}
     for seed, says in enumerate(([0] * 40, [0, 1] * 20, [1] * 40)):
         run(tmp_path, icl=ICL, seed=seed, task="a", says=says)
-        run(tmp_path, icl=lost, seed=seed, task="b", says=[0] * 40)
+        run(tmp_path, icl=lost, seed=seed, task="b", says=[0] * 40, gold=[0] * 30 + [1] * 10)
     cells = board_of(tmp_path).entries[0].cells
     marks = cells["average"].marks
     assert "With 5 of 6 prompts it gives one answer to nearly all documents, on b with 3 of its 3." in marks
