@@ -31,7 +31,7 @@ package:
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --no-compile -c constraints.txt -e '.[dev,docs]'
+	$(VENV)/bin/pip install --quiet -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
 # Runs the tests with the oldest versions that pyproject.toml declares, except those tests that compare with files made
