@@ -31,7 +31,9 @@ package:
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet -c constraints.txt -e '.[dev,docs]'
+	$(VENV)/bin/pip install --quiet --no-compile -c constraints.txt -e '.[dev,docs]'
+	@# On all cores, since pip compiles on one. Some files are templates, which do not compile.
+	$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 # Runs the tests with the oldest versions that pyproject.toml declares, except those tests that compare with files made

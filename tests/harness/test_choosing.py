@@ -67,7 +67,7 @@ def test_a_pass_reads_what_hf_gives(predictor, pool):
 # Choices.
 
 
-@pytest.mark.parametrize("how", ["herding", "entropy"])
+@pytest.mark.parametrize("how", ["entropy", pytest.param("herding", marks=pytest.mark.slow)])
 def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, capsys, tmp_path):
     file = tmp_path / "chosen.json"
     select_command(how, *MODEL, "--tasks", TASK, "--num_fewshot", 5, "--seeds", "2..3", "--output", file)
