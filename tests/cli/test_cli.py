@@ -110,6 +110,7 @@ def test_a_gpu_that_is_not_there_is_one_line(tmp_path):
     assert command(*line, cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_one_line():
     with subprocess.Popen([COMMAND, "smoke"], stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
@@ -139,8 +140,7 @@ def test_an_error_that_nobody_foresaw_is_one_line():
 
 @pytest.mark.parametrize("program", ["lm_eval", "lm-eval-icl"])
 def test_a_misspelt_model_is_refused_before_torch_is_imported(program):
-    module = "lm_eval.__main__" if program == "lm_eval" else "lm_eval_icl.cli"
-    function = "cli_evaluate" if program == "lm_eval" else "main"
+    module, function = {"lm_eval": ("lm_eval.__main__", "cli_evaluate")}.get(program, ("lm_eval_icl.cli", "main"))
     code = f"import atexit, sys; from {module} import {function} as main\n"
     code += "atexit.register(lambda: print(*{'torch', 'transformers', 'datasets'} & {*sys.modules})); main()"
     line = [sys.executable, "-c", code, "--model", "invicll", "--tasks", "x"]
