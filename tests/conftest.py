@@ -42,7 +42,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # Files that `make test` leaves out as a whole: studies from end to end, of which faster files have the parts.
-SLOW = ("test_studies", "test_studies_choices", "test_studies_train")
+SLOW = ("test_robustness", "test_studies", "test_studies_choices", "test_studies_train")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
