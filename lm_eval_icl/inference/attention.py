@@ -86,7 +86,7 @@ class AttentionCall:
         """Whether a kernel that gives the log-sum-exps, which `joined` needs, computes attention as the model does."""
         kernel, dtypes = KERNELS.get(self.query.device.type, ("", ()))
         fits = self.query.dtype in dtypes and hasattr(torch.ops.aten, kernel)
-        fits = fits and (self.query.device.type == "cpu" or self.query.shape[3] % 8 == 0)  # GPUs: only these
+        fits = fits and (self.query.device.type == "cpu" or self.query.shape[3] % 8 == 0)  # GPUs read 16 bytes
         # In mixed precision, keys are rotated in float32 and values are not.
         fits = fits and self.query.dtype == self.key.dtype == self.value.dtype
         return fits and not self.has("position_bias", "softcap", "cache") and self.query.shape[3] == self.value.shape[3]
