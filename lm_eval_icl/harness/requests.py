@@ -60,8 +60,7 @@ class RequestTokenizer:
         with naming(named(instances[0])):
             if encoded:
                 tokens, answers = prompt.without(left_out), [continuation.ids for continuation in continuations]
-                for answer in answers:
-                    self.prompts.check_known(tokens, answer)
+                self.prompts.check_known(tokens, *answers)
             else:
                 tokens, answers = self.prompts.pairs(arranged, continuations)
         for instance, answer in zip(instances, answers, strict=True):
@@ -139,10 +138,11 @@ def fit_requests(
         for document, indices in documents.items():
             tokenize_document = partial(tokenize, [instances[i] for i in indices])
             document_requests = tokenize_document()
-            if overflow == "drop" and not fits(limits, document_requests):
-                document_requests = shortened(document_requests, tokenize_document, limits)
             if not fits(limits, document_requests):
-                too_long[document] = document_requests
+                if overflow == "drop":
+                    document_requests = shortened(document_requests, tokenize_document, limits)
+                if not fits(limits, document_requests):
+                    too_long[document] = document_requests
             requests |= zip(indices, document_requests, strict=True)
             bar.update(len(indices))
     if too_long:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import groupby
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
@@ -38,12 +39,7 @@ class PreparedRun:
     """
 
     def __init__(
-        self,
-        tasks: Sequence[Task],
-        tokenize: RequestTokenizer,
-        limits: PromptLimits,
-        overflow: str,
-        logs: bool,
+        self, tasks: Sequence[Task], tokenize: RequestTokenizer, limits: PromptLimits, overflow: str, logs: bool
     ) -> None:
         self.tokenize, self.limits, self.overflow, self.logs = tokenize, limits, overflow, logs
         self.method = limits.method
@@ -181,12 +177,13 @@ def _grouped(tasks: Sequence[Task]) -> list[list[Instance]]:
 
 def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[Counts, Counts]:
     """Count the demonstrations and tokens that were left out (`PreparedRun.left_out`, `PreparedRun.truncated`)."""
-    left_out: list[Counts] = []
-    truncated: list[Counts] = []
-    for (task_name, _), indices in by_document(instances).items():
-        if number := len(requests[indices[0]].left_out):
+    left_out, truncated = list[Counts](), list[Counts]()
+    shorter = [i for i, request in enumerate(requests) if request.left_out or request.cut]  # of most runs, none
+    for (task_name, _), indices in by_document([instances[i] for i in shorter]).items():
+        document_requests = [requests[shorter[i]] for i in indices]
+        if number := len(document_requests[0].left_out):
             left_out.append({str(task_name): {"documents": 1, "demonstrations": number}})
-        if number := max(requests[i].cut for i in indices):
+        if number := max(request.cut for request in document_requests):
             truncated.append({str(task_name): {"documents": 1, "tokens": number}})
     return total(left_out), total(truncated)
 
@@ -195,13 +192,15 @@ def _count_own_demonstrations(instances: Sequence[Instance]) -> Counts:
     """Count the documents among their own demonstrations (`PreparedRun.own_demonstrations`): some demonstration begins
     with the query and one of the options, in lower case and with blanks collapsed."""
     documents = set[tuple[str, object]]()
-    for instance in instances:
-        prompt, *rest = instance.args
+    for _, same in groupby(instances, key=lambda instance: id(instance.args[0])):  # the options of a document
+        options = list(same)
+        prompt = options[0].args[0]
         if isinstance(prompt, FewShotPrompt) and prompt.demonstrations and prompt.query.strip():
-            answer, among = rest[0] if isinstance(rest[0], str) else "", _collapsed(prompt.demonstrations)
-            # The query of most documents is not in their demonstrations, which is checked once for all options.
-            if _collapsed((prompt.query,)) in among and _collapsed((prompt.query + answer,)) in among:
-                documents.add((str(instance.task_name), instance.doc_id))
+            among, answers = _collapsed(prompt.demonstrations), [option.args[1] for option in options]
+            texts = [prompt.query + (answer if isinstance(answer, str) else "") for answer in answers]
+            # The query of most documents is not in their demonstrations.
+            if _collapsed((prompt.query,)) in among and any(_collapsed((text,)) in among for text in texts):
+                documents |= {(str(option.task_name), option.doc_id) for option in options}
     return {name: {"documents": number} for name, number in Counter(name for name, _ in documents).items()}
 
 

@@ -41,12 +41,8 @@ def residual_stream(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]
     Raises:
         LookupError: the model's blocks were not found.
     """
-    streams: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        streams.append(hidden(output))
-
-    with transformer_blocks(model)[layer - 1].register_forward_hook(keep):
+    streams, block = list[Tensor](), transformer_blocks(model)[layer - 1]
+    with block.register_forward_hook(lambda module, args, output: streams.append(hidden(output))):
         yield streams
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -28,8 +29,8 @@ def kept_logits(model: PreTrainedModel, tokens: Sequence[int]) -> Any:
 
 def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
     """Make a tensor of whole numbers, or of lists of them, on a device. (`torch.tensor(..., device=...)` would wait
-    until everything that was begun on a GPU is done.)"""
-    return to_device(torch.tensor(numbers, dtype=torch.long), device)
+    until everything that was begun on a GPU is done. numpy reads a list three times as fast as torch.)"""
+    return to_device(torch.from_numpy(np.array(numbers, dtype=np.int64)), device)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 from weakref import WeakSet
 
@@ -275,10 +275,8 @@ def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = Fals
         once: the cache is for a single forward pass, so it does not store the entries of the tokens of the pass.
         shared: as for `Memory.cache`.
     """
-    nonempty = list[KeyValues]()
-    for memory in memories:
-        if memory.layers:
-            nonempty += [memory.layers, *(part.layers for part in memory.parts)]
+    with_parts = ((memory.layers, *(part.layers for part in memory.parts)) for memory in memories if memory.layers)
+    nonempty = list(chain.from_iterable(with_parts))
     if not nonempty:
         return DynamicCache()
     layers = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,7 +79,7 @@ class TokenTree:
     def ancestors(self) -> Tensor:
         """[nodes, nodes] bool: whether the column's node is the row's node or one of its ancestors."""
         n = len(self.tokens)
-        ends, nodes = torch.tensor(self._ends, dtype=torch.long), torch.arange(n)
+        ends, nodes = torch.from_numpy(np.array(self._ends, dtype=np.int64)), torch.arange(n)
         ends[self._path] = n
         sees = torch.zeros(n, n, dtype=torch.bool)
         roots = [node for node, depth in enumerate(self.depths) if depth == 0]

@@ -79,7 +79,7 @@ class PackedRow:
 
     def __init__(self, work: Sequence[tuple[Memory, Iterable[Ids]]]) -> None:
         self.tree, self.paths = TokenTree(), list[dict[Ids, list[int]]]()
-        self._positions: list[Tensor] = []  # for each memory, the positions of the tokens that attend to it
+        self._positions: list[int] = []  # the position of each token of the row
         self._memories: list[Memory] = []
         self._groups: list[tuple[slice, slice]] = []  # tokens of the row, and the entries that they attend to
         self._replaced: list[tuple[int, Tensor]] = []  # tokens, and the vectors that replace their residual streams
@@ -89,7 +89,7 @@ class PackedRow:
             first = len(self.tree.tokens)
             self.tree.leave()
             self.paths.append({sequence: self.tree.add(sequence) for sequence in sorted(set(sequences))})
-            self._positions.append(memory.query_start + torch.tensor(self.tree.depths[first:], dtype=torch.long))
+            self._positions += [memory.query_start + depth for depth in self.tree.depths[first:]]
             if memory.residual is not None:
                 self._layer, token, vector = memory.residual
                 self._replaced.append((next(iter(self.paths[-1].values()))[token], vector))
@@ -123,7 +123,7 @@ class PackedRow:
         with replaced, attention_by(attention):
             output: Tensor = model(
                 input_ids=on_device([self.tree.tokens], device),
-                position_ids=to_device(torch.cat(self._positions)[None], device),
+                position_ids=on_device([self._positions], device),
                 attention_mask=mask[None, None],
                 logits_to_keep=kept_logits(model, read) if read else 1,
                 **behind_cache(model, cache),
