@@ -79,10 +79,9 @@ class TokenTree:
     def ancestors(self) -> Tensor:
         """[nodes, nodes] bool: whether the column's node is the row's node or one of its ancestors."""
         n = len(self.tokens)
-        ends, nodes = torch.from_numpy(np.array(self._ends, dtype=np.int64)), torch.arange(n)
+        ends, nodes, sees = np.array(self._ends, dtype=np.int32), np.arange(n, dtype=np.int32), np.zeros((n, n), bool)
         ends[self._path] = n
-        sees = torch.zeros(n, n, dtype=torch.bool)
         roots = [node for node, depth in enumerate(self.depths) if depth == 0]
         for first, end in pairwise([*roots, n]):  # a node's ancestors are all in the same tree
-            sees[first:end, first:end] = nodes[first:end, None] < ends[first:end]
-        return sees.tril_()
+            np.less(nodes[first:end, None], ends[first:end], out=sees[first:end, first:end])
+        return torch.from_numpy(sees).tril_()
