@@ -82,7 +82,7 @@ def sentencepiece() -> PreTrainedTokenizerFast:
 
 
 def llama3() -> PreTrainedTokenizerFast:
-    """Llama-3's kind: byte-level BPE behind a regular expression of its own, BOS in front."""
+    """Llama-3's kind: byte-level BPE after a regular expression of its own, BOS in front."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     pattern = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"

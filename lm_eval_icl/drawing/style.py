@@ -63,7 +63,7 @@ def styled(**further: Any) -> Iterator[None]:
         yield
 
 
-def of_method(name: str) -> tuple[str, str]:
+def method_style(name: str) -> tuple[str, str]:
     """The colour and the marker of a method, which are the same in all figures."""
     if name in _STYLES:
         return _STYLES[name]

@@ -261,7 +261,7 @@ def is_deciding(task: Any) -> bool:
 
 def check_options(task: Task, rules: Sequence[Rule]) -> None:
     """Raise an `InputError` if a task has no options to decide among, or a decision of its own."""
-    why: str = getattr(task, "own_decision", "")
+    why: str = getattr(task, "why_not_decided", "")
     if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice":
         why = why or "decides among options, which this task does not have: leave it out of --tasks."
     elif task.multiple_input:

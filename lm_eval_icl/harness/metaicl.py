@@ -48,7 +48,7 @@ class MetaICLTask(ConfigurableTask):
     """
 
     # Why these tasks take no decision rules, and no other demonstrations.
-    own_decision = "MetaICL's tasks have a decision of their own (pmi=True): leave decide out."
+    why_not_decided = "MetaICL's tasks have a decision of their own (pmi=True): leave decide out."
     own_demonstrations = "MetaICL's demonstrations are the rows of the seed's training file: leave it out."
 
     def __init__(self, config: dict[str, Any]) -> None:

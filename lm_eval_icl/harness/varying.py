@@ -33,7 +33,7 @@ def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
     if not given:
         return
     with naming(f"task {task.config.task!r}: {', '.join(f'{name}={value}' for name, value in given.items())}"):
-        if hasattr(task, "own_decision"):  # MetaICL's
+        if hasattr(task, "why_not_decided"):  # MetaICL's
             raise InputError("its own class makes its sequences: leave this out.")
         metadata = task.config.metadata or {}
         if (drawn := metadata.get("demonstrations")) is not None and how.read(drawn) is not None:

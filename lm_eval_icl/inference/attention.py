@@ -1,11 +1,11 @@
 """The attention of a model, computed by functions of this package while the model runs.
 
 transformers keeps its attention functions by name. Its function for "sdpa" is replaced once in a process. The new
-function calls the old one, except inside `attention_by` and for marked keys (`behind`). Three kinds of passes need it:
+function calls the old one, except inside `attention_by` and for marked keys. Three kinds of passes need it:
 
 - `UnderLayouts`: a long context, or several side by side, without a mask as large as the square of the tokens;
 - `OfPackedRow`: a packed row on a CPU, without most of the keys that the mask hides;
-- `behind`: a batch whose rows share a memory, without a copy of the memory for each row.
+- `keys_on_memory`: a batch whose rows share a memory, without a copy of the memory for each row.
 
 Attention to some keys and attention to other keys are joined by their log-sum-exps, as FlashAttention joins blocks of
 keys (Dao et al., 2022, section 3.1). A memory can therefore be divided into parts with different `Reading`s.
@@ -368,7 +368,7 @@ class OfPackedRow:
         return output.transpose(1, 2).to(query.dtype).contiguous(), None
 
 
-def behind(memory: tuple[Tensor, Tensor], keys: Tensor, parts: Sequence[Part] = ()) -> Tensor:
+def keys_on_memory(memory: tuple[Tensor, Tensor], keys: Tensor, parts: Sequence[Part] = ()) -> Tensor:
     """The keys of a batch's rows, marked so that attention first reads a memory that all rows share, once for all rows.
     The model has to pass this very tensor object to its attention function, since copies do not have the mark.
 
@@ -390,8 +390,8 @@ def with_copies(memory: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> 
 
 
 def on_shared_memory(memory: tuple[Tensor, Tensor], call: AttentionCall, parts: Sequence[Part] = ()) -> Attended:
-    """A layer's attention of several rows to a memory (`behind`), for all rows at once, and to the tokens of each row.
-    If attention cannot be divided, it is computed as a whole, on a copy of the memory for each row.
+    """A layer's attention of several rows to a memory (`keys_on_memory`), for all rows at once, and to the tokens of
+    each row. If attention cannot be divided, it is computed as a whole, on a copy of the memory for each row.
 
     Args:
         call: `key` and `value` are those of the rows alone, [rows, key-value heads, tokens, width]; `mask` is

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from lm_eval_icl.inference.attention import Reading, behind, with_copies
+from lm_eval_icl.inference.attention import Reading, keys_on_memory, with_copies
 
 
 class MemoryLayer(DynamicLayer):
@@ -24,8 +24,8 @@ class MemoryLayer(DynamicLayer):
     Args:
         keys, values: the memory, both [1, key-value heads, entries, head width].
         once: the cache is for a single forward pass, so it does not store the entries of the tokens of the pass.
-        shared: attention reads the memory once for all rows (`inference.attention.behind`). Otherwise, a copy of the
-            memory is put before the entries of each row while the layer's attention runs.
+        shared: attention reads the memory once for all rows (`inference.attention.keys_on_memory`). Otherwise, a copy
+            of the memory is put before the entries of each row while the layer's attention runs.
         parts: keys and values of further entries of the memory, and how attention reads them.
     """
 
@@ -45,7 +45,7 @@ class MemoryLayer(DynamicLayer):
         self._views: list[Tensor] = []
 
     @classmethod
-    def of_rows(cls, keys: Tensor, values: Tensor) -> MemoryLayer:
+    def unshared(cls, keys: Tensor, values: Tensor) -> MemoryLayer:
         """A layer whose rows begin with these entries and share no memory."""
         layer = cls(keys[:1, :, :0], values[:1, :, :0], once=False)
         layer.lazy_initialization(keys, values)
@@ -57,7 +57,7 @@ class MemoryLayer(DynamicLayer):
     ) -> tuple[Tensor, Tensor]:
         keys, values = (key_states, value_states) if self.once else self._append(key_states, value_states)
         if self.shared or self.parts:
-            return behind(self.memory, keys, self.parts), values
+            return keys_on_memory(self.memory, keys, self.parts), values
         if not self.memory[0].shape[-2]:
             return keys, values
         return with_copies(self.memory, keys, values)
@@ -102,7 +102,7 @@ def cache_name(model: PreTrainedModel) -> str:
     return next((name for name in ("cache", "past_key_values", "cache_params") if name in arguments), "past_key_values")
 
 
-def behind_cache(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
+def cache_arguments(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
     """The arguments by which a forward pass continues from a cache, and adds entries to it."""
     return {cache_name(model): cache, "use_cache": True}
 

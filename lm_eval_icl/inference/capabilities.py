@@ -16,7 +16,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from lm_eval_icl.errors import InputError, log, one_line
 from lm_eval_icl.inference.attention import additive
-from lm_eval_icl.inference.caches import behind_cache, takes_positions, without_adapter
+from lm_eval_icl.inference.caches import cache_arguments, takes_positions, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.hybrids import check_states, empty_cache, is_hybrid
@@ -272,7 +272,7 @@ class _Trial:
         mask[0, len(self.memory) : len(self.memory) + 3] = 0
 
         def logits(memory: Memory, shared: bool = False) -> Tensor:
-            cache = behind_cache(self.model, memory.cache(shared=shared))
+            cache = cache_arguments(self.model, memory.cache(shared=shared))
             first = self.model(input_ids=ids, attention_mask=mask[:, :-1], **cache)
             second = self.model(input_ids=ids[:, :1], attention_mask=mask, **cache)
             return torch.cat([first.logits[:, 3:], second.logits], dim=1).double()

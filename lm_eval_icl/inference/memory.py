@@ -19,7 +19,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from lm_eval_icl.inference import attention
 from lm_eval_icl.inference.attention import CONTEXT_TOKENS, Reading, UnderLayouts, additive, attention_by
 from lm_eval_icl.inference.blocks import replaced_stream
-from lm_eval_icl.inference.caches import MemoryLayer, behind_cache, takes_positions
+from lm_eval_icl.inference.caches import MemoryLayer, cache_arguments, takes_positions
 from lm_eval_icl.inference.devices import device_of, kept_logits, on_device, to_device
 from lm_eval_icl.inference.hybrids import empty_cache, is_hybrid, select_rows, tensors
 from lm_eval_icl.inference.positions import position_switch
@@ -187,7 +187,7 @@ def run_rows(
         The logits [rows, len(read), vocabulary].
     """
     n = ids.shape[1]
-    inputs: dict[str, Any] = {"use_cache": False} if cache is None else behind_cache(model, cache)
+    inputs: dict[str, Any] = {"use_cache": False} if cache is None else cache_arguments(model, cache)
     if positions is not None:
         inputs["position_ids"] = positions
     at_end = list(read) == list(range(n - len(read), n))
@@ -248,7 +248,7 @@ def masked_pass(
             position_ids=to_device(layout.positions[None, layout.entries :], device),
             attention_mask=mask,
             logits_to_keep=1,
-            **behind_cache(model, cache),
+            **cache_arguments(model, cache),
         )
         return _added(cache)
 
@@ -299,7 +299,7 @@ def cache_of_rows(memories: Sequence[Memory]) -> Cache:
     for i, (keys, values) in enumerate(like):
         empty = keys[:, :, :0], values[:, :, :0]
         row_memories = [memory.layers[i] if memory.layers else empty for memory in memories]
-        layers.append(MemoryLayer.of_rows(*map(padded, zip(*row_memories, strict=True))))
+        layers.append(MemoryLayer.unshared(*map(padded, zip(*row_memories, strict=True))))
     return Cache(layers=layers)
 
 
@@ -327,7 +327,7 @@ def causal_pass(
     for piece, at_positions in zip(ids, at, strict=True):
         position_ids = {} if at_positions is None else {"position_ids": at_positions}
         # No logits are needed, but transformers computes them for at least one token.
-        model(input_ids=piece, logits_to_keep=1, **position_ids, **behind_cache(model, cache))
+        model(input_ids=piece, logits_to_keep=1, **position_ids, **cache_arguments(model, cache))
     return _added(cache)
 
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.attention import OfPackedRow, additive, attention_by
 from lm_eval_icl.inference.blocks import replaced_stream, residual_stream
-from lm_eval_icl.inference.caches import behind_cache
+from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.inference.devices import device_of, kept_logits, on_device, to_device
 from lm_eval_icl.inference.hybrids import empty_cache, select_rows
 from lm_eval_icl.inference.memory import Memory, cache_of, run_after_memory
@@ -126,7 +126,7 @@ class PackedRow:
                 position_ids=on_device([self._positions], device),
                 attention_mask=mask[None, None],
                 logits_to_keep=kept_logits(model, read) if read else 1,
-                **behind_cache(model, cache),
+                **cache_arguments(model, cache),
             ).logits[0]  # of all tokens, if the model ignores logits_to_keep
         return output if len(output) == len(read) else output[on_device(read, output.device)]
 

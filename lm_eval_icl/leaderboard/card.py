@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from lm_eval_icl.drawing.style import INK, of_method, shortened
+from lm_eval_icl.drawing.style import INK, method_style, shortened
 from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.results.board import Card, Column, Property, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Estimate
@@ -88,7 +88,7 @@ def figure(card: Card, most: int) -> tuple[str, Figure, list[dict[str, object]]]
             estimate = row.values.get(prop)
             if estimate is None:
                 continue
-            color, marker = of_method(row.entry.method)
+            color, marker = method_style(row.entry.method)
             ends = [scale * estimate.low, scale * estimate.high]
             if all(map(math.isfinite, ends)):
                 axes.plot(ends, [y, y], color=color, linewidth=1.6, solid_capstyle="butt")

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from lm_eval_icl.drawing.style import GREY, INK, METADATA, clipped, of_method, one_line, shortened, styled
+from lm_eval_icl.drawing.style import GREY, INK, METADATA, clipped, method_style, one_line, shortened, styled
 from lm_eval_icl.errors import InputError, writing
 from lm_eval_icl.leaderboard import card, numbers
 from lm_eval_icl.leaderboard.tables import csv_text
@@ -168,7 +168,7 @@ def _rows(
     lines = []
     for axes, (name, in_panel) in zip(grid[:, 0], panels.items(), strict=True):
         for y, (entry, mark) in enumerate(in_panel):
-            color, marker = of_method(entry.method)
+            color, marker = method_style(entry.method)
             if mark.interval is not None:
                 axes.plot(mark.interval, [y, y], color=color, linewidth=1.6, solid_capstyle="butt")
             axes.plot(mark.values, [y] * len(mark.values), marker, color=color, markersize=5, zorder=3, clip_on=False)
@@ -378,7 +378,7 @@ def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint])
     curves = list(dict.fromkeys((p.method, p.label) for panel in panels for p in by_panel[panel]))[:_LINES]
     looks: dict[tuple[str, str], Mapping[str, Any]] = {}
     for method, alike in grouped(curves, lambda curve: curve[0]).items():
-        color, marker = of_method(method)
+        color, marker = method_style(method)
         for at, curve in enumerate(alike):
             looks[curve] = {"color": color, "marker": marker, "linestyle": ["-", "--", ":", "-."][at % 4],
                             "fillstyle": ["full", "none"][at // 4 % 2]}  # fmt: skip

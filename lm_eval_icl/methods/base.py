@@ -214,7 +214,7 @@ class Method(ABC):
         yield from self.encode(model, [context])
 
     @property
-    def of_window(self) -> Method:
+    def window_method(self) -> Method:
         """The method that encodes the memories of `contexts`."""
         return self
 

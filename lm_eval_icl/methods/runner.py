@@ -147,7 +147,7 @@ class MethodRunner:
             self.model.eval()  # dropout would change every number
             self._inside = True
             try:
-                with self.own_positions(), fused_gelu(self.model):
+                with self.method_positions(), fused_gelu(self.model):
                     yield
             finally:
                 self._inside = False
@@ -163,7 +163,7 @@ class MethodRunner:
         with self.inference_mode(), self.model.register_forward_pre_hook(count_tokens, with_kwargs=True):
             yield
 
-    def own_positions(self) -> AbstractContextManager[None]:
+    def method_positions(self) -> AbstractContextManager[None]:
         """Inside this context, the model has no positional information if the method runs with `positions=none`."""
         without = self.without_positions
         return nullcontext() if without is None else no_positions(self.model, without)
@@ -179,7 +179,7 @@ class MethodRunner:
         """The memories of contexts. Those that are not stored are encoded, as many in one pass as fit, and stored."""
 
         def together(missing: Sequence[Context]) -> int:
-            work = [part for context in missing for part in self.method.of_window.work(context, {}, once=True)]
+            work = [part for context in missing for part in self.method.window_method.work(context, {}, once=True)]
             return max(side_by_side(work, self.budget.sizes, self.capabilities)[0], 1)
 
         return self.store.several(contexts, together)

@@ -32,7 +32,7 @@ class Several(PCW):
     positions: Positions = "sequential"
 
     @property
-    def of_window(self) -> Method:
+    def window_method(self) -> Method:
         return ICL(self.positions, self.repeat)
 
     @abstractmethod
@@ -76,17 +76,17 @@ class Several(PCW):
         """One pass for each of `contexts`."""
         whole, layouts = Context((0,) * prefix, tuple((0,) * length for length in demonstrations)), []
         for i, context in enumerate(self.contexts(whole)):
-            layout = self.of_window.layout(prefix, context.lengths, query, answer)
+            layout = self.window_method.layout(prefix, context.lengths, query, answer)
             title = f"memory {i + 1}" if context.demonstrations else f"memory {i + 1}: no demonstrations"
             layouts.append((title, layout.numbered_from(i * self.window_size)))
         return layouts
 
     def footprint(self, context: Context) -> Footprint:
         """The largest of each number over all windows, and the shortest pass of those that have tokens."""
-        footprints = [dataclasses.astuple(self.of_window.footprint(window)) for window in self.contexts(context)]
+        footprints = [dataclasses.astuple(self.window_method.footprint(window)) for window in self.contexts(context)]
         tokens, kept, positions, shortest, start = zip(*footprints, strict=True)
         return Footprint(max(tokens), max(kept), max(positions), min(filter(None, shortest), default=0), max(start))
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of windows."""
-        return self.of_window.encode(model, contexts)
+        return self.window_method.encode(model, contexts)

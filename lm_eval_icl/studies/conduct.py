@@ -78,7 +78,7 @@ def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[st
     more = True  # whether more units may be ready; no target waits for a cell on the test set
     with tqdm(total=len(missing), desc="cells") as bar:
         while True:
-            for unit in ready(grid, folder, executor.running, failed) if more else ():
+            for unit in units_to_start(grid, folder, executor.running, failed) if more else ():
                 executor.submit(unit)
             if not executor.running:
                 return
@@ -93,7 +93,7 @@ def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[st
                 bar.update(isinstance(target, Cell))
 
 
-def ready(grid: Grid, folder: StudyFolder, running: Collection[str], failed: Mapping[str, str]) -> list[Unit]:
+def units_to_start(grid: Grid, folder: StudyFolder, running: Collection[str], failed: Mapping[str, str]) -> list[Unit]:
     """The units that can be run now: trainings and batches of cells whose inputs are in the folder and whose outputs
     are not, without targets that are running or have failed."""
     known = states(grid, folder, failed)

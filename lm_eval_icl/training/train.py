@@ -114,7 +114,7 @@ def train(
         print(summary)
     arguments.eval_on_start = arguments.do_eval and resume_from is None
     write(model.config, record)
-    with predictor.runner.own_positions():
+    with predictor.runner.method_positions():
         trainer = LayoutTrainer(_with_lora(model, settings) if settings.lora else model, arguments, rows, held_out)
         trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
         _save(trainer, tokenizer, output)

@@ -219,9 +219,9 @@ def generation(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def generated(texts: int, demonstrations: int, tokens: int) -> list[Instance]:
     """Requests for texts of a given length, after demonstrations of about 50 tokens each. No text ends earlier."""
-    asked = {"until": [], "max_gen_toks": tokens, "min_new_tokens": tokens, "do_sample": False}
+    settings = {"until": [], "max_gen_toks": tokens, "min_new_tokens": tokens, "do_sample": False}
     requests = synthetic(documents=texts, demonstrations=demonstrations, options=1, shot=48)
-    return [Instance("generate_until", {}, (i.args[0], asked), 0, metadata=i.metadata) for i in requests]
+    return [Instance("generate_until", {}, (i.args[0], settings), 0, metadata=i.metadata) for i in requests]
 
 
 def measure_generation(lm: Any, instances: list[Instance]) -> tuple[float, float]:

@@ -51,10 +51,10 @@ def watched(model: nn.Module, begin: Callable[[torch.Tensor], None], end: Callab
         begin(kwargs["input_ids"] if "input_ids" in kwargs else args[0])
 
     before = model.register_forward_pre_hook(enter, with_kwargs=True)
-    behind = model.register_forward_hook(lambda *_: end())
+    after = model.register_forward_hook(lambda *_: end())
     yield
     before.remove()
-    behind.remove()
+    after.remove()
 
 
 def measure(lm: Any, instances: list[Instance]) -> Measurement:

@@ -82,11 +82,11 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         seconds = "seconds a document" if torch.cuda.is_available() else "processor seconds a document"
         table = table_of(title, "model", "documents", "tokens a document", seconds, "times hf")
         runs: dict[str, tuple[int, float, float]] = {}
-        for contender, (lm, asked) in contenders.items():
-            documents, begun = len({instance.doc_id for instance in asked}), busy()
-            tokens = measure(lm, asked).tokens
+        for contender, (lm, requests) in contenders.items():
+            documents, begun = len({instance.doc_id for instance in requests}), busy()
+            tokens = measure(lm, requests).tokens
             runs[contender] = documents, tokens / documents, (busy() - begun) / documents
-            ratio = next(iter(runs.values()))[2] / runs[contender][2] if asked is not longer else None
+            ratio = next(iter(runs.values()))[2] / runs[contender][2] if requests is not longer else None
             row = f"{documents:,}", f"{tokens / documents:.0f}", f"{runs[contender][2]:.3f}"
             table.add_row(contender, *row, f"{ratio:.2f}" if ratio else "")
             console.print(f"{name} {contender}: {runs[contender]}")

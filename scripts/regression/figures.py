@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm_eval_icl.drawing.style import GREY, of_method
+from lm_eval_icl.drawing.style import GREY, method_style
 from lm_eval_icl.errors import InputError
 from scripts.regression.configuration import METHODS
 from scripts.regression.evaluation import interval, shifts
@@ -86,7 +86,7 @@ def _against_examples(axes: Axes, results: Measurements, title: str, methods: Se
     """A panel: the error of each method by the number of examples."""
     for name in methods:
         if name in results.of:
-            colour, marker = of_method(name)
+            colour, marker = method_style(name)
             _band(axes, results.configuration.numbers, results.errors(name, what), name, colour, marker)
     _frame(axes, results, title)
 
@@ -165,7 +165,7 @@ def figure9(folders: Sequence[Measurements]) -> Figure:
     figure, grid = _grid(1)
     axes, kept = grid[0, 0], results.configuration.kept
     for name, by_seed in results.of.items():
-        colour, marker = of_method(name)
+        colour, marker = method_style(name)
         last = [torch.stack([errors[f"{step} none"][:, -1] for step in kept], dim=1) for errors in by_seed.values()]
         _band(axes, kept, last, name, colour, marker)
     axes.set(yscale="log", title=f"{results.configuration.longest} examples")
@@ -188,6 +188,8 @@ def figure10(folders: Sequence[Measurements]) -> Figure:
                 axes, configuration.numbers, results.errors(name, f"probe {layer}"), f"probe of layer {layer}", colour
             )
         mean, _, _ = interval(results.errors(name, f"{configuration.steps} none"))
-        axes.plot(configuration.numbers, mean, color=of_method("hf")[0], linestyle="--", linewidth=1, label="the model")
+        axes.plot(
+            configuration.numbers, mean, color=method_style("hf")[0], linestyle="--", linewidth=1, label="the model"
+        )
         _frame(axes, results, name)
     return _finish(figure, grid, "examples")

@@ -307,12 +307,12 @@ class Worth:
         self.worth = rng.uniform(0, 1, len(pool.labels))
         self.about = rng.uniform(-1, 1, (len(pool.labels), len(pool.labels)))
         self.order = 0.01
-        self.asked: list[tuple[int, ...]] = []
+        self.scored: list[tuple[int, ...]] = []
         self.pairs = 0
         self.dev: set[tuple[int, ...]] = set()
 
     def score(self, rows, dev=()):
-        self.asked.append(rows)
+        self.scored.append(rows)
         self.dev.add(tuple(dev))
         rising = sum(one < other for one, other in itertools.pairwise(rows))
         value = sum(self.worth[row] for row in sorted(rows)) + self.order * rising
@@ -328,7 +328,7 @@ def test_best_random_is_the_best_of_what_it_draws(balance):
     pool = make_pool(0)
     worth = Worth(pool)
     best = best_random(pool, 6, Random(1), worth.score, sets=35, balance=balance)
-    drawn = list(worth.asked)
+    drawn = list(worth.scored)
     scores = [worth.score(rows) for rows in drawn]
     order = sorted(range(35), key=lambda index: (-scores[index][0], -scores[index][1], index))
     assert best == ScoredSet(drawn[order[0]], *scores[order[0]])
@@ -433,7 +433,7 @@ def test_lens_follows_the_search_of_its_authors():
         mine, slow = Worth(pool, seed), Worth(pool, seed)
         found = lens(pool, n, Random(seed), mine.info, mine.score, LensSettings(**SMALL))
         assert found == slow_lens(pool, n, Random(seed), slow, diversity=4.0, **SMALL)
-        assert mine.dev == slow.dev and set(mine.asked) == set(slow.asked)
+        assert mine.dev == slow.dev and set(mine.scored) == set(slow.scored)
 
 
 def test_the_rounds_of_the_filter_are_the_published_ones():

@@ -118,11 +118,11 @@ def test_no_document_is_among_its_demonstrations():
 
 
 def test_a_ranking_is_kept_for_most_numbers_of_demonstrations(cache):
-    asked = []
+    ranked = []
 
     def rank(n, sha="a" * 64, model="m", **ways):
         def vectors(rows):
-            asked.append(rows)
+            ranked.append(rows)
             return np.eye(200)[rows], np.ones((2, 200))
 
         way = Retriever(Similar(by="features", **ways), texts(sentences(200, 5, (9, 12))), sha, [0, 1] * 100)
@@ -131,11 +131,11 @@ def test_a_ranking_is_kept_for_most_numbers_of_demonstrations(cache):
         return ranks
 
     first = rank(4)
-    assert rank(128) == rank(1, order="first", fixed=0) == first and len(asked) == 1
-    assert len(first[0]) == 128 and len(rank(129)[0]) == 200 and len(asked) == 2
+    assert rank(128) == rank(1, order="first", fixed=0) == first and len(ranked) == 1
+    assert len(first[0]) == 128 and len(rank(129)[0]) == 200 and len(ranked) == 2
     for others in ({"sha": "b" * 64}, {"model": "k"}, {"pool": 150}, {"per_label": 2}, {"diverse": "dpp"}):
         rank(4, **others)
-    assert list(map(len, asked)) == [200, 200, 200, 200, 150, 200, 200] and len(list(cache.iterdir())) == 7
+    assert list(map(len, ranked)) == [200, 200, 200, 200, 150, 200, 200] and len(list(cache.iterdir())) == 7
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def watched(model, run) -> list[tuple[list[int], torch.Tensor]]:
 
 
 def part_of(layout: Layout, first: int, end: int) -> tuple[list[int], torch.Tensor]:
-    """What a forward pass over these tokens should be, behind the entries that were kept of those before."""
+    """What a forward pass over these tokens should be, after the entries that were kept of those before."""
     columns = [i for i in layout.kept_tokens if i < first] + list(range(first, end))
     return layout.positions[first:end].tolist(), layout.mask[first:end][:, columns]
 
@@ -148,28 +148,28 @@ def test_drawing_is_what_the_model_does(model, name, arguments):
     passes = [layout for _, layout in method.passes(len(context.prefix), context.lengths, len(query), len(answer))]
     last = passes[-1]
     n, q = len(last), len(query)
-    behind = n - q - len(answer)
-    tail = [(behind, behind + q), (behind + q, n - 1)]  # the query, and the answer but for what is never read
+    start = n - q - len(answer)
+    tail = [(start, start + q), (start + q, n - 1)]  # the query, and the answer but for what is never read
     if name == "saicl":
-        expected = [part_of(last, a, b) for a, b in ((0, behind + q), (behind + q - 1, behind + q), tail[1])]
+        expected = [part_of(last, a, b) for a, b in ((0, start + q), (start + q - 1, start + q), tail[1])]
     elif name == "deepthink" and method.T > 1:
         once = len(passes[0])
         again = [part_of(passes[1], once, 2 * once)] * (method.T - 1)
         expected = [part_of(passes[0], 0, once), *again, *(part_of(last, *ab) for ab in tail)]
     elif name == "batchicl":
-        expected = [part_of(last, 0, behind)]
+        expected = [part_of(last, 0, start)]
         expected += [part_of(layout, 0, len(layout) - q) for layout in passes[:-1]]
         expected += [part_of(layout, len(layout) - q, len(layout)) for layout in passes[:-1]]
         expected += [part_of(last, *ab) for ab in tail]
     elif method.reads_in_parts:
-        expected = [part_of(last, 0, behind)]
+        expected = [part_of(last, 0, start)]
     elif isinstance(bound, Several):
-        behind_each = [(layout, len(layout) - q - len(answer)) for layout in passes]
-        expected = [part_of(layout, 0, end) for layout, end in behind_each]
-        for layout, end in behind_each:
+        starts = [(layout, len(layout) - q - len(answer)) for layout in passes]
+        expected = [part_of(layout, 0, end) for layout, end in starts]
+        for layout, end in starts:
             expected += [part_of(layout, end, end + q), part_of(layout, end + q, len(layout) - 1)]
     else:
-        expected = [part_of(last, a, b) for a, b in ((0, behind), *tail)]
+        expected = [part_of(last, a, b) for a, b in ((0, start), *tail)]
 
     calls = watched(model, run)
     assert len(calls) == len(expected)

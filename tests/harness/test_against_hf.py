@@ -107,9 +107,9 @@ def test_how_it_is_computed_does_not_matter(checkpoint, args):
 @pytest.mark.parametrize("name", tiny.slow_but(["gpt2", "bloom"], ["gpt2", "bloom", "qwen3_next", "jamba"]))
 def test_generation_arguments_reach_generate(checkpoint, name):
     path, args = checkpoint(name), {"dtype": DTYPE.get(name, "float64")}
-    asked = {"repetition_penalty": 1.3, "max_gen_toks": 9, "num_beams": 2}
-    expected = evaluation.answers("hf", path, GENERATED, 3, args=args, gen_kwargs=asked, batch_size=1)
-    assert evaluation.answers("icl", path, GENERATED, 3, args=args, gen_kwargs=asked, batch_size=4) == expected
+    settings = {"repetition_penalty": 1.3, "max_gen_toks": 9, "num_beams": 2}
+    expected = evaluation.answers("hf", path, GENERATED, 3, args=args, gen_kwargs=settings, batch_size=1)
+    assert evaluation.answers("icl", path, GENERATED, 3, args=args, gen_kwargs=settings, batch_size=4) == expected
 
 
 @pytest.mark.parametrize(

@@ -86,21 +86,21 @@ def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, capsy
 
 
 def test_best_random_is_the_best_of_its_sets(predictor, pool):
-    chooser, asked = Chooser(pool, predictor, 5000), []
+    chooser, scored = Chooser(pool, predictor, 5000), []
     set_score = chooser._set_score
 
     def listening(demonstrations, rows):
         scores = set_score(demonstrations, rows)
-        asked.append((demonstrations, *scores, tuple(rows)))
+        scored.append((demonstrations, *scores, tuple(rows)))
         return scores
 
     chooser._set_score = listening
     choice = chooser.choose("best_random", 3, 0, sets=6, dev=15)
-    assert len(asked) == 6 and len({rows for *_, rows in asked}) == 1
-    best = max(asked, key=lambda each: (each[1], each[2]))
+    assert len(scored) == 6 and len({rows for *_, rows in scored}) == 1
+    best = max(scored, key=lambda each: (each[1], each[2]))
     assert choice.indices == tuple(best[0]) and choice.accuracy == best[1]
-    dev = set(asked[0][3])
-    assert len(dev) == 15 and not any(dev & set(rows) for rows, *_ in asked)
+    dev = set(scored[0][3])
+    assert len(dev) == 15 and not any(dev & set(rows) for rows, *_ in scored)
     # Against lm-eval's own accuracy with these demonstrations on these documents.
     texts = [pool.demonstration(row) for row in choice.indices]
     right = 0

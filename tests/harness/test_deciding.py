@@ -53,11 +53,11 @@ def values(rows):
 FREE = ("N/A", "", "[MASK]")
 
 
-def contextual(literal, behind, text, options, free=FREE):
-    """The calibrated values of a document's options behind a text: less those that content-free texts have there."""
+def contextual(literal, before, text, options, free=FREE):
+    """The calibrated values of a document's options after a text: less those that content-free texts have there."""
 
     def value(text, option):
-        return literal(f"{behind}Review: {text}\nSentiment:", option)
+        return literal(f"{before}Review: {text}\nSentiment:", option)
 
     return [value(text, y) - math.log(np.mean([math.exp(value(other, y)) for other in free])) for y in options]
 
@@ -103,20 +103,20 @@ def expected(rule, literal, rows, said, pool):
         assert len(set(free)) == 4
     found = []
     for row, scores, ys in zip(rows, raw, options, strict=True):
-        behind, of = before_query(row), raw
+        before, of = before_query(row), raw
         if rule in ("contextual", "domain:n=4"):
-            found.append(contextual(literal, behind, row["doc"]["text"], ys, free))
+            found.append(contextual(literal, before, row["doc"]["text"], ys, free))
         elif rule in ("dcpmi", "pmi"):
             premise = "\nSentiment:" if rule == "dcpmi" else ":"
             found.append([score - literal(premise, y) for score, y in zip(scores, ys, strict=True)])
         else:
             if "pool" in rule:
-                shown = [doc for doc in pool if f"Review: {doc['text']}\n" in behind]
+                shown = [doc for doc in pool if f"Review: {doc['text']}\n" in before]
                 assert len(shown) == 2
-                rest = [f"{behind}Review: {doc['text']}\nSentiment:" for doc in pool if doc not in shown]
-                asked = [context for context in rest if (context, ys[0]) in literal.drawn]
-                assert len(asked) == 5
-                of = [[literal(context, y) for y in ys] for context in asked]
+                rest = [f"{before}Review: {doc['text']}\nSentiment:" for doc in pool if doc not in shown]
+                others = [context for context in rest if (context, ys[0]) in literal.drawn]
+                assert len(others) == 5
+                of = [[literal(context, y) for y in ys] for context in others]
             mean = np.mean([p(each) for each in of], axis=0)
             by_difference = "difference" in rule
             found.append(np.array(p(scores)) - mean if by_difference else np.array(scores) - np.log(mean))
@@ -258,9 +258,9 @@ def test_behind_a_chat_template(chat_checkpoint):
             text = row["doc"]["text"]
             context = row["arguments"][0][0]
             at = context.rindex(f"Review: {text}\nSentiment:")
-            asked = context[:at] + context[at:].replace(text, "N/A")
+            without_text = context[:at] + context[at:].replace(text, "N/A")
             for (_, y), (value, _) in zip(row["arguments"], row["filtered_resps"], strict=True):
-                assert float(value) == pytest.approx(literal(context, y) - literal(asked, y), abs=1e-6)
+                assert float(value) == pytest.approx(literal(context, y) - literal(without_text, y), abs=1e-6)
     with pytest.raises(InputError, match="decide=dcpmi: its premise is a text without messages"):
         run("icl", path, TASKS["three"], "dcpmi", apply_chat_template=True)
 

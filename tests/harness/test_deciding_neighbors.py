@@ -42,9 +42,9 @@ def test_neighbors_against_transformers(name, args, checkpoint):
         want = []
         for row in rows["none"]:
             state, log_probs = read(row["arguments"][0][0])
-            behind = before_query(row)
-            assert not any(f"Review: {doc['text']}\n" in behind for doc in anchors)
-            states, others = zip(*(read(f"{behind}Review: {doc['text']}\nSentiment:") for doc in anchors), strict=True)
+            before = before_query(row)
+            assert not any(f"Review: {doc['text']}\n" in before for doc in anchors)
+            states, others = zip(*(read(f"{before}Review: {doc['text']}\nSentiment:") for doc in anchors), strict=True)
             if said["rule"] == "hidden":
                 means = [np.array(states)[labels == y].mean(0) for y in (0, 1)]
                 want.append([-np.linalg.norm(state - mean) for mean in means])

@@ -1,4 +1,4 @@
-"""No document is answered behind a demonstration that is that document: what is drawn, chosen and trained on."""
+"""No document is answered after a demonstration that is that document: what is drawn, chosen and trained on."""
 
 import json
 import random

@@ -59,26 +59,26 @@ def test_scores_are_those_under_the_whole_mask(name, divided, monkeypatch):
 @settings(deadline=None)
 @given(
     parents=st.lists(st.integers(-1, 10**6), min_size=1, max_size=150),
-    behind=st.integers(0, 40),
+    entries=st.integers(0, 40),
     heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
     scaling=st.sampled_from([None, 0.3]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_tree_behind_any_memory(parents, behind, heads, scaling, seed):
+def test_any_tree_after_any_memory(parents, entries, heads, scaling, seed):
     n, generator = len(parents), torch.Generator().manual_seed(seed)
     sees = torch.eye(n, dtype=torch.bool)
     for node, parent in enumerate(parents):
         if node and parent >= 0:
             sees[node] |= sees[parent % node]
-    mask = additive(torch.cat([torch.ones(n, behind, dtype=torch.bool), sees], dim=1), torch.float64)[None, None]
+    mask = additive(torch.cat([torch.ones(n, entries, dtype=torch.bool), sees], dim=1), torch.float64)[None, None]
     module = nn.Module()
     module.num_key_value_groups = heads[0] // heads[1]
     query = torch.randn(1, heads[0], n, 8, dtype=torch.float64, generator=generator)
     # Far from each other: what the memory and the row weigh differs by orders of magnitude.
-    key, value = 9 * torch.randn(2, 1, heads[1], behind + n, 8, dtype=torch.float64, generator=generator)
+    key, value = 9 * torch.randn(2, 1, heads[1], entries + n, 8, dtype=torch.float64, generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "ROW_TOKENS", 5)  # so that most rows are divided
-        with attention_by(OfPackedRow(sees, [(slice(0, n), slice(0, behind))])):
+        with attention_by(OfPackedRow(sees, [(slice(0, n), slice(0, entries))])):
             found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=scaling)
     expected = scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
     torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-10, atol=1e-10)
@@ -156,6 +156,6 @@ def test_the_greedy_token_is_the_first_of_the_likeliest(vocabulary):
     logits = torch.randint(0, 5, (30, vocabulary)).float()
     logits[0, -1] = logits[1, 0] = logits[2, vocabulary // 2] = 6
     highest = [(row == row.max()).nonzero()[:, 0].tolist() for row in logits]
-    asked = [(row, token) for row, tokens in enumerate(highest) for token in {tokens[0], tokens[-1], 0}]
-    _, greedy = scoring._numbers(logits, [[row] for row, _ in asked], [((), (token,)) for _, token in asked], None)
-    assert greedy.tolist() == [token == highest[row][0] for row, token in asked]
+    pairs = [(row, token) for row, tokens in enumerate(highest) for token in {tokens[0], tokens[-1], 0}]
+    _, greedy = scoring._numbers(logits, [[row] for row, _ in pairs], [((), (token,)) for _, token in pairs], None)
+    assert greedy.tolist() == [token == highest[row][0] for row, token in pairs]

@@ -1,4 +1,4 @@
-"""Generation behind a memory that all rows of a batch share."""
+"""Generation after a memory that all rows of a batch share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference import attention, generation
-from lm_eval_icl.inference.attention import behind, install
+from lm_eval_icl.inference.attention import install, keys_on_memory
 from lm_eval_icl.inference.caches import MemoryLayer
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.generation import _inputs, continue_from, settings_in_force
@@ -52,7 +52,7 @@ def always_shared(monkeypatch):
 def attend(query, key, value, memory, mask, scaling=None):
     module = nn.Module()
     module.num_key_value_groups = query.shape[1] // key.shape[1]
-    found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, behind(memory, key), value, mask, scaling=scaling)
+    found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, keys_on_memory(memory, key), value, mask, scaling=scaling)
     return found
 
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_divided_runs_on_copies(dtype, width):
 
 
 def test_somebody_elses_attention_function_gets_copies():
-    """It knows nothing of keys that are behind a memory."""
+    """It knows nothing of keys that follow a memory."""
     memory = read_causally(tiny.build("gpt2"), CONTEXT)
     assert all(layer.shared for layer in memory.cache(shared=True).layers)
     ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: None
@@ -127,13 +127,13 @@ def build(name: str) -> Any:
     return model
 
 
-def run(model: Any, queries: Any, new: int = 6, asked: Any = None, **ways: Any) -> tuple[list[list[int]], list[int]]:
+def run(model: Any, queries: Any, new: int = 6, settings: Any = None, **ways: Any) -> tuple[list[list[int]], list[int]]:
     """The texts, and how many rows each forward pass had."""
     rows: list[int] = []
 
     def generate(context: Any, **inputs: Any) -> Any:
-        settings = {"do_sample": False, **(asked or {})}
-        return model.generate(context, max_new_tokens=new, pad_token_id=0, **settings, **inputs)
+        everything = {"do_sample": False, **(settings or {}), **inputs}
+        return model.generate(context, max_new_tokens=new, pad_token_id=0, **everything)
 
     memory = read_causally(model, CONTEXT)
     embedding = model.get_input_embeddings()
@@ -141,14 +141,14 @@ def run(model: Any, queries: Any, new: int = 6, asked: Any = None, **ways: Any) 
         return continue_from(model, generate, [memory], queries, **ways), rows
 
 
-@pytest.mark.parametrize("asked", [{}, {"num_beams": 2}, {"repetition_penalty": 1.5}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 2}, {"repetition_penalty": 1.5}], ids=str)
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "gpt_neox"])
 @torch.no_grad()
-def test_texts_behind_a_shared_memory_are_those_behind_copies(name, asked, always_shared):
-    model, beams = build(name), asked.get("num_beams", 1)
-    expected, _ = run(model, QUERIES, asked=asked, beams=beams)
+def test_texts_on_a_shared_memory_are_those_on_copies(name, settings, always_shared):
+    model, beams = build(name), settings.get("num_beams", 1)
+    expected, _ = run(model, QUERIES, settings=settings, beams=beams)
     assert not always_shared()
-    found, passes = run(model, QUERIES, asked=asked, beams=beams, shared=True)
+    found, passes = run(model, QUERIES, settings=settings, beams=beams, shared=True)
     assert always_shared() == model.config.num_hidden_layers * len(passes)
     assert found == expected and len({tuple(text) for text in found}) > 1
 
@@ -164,8 +164,8 @@ def test_stop_strings_end_texts(checkpoint, always_shared):
         lm.batch_size_per_gpu = batch
         lm.begin([])
         rows.clear()
-        asked = {"until": until, "max_gen_toks": 12, "do_sample": False}
-        requests = [Instance("generate_until", {}, (prompt, asked), 0) for prompt in prompts]
+        settings = {"until": until, "max_gen_toks": 12, "do_sample": False}
+        requests = [Instance("generate_until", {}, (prompt, settings), 0) for prompt in prompts]
         return lm.generate_until(requests, disable_tqdm=True)
 
     plain = texts([], 1)
@@ -217,10 +217,10 @@ def saved(folder: Path, model: Any, tokenizer: Any, **settings: Any) -> Path:
     return folder
 
 
-def texts_of(lm: Any, prompts: Any = PROMPTS, **asked: Any) -> list[str]:
-    asked = {"until": [], "max_gen_toks": 8, **asked}
+def texts_of(lm: Any, prompts: Any = PROMPTS, **settings: Any) -> list[str]:
+    settings = {"until": [], "max_gen_toks": 8, **settings}
     requests = [
-        Instance("generate_until", {}, (prompt, asked), 0, ("a task", i, 1)) for i, prompt in enumerate(prompts)
+        Instance("generate_until", {}, (prompt, settings), 0, ("a task", i, 1)) for i, prompt in enumerate(prompts)
     ]
     return lm.generate_until(requests, disable_tqdm=True)
 

@@ -27,8 +27,8 @@ def in_one_pass(model, tokens, answer):
 
 
 def assert_scored_as_in_one_pass(runner, queries=QUERIES):
-    for asked, scores in runner.score({CONTEXT: queries}):
-        for (_, query, answer), (found, _) in zip(asked, scores, strict=True):
+    for requests, scores in runner.score({CONTEXT: queries}):
+        for (_, query, answer), (found, _) in zip(requests, scores, strict=True):
             whole = in_one_pass(runner.model, [*CONTEXT.tokens, *query], answer)
             assert found == pytest.approx(whole, rel=2e-6)
 

@@ -96,6 +96,6 @@ def test_the_control_sorted_demonstrations(checkpoint, model, args):
     no_bit_depends_on_the_order(model, path, args=control)
     texts = [f"{TEXTS[i]}\nSentiment: {['very bad', 'bad'][i % 2]}\n\n" for i in range(4)]
     of_order = sorted(range(4), key=texts.__getitem__)
-    asked = [([0, 1, 2, 3], control), (of_order, args), ([0, 1, 2, 3], args)]
-    one, other, unsorted = (evaluation.answers(model, path, tasks(order)[:1], 4, args=given) for order, given in asked)
+    runs = [([0, 1, 2, 3], control), (of_order, args), ([0, 1, 2, 3], args)]
+    one, other, unsorted = (evaluation.answers(model, path, tasks(order)[:1], 4, args=given) for order, given in runs)
     assert one == other != unsorted

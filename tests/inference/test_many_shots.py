@@ -100,7 +100,7 @@ def test_scores_are_handed_on_while_the_next_pack_runs(monkeypatch):
     """As on an accelerator: a pack is begun before the scores of the one before it are handed on, and none is lost."""
     tried = MethodRunner(tiny.build("gpt2"), methods.make("icl"), pack_tokens=40)
     queries = {(i, *range(30, 48)): [(9,), (10, 11)] for i in range(5)}
-    expected = [(asked, [*scores]) for asked, scores in tried.score({context(2): queries})]
+    expected = [(requests, [*scores]) for requests, scores in tried.score({context(2): queries})]
     assert len(expected) == 3
     events = []
 

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, DynamicCache
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.inference.attention import AttentionCall
-from lm_eval_icl.inference.caches import behind_cache
+from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.scoring import score_packed, score_rows
@@ -90,10 +90,10 @@ def literal(module, query, key, value, attention_mask, scaling=None, **options):
 AttentionInterface.register("literal_of_tests", literal)
 
 
-def run(model, tokens, positions, spec, behind=None):
+def run(model, tokens, positions, spec, past=None):
     """Keys and values of the tokens [(keys, values)], and their logits [n, vocabulary]."""
     before, SPEC[:] = model.config._attn_implementation, [spec]
-    cache = DynamicCache(behind) if behind else DynamicCache()
+    cache = DynamicCache(past) if past else DynamicCache()
     model.config._attn_implementation = "literal_of_tests"
     try:
         with torch.no_grad():
@@ -101,7 +101,7 @@ def run(model, tokens, positions, spec, behind=None):
                 torch.tensor([tokens]),
                 position_ids=torch.tensor([positions]),
                 attention_mask=torch.zeros(1, 1, *spec.sees.shape, dtype=torch.float64),
-                **behind_cache(model, cache),
+                **cache_arguments(model, cache),
             )
     finally:
         model.config._attn_implementation = before
@@ -110,12 +110,12 @@ def run(model, tokens, positions, spec, behind=None):
     return new, out.logits[0].log_softmax(-1)
 
 
-def causally(model, tokens, positions=None, behind=None):
+def causally(model, tokens, positions=None, past=None):
     """As `run`, of tokens that see all before them."""
     n = len(tokens)
-    entries = behind[0][0].shape[2] if behind else 0
+    entries = past[0][0].shape[2] if past else 0
     sees = torch.ones(n, entries + n, dtype=torch.bool).tril(entries)
-    return run(model, tokens, range(n) if positions is None else positions, Spec(sees), behind)
+    return run(model, tokens, range(n) if positions is None else positions, Spec(sees), past)
 
 
 def row_of(context, layout, window_size=1, positions="symmetric", align="left"):
@@ -161,8 +161,8 @@ def row_of(context, layout, window_size=1, positions="symmetric", align="left"):
     return tokens, [at(*label) for label in labels], matrix, kept, end
 
 
-def asked(model, memory, start, query, answer, apart=None):
-    """log p of an answer's tokens behind a memory: [len(answer), vocabulary]. `apart` makes the entries of the memory
+def logp(model, memory, start, query, answer, apart=None):
+    """log p of an answer's tokens after a memory: [len(answer), vocabulary]. `apart` makes the entries of the memory
     a part: (columns [entries] bool, temperature, factor, weight)."""
     tokens, entries = [*query, *answer[:-1]], memory[0][0].shape[2]
     n = len(tokens)
@@ -176,7 +176,7 @@ def asked(model, memory, start, query, answer, apart=None):
 
 def expected(model, memory, start, apart=None):
     return [
-        read(asked(model, memory, start, query, answer, apart), answer)
+        read(logp(model, memory, start, query, answer, apart), answer)
         for query, answers in QUERIES.items()
         for answer in answers
     ]
@@ -188,7 +188,7 @@ def select(memory, columns):
 
 
 def ours(model, method, context=CONTEXT):
-    """The product's scores behind a context's memory, packed and as rows."""
+    """The product's scores after a context's memory, packed and as rows."""
     with torch.no_grad():
         (memory,) = method.encode(model, [context])
         packed = score_packed(
@@ -218,7 +218,7 @@ def test_sbp(name):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [1, 2])
 def test_star_is_every_window_behind_a_copy_of_the_first(name, size):
-    """The authors' phase 1: a window runs behind the first one, whose keys and values are then dropped."""
+    """The authors' phase 1: a window runs after the first one, whose keys and values are then dropped."""
     model, parts = model_of(name), CONTEXT.demonstrations
     windows = [[token for part in parts[i : i + size] for token in part] for i in range(0, len(parts), size)]
     first = [*CONTEXT.prefix, *windows[0]]
@@ -246,10 +246,10 @@ def thought(model, context, layout, reads, T, eta, momentum, restart=False):
     tokens, positions, sees, kept, end = row_of(context, layout, positions=THINKING[layout])
     memory, _ = run(model, tokens, positions, Spec(sees))
     velocity = [(0.0, 0.0)] * len(memory)
-    behind = torch.tensor([kept] * len(tokens)) if reads == "all" else sees
+    seen = torch.tensor([kept] * len(tokens)) if reads == "all" else sees
     for _ in range(T - 1):
         at = [position + (0 if restart else end) for position in positions]
-        present, _ = run(model, tokens, at, Spec(torch.cat([behind, sees], 1)), memory)
+        present, _ = run(model, tokens, at, Spec(torch.cat([seen, sees], 1)), memory)
         velocity = [
             tuple(new - old + momentum * v for new, old, v in zip(*layer, strict=True))
             for layer in zip(present, memory, velocity, strict=True)
@@ -310,7 +310,7 @@ READINGS = [(1.0, 1.0, 1.0), (0.9, 0.9, 1.0), (0.8, 1.0, 0.7), (2.5, 0.3, 4.0)]
 
 
 @functools.cache
-def behind(name, layout, **arguments):
+def memory_and_start(name, layout, **arguments):
     """The literal memory of the context under a layout, and where the query starts."""
     tokens, positions, sees, kept, end = row_of(CONTEXT, layout, **arguments)
     memory, _ = run(model_of(name), tokens, positions, Spec(sees))
@@ -320,7 +320,7 @@ def behind(name, layout, **arguments):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("temperature", "scale", "weight"), READINGS)
 def test_ape(name, temperature, scale, weight):
-    memory, start = behind(name, "pcw")
+    memory, start = memory_and_start(name, "pcw")
     part = [False] * 2 + [True] * (len(CONTEXT.tokens) - 2)
     wanted = expected(model_of(name), memory, start, (part, temperature, scale * temperature, weight))
     method = methods.make("ape", {"temperature": temperature, "scale": scale, "weight": weight})
@@ -336,7 +336,7 @@ def test_ape(name, temperature, scale, weight):
 @pytest.mark.parametrize(("size", "factor", "align"), [(1, None, "right"), (2, None, "right"), (3, 2.5, "left")])
 def test_structured(name, size, factor, align):
     """Own columns have M times the weight: all entries of the memory are a part with the weight 1/M."""
-    memory, start = behind(name, "pcw", window_size=size, align=align)
+    memory, start = memory_and_start(name, "pcw", window_size=size, align=align)
     weight = 1 / (factor or math.ceil(4 / size))
     wanted = expected(model_of(name), memory, start, ([True] * len(CONTEXT.tokens), 1, 1, weight))
     method = methods.make("structured", {"window_size": size, "factor": factor, "align": align})
@@ -348,8 +348,8 @@ def scores(model, method, contexts=(CONTEXT,), once=False, **options):
     """The runner's scores: {(context, query, answer): score}."""
     runner, found = MethodRunner(model, method, **options), {}
     with runner.inference_mode():
-        for asked, numbers in runner.score(dict.fromkeys(contexts, QUERIES), once):
-            found |= zip(asked, numbers, strict=True)
+        for requests, numbers in runner.score(dict.fromkeys(contexts, QUERIES), once):
+            found |= zip(requests, numbers, strict=True)
     return found
 
 
@@ -381,13 +381,13 @@ def generated(model, method, queries, context=CONTEXT, length=5, **settings):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_texts_are_generated_in_parts(name):
-    model, (memory, start) = model_of(name), behind(name, "pcw")
+    model, (memory, start) = model_of(name), memory_and_start(name, "pcw")
     part = [False] * 2 + [True] * (len(CONTEXT.tokens) - 2)
     apart = (part, 0.6, 0.5 * 0.6, 0.4)
     method = methods.make("ape", {"temperature": 0.6, "scale": 0.5, "weight": 0.4})
     found = generated(model, method, QUERIES)
     for query in QUERIES:
-        assert tuple(found[query]) == greedy(lambda *pair: asked(model, memory, start, *pair, apart), query, 5)
+        assert tuple(found[query]) == greedy(lambda *pair: logp(model, memory, start, *pair, apart), query, 5)
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ def test_models_that_do_not_read_in_parts_are_refused(name, attention, says):
 
 
 def each_window(name, query, answer, size=1, empty=False, context=CONTEXT):
-    """log p of an answer's tokens behind prefix and window, for every window: [windows, tokens, vocabulary]."""
+    """log p of an answer's tokens after prefix and window, for every window: [windows, tokens, vocabulary]."""
     model, found = model_of(name), []
     windows = [context.demonstrations[i : i + size] for i in range(0, len(context.demonstrations), size)]
     for window in [*windows, *[()] * empty]:

@@ -98,7 +98,7 @@ def test_a_pack_holds_so_many_tokens_or_the_least_number_of_queries():
     assert first_packed_batch(queries, 2, at_least=3) == (queries[:3], 24)
     assert first_packed_batch(queries, 2, at_least=30) == (queries, 28)
     assert first_packed_batch(queries, 1, at_least=30) == (queries[:1], 10)  # 16 times as many tokens at most
-    # What queries share is counted once: "5 5 5", a query's own token and the "2" behind.
+    # What queries share is counted once: "5 5 5", a query's own token and the "2" after it.
     queries = [((5, 5, 5, n), [(2, 3), (2, 4), (6,)]) for n in range(10)]
     packs = [first_packed_batch(queries, tokens) for tokens in (4, 5, 6, 7, 9, 100)]
     assert [(len(pack), tokens) for pack, tokens in packs] == [(1, 5), (1, 5), (1, 5), (2, 7), (3, 9), (10, 23)]

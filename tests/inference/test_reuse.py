@@ -100,8 +100,8 @@ def test_a_run_forgets_what_never_comes_up_again(checkpoint, monkeypatch):
     assert not lm.runner.store._kept
     assert lm.runner.store._bytes == 0
 
-    monkeypatch.setattr(PreparedRun, "release", lambda *_: None)  # the requests are asked again below
-    # Two kinds of request behind the same demonstrations.
+    monkeypatch.setattr(PreparedRun, "release", lambda *_: None)  # the requests are sent again below
+    # Two kinds of request after the same demonstrations.
     same = {"output_type": "generate_until", "doc_to_target": "{{['a', 'b'][label]}}"}
     answered = evaluation.task("answered", **same, generation_kwargs={"until": ["a"], "max_gen_toks": 2})
     evaluation.run(lm, "", ["one_token", answered], 2)

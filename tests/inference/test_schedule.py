@@ -45,12 +45,12 @@ def scheduled(method: str, sizes: Sizes = SIZES, can: Capabilities = CAN) -> lis
 def printed(batches: list[Batch]) -> str:
     lines = []
     for batch in batches:
-        asked = "  ".join(
+        requests = "  ".join(
             f"{where.prefix[0]}:{''.join(map(str, query))}>{','.join(''.join(map(str, a)) for a in answers)}"
             for where, query, answers in batch.queries
         )
         how = f"pack of {batch.tokens}" if batch.tokens else f"rows, {batch.rows_used}"
-        lines.append(f"{batch.encoding:6} | {how:10} | {asked}")
+        lines.append(f"{batch.encoding:6} | {how:10} | {requests}")
     return "\n".join(lines)
 
 
@@ -108,9 +108,9 @@ NAMES = ["icl", "invicl", "saicl", "batchicl", "deepthink"]
 )
 def test_all_is_asked_once(method, sizes, can):
     batches = scheduled(method, sizes, can)
-    asked = [each for batch in batches for each in batch.requests]
+    requests = [each for batch in batches for each in batch.requests]
     whole = [(where, query, answer) for where, qs in ASKED.items() for query, some in qs.items() for answer in some]
-    assert len(asked) == len(whole) and set(asked) == set(whole)
+    assert len(requests) == len(whole) and set(requests) == set(whole)
 
 
 def test_halving_ends_with_one_row():
@@ -132,7 +132,7 @@ def test_how_many_texts_are_continued_at_once():
 
     assert first([*own, *shared]) == 3 and first([*shared, *own]) == 3
     assert first(own, most=2) == 2
-    # Without padding, those of one length behind one memory.
+    # Without padding, those of one length on one memory.
     without_padding = [{"can": replace(CAN, can_pad=False)}, {"can": replace(CAN, window=18)}]
     for case in [*without_padding, {"settings": GenerationSettings(reads_rows=True)}]:
         assert first(own, **case) == 1 and first(shared, **case) == 2

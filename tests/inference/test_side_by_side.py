@@ -77,12 +77,12 @@ WORK = {
 
 def scores(runner: MethodRunner, work=WORK, once=True) -> dict:
     passes = runner.score(work, once)
-    return {which: score for asked, found in passes for which, score in zip(asked, found, strict=True)}
+    return {which: score for requests, found in passes for which, score in zip(requests, found, strict=True)}
 
 
 def one_by_one(runner: MethodRunner, work=WORK) -> dict:
     """The scores of each context by itself."""
-    return {which: score for asked in work for which, score in scores(runner, {asked: work[asked]}, False).items()}
+    return {which: score for each in work for which, score in scores(runner, {each: work[each]}, False).items()}
 
 
 FAST = ["opt", "bloom", "qwen3_next"]
@@ -134,9 +134,9 @@ def test_a_method_that_overrides_encode_alone():
     """Its `encode` is what makes the memories, together and alone."""
     model, method = tiny.build("gpt2", torch.float64), Scaled()
     found, expected = scores(MethodRunner(model, method)), one_by_one(MethodRunner(model, method))
-    for (behind, query, answer), (logprob, _) in expected.items():
-        assert found[behind, query, answer][0] == pytest.approx(logprob, abs=1e-10)
-        (itself, _), *_ = score_packed(model, [(*method.encode(model, [behind]), [(query, answer)])])
+    for (context, query, answer), (logprob, _) in expected.items():
+        assert found[context, query, answer][0] == pytest.approx(logprob, abs=1e-10)
+        (itself, _), *_ = score_packed(model, [(*method.encode(model, [context]), [(query, answer)])])
         assert logprob == pytest.approx(itself, abs=1e-10)
 
 
@@ -160,17 +160,17 @@ LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size
     seed=st.integers(0, 2**32 - 1),
     n=st.integers(1, 12),
     heads=st.sampled_from([(2, 2), (4, 2)]),
-    behind=st.booleans(),
+    on_memory=st.booleans(),
     kernel=st.booleans(),
 )
-def test_any_patterns_side_by_side(lengths, seed, n, heads, behind, kernel):
+def test_any_patterns_side_by_side(lengths, seed, n, heads, on_memory, kernel):
     """Under the mask that is block-diagonal by construction, with memories in front of the rows and without."""
     random = torch.Generator().manual_seed(seed)
     layouts = []
     for each in lengths:
         sees = torch.rand(len(each), len(each), generator=random) < 0.5
         layouts.append(lay_out(len(each) % 3, each, Pattern(sees), "sequential"))
-        if behind:
+        if on_memory:
             layouts[-1] = layouts[-1].on_memory(lay_out(1, each[:1], Pattern(sees[:1, :1]), "sequential"))
     entries = [layout.entries for layout in layouts]
     rows = [len(layout) - layout.entries for layout in layouts]
@@ -232,7 +232,7 @@ def generated(runner, prompts: list[TokenizedPrompt], single, beams: int = 1) ->
     return [found[i] for i in range(len(prompts))], batches
 
 
-# One behind no demonstrations, one behind nothing, and two behind the same context.
+# One after no demonstrations, one after nothing, and two after the same context.
 SHARED = context(9, 3)
 PROMPTS = [
     *(TokenizedPrompt(context(seed, 1 + seed % 3), tuple(range(20, 22 + seed))) for seed in range(5)),

@@ -275,14 +275,14 @@ def test_whole_demonstrations_leave_where_none_may_be_cut(made, model, channel):
     lm, most = ours("invicl", model, max_length=700), 700
     name = f"metaicl_{'channel_' * channel}openbookqa"
     documents, task = built(lm, name, made)
-    of_rows = task._sequences.encoded_demonstrations(task._rows)  # with nothing left out
-    everything = [each.source + each.target + each.between for each in of_rows]
+    encoded = task._sequences.encoded_demonstrations(task._rows)  # with nothing left out
+    everything = [each.source + each.target + each.between for each in encoded]
     for requests in documents:
         [kept] = {prompt.tokens.context.demonstrations for prompt, _ in requests}
         gone = list((Counter(everything) - Counter(kept)).elements())
         assert not Counter(kept) - Counter(everything) and gone
-        behind = max(len(prompt.tokens.query) + len(answer.ids) for prompt, answer in requests)
-        total = sum(map(len, kept)) + behind
+        after = max(len(prompt.tokens.query) + len(answer.ids) for prompt, answer in requests)
+        total = sum(map(len, kept)) + after
         assert total <= most < total + min(map(len, gone)) and min(map(len, gone)) >= max(map(len, kept))
     task._rows = task._rows[::-1]
     task._shown.clear()
@@ -352,8 +352,8 @@ def test_pmi_subtracts_the_loss_behind_nothing(made, model):
     shown, right = read(made, task, 100, "train"), []
     for row in read(made, task, 100, "test")[:2]:
         losses, nulls = (
-            literal_losses(model[1], literal_sequences(ids_of(model), shown, asked, False, SHORT))
-            for asked in (row, row | {"input": "N/A"})
+            literal_losses(model[1], literal_sequences(ids_of(model), shown, query, False, SHORT))
+            for query in (row, row | {"input": "N/A"})
         )
         differences = [loss - null for loss, null in zip(losses, nulls, strict=True)]
         right.append(row["options"][differences.index(min(differences))] == row["output"])

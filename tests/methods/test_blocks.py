@@ -22,7 +22,7 @@ POOL = [f"Review: {' '.join(WORDS[i : i + 2 + i % 5])}\nSentiment: {'yes' if i %
 SETS = [Random(i).sample(POOL, 3) for i in range(12)]
 QUERIES = [f"Review: {WORDS[i]} {WORDS[-i]}\nSentiment:" for i in range(12)]
 OPTIONS = [" no", " yes indeed"]
-# What can be joined; of the last, the second copies run behind the joined first ones.
+# What can be joined; of the last, the second copies run after the joined first ones.
 JOINED = [("pcw", {}), ("sbp", {}), ("pcw", {"positions": "none"}), ("ape", {}), ("invicl", {})]
 
 

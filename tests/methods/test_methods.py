@@ -1,7 +1,7 @@
 """Every method against a literal computation of its definition: no layout, mask, memory or packing of ours.
 
 InvICL is computed twice: line by line as the paper's Algorithm 1 from GPT-2's weights, and for every family by
-ordinary passes behind joined keys and values.
+ordinary passes after joined keys and values.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from torch.nn.functional import layer_norm
 from transformers import DynamicCache
 
 from lm_eval_icl import methods
-from lm_eval_icl.inference.caches import behind_cache
+from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.inference.scoring import score_packed, score_rows
@@ -83,20 +83,20 @@ def span(start, tokens):
     return list(range(start, start + len(tokens)))
 
 
-def run(model, tokens, positions, behind=None):
-    """An ordinary causal pass behind keys and values that exist already, at these positions: its own keys and values,
+def run(model, tokens, positions, past=None):
+    """An ordinary causal pass after keys and values that exist already, at these positions: its own keys and values,
     and its logits."""
     if not tokens:
         return None, None
-    cache = DynamicCache(behind) if behind else DynamicCache()
-    inputs = {"position_ids": torch.tensor([positions]), **behind_cache(model, cache)}
+    cache = DynamicCache(past) if past else DynamicCache()
+    inputs = {"position_ids": torch.tensor([positions]), **cache_arguments(model, cache)}
     out = model(torch.tensor([tokens]), **inputs)
     new = [(layer.keys[:, :, -len(tokens) :], layer.values[:, :, -len(tokens) :]) for layer in cache.layers]
     return new, out.logits[0]
 
 
 def join(*parts):
-    """Keys and values one behind the other."""
+    """Keys and values one after the other."""
     parts = [part for part in parts if part]
     if not parts:
         return None
@@ -105,8 +105,8 @@ def join(*parts):
     ]
 
 
-def asked(model, memory, start):
-    """Query and answer in one row at this position behind the memory."""
+def query_logits(model, memory, start):
+    """Query and answer in one row at this position after the memory."""
 
     def logits(query, answer):
         tokens = [*query, *answer]
@@ -165,7 +165,7 @@ def all_demonstrations(of, other, before):
 
 
 def the_query_but_no_other_demonstration(of, other, before):
-    """Appendix A.2: demonstrations do not see each other, but the query, which stands behind them."""
+    """Appendix A.2: demonstrations do not see each other, but the query, which stands after them."""
     return other in ("P", "Q") or (other == of and before) if isinstance(of, int) else before
 
 
@@ -189,11 +189,11 @@ def pcw(model, context, window_size=1, positions="symmetric", repeat=1):
         at += len(row)
     if positions == "symmetric":
         at = len(context.prefix) + max(map(len, rows), default=0)
-    return asked(model, memory, at)
+    return query_logits(model, memory, at)
 
 
 def invicl(model, context, positions="symmetric", repeat=1):
-    """Algorithm 1 pass by pass: behind the keys of a pass, every layer attends to those of the same layer."""
+    """Algorithm 1 pass by pass: after the keys of a pass, every layer attends to those of the same layer."""
     demonstrations = context.demonstrations * repeat
     p, lengths = len(context.prefix), [len(demonstration) for demonstration in demonstrations]
     if positions == "symmetric":
@@ -208,7 +208,7 @@ def invicl(model, context, positions="symmetric", repeat=1):
     left_out = []
     for i, (d, start) in enumerate(zip(demonstrations, second, strict=True)):
         left_out.append(run(model, d, span(start, d), join(prefix, *alone[:i], *alone[i + 1 :]))[0])
-    return asked(model, join(prefix, *left_out), end)
+    return query_logits(model, join(prefix, *left_out), end)
 
 
 def blocks_of(model):
@@ -224,7 +224,7 @@ def blocks_of(model):
 def batchicl(model, context, layer=3, positions="sequential", repeat=1):
     """One-shot passes over whole rows, averaged, and the average put into a zero-shot pass over a whole row.
 
-    With symmetric positions the query is behind the longest demonstration in all of them, the last one included.
+    With symmetric positions the query comes after the longest demonstration in all of them, the last one included.
     """
     p, longest = len(context.prefix), max(map(len, context.demonstrations), default=0)
     block = blocks_of(model)[layer - 1]
@@ -258,11 +258,11 @@ def deepthink(model, context, T=5, eta=0.01, momentum=0.0, restart_positions=Fal
     *parts, (_, _, start), _ = parts_of(context, context.demonstrations * repeat, (), (), positions)
     tokens = [token for _, ids, _ in parts for token in ids]
     at = [position for _, ids, first in parts for position in span(first, ids)]
-    behind = [position + (0 if restart_positions else start) for position in at]
+    later = [position + (0 if restart_positions else start) for position in at]
     memory, _ = run(model, tokens, at)
     velocity = None
     for _ in range(T - 1 if context.demonstrations and tokens else 0):
-        present, _ = run(model, tokens, behind, memory)
+        present, _ = run(model, tokens, later, memory)
         step = [[new - old for new, old in zip(*layer, strict=True)] for layer in zip(present, memory, strict=True)]
         if velocity is not None:
             step = [
@@ -273,7 +273,7 @@ def deepthink(model, context, T=5, eta=0.01, momentum=0.0, restart_positions=Fal
             tuple(entry + eta * v for entry, v in zip(*layer, strict=True))
             for layer in zip(memory, velocity, strict=True)
         ]
-    return asked(model, memory, start)
+    return query_logits(model, memory, start)
 
 
 REFERENCES = {
@@ -543,7 +543,7 @@ def algorithm_1(model, context, query, answer):
 @pytest.mark.parametrize("context", CONTEXTS)
 @torch.no_grad()
 def test_invicl_is_algorithm_1(context):
-    """On GPT-2 literally; the passes behind joined keys, which the other families are compared with, agree."""
+    """On GPT-2 literally; the passes after joined keys, which the other families are compared with, agree."""
     model, context = tiny_model("gpt2"), CONTEXTS[context]
     passes = invicl(model, context)
     answers = {}
@@ -562,7 +562,7 @@ def test_invicl_is_algorithm_1(context):
 )
 @torch.no_grad()
 def test_the_layout_drawn_is_the_one_that_runs(case):
-    """Query and continuation in the layout, all in one row, give the same as both behind the memory."""
+    """Query and continuation in the layout, all in one row, give the same as both after the memory."""
     kind, arguments = case
     context, query, answer = CONTEXTS["prefix"], (60, 61, 62, 63), (71, 72, 73)
     method = getattr(methods, kind)(**arguments)

@@ -166,7 +166,7 @@ def test_a_mask_that_leaks_a_little_is_not_obeyed(share):
 
 @torch.no_grad()
 def test_a_model_that_never_looks_ahead():
-    """GPT-Neo hides what is behind a token whatever the mask shows; its masks can only hide more."""
+    """GPT-Neo hides what comes after a token whatever the mask shows; its masks can only hide more."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         assert probe(tiny.build("llama", dtype)).sees_ahead
         model = tiny.build("gpt_neo", dtype)

@@ -105,7 +105,7 @@ def test_the_footprint_is_what_the_rows_take(method, lengths):
     assert footprint.positions == max((int(at) + 1 for layout in layouts for at in layout.positions), default=0)
     ends = [max(layout.positions.tolist()) + 1 for layout in layouts if len(layout)]
     assert footprint.shortest_pass == min(ends, default=0)
-    # The query's first token, in the row that has one, or behind each of several memories.
+    # The query's first token, in the row that has one, or after each of several memories.
     with_query = [layout for _, layout in method.passes(prefix, demonstrations, 1)]
     with_query = with_query if isinstance(method, Several) else with_query[-1:]
     assert footprint.query_start == max(int(layout.positions[-1]) for layout in with_query)

@@ -97,7 +97,7 @@ def test_blanks_that_a_chat_template_strips():
 
 
 def test_what_leaves_no_structure():
-    """A template that depends on what it is given, that of a model behind an API, and a document that holds the
+    """A template that depends on what it is given, that of a model with an API, and a document that holds the
     mark."""
 
     def shouting(messages, add_generation_prompt=True):

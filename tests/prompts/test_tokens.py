@@ -53,7 +53,7 @@ def with_prefix_space():
 
 
 def without_lines():
-    """T5's kind: a line break is a blank, and the blank is a part of the word behind it."""
+    """T5's kind: a line break is a blank, and the blank is a part of the word after it."""
     return unigram(normalizers.Sequence([normalizers.Replace("\n", " "), normalizers.Replace(Regex(" {2,}"), " ")]))
 
 
@@ -168,7 +168,7 @@ def test_parts_decode_to_the_parts(kind):
 
 
 def test_a_token_over_a_boundary_belongs_to_where_it_begins():
-    """GPT-2's kind merges a description's last blank with the first word behind it."""
+    """GPT-2's kind merges a description's last blank with the first word after it."""
     tokenizer = TOKENIZERS["byte_level"]
     prompt = FewShotPrompt("is: ", ["the plot\n\n"], "x")
     encode = pairs(tokenizer)
@@ -180,7 +180,7 @@ def test_a_token_over_a_boundary_belongs_to_where_it_begins():
     assert encode.split(other, other).context is tokens.context
 
 
-# Parts that begin alike, so that what stands behind a demonstration is the same everywhere.
+# Parts that begin alike, so that what follows a demonstration is the same everywhere.
 PARTS = st.sampled_from(["a", "Q", " Q", "\nb", "."]).flatmap(
     lambda start: st.lists(TEXT.map(lambda text: start + text), min_size=3, max_size=5)
 )
@@ -320,9 +320,9 @@ def check_scores_are_those_of_hf(path, tokenizer, prompt, answers):
     """Of a model with as many tokens as the tokenizer has."""
     tokenizer.save_pretrained(path)
     tiny.build("gpt2", vocab_size=len(tokenizer)).save_pretrained(path)
-    asked = [Instance("loglikelihood", {}, (prompt, answer), 0) for answer in answers]
+    instances = [Instance("loglikelihood", {}, (prompt, answer), 0) for answer in answers]
     models = (make(str(path), device="cpu", dtype="float64") for make in (model_class("icl"), HFLM))
-    ours, theirs = (model.loglikelihood(asked, disable_tqdm=True) for model in models)
+    ours, theirs = (model.loglikelihood(instances, disable_tqdm=True) for model in models)
     evaluation.assert_same(ours, theirs, 1e-9)
 
 

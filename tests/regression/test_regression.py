@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.caches import behind_cache
+from lm_eval_icl.inference.caches import cache_arguments
 from scripts.regression import evaluation, training
 from scripts.regression.__main__ import FIGURES, main
 from scripts.regression.baselines import baselines
@@ -72,7 +72,7 @@ class Literal:
         self.x, self.example = model.read_in(tokens[:, :, :1])[0], model.read_in(tokens)[0]
 
     def run(self, tokens: Tensor, start: int, memory: list[DynamicCache] = ()) -> tuple[DynamicCache, Tensor]:
-        """Tokens behind the keys and values of others: their own keys and values, and the value read at the first."""
+        """Tokens after the keys and values of others: their own keys and values, and the value read at the first."""
         cache = DynamicCache()
         for layer in range(SMALL.layers if memory else 0):
             parts = [each.layers[layer] for each in memory]
@@ -83,8 +83,8 @@ class Literal:
             )
         before = cache.get_seq_length()
         positions = torch.arange(start, start + len(tokens))[None]
-        behind = behind_cache(self.model.transformer, cache)
-        output = self.model.transformer(inputs_embeds=tokens[None], position_ids=positions, **behind)
+        past = cache_arguments(self.model.transformer, cache)
+        output = self.model.transformer(inputs_embeds=tokens[None], position_ids=positions, **past)
         own = DynamicCache()
         for layer, entries in enumerate(cache.layers):
             own.update(entries.keys[:, :, before:], entries.values[:, :, before:], layer)
@@ -106,7 +106,7 @@ class Literal:
         return own
 
     def icl(self) -> list[Tensor]:
-        """Every point as the query behind those before it, each in its own pass over the tokens as they stand."""
+        """Every point as the query after those before it, each in its own pass over the tokens as they stand."""
         found = []
         for n in range(self.n + 1):
             tokens = torch.cat([*self.example[:n], self.x[n]])
@@ -125,7 +125,7 @@ class Literal:
         return [self.run(self.x[self.n], 2, [memory])[1]]
 
     def invicl(self) -> list[Tensor]:
-        """Algorithm 1: every example alone; each again behind all others (leave one out); the query behind these."""
+        """Algorithm 1: every example alone; each again after all others (leave one out); the query after these."""
         alone = [self.run(example, 0)[0] for example in self.example[: self.n]]
         second = [self.run(self.example[i], 0, alone[:i] + alone[i + 1 :]) for i in range(self.n)]
         query = self.run(self.x[self.n], 2, [memory for memory, _ in second])[1]
@@ -146,7 +146,7 @@ def test_predictions_are_those_of_the_definition(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 @torch.no_grad()
 def test_every_number_of_examples_is_a_prompt_of_its_own(name: str) -> None:
-    """Whether predictions are read off one row or of many, they are those of queries behind the first n examples."""
+    """Whether predictions are read off one row or of many, they are those of queries after the first n examples."""
     model, (x, y) = regressor(name), prompt(6, count=3)
     got = model.predict([0, 2, 5], x, y)
     for column, n in enumerate((0, 2, 5)):

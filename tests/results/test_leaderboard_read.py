@@ -168,10 +168,10 @@ def test_what_was_asked(made):
 def test_demonstrations_of_other_prompts(chat_checkpoint):
     """A description is no part of them, a chat template is; without demonstrations there are none."""
 
-    def asked(reverse: bool, shots: int, path: Path, **kwargs: object) -> TaskResult:
+    def result_of(reverse: bool, shots: int, path: Path, **kwargs: object) -> TaskResult:
         samples = evaluation.documents(2, 80)
         config = evaluation.task(
-            "asked",
+            "a_task",
             **CHOICE,
             description="Tell.\n\nNow: ",
             fewshot_split=None,
@@ -180,16 +180,16 @@ def test_demonstrations_of_other_prompts(chat_checkpoint):
         )
         results = evaluate(path, [config], shots, limit=2, **kwargs)
         with tempfile.TemporaryDirectory() as folder:
-            return one(save(results, Path(folder), kwargs.get("system_instruction"))).tasks["asked"]
+            return one(save(results, Path(folder), kwargs.get("system_instruction"))).tasks["a_task"]
 
-    plain = [asked(reverse, 2, model_path()) for reverse in (False, True)]
+    plain = [result_of(reverse, 2, model_path()) for reverse in (False, True)]
     assert plain[0].answers.prompts != plain[1].answers.prompts
     assert plain[0].answers.demonstrations == plain[1].answers.demonstrations
-    assert asked(False, 0, model_path()).answers.demonstrations is None
-    system = asked(True, 2, model_path(), system_instruction="Be brief.")
+    assert result_of(False, 0, model_path()).answers.demonstrations is None
+    system = result_of(True, 2, model_path(), system_instruction="Be brief.")
     assert system.answers.demonstrations == plain[0].answers.demonstrations
     chat = {"apply_chat_template": True, "fewshot_as_multiturn": True}
-    chats = [asked(reverse, 2, chat_checkpoint("llama3"), **chat).answers for reverse in (False, True)]
+    chats = [result_of(reverse, 2, chat_checkpoint("llama3"), **chat).answers for reverse in (False, True)]
     assert chats[0].prompts != chats[1].prompts and None not in (chats[0].demonstrations, chats[1].demonstrations)
 
 

@@ -49,8 +49,8 @@ def test_tasks_are_ours(study):
 @pytest.mark.parametrize(("study", "entry"), EXPECTED)
 def test_expected_numbers_are_of_cells_of_the_study(study, entry):
     assert entry["model"] in [model["pretrained"] for model in study.models]
-    of_method = [variant.arguments for variant in study.variants if variant.method == entry["method"]]
-    assert any(entry.get("arguments", {}).items() <= arguments.items() for arguments in of_method)
+    of_this_method = [variant.arguments for variant in study.variants if variant.method == entry["method"]]
+    assert any(entry.get("arguments", {}).items() <= arguments.items() for arguments in of_this_method)
     values = entry["values"]
     assert values and values.keys() <= {"order flips"}.union(averages_of(study), *map(below, tasks_of(study)))
     assert all(0 < value < 1 or name == "order flips" for name, value in values.items())

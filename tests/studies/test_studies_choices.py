@@ -40,9 +40,9 @@ def test_all_methods_have_the_one_choice_of_the_model(tmp_path, chosen):
     study = conduct(tmp_path / "o", methods=["hf", "invicl"], orders=2, demonstrations="herding:unit=True")
     assert chosen == [("herding", 0), ("herding", 1)]
     model = transformers.AutoModelForCausalLM.from_pretrained(model_path())
-    asked = Predictor(model, transformers.AutoTokenizer.from_pretrained(model_path()), ICL())
+    predictor = Predictor(model, transformers.AutoTokenizer.from_pretrained(model_path()), ICL())
     pool = PoolOfTask(study.grid.tasks["icl_demo_short"].loaded)
-    expected = Chooser(pool, asked, 5000).choose("herding", 3, 1, unit=True)
+    expected = Chooser(pool, predictor, 5000).choose("herding", 3, 1, unit=True)
     rows: dict = {}
     for said in [study.facts(cell) for cell in study.cells()]:
         rows.setdefault((said["seed"], said["order"]), set()).add(tuple(said["indices"]))

@@ -50,10 +50,10 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
     tested = [cell for cell in progress.cells() if cell.split == "test"]
     assert [cell.chosen for cell in tested] == [("decide",), ("T", "decide")]
     for cell, numbers in zip(tested, ([None], [1, 3]), strict=True):
-        of_method = [each for each in progress.cells() if each.variant.method == cell.variant.method]
+        of_this_method = [each for each in progress.cells() if each.variant.method == cell.variant.method]
         curve = {
             (each.variant.arguments.get("T"), name): progress.results(each)["results"][TASK][f"acc,{name}"]
-            for each in of_method
+            for each in of_this_method
             if each.split == "dev"
             for name in names
         }

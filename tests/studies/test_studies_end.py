@@ -24,9 +24,9 @@ from tests.studies import running
 Results = list[tuple[Cell, Run]]
 
 
-def leaf(name: str, *groups: str, asked: str = "", alike: Sequence[str] = ()) -> StudyTask:
+def leaf(name: str, *groups: str, group: str = "", alike: Sequence[str] = ()) -> StudyTask:
     """A task that the study asks for by its own name or by another, in groups."""
-    return StudyTask(name, (4,), {asked or name: groups}, frozenset(alike))
+    return StudyTask(name, (4,), {group or name: groups}, frozenset(alike))
 
 
 def columns_of(*leaves: StudyTask, tasks: Sequence[str] = (), **keys: Any) -> end.Columns:

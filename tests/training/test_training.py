@@ -168,7 +168,7 @@ def test_gradients_of_the_dense_loss(checkpoint, case):
             logits.append(out[begin - 1 : end - 1])
             targets += ids[begin:end]
         memory, start = join(*(keys for keys, _ in second)), max(len(ids) for ids, _, _ in parts)
-        logits.append(test_methods.asked(model, memory, start)(query, answer))
+        logits.append(test_methods.query_logits(model, memory, start)(query, answer))
     loss = torch.nn.functional.cross_entropy(torch.cat(logits), torch.tensor([*targets, *answer]))
     assert_same_gradients(found, gradients(model, loss))
 
@@ -347,9 +347,9 @@ def test_bf16_and_lora(checkpoint, tmp_path):
     assert sum(adapted[-4:]) < sum(adapted[:4])
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "lora")
     base = AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
-    behind = evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 2, args={"peft": str(tmp_path / "lora/adapter")})
+    adapted = evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 2, args={"peft": str(tmp_path / "lora/adapter")})
     merged_run = evaluation.run("icl", tmp_path / "lora", ["one_token"], 2)
-    evaluation.assert_same(evaluation.responses(behind), evaluation.responses(merged_run), 1e-4)
+    evaluation.assert_same(evaluation.responses(adapted), evaluation.responses(merged_run), 1e-4)
     assert merged_run["config"]["icl"]["trained"]["lora"] == {"rank": 16, "alpha": 32, "targets": "all-linear"}
     moved = [n for n, w in merged.named_parameters() if not torch.equal(w, base.get_parameter(n))]
     assert moved and not any("ln" in name or "wte" in name for name in moved)

@@ -1,6 +1,6 @@
 """The plain parts of a study, without a model: which cells there are, what can be made next, what the dev set chooses.
 
-`ready` and `states` are printed, for a folder that is a set of paths.
+`units_to_start` and `states` are printed, for a folder that is a set of paths.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lm_eval_icl.studies.cells import Candidate, Cell, DevChoice, Grid, StudyTask, batches, choose
-from lm_eval_icl.studies.conduct import DONE, Failure, Here, Unit, conduct, ready, states
+from lm_eval_icl.studies.conduct import DONE, Failure, Here, Unit, conduct, states, units_to_start
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study
 
@@ -78,7 +78,7 @@ def run_all(grid: Grid, folder: Paths, failing: str = "^$") -> list[str]:
 
 def test_a_study_from_nothing_needs_its_dev_cells_first():
     folder, study = Paths(), grid(dev=DEV)
-    assert printed(ready(study, folder, set(), {})) == [
+    assert printed(units_to_start(study, folder, set(), {})) == [
         "ce icl/a,split=dev",
         "ce icl/a",  # nothing is chosen for it
         "ce deepthink,T=1/a,split=dev",
@@ -92,16 +92,16 @@ def test_a_study_from_nothing_needs_its_dev_cells_first():
 
 def test_after_a_dev_cell_the_others_and_after_all_the_chosen_one():
     folder, study = Paths(), grid(dev=DEV)
-    (icl, _, first, others) = ready(study, folder, set(), {})
+    (icl, _, first, others) = units_to_start(study, folder, set(), {})
     folder.there |= {target.path for unit in (icl, first) for target in unit}
     running = {target.path for target in others}
-    assert printed(ready(study, folder, set(), {})) == [
+    assert printed(units_to_start(study, folder, set(), {})) == [
         "ce icl/a",
         "ce deepthink,T=2/a,split=dev | ce deepthink,T=3/a,split=dev",
     ]
-    assert printed(ready(study, folder, running, {})) == ["ce icl/a"]
+    assert printed(units_to_start(study, folder, running, {})) == ["ce icl/a"]
     folder.there |= running
-    assert printed(ready(study, folder, set(), {})) == ["ce icl/a", "ce deepthink,T=3/a,chosen=T"]
+    assert printed(units_to_start(study, folder, set(), {})) == ["ce icl/a", "ce deepthink,T=3/a,chosen=T"]
 
 
 def test_a_dev_cell_that_fails_fails_what_it_would_have_chosen_and_nothing_else():
@@ -121,14 +121,14 @@ def test_a_dev_cell_that_fails_fails_what_it_would_have_chosen_and_nothing_else(
 
 def test_a_checkpoint_is_made_before_what_needs_it_and_only_for_that():
     folder, study = Paths(), grid(train=TRAIN, methods=["icl", "hf", "invicl"])
-    assert printed(ready(study, folder, set(), {})) == ["ch icl", "ch invicl"]
+    assert printed(units_to_start(study, folder, set(), {})) == ["ch icl", "ch invicl"]
     assert run_all(study, folder) == ["ch icl", "ce icl/a", "ce hf/a", "ch invicl", "ce invicl/a"]
     # The checkpoints are deleted; all cells are there: nothing is trained.
     cells = {path for path in folder.there if path.startswith("cells")}
-    assert len(cells) == 3 and ready(study, Paths(*cells), set(), {}) == []
+    assert len(cells) == 3 and units_to_start(study, Paths(*cells), set(), {}) == []
     # One cell is missing: its checkpoint is made again.
     without = cells - {next(path for path in cells if "hf" in path)}
-    assert printed(ready(study, Paths(*without), set(), {})) == ["ch icl"]
+    assert printed(units_to_start(study, Paths(*without), set(), {})) == ["ch icl"]
 
 
 def test_a_changed_file_runs_what_is_missing():
@@ -161,9 +161,9 @@ def test_rerun_of_a_dev_cell_makes_again_what_it_chose(tmp_path):
     folder = folder_of(made, tmp_path)
     forgotten = folder.forget(study, "cells/*/deepthink,T=1/a,*split=dev*")
     assert sorted(map(short, forgotten)) == ["ce deepthink,T=1/a,split=dev", "ce deepthink,T=3/a,chosen=T"]
-    assert printed(ready(study, folder, set(), {})) == ["ce deepthink,T=1/a,split=dev"]
-    folder.there |= {target.path for target in ready(study, folder, set(), {})[0]}
-    assert printed(ready(study, folder, set(), {})) == ["ce deepthink,T=3/a,chosen=T"]
+    assert printed(units_to_start(study, folder, set(), {})) == ["ce deepthink,T=1/a,split=dev"]
+    folder.there |= {target.path for target in units_to_start(study, folder, set(), {})[0]}
+    assert printed(units_to_start(study, folder, set(), {})) == ["ce deepthink,T=3/a,chosen=T"]
     assert StudyFolder(tmp_path).there == made.there
 
 
