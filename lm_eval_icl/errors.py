@@ -9,7 +9,7 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 # A child of lm-eval's logger, so that in a run of lm-eval it has that logger's handler and level.
 log = logging.getLogger("lm_eval.icl")
@@ -104,7 +104,7 @@ def refusal(error: Any) -> tuple[str, object, str]:
     return (fault["loc"] or ("",))[0], fault["input"], must.get(fault["type"], str(cause))
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether an argument is a finite number. A boolean does not count as a number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -115,9 +115,9 @@ def whole(value: object, least: int = 1) -> int:
     Raises:
         ValueError: the value is not a whole number, or less than `least`. The message only says what it must be.
     """
-    if not is_whole(value) or value < least:  # type: ignore[operator]
+    if not is_whole(value) or value < least:
         raise ValueError(f"must be a whole number, {least} or more")
-    return int(value)  # type: ignore[call-overload]
+    return int(value)
 
 
 def checked_whole(argument: str, value: object, least: int = 1) -> int:
@@ -132,6 +132,6 @@ def checked_whole(argument: str, value: object, least: int = 1) -> int:
         raise InputError(f"{argument}={value!r}: {error}.") from None
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[float]:
     """Whether an argument is a whole number. It may be written 5, 5.0 or 5e0."""
-    return is_number(value) and int(value) == value  # type: ignore[call-overload]
+    return is_number(value) and int(value) == value

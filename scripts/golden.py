@@ -56,9 +56,11 @@ def models() -> Iterator[tuple[str, Any, Any]]:
 
 def responses(samples: list[dict[str, Any]]) -> list[list[Any]]:
     """For each document and filter: its number, the prediction, and a log-likelihood for each option, or the text."""
-    number = lambda response: response if isinstance(response, str) else float(response[0])  # noqa: E731
-    rows = [(sample["doc_id"], sample["filter"], [*map(number, sample["filtered_resps"])]) for sample in samples]
-    return [[document, rule, found.index(max(found)), *found] for document, rule, found in rows]
+    rows = []
+    for sample in samples:
+        found = [answer if isinstance(answer, str) else float(answer[0]) for answer in sample["filtered_resps"]]
+        rows.append([sample["doc_id"], sample["filter"], found.index(max(found)), *found])
+    return rows
 
 
 def evaluations(out: Path) -> Iterator[tuple[str, Any]]:
@@ -67,7 +69,8 @@ def evaluations(out: Path) -> Iterator[tuple[str, Any]]:
     from lm_eval.api.registry import get_model
     from lm_eval.tasks import TaskManager
 
-    def run(method: str, tasks: list[str], manager: TaskManager) -> Iterator[tuple[str, Any]]:
+    def run(made: tuple[str, Any, Any], method: str, tasks: list[str], manager: TaskManager) -> Iterator[Any]:
+        name, model, tokenizer = made
         arguments = {"pretrained": model, "tokenizer": tokenizer, "batch_size": 4, **ARGUMENTS.get(method, {})}
         options = {"num_fewshot": 2, "limit": 4, "gen_kwargs": {"max_gen_toks": 12}, "bootstrap_iters": 0}
         try:
@@ -79,11 +82,11 @@ def evaluations(out: Path) -> Iterator[tuple[str, Any]]:
     lm_eval.evaluator.add_env_info = lambda results: None  # asks pip for a second each time
     real = (SHARED / "data").is_dir()
     plain, with_rules = TaskManager(), TaskManager(metadata={"decide": RULES})
-    for name, model, tokenizer in models():  # noqa: B007 (`run` reads them)
+    for made in models():
         for method in METHODS:
-            papers = PAPERS if name == "llama" and method in ("hf", "icl", "invicl", "deepthink") else []
-            yield from run(method, TASKS + (REAL + papers) * real, plain)
-        yield from ((f"decide/{key}", value) for key, value in run("icl", TASKS[:1], with_rules))
+            papers = PAPERS if made[0] == "llama" and method in ("hf", "icl", "invicl", "deepthink") else []
+            yield from run(made, method, TASKS + (REAL + papers) * real, plain)
+        yield from ((f"decide/{key}", value) for key, value in run(made, "icl", TASKS[:1], with_rules))
 
 
 def study(out: Path) -> Iterator[tuple[str, Any]]:

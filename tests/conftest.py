@@ -41,7 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files that `make test` leaves out as a whole: studies from end to end, of which faster files have the parts.
+# Files that `make test` leaves out as a whole: studies from end to end. Faster files have most of their parts.
 SLOW = ("test_robustness", "test_studies", "test_studies_choices", "test_studies_train")
 
 

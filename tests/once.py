@@ -19,7 +19,7 @@ def install() -> None:
     collect = torch.utils.collect_env
     collect.get_pretty_env_info = functools.cache(collect.get_pretty_env_info)
     # A compiled template is a function of its text. Our models keep them; here, other models do, too.
-    lm_eval.utils.env.from_string = functools.lru_cache(1000)(lm_eval.utils.env.from_string)  # type: ignore[method-assign]
+    lm_eval.utils.env.from_string = functools.lru_cache(1000)(lm_eval.utils.env.from_string)
     load, theirs = _index.load_yaml, Path(_index.__file__).parent
     keep = functools.cache(load)
 

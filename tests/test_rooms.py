@@ -44,7 +44,7 @@ LIMITS = {
     "prompts": (999, 640),
     "metaicl": (500, 476),
     "decisions": (449, 147),
-    "inference": (2697, 2236),
+    "inference": (2698, 2236),
     "methods": (2323, 1338),
     "drawing": (450, 233),
     "demonstrations": (1646, 602),

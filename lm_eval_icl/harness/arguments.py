@@ -46,8 +46,8 @@ class CommonArguments:
             demonstrations as needed (`methods.limits.PromptLimits.leaves_out`), and if the prompt does not fit without
             any, keeps its last tokens, as `hf` does; "error" refuses the run.
         canonical_order: encode a set of demonstrations in one order, sorted by their texts, whatever order they are
-            given in, so that their order changes no bit of a result. None to do so if the method does not depend on the
-            order. Under other methods, such as `icl`, True is a control: it makes every method order-invariant.
+            given in, so that, on a CPU, their order changes no bit of a result. None to do so if the method does not
+            depend on the order. Under other methods, such as `icl`, True is a control: it makes them order-invariant.
 
     Raises:
         InputError: an argument is outside its range.

@@ -86,7 +86,8 @@ class AttentionCall:
         """Whether a kernel that gives the log-sum-exps, which `joined` needs, computes attention as the model does."""
         kernel, dtypes = KERNELS.get(self.query.device.type, ("", ()))
         fits = self.query.dtype in dtypes and hasattr(torch.ops.aten, kernel)
-        fits = fits and (self.query.device.type == "cpu" or self.query.shape[3] % 8 == 0)  # GPUs read 16 bytes
+        bytes_of_a_key = self.query.shape[3] * self.query.element_size()
+        fits = fits and (self.query.device.type == "cpu" or bytes_of_a_key % 16 == 0)  # a GPU's kernel reads 16 bytes
         # In mixed precision, keys are rotated in float32 and values are not.
         fits = fits and self.query.dtype == self.key.dtype == self.value.dtype
         return fits and not self.has("position_bias", "softcap", "cache") and self.query.shape[3] == self.value.shape[3]
@@ -115,7 +116,7 @@ class AttentionCall:
             if mask is not None:  # the kernel needs rows of the mask that begin at multiples of 16 bytes
                 mask = pad(mask, (0, -mask.shape[3] % 8))[..., : mask.shape[3]].expand(*query.shape[:3], -1)
             output, lse, *_ = kernel(query, key, value, mask, compute_log_sumexp=True, scale=scale)
-            return output.to(lse.dtype), lse[..., : query.shape[2]]  # there are log-sum-exps for 32 tokens at a time
+            return output.to(lse.dtype), lse[..., : query.shape[2]]  # they are padded to a multiple of 32 tokens
         wide = torch.promote_types(query.dtype, torch.float32)
         at_once = max(1, 2**25 // (query.shape[0] * query.shape[1] * key.shape[2]))
         outputs, lses = [], []

@@ -41,7 +41,7 @@ class EncodedPrompt(FewShotPrompt):
         self.tokens = tokens
         return self
 
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:  # type: ignore[override]
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return EncodedPrompt, (self.demonstrations, self.query, self.tokens)
 
     @property

@@ -26,5 +26,5 @@ class FewShotPrompt(str):
         self.prefix, self.demonstrations, self.query = prefix, tuple(demonstrations), query
         return self
 
-    def __reduce__(self) -> tuple[type[FewShotPrompt], tuple[str, tuple[str, ...], str]]:
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return FewShotPrompt, (self.prefix, self.demonstrations, self.query)

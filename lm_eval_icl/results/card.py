@@ -179,6 +179,6 @@ def _calibration(sets: Sets, name: str) -> Estimate:
 
     def items(answers: Answers) -> np.ndarray:
         assert answers.logprobs is not None and answers.golds is not None
-        return metric.items(answers.logprobs, answers.golds)  # type: ignore[arg-type]
+        return metric.items(answers.logprobs, answers.golds)
 
     return estimated(sets, metric.aggregation, _bounds(CONFIDENCE[name]), items)

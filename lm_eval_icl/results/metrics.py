@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from lm_eval_icl.results.statistics import Bounds, Difference, Estimate, Spread,
 
 BINS = 15  # of equal width (Guo et al. 2017, "On Calibration of Modern Neural Networks")
 _CLASSES = 1000  # a macro-F1 has fewer classes
-Logprobs = Sequence[Sequence[float]]
+Logprobs = Iterable[ArrayLike]  # (options,) log-likelihoods for each document
 Value = Callable[[np.ndarray], np.ndarray]
 
 
@@ -36,30 +36,30 @@ class Aggregation:
 class CalibrationMetric:
     """A metric that is computed from log-likelihoods."""
 
-    items: Callable[[Logprobs, Sequence[int]], np.ndarray]  # log-likelihoods and right options -> items to aggregate
+    items: Callable[[Logprobs, Iterable[int]], np.ndarray]  # log-likelihoods and right options -> items to aggregate
     aggregation: str  # a name of `AGGREGATIONS`
     higher_is_better: bool
 
 
-def probabilities(logprobs: Sequence[float]) -> np.ndarray:
+def probabilities(logprobs: ArrayLike) -> np.ndarray:
     """(options,) log-likelihoods -> (options,) probabilities that add up to 1."""
     shares: np.ndarray = special.softmax(np.asarray(logprobs, dtype=float))
     return shares
 
 
-def confidences(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
+def confidences(logprobs: Logprobs, golds: Iterable[int]) -> np.ndarray:
     """(documents, 2): the probability of the predicted option, and whether it is the right one."""
     by_document = [probabilities(values) for values in logprobs]
     return np.array([[p.max(), float(p.argmax() == gold)] for p, gold in zip(by_document, golds, strict=True)])
 
 
-def _squared(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
+def _squared(logprobs: Logprobs, golds: Iterable[int]) -> np.ndarray:
     """(documents,) the sums over options of (probability - whether it is right)^2."""
     by_document = [probabilities(values) for values in logprobs]
     return np.array([((p - (np.arange(len(p)) == g)) ** 2).sum() for p, g in zip(by_document, golds, strict=True)])
 
 
-def _right_log_probabilities(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
+def _right_log_probabilities(logprobs: Logprobs, golds: Iterable[int]) -> np.ndarray:
     """(documents,) the logarithms of the right options' probabilities."""
     return np.array([special.log_softmax(x)[gold] for x, gold in zip(logprobs, golds, strict=True)])
 

@@ -122,11 +122,11 @@ def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
     if twice := [one.doc_id for one, other in itertools.pairwise(rows) if one.doc_id == other.doc_id]:
         raise Unusable(f"document {twice[0]} is in the samples twice")
     known = all(row.options and isinstance(row.prediction, int) for row in rows)
-    golds = [row.gold for row in rows]
+    golds: list[Any] = [row.gold for row in rows]
     if metric in CALIBRATION:
         if not known or None in golds or any(len(row.logprobs) != row.options for row in rows):
             raise Unusable(f"{metric} needs the options' log-likelihoods, and which option is right")
-        items = CALIBRATION[metric].items([row.logprobs for row in rows], golds)  # type: ignore[arg-type]
+        items = CALIBRATION[metric].items([row.logprobs for row in rows], golds)
     else:
         items = _items([row.metrics.get(metric) for row in rows], metric)
     documents = [f"{row.doc_id} {row.document}" for row in rows]

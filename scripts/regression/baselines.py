@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,10 +58,10 @@ def boosted_trees(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
     return _one_by_one(lambda: GradientBoostingRegressor(random_state=0), x, y, query)
 
 
-def _one_by_one(make: Callable[[], object], x: Tensor, y: Tensor, query: Tensor) -> Tensor:
+def _one_by_one(make: Callable[[], Any], x: Tensor, y: Tensor, query: Tensor) -> Tensor:
     predicted = []
     for x_i, y_i, query_i in zip(x[:FITTED].numpy(), y[:FITTED].numpy(), query[:FITTED].numpy(), strict=True):
-        predicted.append(make().fit(x_i, y_i).predict(query_i[None])[0])  # type: ignore[attr-defined]
+        predicted.append(make().fit(x_i, y_i).predict(query_i[None])[0])
     return torch.from_numpy(np.array(predicted))
 
 

@@ -138,9 +138,8 @@ def test_an_error_that_nobody_foresaw_is_one_line():
     assert code == 1 and lines[0].startswith("Traceback") and lines[-1] == "ZeroDivisionError: division by zero"
 
 
-@pytest.mark.parametrize("program", ["lm_eval", "lm-eval-icl"])
-def test_a_misspelt_model_is_refused_before_torch_is_imported(program):
-    module, function = {"lm_eval": ("lm_eval.__main__", "cli_evaluate")}.get(program, ("lm_eval_icl.cli", "main"))
+@pytest.mark.parametrize(("module", "function"), [("lm_eval.__main__", "cli_evaluate"), ("lm_eval_icl.cli", "main")])
+def test_a_misspelt_model_is_refused_before_torch_is_imported(module, function):
     code = f"import atexit, sys; from {module} import {function} as main\n"
     code += "atexit.register(lambda: print(*{'torch', 'transformers', 'datasets'} & {*sys.modules})); main()"
     line = [sys.executable, "-c", code, "--model", "invicll", "--tasks", "x"]

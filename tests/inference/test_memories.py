@@ -357,7 +357,7 @@ OTHER = Context((7,), ((33, 34), (44, 45, 46)))
 
 
 def test_parts_without_the_kernel(monkeypatch):
-    """As on an accelerator: scores are computed, some tokens at a time."""
+    """As in half precision on a CPU: scores are computed, some tokens at a time."""
     model, method = model_of("llama"), methods.make("ape")
     wanted = ours(model, method)
     monkeypatch.setattr(AttentionCall, "has_kernel", property(lambda call: False))

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 import yaml
 
 from lm_eval_icl.cli.train import training
@@ -24,7 +25,6 @@ from lm_eval_icl.studies.run import Options
 from tests.processes import Process, run_command
 from tests.studies import running
 
-ray = pytest.importorskip("ray")
 STUDY: dict[str, Any] = {
     "models": f"pretrained={model_path()}",
     "methods": ["icl", {"deepthink": {"T": "1..2", "eta": 0.1}}],
@@ -95,8 +95,8 @@ class Sabotaged(cluster.OnRay):
 
 
 @pytest.mark.slow
-def test_two_workers_of_this_machine(monkeypatch):
-    """A unit whose workers are lost fails, and the others go on."""
+def test_a_unit_whose_workers_are_lost_fails_on_this_machine(monkeypatch):
+    """The other units go on."""
 
     class Deadly:
         def run(self, unit: Unit) -> list[Outcome]:

@@ -149,7 +149,7 @@ def folder_of(made: Paths, path: Path) -> StudyFolder:
         (path / target).mkdir(parents=True)
         (path / target / "results_x.json").write_text("{}")
     folder = StudyFolder(path)
-    folder.choice = made.choice  # type: ignore[method-assign]
+    folder.choice = made.choice
     assert folder.there == made.there
     return folder
 

@@ -25,7 +25,6 @@ def real_model(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct: the folder that LM_EVAL_ICL_REAL_MODEL names, or made of a package, in half a minute."""
     if (folder := os.environ.get("LM_EVAL_ICL_REAL_MODEL")) is not None:
         return Path(folder)
-    pytest.importorskip("gguf", reason="transformers makes the real model with the package gguf")
     out = tmp_path_factory.mktemp("real") / "SmolLM2-135M-Instruct"
     made = subprocess.run([sys.executable, shared / "tools/real_model.py", out], capture_output=True, text=True)
     if made.returncode:
