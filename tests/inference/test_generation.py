@@ -81,8 +81,7 @@ def test_a_shared_memory_is_a_copy_for_each_row(n, heads, masked, device="cpu", 
     torch.testing.assert_close(found.double(), expected.transpose(1, 2), rtol=tolerance, atol=tolerance)
 
 
-# The numbers are about 30: a few units in the last place of that.
-@pytest.mark.gpu
+@pytest.mark.gpu  # the numbers are about 30: a few units in the last place of that are tolerated
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float16, 0.02), (torch.bfloat16, 0.1)])
 def test_a_shared_memory_on_a_gpu(dtype, tolerance):
     for n, heads, masked in itertools.product([1, 4], [(3, 3), (6, 2), (4, 1)], ["not", "boolean", "additive"]):
