@@ -14,7 +14,7 @@ import sys
 from typing import NoReturn
 
 from lm_eval_icl import version
-from lm_eval_icl.errors import InputError, naming, one_line_with_place
+from lm_eval_icl.errors import InputError, did_you_mean, naming, one_line_with_place
 from lm_eval_icl.harness import shim  # noqa: F401 (registers our models and tasks, without the `.pth` file)
 
 COMMANDS = {
@@ -43,12 +43,13 @@ def main() -> None:
 
     name = "".join(sys.argv[1:2])
     if name not in COMMANDS:
+        if near := did_you_mean(name, COMMANDS):
+            sys.exit(f"lm-eval-icl: there is no command {name!r}: {near}")
         lm_eval(sys.argv[1:])
         return
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     signal.signal(signal.SIGTERM, terminate)
     try:
-        run(arguments)
+        run([argument for argument in sys.argv[1:] if argument != "--debug"])
     except InputError as error:
         sys.exit(str(error))
     except KeyboardInterrupt as stopped:
@@ -70,8 +71,7 @@ def lm_eval(arguments: list[str]) -> None:
             print(name, importlib.metadata.version(name))
         return
     if arguments in ([], ["-h"], ["--help"]):
-        for name, what in COMMANDS.items():
-            print(f"lm-eval-icl {name} --help: {what}")
+        print(*(f"lm-eval-icl {name} --help: {what}" for name, what in COMMANDS.items()), sep="\n")
         print("lm-eval-icl --version: the versions of this package, lm-eval, transformers and torch")
         print("All other arguments are lm-eval's own:\n")
     from lm_eval.__main__ import cli_evaluate

@@ -150,10 +150,7 @@ class MetaICLTask(ConfigurableTask):
         doc["prediction"] = decision(losses)
         right, answer = doc["output"].strip(), doc["options"][doc["prediction"]].strip()
         correct = float(right == answer)
-        return {
-            "metaicl": (right, answer) if classifies(self.source) else correct,
-            "acc": correct,
-        }
+        return {"metaicl": (right, answer) if classifies(self.source) else correct, "acc": correct}
 
     def aggregation(self) -> dict[str, Callable[..., float]]:
         return {"metaicl": macro_f1 if classifies(self.source) else mean, "acc": mean}

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_icl import methods
+from lm_eval_icl.errors import did_you_mean, log
 from lm_eval_icl.harness import patches
+
+METADATA = ("demonstrations", "shuffle", "labels", "format", "decide")  # the keys of --metadata for every task
 
 
 def task_dir() -> Path:
@@ -62,7 +65,11 @@ def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> 
         if all(path.resolve() != ours.resolve() for path in paths):
             call.arguments["include_path"] = [ours, *paths]
     original(*call.args, **call.kwargs)
-    if "metaicl" in (call.arguments["metadata"] or {}):
+    metadata = call.arguments["metadata"] or {}
+    for name in metadata:  # a task may have keys of other names
+        if name not in METADATA and (near := did_you_mean(name, METADATA)):
+            log.warning("--metadata %s=...: nothing here reads this key: %s", name, near)
+    if "metaicl" in metadata:
         from lm_eval_icl.harness.metaicl import leave_out_missing
 
         leave_out_missing(args[0])

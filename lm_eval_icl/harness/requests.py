@@ -114,11 +114,7 @@ def named(instance: Instance) -> str:
 
 
 def fit_requests(
-    instances: Sequence[Instance],
-    tokenize: RequestTokenizer,
-    limits: PromptLimits,
-    overflow: str,
-    quiet: bool = False,
+    instances: Sequence[Instance], tokenize: RequestTokenizer, limits: PromptLimits, overflow: str, quiet: bool = False
 ) -> list[Request]:
     """Tokenize requests of one kind so that all fit the model.
 

@@ -39,8 +39,7 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
             sentences += [f" {how.capitalize()} than {against}: {_list(words)}."] if words else []
         return "".join(sentences) or (f" Nothing is significantly better or worse than {against}." if tests else "")
 
-    sentences = []
-    by_rule = grouped(cells, lambda entry: entry.rule)
+    sentences, by_rule = list[str](), grouped(cells, lambda entry: entry.rule)
     for rule, rule_entries in by_rule.items():
         best = cells[rule_entries[0]].estimate
         ties = [entry for entry in rule_entries if abs(cells[entry].estimate.mean - best.mean) <= 1e-12]
@@ -50,8 +49,8 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
         near = [e for e in rule_entries if e not in ties and cells[e].is_worse is False]
         text += f", not significantly better than {_list(map(full, near))}." if near else "."
         if len(ties) == 1 and (d := cells[ties[0]].to_majority):
-            how = "not significantly better" if (how := column.judged(d)) == "same" else f"significantly {how}"
-            text += f" The best is {how} than always giving one answer ({signed(d.mean)}, adjusted p {d.p_holm:.2g})."
+            how = {"same": "not significantly different from"}.get(how := column.judged(d), f"significantly {how} than")
+            text += f" The best is {how} always giving one answer ({signed(d.mean)}, adjusted p {d.p_holm:.2g})."
         text = f"{rule_in_words(rule)}, {text}" if len(by_rule) > 1 else text
         tests = {e: d for e in rule_entries if (d := cells[e].difference) is not None}
         bases = dict.fromkeys(methods[baselines[entry.name]] for entry in tests)
@@ -63,7 +62,8 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
     if any(cell.difference is not None or cell.to_raw is not None for cell in cells.values()):
         sentences.append(
             "Differences are on the same prompts, to the baseline and to the runs without a rule: better or worse if p "
-            "is at most 5%, adjusted (Holm). No other of them is significant, which does not show that there is none."
+            f"is at most 5%, adjusted (Holm). No other difference of this {column.kind} is significant, which does not "
+            "show that there is none."
         )
     return tuple(sentences)
 

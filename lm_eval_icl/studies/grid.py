@@ -254,7 +254,7 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         merged = _merged(content, overrides)
         return Study.model_validate({key: value for key, value in merged.items() if value is not None})
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
+        fault = min(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
         if isinstance(cause := fault.get("ctx", {}).get("error"), InputError):
             raise InputError(f"{source}: {cause.message}") from error
         where = ": ".join(part for part in fault["loc"] if isinstance(part, str))

@@ -9,8 +9,8 @@ from transformers import PreTrainedConfig
 
 from lm_eval_icl.methods.base import Method
 
-# The key in `config.json`.
-KEY = "lm_eval_icl"
+KEY = "lm_eval_icl"  # the key in `config.json`
+NEED_TRAINING = ("nope", "prefixicl", "saicl", "invicl")  # their papers train a model under the method
 
 
 def write(config: PreTrainedConfig, trained: dict[str, Any]) -> None:
@@ -30,7 +30,7 @@ def mismatch(trained: dict[str, Any], method: Method) -> str:
     names = [name for name in (trained.get("method"), *(trained.get("methods") or ())) if isinstance(name, str)]
     needed = method.trained_under
     if not names:
-        return ""
+        return f"it needs a model trained under {needed}; no record of that is here" if needed in NEED_TRAINING else ""
     if needed not in names:
         return f"the checkpoint was trained under {', '.join(names)}, and is evaluated under {method.name}"
     if method.one_pass:

@@ -97,6 +97,7 @@ def test_the_versions_at_once():
     ours, *others, imported = done.stdout.splitlines()
     assert ours == f"lm-eval-icl {version.version()} (commit {version.commit()})" and imported == "False"
     assert others == [f"{name} {metadata.version(name)}" for name in ("lm-eval", "transformers", "torch")]
+    assert refusal("studdy") == "lm-eval-icl: there is no command 'studdy': did you mean 'study'?"
 
 
 @pytest.mark.slow

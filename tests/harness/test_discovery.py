@@ -61,8 +61,8 @@ def test_tasks_are_found_without_an_argument_and_include_path_wins(tmp_path):
         "from lm_eval.tasks import TaskManager\n"
         f"t = TaskManager(include_path={str(tmp_path)!r})\nprint(t.task_index['icl_sst2'].yaml_path.name)\n"
         "print('icl_trec' in t.all_subtasks, 'icl_mmlu' in t.all_groups)\n"
-        "from lm_eval_icl.harness.plugin import task_dir\n"
-        "t = TaskManager(include_path=str(task_dir()))\nprint('icl_trec' in t.all_tasks)\n"
-        "print(TaskManager(include_defaults=False).all_tasks)"
+        "from lm_eval_icl.harness.plugin import task_dir\nt = TaskManager(include_path=str(task_dir()))\n"
+        "print('icl_trec' in t.all_tasks, TaskManager(include_defaults=False, metadata={'labls': 1, 'T': 2}).all_tasks)"
     )
-    assert processes.python(code, cwd=tmp_path).stdout == "mine.yaml\nTrue True\nTrue\n[]\n"
+    done = processes.python(code, cwd=tmp_path)
+    assert done.stdout == "mine.yaml\nTrue True\nTrue []\n" and done.stderr.count("did you mean") == 1

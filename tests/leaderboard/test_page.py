@@ -54,8 +54,8 @@ def test_what_a_newcomer_is_told(tmp_path, board):
     assert under.endswith("Better than without the rule: icl (+50.0 points); star (+25.0 points).")
     assert constant == "Always giving the most frequent right answer would score 50.0%."
     one_answer = build(*read([write(tmp_path / "one", says=[0] * 39 + [1])], quiet=True))
-    assert "icl. The best is not significantly better than always giving one answer (+2.5" in one_answer.summary[0]
-    assert "No other of them is significant, which does not show that there is none." in tests
+    assert "icl. The best is not significantly different from always giving one answer (+2.5" in one_answer.summary[0]
+    assert "No other difference of this task is significant, which does not show that there is none." in tests
     assert [entry.rule for entry in board.entries] == [None] * 3 + ["batch"] * 3
     assert board.common == ("4 shots",) and named(board.entries, "pcw").rule is None
     assert named(board.entries, "pcw, decide: batch").rule == "batch"

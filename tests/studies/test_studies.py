@@ -281,6 +281,7 @@ def test_one_process_at_a_time_writes_a_folder(tmp_path, capsys):
         ({"dev": {"choose": "T"}}, "dev: choose: no method of this study has the argument 'T'."),
         ({"models": {"pretrained": "m", "resources": {"gpus": 1}}}, "models: resources: gpus: "),
         ({"metadata": {"decide": "batch"}}, "metadata: decide: is a key of the study itself: give it there."),
+        ({"tasks": None, "taskz": "t"}, "taskz: 't': there is no such key; did you mean 'tasks'?"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):

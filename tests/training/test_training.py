@@ -372,14 +372,14 @@ def test_evaluated_as_it_was_not_trained(trained, method, says):
 
 def test_an_evaluation_says_and_records_the_training(checkpoint, tmp_path, caplog):
     tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0)
-    for model in ("pcw", "invicl"):
+    other = "pcw: the checkpoint was trained under invicl, and is evaluated under pcw."
+    none = "invicl: it needs a model trained under invicl; no record of that is here."
+    trained, untrained = tmp_path / "out", checkpoint("gpt2")
+    for model, path, warnings in (("pcw", trained, [other]), ("invicl", trained, []), ("invicl", untrained, [none])):
         caplog.clear()
-        results = evaluation.run(model, tmp_path / "out", ["one_token"], 2)
-        warnings = (
-            ["pcw: the checkpoint was trained under invicl, and is evaluated under pcw."] if model == "pcw" else []
-        )
+        results = evaluation.run(model, path, ["one_token"], 2)
         assert [message for message in caplog.messages if "trained" in message] == warnings
-        assert results["config"]["icl"]["trained"]["num_fewshot"] == 3
+        assert path == untrained or results["config"]["icl"]["trained"]["num_fewshot"] == 3
 
 
 # What is killed, or goes wrong.
