@@ -44,10 +44,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     "inference": [
         ("torch.sigmoid(other_lse - lse)", "torch.sigmoid(lse - other_lse)"),
         ("reading.factor * lse + reading.log_weight", "reading.factor * lse"),
-        (
-            "np.less(nodes[first:end, None], ends[first:end], out=sees[first:end, first:end])",
-            "sees[first:end, first:end] = 1",
-        ),
+        ("np.less(nodes[first:end, None], ends[first:end]", "np.less(nodes[first:end, None], 0 * ends[first:end] + n"),
         ("(query, answer[:-1]) != last", "last is None"),
         ("all([*islice(greedy, length)])", "any([*islice(greedy, length)])"),
         ("[*[0] * unused, *[1] * len(memory), *[0] * gap", "[*[0] * unused, *[1] * len(memory), *[1] * gap"),
