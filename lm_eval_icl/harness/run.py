@@ -178,7 +178,7 @@ def _grouped(tasks: Sequence[Task]) -> list[list[Instance]]:
 def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[Counts, Counts]:
     """Count the demonstrations and tokens that were left out (`PreparedRun.left_out`, `PreparedRun.truncated`)."""
     left_out, truncated = list[Counts](), list[Counts]()
-    shorter = [i for i, request in enumerate(requests) if request.left_out or request.cut]  # of most runs, none
+    shorter = [i for i, request in enumerate(requests) if request.left_out or request.cut]  # none in most runs
     for (task_name, _), indices in by_document([instances[i] for i in shorter]).items():
         document_requests = [requests[shorter[i]] for i in indices]
         if number := len(document_requests[0].left_out):

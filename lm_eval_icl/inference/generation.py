@@ -16,8 +16,8 @@ from lm_eval_icl.inference.caches import cache_name, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.memory import Memory, cache_of_rows
 
-# Rows share a layer's keys and values if copies for all rows would take at least this many bytes. On a CPU, to
-# copy fewer bytes is faster than to call attention's kernel twice.
+# Rows share a layer's keys and values if copies for all rows would take at least this many bytes. On a CPU, copying
+# fewer bytes is faster than calling attention's kernel twice.
 SHARED_FROM = 2**19
 
 # Settings of transformers' `generate` that do not work with a memory, and why. A checkpoint's `generation_config` may
