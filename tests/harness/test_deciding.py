@@ -248,7 +248,7 @@ def test_a_cache_holds_raw_responses(checkpoint, tmp_path):
     assert first["config"]["icl"]["tokens_run"] > 0 == second["config"]["icl"]["tokens_run"]
 
 
-def test_behind_a_chat_template(chat_checkpoint):
+def test_with_a_chat_template(chat_checkpoint):
     """The rule's query stands in the same messages as a document's."""
     path = chat_checkpoint("llama")
     literal = Literal(path)

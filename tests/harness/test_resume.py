@@ -195,7 +195,7 @@ def test_sampled_texts_are_not_stored(gpt2, tmp_path):
         assert stored(tmp_path / "c_rank0.db") == n
 
 
-def test_what_was_left_out_is_part_of_what_was_asked(gpt2):
+def test_what_was_left_out_is_part_of_the_request(gpt2):
     """Two documents alike but for an option, which makes one leave out demonstrations: the option they share has two
     log-likelihoods, and a cache must not take one for the other."""
     prompt = FewShotPrompt("", ("a film of some length, good\n\n", "another one, bad\n\n"), "a third, ")

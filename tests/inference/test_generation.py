@@ -293,7 +293,7 @@ def test_padding_is_no_part_of_a_row():
     assert not settings_in_force(model, {"repetition_penalty": 1.5}).reads_rows
 
 
-def test_positions_that_begin_behind_the_padding_token(tmp_path, monkeypatch):
+def test_positions_that_begin_after_the_padding_token(tmp_path, monkeypatch):
     """`generate` gives RoBERTa's decoders positions from 0 on, and in scoring they count from 2 on."""
     monkeypatch.setitem(smoke_models.TYPES, "roberta", {"is_decoder": True})
     smoke_models.save("roberta", tmp_path)

@@ -217,7 +217,7 @@ def test_sbp(name):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [1, 2])
-def test_star_is_every_window_behind_a_copy_of_the_first(name, size):
+def test_star_is_every_window_after_a_copy_of_the_first(name, size):
     """The authors' phase 1: a window runs after the first one, whose keys and values are then dropped."""
     model, parts = model_of(name), CONTEXT.demonstrations
     windows = [[token for part in parts[i : i + size] for token in part] for i in range(0, len(parts), size)]
@@ -437,9 +437,9 @@ def test_ensemble(name, combine, size, weights):
     for (_, query, answer), number in found.items():
         logprobs = each_window(name, query, answer, size)
         v = weights or (1.0,) * len(logprobs)
-        behind_each = logprobs[:, range(len(answer)), list(answer)].sum(-1)
+        each_window = logprobs[:, range(len(answer)), list(answer)].sum(-1)
         is_greedy = ensembled(logprobs, combine, v).argmax(-1).tolist() == list(answer)
-        assert number == (pytest.approx(float(ensembled(behind_each, combine, v)), rel=TOLERANCE), is_greedy)
+        assert number == (pytest.approx(float(ensembled(each_window, combine, v)), rel=TOLERANCE), is_greedy)
 
 
 def naive_bayes(logprobs, beta, eta, top_p):

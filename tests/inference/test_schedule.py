@@ -106,7 +106,7 @@ NAMES = ["icl", "invicl", "saicl", "batchicl", "deepthink"]
     sizes=st.builds(Sizes, st.integers(1, 60), st.integers(1, 4), st.integers(1, 4)),
     can=st.sampled_from([CAN, CANNOT, replace(CAN, window=12), replace(CANNOT, can_batch=False)]),
 )
-def test_all_is_asked_once(method, sizes, can):
+def test_every_request_is_scored_once(method, sizes, can):
     batches = scheduled(method, sizes, can)
     requests = [each for batch in batches for each in batch.requests]
     whole = [(where, query, answer) for where, qs in ASKED.items() for query, some in qs.items() for answer in some]

@@ -249,7 +249,7 @@ def test_texts_are_what_is_said():
 
 
 @pytest.mark.parametrize(("channel", "between_and_source", "target"), [(False, 248, 6), (True, 8, 246)])
-def test_the_longest_option_and_two_tokens_more_fit_behind_an_input(channel, between_and_source, target):
+def test_the_longest_option_and_two_tokens_more_fit_after_an_input(channel, between_and_source, target):
     """Of 256 tokens, here characters: a separator of three, and a line break before the target."""
     characters = Reader(lambda text, _: ([*map(ord, text)], [*range(len(text))]), lambda ids: "x" * len(ids), (), 1024)
     row = Row("x" * 300, "maybe", ("no", "maybe"))
@@ -345,7 +345,7 @@ def test_real_rows_are_as_the_literal_version_has_them(real, model):
                 assert [(prompt.ids, list(answer.ids)) for prompt, answer in requests] == expected
 
 
-def test_pmi_subtracts_the_loss_behind_nothing(made, model):
+def test_pmi_subtracts_the_loss_without_the_input(made, model):
     """The input is "N/A" and the demonstrations stay."""
     name, task = "metaicl_openbookqa", "openbookqa"
     results = evaluate(ours("icl", model, max_length=SHORT), [name], made, limit=2, pmi=True)

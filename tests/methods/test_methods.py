@@ -419,7 +419,7 @@ def test_literal_with_a_knob_turned(name, case):
 
 @pytest.mark.parametrize("name", ["gpt_neo", "mistral_window"])
 @torch.no_grad()
-def test_thinking_behind_a_window(name):
+def test_thinking_beyond_a_window(name):
     """Layers that look back a few tokens count by index, so that nothing is packed."""
     model, context, knobs = tiny.build(name, torch.float64), CONTEXTS["prefix"], {"T": 3, "eta": 0.3, "momentum": 0.5}
     (memory,) = methods.DeepThink(**knobs).encode(model, [context])
@@ -447,7 +447,7 @@ def in_two_copies(of, other, before):
 
 @pytest.mark.parametrize(("name", "copies", "sees"), [("PCW", 1, side_by_side), ("InvICL", 2, in_two_copies)])
 @torch.no_grad()
-def test_masks_behind_a_window_that_stays(name, copies, sees):
+def test_masks_beyond_a_window_that_stays(name, copies, sees):
     """GPT-Neo's local layers hide what is more than 24 tokens back in the row, whatever the mask shows: as in one pass
     of transformers' own model over everything. The order of the demonstrations then matters."""
     model, shown = tiny.build("gpt_neo", torch.float64), [tuple(range(30 + 9 * i, 38 + 8 * i)) for i in range(5)]

@@ -120,7 +120,7 @@ def test_without_positions_none_is_left(checkpoint, architecture):
 
 
 @pytest.mark.slow
-def test_no_positions_behind_an_adapter(tmp_path, checkpoint):
+def test_no_positions_inside_an_adapter(tmp_path, checkpoint):
     """PEFT's generate runs the model inside; an adapter that does nothing must change nothing."""
     path, names = checkpoint("llama"), ["one_token", "generate"]
     peft.get_peft_model(tiny.build("llama"), peft.LoraConfig(target_modules=["q_proj"], r=2)).save_pretrained(tmp_path)

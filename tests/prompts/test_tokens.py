@@ -114,7 +114,7 @@ def test_ids_are_those_of_the_whole_string(kind, prefix, parts, query, answers):
     end=st.sampled_from(["", "\n", "a", " "]),
     queries=st.lists(st.one_of(TEXT, st.just("  "), TEXT.map(lambda text: text + "\nA:")), min_size=2, max_size=5),
 )
-def test_behind_a_shared_context_the_ids_are_those_of_the_whole_string(kind, prefix, parts, end, queries):
+def test_after_a_shared_context_the_ids_are_those_of_the_whole_string(kind, prefix, parts, end, queries):
     tokenizer = OF_EVERY_KIND[kind]
     encode, alone = pairs(tokenizer), pairs(tokenizer, by_line=False)
     for query in queries:
