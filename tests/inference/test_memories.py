@@ -437,9 +437,9 @@ def test_ensemble(name, combine, size, weights):
     for (_, query, answer), number in found.items():
         logprobs = each_window(name, query, answer, size)
         v = weights or (1.0,) * len(logprobs)
-        each_window = logprobs[:, range(len(answer)), list(answer)].sum(-1)
+        by_window = logprobs[:, range(len(answer)), list(answer)].sum(-1)
         is_greedy = ensembled(logprobs, combine, v).argmax(-1).tolist() == list(answer)
-        assert number == (pytest.approx(float(ensembled(each_window, combine, v)), rel=TOLERANCE), is_greedy)
+        assert number == (pytest.approx(float(ensembled(by_window, combine, v)), rel=TOLERANCE), is_greedy)
 
 
 def naive_bayes(logprobs, beta, eta, top_p):
