@@ -49,7 +49,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("all([*islice(greedy, length)])", "any([*islice(greedy, length)])"),
         ("[*[0] * unused, *[1] * len(memory), *[0] * gap", "[*[0] * unused, *[1] * len(memory), *[1] * gap"),
         ("layers = [(take(keys), take(values))", "layers = [(take(keys), take(keys))"),
-        ("total > sizes.pack_tokens or", "total > 2 * sizes.pack_tokens or"),
+        ("total > sizes.pack_tokens or", "total > sizes.pack_tokens + 8 or"),
     ],
     "decisions": [
         ("- np.log(len(scores))", "- np.log(1 + len(scores))"),
