@@ -89,9 +89,9 @@ def writing(where: object, kind: type[InputError] = InputError) -> Iterator[None
         raise kind(f"{where}: cannot be written ({error.strerror or error}).") from error
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The question whether the most similar of the known names was meant; empty if none is similar."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The question whether the most similar of the known names was meant; empty if none is as similar as `cutoff`."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}?" if near else ""
 
 

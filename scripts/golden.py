@@ -69,7 +69,7 @@ def evaluations(out: Path) -> Iterator[tuple[str, Any]]:
     from lm_eval.api.registry import get_model
     from lm_eval.tasks import TaskManager
 
-    def run(made: tuple[str, Any, Any], method: str, tasks: list[str], manager: TaskManager) -> Iterator[Any]:
+    def run(made: Any, method: str, tasks: list[str], manager: TaskManager) -> Iterator[tuple[str, Any]]:
         name, model, tokenizer = made
         arguments = {"pretrained": model, "tokenizer": tokenizer, "batch_size": 4, **ARGUMENTS.get(method, {})}
         options = {"num_fewshot": 2, "limit": 4, "gen_kwargs": {"max_gen_toks": 12}, "bootstrap_iters": 0}

@@ -66,9 +66,9 @@ def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> 
             call.arguments["include_path"] = [ours, *paths]
     original(*call.args, **call.kwargs)
     metadata = call.arguments["metadata"] or {}
-    for name in metadata:  # a task may have keys of other names
-        if name not in METADATA and (near := did_you_mean(name, METADATA)):
-            log.warning("--metadata %s=...: nothing here reads this key: %s", name, near)
+    for name in metadata:  # lm-eval adds the model's arguments (load_format), and tasks may have keys of their own
+        if name not in METADATA and (near := did_you_mean(name, METADATA, cutoff=0.8)):
+            log.warning("--metadata %s=...: lm-eval-icl has no such key: %s", name, near)
     if "metaicl" in metadata:
         from lm_eval_icl.harness.metaicl import leave_out_missing
 

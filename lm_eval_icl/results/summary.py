@@ -48,8 +48,8 @@ def summarize(entries: Sequence[Entry], columns: Sequence[Column], baselines: Ma
         text += f" (95% interval {number(best.low)} to {number(best.high)}): {_list(map(full, ties))}"
         near = [e for e in rule_entries if e not in ties and cells[e].is_worse is False]
         text += f", not significantly better than {_list(map(full, near))}." if near else "."
-        if len(ties) == 1 and (d := cells[ties[0]].to_majority):
-            how = {"same": "not significantly different from"}.get(how := column.judged(d), f"significantly {how} than")
+        if len(ties) == 1 and (d := cells[ties[0]].to_majority) and (how := column.judged(d)):
+            how = "not significantly different from" if how == "same" else f"significantly {how} than"
             text += f" The best is {how} always giving one answer ({signed(d.mean)}, adjusted p {d.p_holm:.2g})."
         text = f"{rule_in_words(rule)}, {text}" if len(by_rule) > 1 else text
         tests = {e: d for e in rule_entries if (d := cells[e].difference) is not None}

@@ -164,9 +164,9 @@ def test_drawing_is_what_the_model_does(model, name, arguments):
     elif method.reads_in_parts:
         expected = [part_of(last, 0, start)]
     elif isinstance(bound, Several):
-        starts = [(layout, len(layout) - q - len(answer)) for layout in passes]
-        expected = [part_of(layout, 0, end) for layout, end in starts]
-        for layout, end in starts:
+        ends = [(layout, len(layout) - q - len(answer)) for layout in passes]
+        expected = [part_of(layout, 0, end) for layout, end in ends]
+        for layout, end in ends:
             expected += [part_of(layout, end, end + q), part_of(layout, end + q, len(layout) - 1)]
     else:
         expected = [part_of(last, a, b) for a, b in ((0, start), *tail)]

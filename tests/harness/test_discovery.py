@@ -58,11 +58,11 @@ def test_no_start_is_broken_by_a_broken_package(tmp_path):
 def test_tasks_are_found_without_an_argument_and_include_path_wins(tmp_path):
     (tmp_path / "mine.yaml").write_text("task: icl_sst2\ndataset_path: mine\n")
     code = (
-        "from lm_eval.tasks import TaskManager\n"
+        "from lm_eval.tasks import TaskManager\ngiven = {'labls': 1, 'load_format': 2}\n"
         f"t = TaskManager(include_path={str(tmp_path)!r})\nprint(t.task_index['icl_sst2'].yaml_path.name)\n"
         "print('icl_trec' in t.all_subtasks, 'icl_mmlu' in t.all_groups)\n"
         "from lm_eval_icl.harness.plugin import task_dir\nt = TaskManager(include_path=str(task_dir()))\n"
-        "print('icl_trec' in t.all_tasks, TaskManager(include_defaults=False, metadata={'labls': 1, 'T': 2}).all_tasks)"
+        "print('icl_trec' in t.all_tasks, TaskManager(include_defaults=False, metadata=given).all_tasks)"
     )
     done = processes.python(code, cwd=tmp_path)
     assert done.stdout == "mine.yaml\nTrue True\nTrue []\n" and done.stderr.count("did you mean") == 1

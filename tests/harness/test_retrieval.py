@@ -96,8 +96,8 @@ def test_features_are_those_of_the_evaluated_model(checkpoint, made):
     unit = {}
     for split in ("train", "test"):
         examples = Examples(task, list(data()[split]))
-        examples_drawn = [examples.example((), row) for row in range(len(examples))]
-        vectors = read_queries(predictor, "", [(e.prompt, e.options) for e in examples_drawn])[1].astype(np.float64)
+        queries = [examples.example((), row) for row in range(len(examples))]
+        vectors = read_queries(predictor, "", [(e.prompt, e.options) for e in queries])[1].astype(np.float64)
         unit[split] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     order = np.argsort(-(unit["test"] @ unit["train"].T), axis=1, kind="stable")
     for i, prompt in enumerate(prompts):  # without the copies of row 3 and of the documents 1 and 2

@@ -281,8 +281,8 @@ def test_whole_demonstrations_leave_where_none_may_be_cut(made, model, channel):
         [kept] = {prompt.tokens.context.demonstrations for prompt, _ in requests}
         gone = list((Counter(everything) - Counter(kept)).elements())
         assert not Counter(kept) - Counter(everything) and gone
-        after = max(len(prompt.tokens.query) + len(answer.ids) for prompt, answer in requests)
-        total = sum(map(len, kept)) + after
+        longest = max(len(prompt.tokens.query) + len(answer.ids) for prompt, answer in requests)
+        total = sum(map(len, kept)) + longest
         assert total <= most < total + min(map(len, gone)) and min(map(len, gone)) >= max(map(len, kept))
     task._rows = task._rows[::-1]
     task._shown.clear()
