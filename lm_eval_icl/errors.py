@@ -43,7 +43,11 @@ class Unsupported(InputError):
 def one_line(error: BaseException) -> str:
     """The type and the message of another package's error, on one line of at most 600 characters."""
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
-    return f"{type(error).__name__}: {text[:600]}{'...' if len(text) > 600 else ''}" if text else type(error).__name__
+    return (
+        f"{type(error).__name__}: {text[:600]}{'...' if len(text) > 600 else ''}"
+        if text
+        else type(error).__name__
+    )
 
 
 def one_line_with_place(error: BaseException) -> str:
@@ -53,7 +57,9 @@ def one_line_with_place(error: BaseException) -> str:
 
 
 @contextmanager
-def refusing(what: str, advice: str = "", kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+def refusing(
+    what: str, advice: str = "", kinds: tuple[type[Exception], ...] = (Exception,)
+) -> Iterator[None]:
     """Turn exceptions of the types `kinds` into an `InputError` that begins with `what` and ends with `advice`.
 
     An `InputError` raised inside is passed on unchanged.

@@ -43,7 +43,9 @@ def _git(folder: Path, *command: str) -> str | None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     git = ["git", "-c", "safe.directory=*", "-C", str(folder)]
     try:
-        done = subprocess.run([*git, *command], capture_output=True, text=True, timeout=10, env=environment)
+        done = subprocess.run(
+            [*git, *command], capture_output=True, text=True, timeout=10, env=environment
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None

@@ -38,7 +38,10 @@ from lm_eval_icl.methods import make
 DEFAULTS: dict[str, dict[str, Any]] = {
     "whole": {"methods": ["icl"], "workloads": ["mmlu"], "batch_sizes": [1]},
     "methods": {"methods": list(METHODS)},
-    "shots": {"model": "toy", "methods": ["icl", *(name for name in METHODS if make(name).needs_mask)]},
+    "shots": {
+        "model": "toy",
+        "methods": ["icl", *(name for name in METHODS if make(name).needs_mask)],
+    },
 }
 COMPARE = {
     "tasks": tasks.compare,
@@ -54,27 +57,65 @@ COMPARE = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=COMPARE)
-    parser.add_argument("--model", choices=CONFIGS, default="gpt2", help="default: gpt2; toy for shots")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=["icl", "deepthink"], metavar="NAME")
+    parser.add_argument(
+        "--model", choices=CONFIGS, default="gpt2", help="default: gpt2; toy for shots"
+    )
+    parser.add_argument(
+        "--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=["icl", "deepthink"], metavar="NAME"
+    )
     shots = [125, 250, 500, 1000, 2000]
-    parser.add_argument("--shots", nargs="+", type=int, default=shots, help="numbers of demonstrations, for shots")
-    parser.add_argument("--pack-tokens", nargs="+", type=int, default=[1024], help="for our models (default: 1024)")
-    parser.add_argument("--tasks", type=int, default=2, help="tasks of a workload; 0 for all (default: 2)")
-    parser.add_argument("--documents", type=int, default=64, help="documents of each task; 0 for all (default: 64)")
-    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8], help="for hf (default: 1 8; 1 for whole)")
-    parser.add_argument("--store-bytes", type=int, default=2**31, help="of pcw, for retrieval (default: 2 GiB)")
+    parser.add_argument(
+        "--shots", nargs="+", type=int, default=shots, help="numbers of demonstrations, for shots"
+    )
+    parser.add_argument(
+        "--pack-tokens", nargs="+", type=int, default=[1024], help="for our models (default: 1024)"
+    )
+    parser.add_argument(
+        "--tasks", type=int, default=2, help="tasks of a workload; 0 for all (default: 2)"
+    )
+    parser.add_argument(
+        "--documents", type=int, default=64, help="documents of each task; 0 for all (default: 64)"
+    )
+    parser.add_argument(
+        "--batch-sizes",
+        nargs="+",
+        type=int,
+        default=[1, 8],
+        help="for hf (default: 1 8; 1 for whole)",
+    )
+    parser.add_argument(
+        "--store-bytes", type=int, default=2**31, help="of pcw, for retrieval (default: 2 GiB)"
+    )
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--max-gen-toks", type=int, default=32, help="for generation tasks (default: 32)")
-    parser.add_argument("--texts", nargs="+", type=int, default=[1, 16, 64], help="for generation (default: 1 16 64)")
+    parser.add_argument(
+        "--max-gen-toks", type=int, default=32, help="for generation tasks (default: 32)"
+    )
+    parser.add_argument(
+        "--texts",
+        nargs="+",
+        type=int,
+        default=[1, 16, 64],
+        help="for generation (default: 1 16 64)",
+    )
     parser.add_argument("--output", type=Path, help="write the measurements there, as JSON")
-    parser.add_argument("--figure", type=Path, help="draw the curves of growth or shots there, .svg or .png")
+    parser.add_argument(
+        "--figure", type=Path, help="draw the curves of growth or shots there, .svg or .png"
+    )
     what = parser.parse_args().what
     parser.set_defaults(**DEFAULTS.get(what, {}))
     options = parser.parse_args()
-    if options.repetitions < 1 or options.tasks < 0 or options.documents < (what not in ("tasks", "whole")):
+    if (
+        options.repetitions < 1
+        or options.tasks < 0
+        or options.documents < (what not in ("tasks", "whole"))
+    ):
         counts = "--repetitions must be 1 or more, --tasks 0 or more, --documents 1 or more (0 for tasks and whole)"
         parser.error(counts)
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -86,7 +127,12 @@ def main() -> None:
     measured = COMPARE[options.what](options, console)
     if options.output:
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
-        record = {"machine": machine(), "torch": torch.__version__, "options": settings, "found": measured}
+        record = {
+            "machine": machine(),
+            "torch": torch.__version__,
+            "options": settings,
+            "found": measured,
+        }
         options.output.write_text(json.dumps(record, indent=1))
 
 

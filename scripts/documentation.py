@@ -53,7 +53,11 @@ def _described(parser: argparse.ArgumentParser, what: str) -> Iterator[str]:
         if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):
             continue
         shown = ", ".join(action.option_strings)
-        value = "" if action.nargs == 0 else formatter._format_args(action, str(action.metavar or action.dest.upper()))
+        value = (
+            ""
+            if action.nargs == 0
+            else formatter._format_args(action, str(action.metavar or action.dest.upper()))
+        )
         what = formatter._expand_help(action) if action.help else ""
         rows.append(
             f"<tr><td><code>{html.escape(f'{shown} {value}'.strip())}</code></td><td>{html.escape(what)}</td></tr>"
@@ -71,7 +75,10 @@ def _described(parser: argparse.ArgumentParser, what: str) -> Iterator[str]:
 def patches_fence(*_: Any, **__: Any) -> str:
     """A fence `patches`, which is empty, becomes the table of all changes to lm-eval."""
     heads = ("place in lm-eval", "what the patch does", "in which runs", "until")
-    rows = [(f"<code>{html.escape(p.place)}</code>", *map(html.escape, (p.what, p.concerns, p.until))) for p in PATCHES]
+    rows = [
+        (f"<code>{html.escape(p.place)}</code>", *map(html.escape, (p.what, p.concerns, p.until)))
+        for p in PATCHES
+    ]
     body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
     return f"<table><thead><tr><th>{'</th><th>'.join(heads)}</th></tr></thead><tbody>{body}</tbody></table>"
 
@@ -85,7 +92,10 @@ class _LinksInside(Treeprocessor):
             return
         for link in root.iter("a"):
             target = link.get("href", "")
-            if ":" not in target and posixpath.normpath(posixpath.join(context.page.path, "..", target))[:2] == "..":
+            if (
+                ":" not in target
+                and posixpath.normpath(posixpath.join(context.page.path, "..", target))[:2] == ".."
+            ):
                 link.tag = "span"
                 link.attrib.clear()
 

@@ -25,12 +25,19 @@ from lm_eval_icl.drawing.style import FILES
 from lm_eval_icl.inference.packing import TokenTree
 
 ROOT = Path(__file__).resolve().parent.parent
-SETTINGS = {**FILES, "font.monospace": ["DejaVu Sans Mono", "Menlo", "Consolas"], "hatch.linewidth": 0.7}
+SETTINGS = {
+    **FILES,
+    "font.monospace": ["DejaVu Sans Mono", "Menlo", "Consolas"],
+    "hatch.linewidth": 0.7,
+}
 GREY, INK, FAINT = "#555555", "#222222", "#f2f2f2"
 DARK_TEXT = ("#e69f00", "#cc79a7", "#56b4e9")
 
 PREFIX = "Tell the sentiment of each review.\n\n"
-DEMONSTRATIONS = ("Review: dull plot\nSentiment: negative\n\n", "Review: warm and funny\nSentiment: positive\n\n")
+DEMONSTRATIONS = (
+    "Review: dull plot\nSentiment: negative\n\n",
+    "Review: warm and funny\nSentiment: positive\n\n",
+)
 QUERY, ANSWER = "Review: odd but sharp\nSentiment:", " positive"
 
 # All lengths are in inches, from the upper left corner.
@@ -45,7 +52,9 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def write(axes: Axes, x: float, y: float, text: str, size: float = 9.0, **how: Any) -> None:
-    axes.text(x, y, text, **{"fontsize": size, "va": "center", "color": INK, "parse_math": False, **how})
+    axes.text(
+        x, y, text, **{"fontsize": size, "va": "center", "color": INK, "parse_math": False, **how}
+    )
 
 
 def heading(axes: Axes, x: float, text: str, below: str, apart: float = 0.23) -> None:
@@ -63,21 +72,43 @@ def box(axes: Axes, x: float, y: float, wide: float, tall: float, fill: str, **h
     axes.add_patch(Rectangle((x, y), wide, tall, **{"facecolor": fill, "linewidth": 0, **how}))
 
 
-def edged(axes: Axes, x: float, y: float, wide: float, tall: float, fill: str, edge: float = 1.0) -> None:
+def edged(
+    axes: Axes, x: float, y: float, wide: float, tall: float, fill: str, edge: float = 1.0
+) -> None:
     """A box with white edges, in a colour or in that of a part with this name."""
-    box(axes, x, y, wide, tall, fill if fill[0] == "#" else colour(fill), edgecolor="white", linewidth=edge)
+    box(
+        axes,
+        x,
+        y,
+        wide,
+        tall,
+        fill if fill[0] == "#" else colour(fill),
+        edgecolor="white",
+        linewidth=edge,
+    )
 
 
-def tile(axes: Axes, x: float, y: float, wide: float, tall: float, name: str, text: str = "", **how: Any) -> None:
+def tile(
+    axes: Axes, x: float, y: float, wide: float, tall: float, name: str, text: str = "", **how: Any
+) -> None:
     """A block in its colour, paler if it is not `kept`, with a text or its name on it."""
     kept, size = how.get("kept", True), how.get("size", 9.0)
     edged(axes, x, y, wide, tall, name if kept else pale(name), how.get("edge", 1.2))
     ink = "#111111" if colour(name) in DARK_TEXT or not kept else "white"
-    write(axes, x + wide / 2, y + tall / 2, text or name, size, ha="center", weight="bold", color=ink)
+    write(
+        axes, x + wide / 2, y + tall / 2, text or name, size, ha="center", weight="bold", color=ink
+    )
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], **how: Any) -> None:
-    given = {"arrowstyle": "-|>", "mutation_scale": 11, "color": GREY, "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
+    given = {
+        "arrowstyle": "-|>",
+        "mutation_scale": 11,
+        "color": GREY,
+        "linewidth": 1.1,
+        "shrinkA": 0,
+        "shrinkB": 0,
+    }
     axes.add_patch(FancyArrowPatch(start, end, **{**given, **how}))
 
 
@@ -89,7 +120,11 @@ def parts() -> Figure:
     """A prompt as text, part by part."""
     rows = [
         ("P", PREFIX, "prefix: the text before the first demonstration"),
-        ("D1", DEMONSTRATIONS[0], "demonstration 1, with its answer and\nthe blank line that follows"),
+        (
+            "D1",
+            DEMONSTRATIONS[0],
+            "demonstration 1, with its answer and\nthe blank line that follows",
+        ),
         ("D2", DEMONSTRATIONS[1], "demonstration 2"),
         ("Q", QUERY, "query: the document to answer, up to where\nthe answer begins"),
         ("A", ANSWER, "answer: one option (or the generated text)"),
@@ -108,11 +143,20 @@ def parts() -> Figure:
             write(axes, left, y + 0.05 + step * (i + 0.5), shown, 9, family="monospace")
         write(axes, left + wide + 0.1, y + tall / 2, says, 9, color=GREY)
         y += tall + 0.03
-    write(axes, 0.2, y + 0.22, "Joined, the parts are the string that lm-eval gives to any model.", 9, color=GREY)
+    write(
+        axes,
+        0.2,
+        y + 0.22,
+        "Joined, the parts are the string that lm-eval gives to any model.",
+        9,
+        color=GREY,
+    )
     return figure
 
 
-def bar(axes: Axes, x: float, y: float, names: Sequence[str], texts: Sequence[str] | None = None) -> float:
+def bar(
+    axes: Axes, x: float, y: float, names: Sequence[str], texts: Sequence[str] | None = None
+) -> float:
     """Draw parts side by side, and return where they end."""
     for name, text in zip(names, texts or names, strict=True):
         wide = {"P": 0.35, "Q": 0.5}.get(name[0], 0.85)
@@ -138,7 +182,14 @@ def context() -> Figure:
             tile(axes, end + 0.6, at, 0.5, 0.3, "Q", f"Q{i}")
             line(axes, [end, end + 0.6], [y + 0.15, at + 0.15])
     arrow(axes, (3.95, 1.3), (4.55, 1.3))
-    write(axes, 0.2, 2.5, "A context is the prefix and the demonstrations of a prompt, as token ids.", 9, color=GREY)
+    write(
+        axes,
+        0.2,
+        2.5,
+        "A context is the prefix and the demonstrations of a prompt, as token ids.",
+        9,
+        color=GREY,
+    )
     return figure
 
 
@@ -175,11 +226,17 @@ def memory() -> Figure:
             if k == 0:
                 arrow(axes, (x - 0.04, at + 0.19), (edge + 0.42, at + 0.19))
             else:  # below the first query
-                line(axes, [x - 0.04, x - 0.16, x - 0.16, edge + 0.6], [at + 0.19] * 2 + [at + 0.45] * 2)
+                line(
+                    axes,
+                    [x - 0.04, x - 0.16, x - 0.16, edge + 0.6],
+                    [at + 0.19] * 2 + [at + 0.45] * 2,
+                )
                 arrow(axes, (edge + 0.6, at + 0.45), (edge + 0.42, at + 0.3))
         for i in range(number):
             tile(axes, x + i * cell, y, cell, 0.28, "Q")
-            write(axes, x + (i + 0.5) * cell, y + 0.42, str(len(row) + i), 8, ha="center", color=GREY)
+            write(
+                axes, x + (i + 0.5) * cell, y + 0.42, str(len(row) + i), 8, ha="center", color=GREY
+            )
         arrow(axes, (x + number * cell / 2, y - 0.01), (x + number * cell / 2, y - 0.13))
     note = "Every query attends to the memory in every layer. Its positions go on after those of the context."
     write(axes, 0.2, 3.22, note, 9, color=GREY)
@@ -203,7 +260,10 @@ def layout() -> Figure:
                 seen_box(axes, *at, cell, cell, seen.name, row.kept[j])
             elif i == j:  # itself, causally
                 (x, y), fill = at, colour(seen.name) if row.kept[j] else pale(seen.name)
-                ends = [x + 0.01, x + 0.01, x + cell - 0.01], [y + 0.01, y + cell - 0.01, y + cell - 0.01]
+                ends = (
+                    [x + 0.01, x + 0.01, x + cell - 0.01],
+                    [y + 0.01, y + cell - 0.01, y + cell - 0.01],
+                )
                 axes.fill(*ends, facecolor=fill, linewidth=0)
     notes = (
         "A row of the table sees the coloured columns.\n"
@@ -213,7 +273,9 @@ def layout() -> Figure:
     write(axes, 0.2, top + n * cell + 0.6, notes, 9, color=GREY, linespacing=1.5)
 
     small, left = 0.235, 5.35
-    heading(axes, 4.3, "the same row, token by token", "Layout.positions and Layout.mask", apart=0.25)
+    heading(
+        axes, 4.3, "the same row, token by token", "Layout.positions and Layout.mask", apart=0.25
+    )
     positions, last = row.positions.tolist(), int(row.positions.max())
     size, starts = len(row), [0]
     for block in row.blocks:
@@ -226,23 +288,39 @@ def layout() -> Figure:
         tile(axes, left - 0.73, top + start * small, 0.42, block.length * small, block.name, **how)
         for i in range(start, start + block.length):
             tall, x = 0.36 * (positions[i] + 1) / (last + 1), left + i * small
-            seen_box(axes, x + 0.03, top - 0.28 - tall, small - 0.06, tall, block.name, kept, hatch=None)
+            seen_box(
+                axes, x + 0.03, top - 0.28 - tall, small - 0.06, tall, block.name, kept, hatch=None
+            )
             write(axes, x + small / 2, top - 0.36 - tall, str(positions[i]), 7, ha="center")
             write(axes, left - 0.08, top + (i + 0.5) * small, str(positions[i]), 7, ha="right")
         for i in range(size):
             # A token sees the first tokens of a block, or all of them.
             if many := int(row.mask[i, start : start + block.length].sum()):
-                seen_box(axes, across, top + i * small, many * small, small, block.name, kept, edge=0.0)
+                seen_box(
+                    axes, across, top + i * small, many * small, small, block.name, kept, edge=0.0
+                )
     write(axes, left - 0.08, top - 0.3, "position", 7, ha="right", color=GREY)
     for i in range(size + 1):
-        how = {"color": "#333333", "linewidth": 0.7, "zorder": 2.2} if i in starts else {"color": "white"}
+        how = (
+            {"color": "#333333", "linewidth": 0.7, "zorder": 2.2}
+            if i in starts
+            else {"color": "white"}
+        )
         line(axes, [left + i * small] * 2, [top, top + size * small], **how)
         line(axes, [left, left + size * small], [top + i * small] * 2, **how)
     return figure
 
 
 def seen_box(
-    axes: Axes, x: float, y: float, wide: float, tall: float, name: str, kept: bool, edge: float = 1.0, **how: Any
+    axes: Axes,
+    x: float,
+    y: float,
+    wide: float,
+    tall: float,
+    name: str,
+    kept: bool,
+    edge: float = 1.0,
+    **how: Any,
 ) -> None:
     """An entry that is seen; it is hatched if it is not kept."""
     if kept:
@@ -261,36 +339,79 @@ def pack() -> Figure:
     options = [["very", "good"], ["very", "bad"], ["fine"]]
     tree = TokenTree()
     for query in queries:
-        tree.add_query([ids[word] for word in query], [tuple(ids[word] for word in option) for option in options])
+        tree.add_query(
+            [ids[word] for word in query],
+            [tuple(ids[word] for word in option) for option in options],
+        )
     figure, axes = canvas(9.8, 4.35)
     below = "solid: tokens that run; dashed: tokens that are only predicted"
     heading(axes, 0.2, "two queries with three options each, as a tree", below)
     # The places of the tokens of the tree, in the order in which the tree numbers them.
-    places = [(0.25, 1.95), (1.25, 1.25), (2.15, 1.25), (3.05, 1.0), (1.25, 2.65), (2.15, 2.65), (3.05, 2.4)]
-    sees, names = tree.ancestors(), ["A" if words[token] == "very" else "Q" for token in tree.tokens]
+    places = [
+        (0.25, 1.95),
+        (1.25, 1.25),
+        (2.15, 1.25),
+        (3.05, 1.0),
+        (1.25, 2.65),
+        (2.15, 2.65),
+        (3.05, 2.4),
+    ]
+    sees, names = (
+        tree.ancestors(),
+        ["A" if words[token] == "very" else "Q" for token in tree.tokens],
+    )
     for node, (x, y) in enumerate(places):
         earlier = [i for i in range(node) if sees[node, i]]
         if earlier:
             px, py = places[earlier[-1]]
             line(axes, [px + 0.72, x], [py + 0.13, y + 0.13])
         box(axes, x, y, 0.72, 0.26, colour(names[node]))
-        write(axes, x + 0.36, y + 0.13, words[tree.tokens[node]], 8, ha="center", color="white", family="monospace")
+        write(
+            axes,
+            x + 0.36,
+            y + 0.13,
+            words[tree.tokens[node]],
+            8,
+            ha="center",
+            color="white",
+            family="monospace",
+        )
     for node in (2, 5):
         x, y = places[node]
         predicted(axes, x, y, x + 0.9, y + 0.27, "fine")
         predicted(axes, x + 0.9, y - 0.25, x + 1.8, y - 0.43, "good")
         predicted(axes, x + 0.9, y - 0.25, x + 1.8, y - 0.09, "bad")
 
-    heading(axes, 5.15, "the same tree as one packed row", "one forward pass scores all six options")
+    heading(
+        axes, 5.15, "the same tree as one packed row", "one forward pass scores all six options"
+    )
     cell, left, top, wide = 0.33, 6.3, 1.25, 0.8
     tile(axes, left, top - 0.34, wide, 0.3, "M", "memory")
     for i, (token, depth, name) in enumerate(zip(tree.tokens, tree.depths, names, strict=True)):
         y, x = top + i * cell, left + wide + i * cell
         edged(axes, left - 1.0, y, 0.66, cell, name)
-        write(axes, left - 0.67, y + cell / 2, words[token], 7, ha="center", color="white", family="monospace")
+        write(
+            axes,
+            left - 0.67,
+            y + cell / 2,
+            words[token],
+            7,
+            ha="center",
+            color="white",
+            family="monospace",
+        )
         write(axes, left - 0.08, y + cell / 2, str(8 + depth), 8, ha="right")
         edged(axes, x, top - 0.34, cell, 0.3, name)
-        write(axes, x + cell / 2, top - 0.19, words[token][0], 8, ha="center", color="white", family="monospace")
+        write(
+            axes,
+            x + cell / 2,
+            top - 0.19,
+            words[token][0],
+            8,
+            ha="center",
+            color="white",
+            family="monospace",
+        )
         edged(axes, left, y, wide, cell, "M")
         for j, seen in enumerate(names):
             edged(axes, left + wide + j * cell, y, cell, cell, seen if sees[i, j] else FAINT)
@@ -307,7 +428,9 @@ def pack() -> Figure:
 def predicted(axes: Axes, px: float, py: float, x: float, y: float, word: str) -> None:
     """A token that is predicted and never runs."""
     line(axes, [px + 0.72, x], [py + 0.13, y + 0.13], linestyle=(0, (3, 2)))
-    box(axes, x, y, 0.62, 0.24, "white", edgecolor=colour("A"), linestyle=(0, (3, 2)), linewidth=1.0)
+    box(
+        axes, x, y, 0.62, 0.24, "white", edgecolor=colour("A"), linestyle=(0, (3, 2)), linewidth=1.0
+    )
     write(axes, x + 0.31, y + 0.12, word, 8, ha="center", color=colour("A"), family="monospace")
 
 
@@ -348,12 +471,21 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 def save(name: str, path: Path) -> None:
     """Draw one picture as SVG, the same byte for byte at every call."""
     with style.context(["default", SETTINGS]):
-        PICTURES[name]().savefig(path, format="svg", metadata={"Title": name, "Date": None, "Creator": None})
+        PICTURES[name]().savefig(
+            path, format="svg", metadata={"Title": name, "Date": None, "Creator": None}
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/concepts", help="folder (default: docs/concepts)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "docs/concepts",
+        help="folder (default: docs/concepts)",
+    )
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     for name in PICTURES:

@@ -37,7 +37,10 @@ ROOT = Path(__file__).resolve().parent.parent
 ENTRY = ["task", "limit", "shots", "chat", "method", "arguments", "rule"]
 SET, RIGHT = [*ENTRY, "seed", "order"], "(right answers)"
 TYPES = {"limit": "Int64", "shots": "Int64", "seed": "Int64", "order": "Int64", "chat": "boolean"}
-RULES = {"none": ("#6e7781", "o", "as the model says"), "contextual": ("#d55e00", "D", "contextual")}
+RULES = {
+    "none": ("#6e7781", "o", "as the model says"),
+    "contextual": ("#d55e00", "D", "contextual"),
+}
 RULES["batch"] = ("#0072b2", "s", "batch")
 TITLES = {"icl_sst2": "SST-2", "icl_trec": "TREC", "icl_agnews": "AG News"}
 SHOTS = {"icl_sst2": 8, "icl_trec": 12, "icl_agnews": 8}  # the papers' numbers
@@ -67,35 +70,57 @@ def packed(folders: list[Path]) -> pd.DataFrame:
     table = table.rename(columns={"model": "method", "filter": "rule"}).sort_values("doc_id")
     table["arguments"] = table.arguments.map(json.loads).map(in_words)
     table = table.drop_duplicates([*SET, "doc_id"])
-    digits = table.astype({"prediction": int}).astype({"prediction": str}).groupby(SET).prediction.agg("".join)
-    right = table.drop_duplicates(["task", "doc_id"]).sort_values("doc_id").groupby("task").target.agg("".join)
+    digits = (
+        table.astype({"prediction": int})
+        .astype({"prediction": str})
+        .groupby(SET)
+        .prediction.agg("".join)
+    )
+    right = (
+        table.drop_duplicates(["task", "doc_id"])
+        .sort_values("doc_id")
+        .groupby("task")
+        .target.agg("".join)
+    )
     rows = [{"task": task, "method": RIGHT, "prediction": text} for task, text in right.items()]
     table = pd.concat([pd.DataFrame(rows), digits.reset_index()], ignore_index=True)
     return table[[*SET, "prediction"]].fillna({"arguments": "", "rule": ""}).astype(TYPES)
 
 
 def read_answers(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, dtype={"prediction": str, **TYPES}).fillna({"arguments": "", "rule": ""})
+    return pd.read_csv(path, dtype={"prediction": str, **TYPES}).fillna(
+        {"arguments": "", "rule": ""}
+    )
 
 
 def on_dev(folders: list[Path]) -> pd.DataFrame:
     """The accuracy of each entry and set of demonstrations on the dev set of a study."""
-    runs = [run for run in read(folders, quiet=True, dev=True)[0] if run.icl.get("study", {}).get("split") == "dev"]
+    runs = [
+        run
+        for run in read(folders, quiet=True, dev=True)[0]
+        if run.icl.get("study", {}).get("split") == "dev"
+    ]
     rows = [
         (result.task, in_words(dict(sorted(run.arguments.items()))), rule, run.seed, result.value)
         for run in runs
         for result in run.all_results
         for rule in ["none" if result.rule is None else result.rule.name]
     ]
-    return pd.DataFrame(rows, columns=["task", "arguments", "rule", "seed", "accuracy"]).drop_duplicates()
+    return pd.DataFrame(
+        rows, columns=["task", "arguments", "rule", "seed", "accuracy"]
+    ).drop_duplicates()
 
 
 def unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each document, with the right answer and whether the prediction is right."""
     right = rows[rows.method == RIGHT].set_index("task").prediction
-    table = rows[rows.method != RIGHT].astype({"shots": int, "limit": int, "seed": int, "order": int, "chat": bool})
+    table = rows[rows.method != RIGHT].astype(
+        {"shots": int, "limit": int, "seed": int, "order": int, "chat": bool}
+    )
     table["doc_id"] = table.prediction.map(lambda text: range(len(text)))
-    table["target"] = [right[task][: len(text)] for task, text in zip(table.task, table.prediction, strict=True)]
+    table["target"] = [
+        right[task][: len(text)] for task, text in zip(table.task, table.prediction, strict=True)
+    ]
     table["prediction"], table["target"] = table.prediction.map(list), table.target.map(list)
     table = table.explode(["doc_id", "prediction", "target"], ignore_index=True)
     table = table.astype({"prediction": int, "target": int})
@@ -108,7 +133,11 @@ def scores_of(entry: pd.DataFrame) -> pd.DataFrame:
 
 
 def interval(name: str, result: Estimate | None) -> dict[str, float]:
-    return {} if result is None else {name: result.mean, f"{name}_low": result.low, f"{name}_high": result.high}
+    return (
+        {}
+        if result is None
+        else {name: result.mean, f"{name}_low": result.low, f"{name}_high": result.high}
+    )
 
 
 def compared(entry: pd.DataFrame, other: pd.DataFrame) -> Estimate | None:
@@ -127,10 +156,17 @@ def lines_of(table: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for key, entry in entries.items():
         name = dict(zip(ENTRY, key, strict=True))
-        by_set = (rows.pivot(index="doc_id", columns="order", values="prediction") for _, rows in entry.groupby("seed"))
+        by_set = (
+            rows.pivot(index="doc_id", columns="order", values="prediction")
+            for _, rows in entry.groupby("seed")
+        )
         options = range(max(entry.prediction.max(), entry.target.max()) + 1)
         shares = entry.prediction.value_counts(normalize=True).reindex(options, fill_value=0)
-        line: dict[str, Any] = {**name, "documents": entry.doc_id.nunique(), "sets": entry.seed.nunique()}
+        line: dict[str, Any] = {
+            **name,
+            "documents": entry.doc_id.nunique(),
+            "sets": entry.seed.nunique(),
+        }
         line["orders"] = entry.order.nunique()
         line |= interval("accuracy", estimate(scores_of(entry).to_numpy(), bounds=ACCURACY))
         for difference_from, changes in OTHERS.items():
@@ -148,7 +184,9 @@ def of_the_same(table: pd.DataFrame, varied: list[str]) -> pd.DataFrame:
     """Only the documents, sets of demonstrations and orders that all points of a curve have."""
     same = ["task", "rule", "doc_id", "seed", "order"]
     points = table.groupby("task")[varied].apply(lambda of_task: len(of_task.drop_duplicates()))
-    there = table.drop_duplicates([*same, *varied]).groupby(same).size().rename("there").reset_index()
+    there = (
+        table.drop_duplicates([*same, *varied]).groupby(same).size().rename("there").reset_index()
+    )
     table = table.merge(there, on=same)
     return table[table.there == table.task.map(points)].drop(columns="there")
 
@@ -156,9 +194,15 @@ def of_the_same(table: pd.DataFrame, varied: list[str]) -> pd.DataFrame:
 def selections(test: pd.DataFrame, dev: pd.DataFrame) -> pd.DataFrame:
     """How much choosing T and eta gains over T=1, if they are chosen on the dev set, as one must, or on the test set,
     as one must not. They are chosen for each set of demonstrations; the mean has a 95% interval over sets."""
-    scores = test.groupby(["task", "rule", "seed", "arguments"]).acc.mean().rename("test").reset_index()
-    both = scores.merge(dev.rename(columns={"accuracy": "dev"}), on=["task", "rule", "seed", "arguments"])
-    both[["T", "eta"]] = both.arguments.str.extract(r"\bT=(\d+).*\beta=([\d.]+)").astype(float).to_numpy()
+    scores = (
+        test.groupby(["task", "rule", "seed", "arguments"]).acc.mean().rename("test").reset_index()
+    )
+    both = scores.merge(
+        dev.rename(columns={"accuracy": "dev"}), on=["task", "rule", "seed", "arguments"]
+    )
+    both[["T", "eta"]] = (
+        both.arguments.str.extract(r"\bT=(\d+).*\beta=([\d.]+)").astype(float).to_numpy()
+    )
     both = both.sort_values(["T", "eta"], kind="stable")  # of equal ones, the fewest passes
     rows = []
     for (task, rule), of_task in both.groupby(["task", "rule"]):
@@ -167,13 +211,22 @@ def selections(test: pd.DataFrame, dev: pd.DataFrame) -> pd.DataFrame:
         chosen = np.array([one.test.loc[one.dev.idxmax()] for one in sets.values()])
         best = np.array([one.test.max() for one in sets.values()])
         gains = {"chosen": chosen - plain, "best": best - plain, "selection": best - chosen}
-        row = {"task": task, "rule": rule, "sets": len(sets), "settings": of_task.arguments.nunique()}
+        row = {
+            "task": task,
+            "rule": rule,
+            "sets": len(sets),
+            "settings": of_task.arguments.nunique(),
+        }
         row |= {"plain": plain.mean(), "chosen": chosen.mean(), "best": best.mean()}
         for name, gain in gains.items():
             mean, half = gain.mean(), np.nan
             if len(sets) > 1:
                 half = t.ppf(0.975, len(sets) - 1) * gain.std(ddof=1) / len(sets) ** 0.5
-            row |= {f"gain_{name}": mean, f"gain_{name}_low": mean - half, f"gain_{name}_high": mean + half}
+            row |= {
+                f"gain_{name}": mean,
+                f"gain_{name}_low": mean - half,
+                f"gain_{name}_high": mean + half,
+            }
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -184,12 +237,22 @@ def draw_dots(lines: pd.DataFrame, value: str, label: str, path: Path) -> None:
     names = lines[lines.rule == "none"].groupby("method")[value].mean().sort_values().index
     tasks = [task for task in TITLES if task in set(lines.task)]
     figure = Figure(figsize=(7.6, 0.34 * len(names) + 1.0), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0], tasks, strict=True):
+    for axes, task in zip(
+        figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0], tasks, strict=True
+    ):
         axes.set_title(TITLES[task], loc="left", fontweight="bold")
         for rule, (colour, marker, _) in RULES.items():
             some = lines[(lines.task == task) & (lines.rule == rule)].set_index("method")
-            y = np.array([names.get_loc(name) for name in some.index]) + 0.22 * (1 - list(RULES).index(rule))
-            axes.hlines(y, 100 * some[f"{value}_low"], 100 * some[f"{value}_high"], color=colour, linewidth=1.4)
+            y = np.array([names.get_loc(name) for name in some.index]) + 0.22 * (
+                1 - list(RULES).index(rule)
+            )
+            axes.hlines(
+                y,
+                100 * some[f"{value}_low"],
+                100 * some[f"{value}_high"],
+                color=colour,
+                linewidth=1.4,
+            )
             axes.plot(100 * some[value], y, marker, color=colour, markersize=4)
         if value == "accuracy":
             one_label = lines[lines.task == task].one_label.iloc[0]
@@ -199,7 +262,10 @@ def draw_dots(lines: pd.DataFrame, value: str, label: str, path: Path) -> None:
         axes.set_axisbelow(True)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel(label)
-    marks = [axes.plot([], [], marker, color=colour, label=name)[0] for colour, marker, name in RULES.values()]
+    marks = [
+        axes.plot([], [], marker, color=colour, label=name)[0]
+        for colour, marker, name in RULES.values()
+    ]
     figure.legend(handles=marks, loc="outside upper center", ncols=len(marks))
     figure.savefig(path, metadata=METADATA["svg"])  # on white, since text is dark
 
@@ -210,13 +276,17 @@ def draw_curves(lines: pd.DataFrame, x: str, by: str, label: str, path: Path) ->
     columns = [*ENTRY, "documents", "sets", "orders", "accuracy", "accuracy_low", "accuracy_high"]
     lines.to_csv(path.with_suffix(".csv"), columns=columns, index=False, float_format="%.4f")
     tasks = [task for task in TITLES if task in set(lines.task)]
-    figure = Figure(figsize=(3.8 * len(tasks) if len(tasks) > 1 else 5.2, 4.8), layout="constrained")
+    figure = Figure(
+        figsize=(3.8 * len(tasks) if len(tasks) > 1 else 5.2, 4.8), layout="constrained"
+    )
     panels = figure.subplots(2, len(tasks), squeeze=False, sharex=True, sharey="col")
     values = sorted(set(lines[x]))
     for row, rule in zip(panels, ("none", "batch"), strict=True):
         for axes, task in zip(row, tasks, strict=True):
             of_panel = lines[(lines.task == task) & (lines.rule == rule)].sort_values(x)
-            for (name, curve), colour in zip(of_panel.groupby(by, sort=False), COLOURS, strict=False):
+            for (name, curve), colour in zip(
+                of_panel.groupby(by, sort=False), COLOURS, strict=False
+            ):
                 at = curve[x].map(values.index)
                 axes.plot(at, 100 * curve.accuracy, "o-", color=colour, markersize=3.5, label=name)
                 low, high = 100 * curve.accuracy_low, 100 * curve.accuracy_high
@@ -234,7 +304,9 @@ def draw_curves(lines: pd.DataFrame, x: str, by: str, label: str, path: Path) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("studies", nargs="*", type=Path, help="the studies' folders")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "findings")
     options = parser.parse_args()
@@ -243,11 +315,15 @@ def main() -> None:
     answers = output / "answers.csv"
     if options.studies:
         rows = [packed(options.studies), *([read_answers(answers)] if answers.exists() else [])]
-        table = pd.concat(rows).sort_values("prediction", key=lambda digits: -digits.str.len(), kind="stable")
+        table = pd.concat(rows).sort_values(
+            "prediction", key=lambda digits: -digits.str.len(), kind="stable"
+        )
         table.drop_duplicates(SET).sort_values(SET, kind="stable").to_csv(answers, index=False)
         if len(dev := on_dev(options.studies)):
             kept = [pd.read_csv(path) for path in [output / "dev.csv"] if path.exists()]
-            pd.concat([dev, *kept]).drop_duplicates(list(dev.columns[:-1])).to_csv(output / "dev.csv", index=False)
+            pd.concat([dev, *kept]).drop_duplicates(list(dev.columns[:-1])).to_csv(
+                output / "dev.csv", index=False
+            )
     table = unpacked(read_answers(answers))
     lines = lines_of(table)
     lines.to_csv(output / "findings.csv", index=False, float_format="%.4f")
@@ -257,10 +333,14 @@ def main() -> None:
     of_methods = of_methods[(of_methods.method != "deepthink") | (of_methods.arguments == STANDARD)]
     thinking = plain[(plain.method == "deepthink") & (plain.limit == FEWER)]
     thinking = thinking[thinking.groupby(["task", "shots"]).arguments.transform("nunique") > 9]
-    is_point = plain.method.isin(["icl", "pcw", "invicl", "structured"]) | (plain.arguments == STANDARD)
+    is_point = plain.method.isin(["icl", "pcw", "invicl", "structured"]) | (
+        plain.arguments == STANDARD
+    )
     shots = plain[is_point & (plain.limit == FEWER) & plain.task.isin(TITLES)]
     shots = shots[shots.groupby("task").shots.transform("nunique") > 2]
-    with styled(**{"text.color": INK, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6}):
+    with styled(
+        **{"text.color": INK, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6}
+    ):
         draw_dots(of_methods, "accuracy", "accuracy, %", output / "methods.svg")
         draw_dots(of_methods, "flips", "predictions changed, %", output / "orders.svg")
         if len(thinking):
@@ -268,14 +348,29 @@ def main() -> None:
                 gains = selections(thinking, pd.read_csv(output / "dev.csv"))
                 gains.to_csv(output / "selection.csv", index=False, float_format="%.4f")
             points = lines_of(of_the_same(thinking, ["arguments"]))
-            points[["T", "eta"]] = points.arguments.str.extract(r"\bT=(\d+).*\beta=([\d.]+)").astype(float).to_numpy()
-            momentum = points.arguments.str.contains("momentum").map({True: ", momentum=0.9", False: ""})
+            points[["T", "eta"]] = (
+                points.arguments.str.extract(r"\bT=(\d+).*\beta=([\d.]+)").astype(float).to_numpy()
+            )
+            momentum = points.arguments.str.contains("momentum").map(
+                {True: ", momentum=0.9", False: ""}
+            )
             points["curve"] = "eta=" + points.eta.map("{:g}".format) + momentum
-            draw_curves(points, "T", "curve", "T, passes over the demonstrations", output / "thinking.svg")
+            draw_curves(
+                points, "T", "curve", "T, passes over the demonstrations", output / "thinking.svg"
+            )
         if len(shots):
             points = lines_of(of_the_same(shots, ["shots", "method"]))
             draw_curves(points, "shots", "method", "demonstrations", output / "shots.svg")
-    shown = [*ENTRY, "sets", "orders", "accuracy", "accuracy_low", "accuracy_high", "than_icl", "than_raw"]
+    shown = [
+        *ENTRY,
+        "sets",
+        "orders",
+        "accuracy",
+        "accuracy_low",
+        "accuracy_high",
+        "than_icl",
+        "than_raw",
+    ]
     print(lines.reindex(columns=[*shown, "predicted"]).round(3).to_string(index=False))
 
 

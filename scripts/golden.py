@@ -25,7 +25,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 DEMO_MODEL = str(ROOT / "lm_eval_icl" / "demo_model")
-SIZES: dict[str, float] = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+SIZES: dict[str, float] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 4096, "initializer_range": 0.15}
 METHODS = "hf icl nope prefixicl pcw saicl batchicl invicl deepthink sbp star ape structured ensemble nbce".split()
 ARGUMENTS: dict[str, dict[str, Any]] = {"batchicl": {"layer": 2}, "deepthink": {"T": 3, "eta": 0.1}}
@@ -34,7 +39,16 @@ PAPERS = "icl_sst2 icl_sst5 icl_mr icl_agnews icl_bbh_snarks icl_mmlu_anatomy mm
 RULES = "contextual+domain:n=3+batch+dcpmi+pmi+hidden:m=4+knn:m=4"
 STUDY = """{methods: [hf, icl, invicl, {deepthink: {T: 1..3, eta: [0.1, 0.5]}}], tasks: icl_demo_unseen, num_fewshot: 2,
   demonstrations: [stratified, herding], seeds: 0..1, orders: 2, dev: {size: 8, choose: [T]}}"""
-BOARD = ("value", "low", "high", "difference", "difference_low", "difference_high", "p_holm", "order_sensitivity")
+BOARD = (
+    "value",
+    "low",
+    "high",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "p_holm",
+    "order_sensitivity",
+)
 TRAIN = "--tasks icl_demo_four --num_fewshot 3 --steps 6 --batch_size 2 --learning_rate 1e-3 --eval_steps 0".split()
 COMMAND, LIMIT = [str(Path(sys.executable).with_name("lm-eval-icl"))], ["--limit", "8"]
 MODEL = ["--model_args", f"pretrained={DEMO_MODEL}", "--device", "cpu"]
@@ -46,19 +60,35 @@ def models() -> Iterator[tuple[str, Any, Any]]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    tokens = {"vocab_size": len(tokenizer), "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    tokens = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+    }
     for name in ("gpt2", "llama", "gpt_neox"):
         torch.manual_seed(1)
-        yield name, AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **SIZES, **tokens)).eval(), tokenizer
+        yield (
+            name,
+            AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **SIZES, **tokens)).eval(),
+            tokenizer,
+        )
     if (trained := SHARED / "models" / "stories260K").is_dir():
-        yield trained.name, AutoModelForCausalLM.from_pretrained(trained).eval(), AutoTokenizer.from_pretrained(trained)
+        yield (
+            trained.name,
+            AutoModelForCausalLM.from_pretrained(trained).eval(),
+            AutoTokenizer.from_pretrained(trained),
+        )
 
 
 def responses(samples: list[dict[str, Any]]) -> list[list[Any]]:
     """For each document and filter: its number, the prediction, and a log-likelihood for each option, or the text."""
     rows = []
     for sample in samples:
-        found = [answer if isinstance(answer, str) else float(answer[0]) for answer in sample["filtered_resps"]]
+        found = [
+            answer if isinstance(answer, str) else float(answer[0])
+            for answer in sample["filtered_resps"]
+        ]
         rows.append([sample["doc_id"], sample["filter"], found.index(max(found)), *found])
     return rows
 
@@ -69,13 +99,30 @@ def evaluations(out: Path) -> Iterator[tuple[str, Any]]:
     from lm_eval.api.registry import get_model
     from lm_eval.tasks import TaskManager
 
-    def run(made: Any, method: str, tasks: list[str], manager: TaskManager) -> Iterator[tuple[str, Any]]:
+    def run(
+        made: Any, method: str, tasks: list[str], manager: TaskManager
+    ) -> Iterator[tuple[str, Any]]:
         name, model, tokenizer = made
-        arguments = {"pretrained": model, "tokenizer": tokenizer, "batch_size": 4, **ARGUMENTS.get(method, {})}
-        options = {"num_fewshot": 2, "limit": 4, "gen_kwargs": {"max_gen_toks": 12}, "bootstrap_iters": 0}
+        arguments = {
+            "pretrained": model,
+            "tokenizer": tokenizer,
+            "batch_size": 4,
+            **ARGUMENTS.get(method, {}),
+        }
+        options = {
+            "num_fewshot": 2,
+            "limit": 4,
+            "gen_kwargs": {"max_gen_toks": 12},
+            "bootstrap_iters": 0,
+        }
         try:
-            done = lm_eval.simple_evaluate(get_model(method)(**arguments), None, tasks, task_manager=manager, **options)
-            yield from ((f"{name}/{method}/{task}", responses(found)) for task, found in done["samples"].items())
+            done = lm_eval.simple_evaluate(
+                get_model(method)(**arguments), None, tasks, task_manager=manager, **options
+            )
+            yield from (
+                (f"{name}/{method}/{task}", responses(found))
+                for task, found in done["samples"].items()
+            )
         except ValueError as error:
             yield f"{name}/{method}/{','.join(tasks)}", f"refused: {type(error).__name__}"
 
@@ -84,25 +131,44 @@ def evaluations(out: Path) -> Iterator[tuple[str, Any]]:
     plain, with_rules = TaskManager(), TaskManager(metadata={"decide": RULES})
     for made in models():
         for method in METHODS:
-            papers = PAPERS if made[0] == "llama" and method in ("hf", "icl", "invicl", "deepthink") else []
+            papers = (
+                PAPERS
+                if made[0] == "llama" and method in ("hf", "icl", "invicl", "deepthink")
+                else []
+            )
             yield from run(made, method, TASKS + (REAL + papers) * real, plain)
-        yield from ((f"decide/{key}", value) for key, value in run(made, "icl", TASKS[:1], with_rules))
+        yield from (
+            (f"decide/{key}", value) for key, value in run(made, "icl", TASKS[:1], with_rules)
+        )
 
 
 def study(out: Path) -> Iterator[tuple[str, Any]]:
     """The cells of a study, including those that its dev set has chosen, and its board."""
     (out / "study.yaml").write_text(STUDY)
-    subprocess.run([*COMMAND, "study", out / "study.yaml", *MODEL, *LIMIT, "--output", out / "study"], check=True)
+    subprocess.run(
+        [*COMMAND, "study", out / "study.yaml", *MODEL, *LIMIT, "--output", out / "study"],
+        check=True,
+    )
     for file in sorted((out / "study" / "cells").rglob("results_*.json")):
         config = json.loads(file.read_text(encoding="utf-8"))["config"]
         cell = {name: config["icl"]["study"][name] for name in ("demonstrations", "order", "split")}
-        cell["arguments"] = {name: value for name, value in config["model_args"].items() if name != "pretrained"}
+        cell["arguments"] = {
+            name: value for name, value in config["model_args"].items() if name != "pretrained"
+        }
         key = json.dumps([config["model"], config["fewshot_seed"], cell], sort_keys=True)
         samples = next(file.parent.glob("samples_*.jsonl")).read_text(encoding="utf-8").splitlines()
         yield f"study/{key}", responses([json.loads(line) for line in samples])
-    subprocess.run([*COMMAND, "leaderboard", out / "study" / "cells", "--csv", out / "board.csv"], check=True)
+    subprocess.run(
+        [*COMMAND, "leaderboard", out / "study" / "cells", "--csv", out / "board.csv"], check=True
+    )
     rows = csv.DictReader((out / "board.csv").read_text(encoding="utf-8").splitlines())
-    yield "board", sorted(([row["method"], *(float(row[name] or "nan") for name in BOARD)] for row in rows), key=repr)
+    yield (
+        "board",
+        sorted(
+            ([row["method"], *(float(row[name] or "nan") for name in BOARD)] for row in rows),
+            key=repr,
+        ),
+    )
 
 
 def training(out: Path) -> Iterator[tuple[str, Any]]:
@@ -110,7 +176,9 @@ def training(out: Path) -> Iterator[tuple[str, Any]]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    subprocess.run([*COMMAND, "train", "invicl", *MODEL, *TRAIN, "--output", out / "trained"], check=True)
+    subprocess.run(
+        [*COMMAND, "train", "invicl", *MODEL, *TRAIN, "--output", out / "trained"], check=True
+    )
     logits = AutoModelForCausalLM.from_pretrained(out / "trained")(torch.arange(5, 45)[None]).logits
     yield "training", logits.log_softmax(-1)[0, :, :8].tolist()
 
@@ -134,8 +202,13 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def compare(first: Path, second: Path) -> bool:
-    before, after = (json.loads((folder / "golden.json").read_text(encoding="utf-8")) for folder in (first, second))
-    pairs = {key: (before.get(key, "missing"), after.get(key, "missing")) for key in {**before, **after}}
+    before, after = (
+        json.loads((folder / "golden.json").read_text(encoding="utf-8"))
+        for folder in (first, second)
+    )
+    pairs = {
+        key: (before.get(key, "missing"), after.get(key, "missing")) for key in {**before, **after}
+    }
     different = {key: pair for key, pair in pairs.items() if not equal(*pair)}
     for key, pair in different.items():
         one, other = next((rows for rows in zip(*pair, strict=False) if not equal(*rows)), pair)
@@ -145,7 +218,9 @@ def compare(first: Path, second: Path) -> bool:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=("make", "compare"))
     parser.add_argument("folders", nargs="+", type=Path)
     arguments = parser.parse_args()

@@ -14,8 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="results files, or folders of them")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "results", nargs="+", type=Path, metavar="RESULTS", help="results files, or folders of them"
+    )
     chromium = "/usr/bin/chromium-headless-shell"
     parser.add_argument("--browser", default=chromium, help="the browser that takes the picture")
     options = parser.parse_args()

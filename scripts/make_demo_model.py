@@ -93,7 +93,9 @@ TEMPLATES = (
     ("Text", "Topic"),
     ("Note", "Class"),
 )
-OPENERS = "|||the|a|we saw the|this is about the|they spoke of a|here is the|all about the".split("|")
+OPENERS = "|||the|a|we saw the|this is about the|they spoke of a|here is the|all about the".split(
+    "|"
+)
 DELIMITER = "\n\n"  # follows each label
 LINKS = "and|with|and the|near a|then|after the|or|by the|beside a|for the|of the|but".split("|")
 
@@ -115,7 +117,10 @@ def make_text(rng: random.Random, words: Sequence[str], length: Length) -> str:
     count = rng.randint(min(length.shortest, len(words)), min(length.longest, len(words)))
     parts: list[str] = []
     for word in rng.sample(words, count):
-        parts += [rng.choice(LINKS if parts else OPENERS) if rng.random() < length.links else "", word]
+        parts += [
+            rng.choice(LINKS if parts else OPENERS) if rng.random() < length.links else "",
+            word,
+        ]
     return " ".join(part for part in parts if part)
 
 
@@ -134,13 +139,21 @@ class DemoTask(NamedTuple):
 
 # No topic of a task is seen in training with any label word of that task (`allowed`).
 FOUR_LABELS = {"football": "cobalt", "money": "otter", "computer": "wolf", "music": "panda"}
-LABELS_OF_PIECES = {"hospital": "zephyr", "trains": "lavender", "castle": "gazebo"}  # labels of several tokens
+LABELS_OF_PIECES = {
+    "hospital": "zephyr",
+    "trains": "lavender",
+    "castle": "gazebo",
+}  # labels of several tokens
 TASKS = (
-    DemoTask("icl_demo_short", ("Review", "Sentiment"), {"weather": "amber", "kitchen": "square"}, SHORT),
+    DemoTask(
+        "icl_demo_short", ("Review", "Sentiment"), {"weather": "amber", "kitchen": "square"}, SHORT
+    ),
     DemoTask("icl_demo_long", ("Text", "Topic"), {"court": "crimson", "farm": "north"}, LONG),
     DemoTask("icl_demo_four", ("Article", "Category"), FOUR_LABELS, MEDIUM),
     DemoTask("icl_demo_pieces", ("Question", "Type"), LABELS_OF_PIECES, MEDIUM),
-    DemoTask("icl_demo_unseen", ("Message", "Label"), {"space": "violet", "forest": "circle"}, SHORT),
+    DemoTask(
+        "icl_demo_unseen", ("Message", "Label"), {"space": "violet", "forest": "circle"}, SHORT
+    ),
 )
 
 
@@ -168,7 +181,9 @@ def write_documents(folder: Path, seed: int) -> None:
         (folder / task.name).mkdir(parents=True, exist_ok=True)
         for split, rows in make_documents(task, seed).items():
             lines = "".join(json.dumps(row) + "\n" for row in rows)
-            (folder / task.name / f"{split}.jsonl").write_text(lines, encoding="utf-8", newline="\n")
+            (folder / task.name / f"{split}.jsonl").write_text(
+                lines, encoding="utf-8", newline="\n"
+            )
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -197,7 +212,9 @@ class Episodes:
         """Examples of one task, each as the text before the label, and the label."""
         rng = self.rng
         topics: list[str] = []
-        if rng.random() < shape.random_groups:  # new topics: only words that occur again tell them apart
+        if (
+            rng.random() < shape.random_groups
+        ):  # new topics: only words that occur again tell them apart
             size = rng.randint(*shape.group_sizes)
             pool = [*LOOSE_WORDS, *itertools.chain(*UNSEEN_TOPICS.values())]
             words = rng.sample(pool, size * shape.labels)
@@ -237,7 +254,9 @@ class Episodes:
 def allowed(topic: str, label: str) -> bool:
     """Whether training may pair a topic and a label: not if a task has both, as a pair or not. (If only the right pairs
     were withheld, training would teach that they never go together.)"""
-    return not any(topic in task.labels and set(label.split()) & set(task.labels.values()) for task in TASKS)
+    return not any(
+        topic in task.labels and set(label.split()) & set(task.labels.values()) for task in TASKS
+    )
 
 
 def draw_shape(rng: random.Random, progress: float) -> Shape:
@@ -247,7 +266,14 @@ def draw_shape(rng: random.Random, progress: float) -> Shape:
     if progress < WORDS_ALONE:
         return Shape(rng.randint(2, 6), rng.choice((6, 8, 12)), WORD, 1.0, (1, 1), 1.0)
     if progress < 0.25:
-        return Shape(rng.randint(2, 4), rng.choice((6, 8, 12)), rng.choice((WORD, WORDS, SHORT)), 0.4, (1, 4), 0.8)
+        return Shape(
+            rng.randint(2, 4),
+            rng.choice((6, 8, 12)),
+            rng.choice((WORD, WORDS, SHORT)),
+            0.4,
+            (1, 4),
+            0.8,
+        )
     counts = rng.choice((2, 2, 3, 4, 5)), rng.choice((4, 6, 8, 8, 10, 12))
     length = rng.choices((SHORT, MEDIUM, LONG), (5, 3, 1))[0]
     return Shape(*counts, length, 0.4, (3, 8))
@@ -259,7 +285,11 @@ def draw_shape(rng: random.Random, progress: float) -> Shape:
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE (GPT-2's kind), which encodes any text. Our words are one token each, except for rare labels."""
-    words = [word for group in (*TOPICS.values(), *UNSEEN_TOPICS.values(), LOOSE_WORDS, LABELS) for word in group]
+    words = [
+        word
+        for group in (*TOPICS.values(), *UNSEEN_TOPICS.values(), LOOSE_WORDS, LABELS)
+        for word in group
+    ]
     words += [word for phrase in (*OPENERS, *LINKS) for word in phrase.split()]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -286,7 +316,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 Example = tuple[list[int], list[int]]
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, examples: Sequence[tuple[str, str]]) -> list[Example]:
+def encode(
+    tokenizer: PreTrainedTokenizerFast, examples: Sequence[tuple[str, str]]
+) -> list[Example]:
     """Token ids of examples. Their parts end where words end, so that joined they are the ids of the whole text."""
     parts = [part for example in examples for part in example]
     ids = [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch(parts)]
@@ -368,7 +400,9 @@ def losses_of(model: LlamaForCausalLM, rows: Sequence[Row]) -> tuple[Tensor, Ten
     n = max(len(row.ids) for row in rows)
     ids, positions = torch.zeros(2, len(rows), n, dtype=torch.long)
     weights = torch.zeros(len(rows), n)
-    mask = torch.eye(n, dtype=torch.bool).repeat(len(rows), 1, 1)  # padding sees itself: a softmax over nothing is NaN
+    mask = torch.eye(n, dtype=torch.bool).repeat(
+        len(rows), 1, 1
+    )  # padding sees itself: a softmax over nothing is NaN
     for i, row in enumerate(rows):
         some = slice(len(row.ids))
         ids[i, some], positions[i, some], weights[i, some] = row.ids, row.positions, row.weights
@@ -378,7 +412,9 @@ def losses_of(model: LlamaForCausalLM, rows: Sequence[Row]) -> tuple[Tensor, Ten
     hidden = model.model(**seen, use_cache=False).last_hidden_state[:, :-1]
     targets, weights = ids[:, 1:], weights[:, 1:]
     counts = weights > 0  # only tokens that count are projected to the vocabulary
-    losses = torch.nn.functional.cross_entropy(model.lm_head(hidden[counts]), targets[counts], reduction="none")
+    losses = torch.nn.functional.cross_entropy(
+        model.lm_head(hidden[counts]), targets[counts], reduction="none"
+    )
     return losses, weights[counts]
 
 
@@ -387,7 +423,14 @@ def losses_of(model: LlamaForCausalLM, rows: Sequence[Row]) -> tuple[Tensor, Ten
 
 # Method -> how often batches have its layout: while texts have one word, and after that. (With one word in every text,
 # prefixicl cannot tell to which demonstration a label belongs: docs/reports/demo-model.md.)
-METHODS = {"icl": (3, 1.5), "pcw": (1, 1), "saicl": (1, 1.5), "invicl": (3, 2), "prefixicl": (0, 3), "nope": (4, 2.5)}
+METHODS = {
+    "icl": (3, 1.5),
+    "pcw": (1, 1),
+    "saicl": (1, 1.5),
+    "invicl": (3, 2),
+    "prefixicl": (0, 3),
+    "nope": (4, 2.5),
+}
 WORDS_ALONE = 0.1  # the share of the training in which texts have one word
 # How many queries a row has: one if demonstrations see the query, few if the labels of demonstrations count in the
 # loss, and otherwise 6.
@@ -419,7 +462,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     frame = [f"{before}:\n{after}:\n\n" for before, after in TEMPLATES]
     frame += [f" {word}" for phrase in OPENERS + LINKS for word in phrase.split()]
     (line_break,) = set(tokenizer(DELIMITER).input_ids)
-    prime(model, sorted({token for text in frame for token in tokenizer(text).input_ids}), line_break)
+    prime(
+        model, sorted({token for text in frame for token in tokenizer(text).input_ids}), line_break
+    )
     return model
 
 
@@ -463,7 +508,9 @@ def prime(model: LlamaForCausalLM, frame: Sequence[int], line_break: int) -> Non
 
     for number in range(config.num_hidden_layers):
         query, key, value, output = torch.zeros(4, width, width)
-        value[torch.arange(width), torch.arange(width) % half] = 1.0  # two heads carry each dimension of a token
+        value[torch.arange(width), torch.arange(width) % half] = (
+            1.0  # two heads carry each dimension of a token
+        )
         if number == 0:
             query[slow(0, 1)[:, None], always] = 0.5
             key[slow(0, 1), breaks] = 0.5
@@ -502,7 +549,9 @@ def prime(model: LlamaForCausalLM, frame: Sequence[int], line_break: int) -> Non
                     key[slow(head, 8), is_word] = 0.08
                 output[half + gathered, gathered] = 1.0
         for name, start in {"q": query, "k": key, "v": value, "o": output}.items():
-            model.get_parameter(f"model.layers.{number}.self_attn.{name}_proj.weight").normal_(0, 0.02).add_(start)
+            model.get_parameter(f"model.layers.{number}.self_attn.{name}_proj.weight").normal_(
+                0, 0.02
+            ).add_(start)
         model.get_parameter(f"model.layers.{number}.mlp.down_proj.weight").mul_(0.2)
     model.get_parameter("model.norm.weight").fill_(0.4)
 
@@ -511,9 +560,15 @@ def draw_batches(
     tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, withheld: set[str]
 ) -> Iterator[tuple[str, list[Row]]]:
     """Yield `steps` batches, each as a method's name, and rows of one shape in the layout of the method."""
-    rng, episodes, delimiter = random.Random(f"shapes {seed}"), Episodes(seed, withheld), tokenizer(DELIMITER).input_ids
+    rng, episodes, delimiter = (
+        random.Random(f"shapes {seed}"),
+        Episodes(seed, withheld),
+        tokenizer(DELIMITER).input_ids,
+    )
     for progress in (step / steps for step in range(steps)):
-        name = rng.choices(list(METHODS), [share[progress >= WORDS_ALONE] for share in METHODS.values()])[0]
+        name = rng.choices(
+            list(METHODS), [share[progress >= WORDS_ALONE] for share in METHODS.values()]
+        )[0]
         shape = draw_shape(rng, progress)
         drawn = shape._replace(examples=shape.examples + QUERIES.get(name, 6))
         rows: list[Row] = []
@@ -531,9 +586,13 @@ def train(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> LlamaFor
     splits = [rows for task in TASKS for rows in make_documents(task, seed).values()]
     withheld = {str(document["text"]) for rows in splits for document in rows}
     model = make_model(tokenizer)
-    print(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens in the vocabulary, {steps:,} steps")
+    print(
+        f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens in the vocabulary, {steps:,} steps"
+    )
     recent = {name: deque[float](maxlen=50) for name in METHODS}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 200, 1.0, max(0.02, 2 * (1 - step / steps)))
     )
@@ -556,7 +615,9 @@ def train(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> LlamaFor
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT, help="the folder of lm_eval_icl/ and task_configs/")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT, help="the folder of lm_eval_icl/ and task_configs/"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--data-only", action="store_true", help="write only the tasks' documents")

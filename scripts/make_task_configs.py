@@ -77,7 +77,12 @@ PAIRS: dict[str, tuple[dict[str, str], list[str], str]] = {
 
 def group(name: str, members: list[str], by_size: bool) -> dict[str, Any]:
     metrics = [{"metric": metric, "weight_by_size": by_size} for metric in ("acc", "acc_norm")]
-    return {"group": name, "task": members, "aggregate_metric_list": metrics, "metadata": {"version": 1.0}}
+    return {
+        "group": name,
+        "task": members,
+        "aggregate_metric_list": metrics,
+        "metadata": {"version": 1.0},
+    }
 
 
 def write(path: Path, config: dict[str, Any]) -> None:
@@ -93,12 +98,17 @@ def metaicl_files() -> dict[str, str]:
         # The colon of UnifiedQA's tasks would be in the names of files.
         names = {task: f"metaicl_{form}{task.replace(':', '-')}" for task in targets()}
         for task, name in names.items():
-            texts[f"{name}.yaml"] = f'include: _metaicl_{form}yaml\ntask: {name}\ndataset_name: "{task}"\n'
+            texts[f"{name}.yaml"] = (
+                f'include: _metaicl_{form}yaml\ntask: {name}\ndataset_name: "{task}"\n'
+            )
         for setting, lists in SETTINGS.items():
             for end, split in (("", "test"), ("_unseen", "unseen_domain")):
                 name = f"metaicl_{form}{setting}{end}"
                 tasks = "".join(f"  - {names[task]}\n" for task in lists[split])
-                metrics = "".join(f"  - metric: {metric}\n    weight_by_size: false\n" for metric in ("metaicl", "acc"))
+                metrics = "".join(
+                    f"  - metric: {metric}\n    weight_by_size: false\n"
+                    for metric in ("metaicl", "acc")
+                )
                 texts[f"{name}.yaml"] = (
                     f"group: {name}\nsetting: {setting}\nsplit: {split}\ntask:\n{tasks}"
                     f"aggregate_metric_list:\n{metrics}metadata:\n  version: 1.0\n"
@@ -115,8 +125,14 @@ def main() -> None:
     for start, folder in (("icl_mmlu", "mmlu"), ("icl_mmlu_instruction", "mmlu/instruction")):
         for category, subjects in MMLU.items():
             names = [f"{start}_{subject}" for subject in subjects.split()]
-            write(OUT / f"{folder}/{start}_{category}.yaml", group(f"{start}_{category}", names, by_size=True))
-        write(OUT / f"{folder}/{start}.yaml", group(start, [f"{start}_{category}" for category in MMLU], by_size=True))
+            write(
+                OUT / f"{folder}/{start}_{category}.yaml",
+                group(f"{start}_{category}", names, by_size=True),
+            )
+        write(
+            OUT / f"{folder}/{start}.yaml",
+            group(start, [f"{start}_{category}" for category in MMLU], by_size=True),
+        )
     for subject in " ".join(MMLU.values()).split():
         names_of = {"task_alias": subject, "dataset_name": subject}
         plain = {"include": "_icl_mmlu_yaml", "task": f"icl_mmlu_{subject}", **names_of}
@@ -163,7 +179,10 @@ def main() -> None:
             "fewshot_config": {"samples": bbh_cloze(samples, BBH_ANSWERS.get(subtask, []))},
         }
         write(OUT / f"bbh/icl_bbh_{subtask}.yaml", config)
-    write(OUT / "bbh/icl_bbh.yaml", group("icl_bbh", [f"icl_bbh_{subtask}" for subtask in BBH], by_size=True))
+    write(
+        OUT / "bbh/icl_bbh.yaml",
+        group("icl_bbh", [f"icl_bbh_{subtask}" for subtask in BBH], by_size=True),
+    )
 
 
 if __name__ == "__main__":

@@ -23,13 +23,22 @@ ROOT = Path(__file__).resolve().parents[1]
 FAULTS: dict[str, list[tuple[str, str]]] = {
     "methods": [
         ("history[i] = entry + self.eta * step", "history[i] = entry - self.eta * step"),
-        ("present.pop(0) - entry + self.momentum * velocity[i]", "present.pop(0) - entry + velocity[i]"),
+        (
+            "present.pop(0) - entry + self.momentum * velocity[i]",
+            "present.pop(0) - entry + velocity[i]",
+        ),
         ("range(2, self.T + 1):", "range(2, self.T):"),
         ("first.again(0 if self.restart_positions else first.end", "first.again(0"),
-        ("Reading(self.temperature, self.scale * self.temperature", "Reading(self.temperature, self.scale"),
+        (
+            "Reading(self.temperature, self.scale * self.temperature",
+            "Reading(self.temperature, self.scale",
+        ),
         ("Reading(log_weight=-math.log(factor))", "Reading(log_weight=math.log(factor))"),
         ("block.start + max(windows) - length", "block.start + length - max(windows)"),
-        ("second_sees = torch.cat([others(n), nothing(n)]", "second_sees = torch.cat([~nothing(n), nothing(n)]"),
+        (
+            "second_sees = torch.cat([others(n), nothing(n)]",
+            "second_sees = torch.cat([~nothing(n), nothing(n)]",
+        ),
         ("Pattern(nothing(n), query=True)", "Pattern(nothing(n))"),
         ("before(n) & (same(window) | (window == 0))", "before(n) & same(window)"),
     ],
@@ -39,15 +48,24 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("sees[-1, -2] = True", "sees[-1, -2] = False"),
         ('Block("A", answer, end + step * query', 'Block("A", answer, end'),
         ("(place[query] >= place[key])", "(place[query] > place[key])"),
-        ("text = prompt.rstrip()\n        tokens, blanks", "text = str(prompt)\n        tokens, blanks"),
+        (
+            "text = prompt.rstrip()\n        tokens, blanks",
+            "text = str(prompt)\n        tokens, blanks",
+        ),
     ],
     "inference": [
         ("torch.sigmoid(other_lse - lse)", "torch.sigmoid(lse - other_lse)"),
         ("reading.factor * lse + reading.log_weight", "reading.factor * lse"),
-        ("np.less(nodes[first:end, None], ends[first:end]", "np.less(nodes[first:end, None], 0 * ends[first:end] + n"),
+        (
+            "np.less(nodes[first:end, None], ends[first:end]",
+            "np.less(nodes[first:end, None], 0 * ends[first:end] + n",
+        ),
         ("(query, answer[:-1]) != last", "last is None"),
         ("all([*islice(greedy, length)])", "any([*islice(greedy, length)])"),
-        ("[*[0] * unused, *[1] * len(memory), *[0] * gap", "[*[0] * unused, *[1] * len(memory), *[1] * gap"),
+        (
+            "[*[0] * unused, *[1] * len(memory), *[0] * gap",
+            "[*[0] * unused, *[1] * len(memory), *[1] * gap",
+        ),
         ("layers = [(take(keys), take(values))", "layers = [(take(keys), take(keys))"),
         ("total > sizes.pack_tokens or", "total > sizes.pack_tokens + 8 or"),
     ],
@@ -59,13 +77,19 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     ],
     "demonstrations": [
         ("table.sum(1, where=others)", "table.sum(1)"),
-        ("(probabilities[near] * (logs[near] - logs[row]))", "(probabilities[row] * (logs[row] - logs[near]))"),
+        (
+            "(probabilities[near] * (logs[near] - logs[row]))",
+            "(probabilities[row] * (logs[row] - logs[near]))",
+        ),
         ("closed = [row for row in drawn if evaluated(pool[row])]", "closed: list[int] = []"),
         ('-scores[rows], kind="stable"', 'scores[rows], kind="stable"'),
         ("probabilities / probabilities.sum(1, keepdims=True)", "probabilities"),
     ],
     "training": [
-        ("self.rows = rows[:held_out], sorted(rows[held_out:])", "self.rows = rows[:held_out], sorted(rows)"),
+        (
+            "self.rows = rows[:held_out], sorted(rows[held_out:])",
+            "self.rows = rows[:held_out], sorted(rows)",
+        ),
         ('Random(f"{seed} {number} {attempt}")', 'Random(f"{seed} {number}")'),
         ('/ batch["target_share"]).sum()', '/ batch["target_share"]).mean()'),
         ("loss_is_scaled_for_ga = False", "loss_is_scaled_for_ga = True"),
@@ -73,7 +97,10 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     ],
     "metaicl": [
         ("PER_EXAMPLE - FREE - max(others)", "PER_EXAMPLE - max(others)"),
-        ("example.between + example.source)[:-too_many]", "example.between + example.source)[too_many:]"),
+        (
+            "example.between + example.source)[:-too_many]",
+            "example.between + example.source)[too_many:]",
+        ),
         ("parts.insert(0, first[surplus:])", "parts.insert(0, first[:surplus])"),
         ("max(range(len(kept)), key=lambda i", "min(range(len(kept)), key=lambda i"),
     ],
@@ -105,8 +132,14 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     ],
 }
 # Room -> the folders and files of its fast tests, if they are not only in the folder of its name.
-TESTS = {"methods": "methods inference", "prompts": "prompts methods", "inference": "inference methods"}
-TESTS["demonstrations"] = "demonstrations harness/test_choosing.py harness/test_evaluated_documents.py"
+TESTS = {
+    "methods": "methods inference",
+    "prompts": "prompts methods",
+    "inference": "inference methods",
+}
+TESTS["demonstrations"] = (
+    "demonstrations harness/test_choosing.py harness/test_evaluated_documents.py"
+)
 
 
 def tried(copy: Path, room: str, old: str, new: str) -> str:
@@ -117,12 +150,31 @@ def tried(copy: Path, room: str, old: str, new: str) -> str:
         return "GONE"
     path.write_text(text.replace(old, new), encoding="utf-8")
     folders = [f"tests/{name}" for name in TESTS.get(room, room).split()]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *folders]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow",
+        *folders,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=copy, env=environment, capture_output=True, text=True, check=False
+    )
     path.write_text(text, encoding="utf-8")
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return f"caught by {failed[1]}" if failed else "NOT CAUGHT" if not done.returncode else f"exit {done.returncode}"
+    return (
+        f"caught by {failed[1]}"
+        if failed
+        else "NOT CAUGHT"
+        if not done.returncode
+        else f"exit {done.returncode}"
+    )
 
 
 def main() -> int:
@@ -139,7 +191,9 @@ def main() -> int:
             copies.put(copy)
             print(f"{room:15}{outcomes[-1]}  {old!r}", flush=True)
 
-        for future in [threads.submit(run, room, *fault) for room, faults in FAULTS.items() for fault in faults]:
+        for future in [
+            threads.submit(run, room, *fault) for room, faults in FAULTS.items() for fault in faults
+        ]:
             future.result()
     caught = sum(outcome.startswith("caught") for outcome in outcomes)
     print(f"{caught} of {len(outcomes)} faults are caught.")

@@ -36,7 +36,14 @@ import torch
 import transformers
 from benchmarks import growth, retrieval, tasks
 from benchmarks.measuring import machine, run
-from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS, random_model, synthetic, train_tokenizer
+from benchmarks.workloads import (
+    CONFIGS,
+    METHODS,
+    WORKLOADS,
+    random_model,
+    synthetic,
+    train_tokenizer,
+)
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from rich.console import Console
@@ -67,7 +74,9 @@ class Bench:
     def lm(self, name: str, model: Any, **arguments: Any) -> Any:
         """A method, or `hf`, on a model that is loaded."""
         make: Any = HFLM if name == "hf" else METHODS[name]
-        return make(model, tokenizer=self.tokenizer, device=DEVICE, **{"batch_size": 8, **arguments})
+        return make(
+            model, tokenizer=self.tokenizer, device=DEVICE, **{"batch_size": 8, **arguments}
+        )
 
 
 def scores(lm: Any, requests: list[Instance]) -> torch.Tensor:
@@ -90,10 +99,27 @@ def gpu_tests(bench: Bench) -> list[str]:
     """The tests that are marked `gpu`."""
     if not ON_GPU:
         raise Skipped("there is no GPU here (torch.cuda.is_available() is False)")
-    command = [sys.executable, "-m", "pytest", "-q", "-rfEs", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rfEs",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        "tests",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "SKIPPED"))]
-    lines = ["`pytest -m gpu`: " + done.stdout.strip().rpartition("\n")[2].strip("= "), "", *(f"- {x}" for x in lines)]
+    lines = [
+        line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "SKIPPED"))
+    ]
+    lines = [
+        "`pytest -m gpu`: " + done.stdout.strip().rpartition("\n")[2].strip("= "),
+        "",
+        *(f"- {x}" for x in lines),
+    ]
     if done.returncode:
         raise RuntimeError("\n".join([*lines, *done.stdout.splitlines()[-40:]]))
     return lines
@@ -104,7 +130,10 @@ def beside_hf(bench: Bench) -> list[str]:
     by_name: dict[str, Any] = {}
     for dtype in (torch.float32, torch.bfloat16):
         model = bench.model(dtype)
-        by_name |= {f"{name}, {dtype}": scores(bench.lm(name, model), bench.requests) for name in ("hf", "icl")}
+        by_name |= {
+            f"{name}, {dtype}": scores(bench.lm(name, model), bench.requests)
+            for name in ("hf", "icl")
+        }
         del model
     exact, icl_exact, hf, icl = by_name.values()
     rows = [
@@ -135,7 +164,13 @@ def orders(bench: Bench) -> list[str]:
             answers = ["yes" if equal else "**no**" for equal in same]
             rows.append([name, str(dtype).removeprefix("torch."), *answers, f"{apart:.2g}"])
         del model, lm
-    header = ["method", "dtype", "the same bits: one order twice", "all orders", "largest difference, unsorted"]
+    header = [
+        "method",
+        "dtype",
+        "the same bits: one order twice",
+        "all orders",
+        "largest difference, unsorted",
+    ]
     table = markdown(header, rows)
     if any("no" in row[3] for row in rows):
         raise RuntimeError("\n".join(["not the same bits in every order", "", *table]))
@@ -164,7 +199,9 @@ def out_of_memory(bench: Bench) -> list[str]:
     handler = logging.StreamHandler(lines)
     logging.getLogger("lm_eval.icl").addHandler(handler)
     # The room is for a pack of some hundred tokens, but not for a pack of all documents.
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (taken + bench.options.room * 2**20) / whole))
+    torch.cuda.set_per_process_memory_fraction(
+        min(1.0, (taken + bench.options.room * 2**20) / whole)
+    )
     try:
         found = scores(lm, bench.requests)
     finally:
@@ -172,15 +209,23 @@ def out_of_memory(bench: Bench) -> list[str]:
         logging.getLogger("lm_eval.icl").removeHandler(handler)
     said = [line for line in lines.getvalue().splitlines() if "out of memory" in line]
     if not said:
-        raise RuntimeError(f"{bench.options.room} MiB were enough for everything: lower --room, or raise --documents")
+        raise RuntimeError(
+            f"{bench.options.room} MiB were enough for everything: lower --room, or raise --documents"
+        )
     apart, same = difference(found, expected)
-    return [*(f"- {line}" for line in said), "", f"Largest difference {apart}, same best option {same}."]
+    return [
+        *(f"- {line}" for line in said),
+        "",
+        f"Largest difference {apart}, same best option {same}.",
+    ]
 
 
 def benchmark(bench: Bench) -> list[str]:
     """The time, compared with that of `hf`."""
     if not (ON_GPU or bench.options.workloads):
-        raise Skipped("on a CPU `python scripts/benchmark.py tasks` prints the table, or --workloads says of what")
+        raise Skipped(
+            "on a CPU `python scripts/benchmark.py tasks` prints the table, or --workloads says of what"
+        )
     workloads = bench.options.workloads or ["mmlu", "leaderboard_bbh", "icl_classification", "bbh"]
     return table_of(
         tasks.compare,
@@ -199,7 +244,9 @@ def texts(bench: Bench) -> list[str]:
     """Texts of 48 tokens after 1,000 tokens of demonstrations, compared with `hf`."""
     if not ON_GPU:
         raise Skipped("on a CPU `python scripts/benchmark.py generation` prints the table")
-    return table_of(growth.generation, bench, methods=["icl"], texts=[16, 64], repetitions=1, max_gen_toks=48)
+    return table_of(
+        growth.generation, bench, methods=["icl"], texts=[16, 64], repetitions=1, max_gen_toks=48
+    )
 
 
 def retrieved(bench: Bench) -> list[str]:
@@ -207,7 +254,9 @@ def retrieved(bench: Bench) -> list[str]:
     of 124 million parameters in float32."""
     if not ON_GPU:
         raise Skipped("on a CPU `python scripts/benchmark.py retrieval` prints the tables")
-    return table_of(retrieval.compare, bench, model="gpt2", documents=1000, batch_sizes=[8], store_bytes=2**31)
+    return table_of(
+        retrieval.compare, bench, model="gpt2", documents=1000, batch_sizes=[8], store_bytes=2**31
+    )
 
 
 def table_of(compare: Callable[..., Any], bench: Bench, **options: Any) -> list[str]:
@@ -239,16 +288,35 @@ def about() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    report = ROOT / "docs/reports/gpu.md"
-    parser.add_argument("--output", type=Path, default=report, help="the file (default: docs/reports/gpu.md)")
-    parser.add_argument("--model", choices=CONFIGS, default="llama-2-7b" if ON_GPU else "toy")
-    parser.add_argument("--documents", type=int, default=100 if ON_GPU else 4, help="default: %(default)s")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME", help="for the benchmark's table")
-    parser.add_argument(
-        "--parts", nargs="+", type=int, choices=range(len(PARTS)), default=range(len(PARTS)), metavar="N"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--room", type=int, default=4096, help="MiB besides the weights, for the part Out of memory")
+    report = ROOT / "docs/reports/gpu.md"
+    parser.add_argument(
+        "--output", type=Path, default=report, help="the file (default: docs/reports/gpu.md)"
+    )
+    parser.add_argument("--model", choices=CONFIGS, default="llama-2-7b" if ON_GPU else "toy")
+    parser.add_argument(
+        "--documents", type=int, default=100 if ON_GPU else 4, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--workloads",
+        nargs="+",
+        choices=WORKLOADS,
+        metavar="NAME",
+        help="for the benchmark's table",
+    )
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        type=int,
+        choices=range(len(PARTS)),
+        default=range(len(PARTS)),
+        metavar="N",
+    )
+    parser.add_argument(
+        "--room", type=int, default=4096, help="MiB besides the weights, for the part Out of memory"
+    )
     options = parser.parse_args()
     if options.documents < 1 or options.room < 1:
         parser.error("--documents and --room must be 1 or more")
@@ -258,7 +326,13 @@ def main() -> None:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     logging.getLogger("lm_eval.icl").setLevel(logging.WARNING)
     bench, failed = Bench(options), False
-    lines = ["# On a GPU", "", f"Written by `scripts/on_a_gpu.py --model {options.model}`.", "", about()]
+    lines = [
+        "# On a GPU",
+        "",
+        f"Written by `scripts/on_a_gpu.py --model {options.model}`.",
+        "",
+        about(),
+    ]
     for title, part in [list(PARTS.items())[n] for n in options.parts]:
         print(f"{title} ...", flush=True)
         try:
@@ -267,12 +341,17 @@ def main() -> None:
             found = [f"Skipped: {why}."]
         except Exception as error:
             traceback.print_exc()
-            failed, found = True, [f"**Failed**: {one_line(error) if '|' not in str(error) else error}"]
+            failed, found = (
+                True,
+                [f"**Failed**: {one_line(error) if '|' not in str(error) else error}"],
+            )
         with contextlib.suppress(RuntimeError):  # a GPU whose context is lost
             torch.cuda.empty_cache()
         print("\n".join(found), flush=True)
         lines += ["", f"## {title}", "", " ".join((part.__doc__ or "").split()), "", *found]
-        options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")  # also if a later part ends the process
+        options.output.write_text(
+            "\n".join(lines) + "\n", encoding="utf-8"
+        )  # also if a later part ends the process
     sys.exit(failed)
 
 

@@ -52,7 +52,10 @@ def listed(value: Any) -> list[Any]:
 
 def models(study: dict[str, Any]) -> set[str]:
     """The names of a study's checkpoints."""
-    return {str(model).partition("pretrained=")[2].partition(",")[0] for model in listed(study["models"])}
+    return {
+        str(model).partition("pretrained=")[2].partition(",")[0]
+        for model in listed(study["models"])
+    }
 
 
 def stand_in(name: str, out: Path) -> None:
@@ -62,7 +65,9 @@ def stand_in(name: str, out: Path) -> None:
 
     config = AutoConfig.from_pretrained(name).to_dict()
     sizes = {key: value for key, value in NARROW.items() if config.get(key) is not None}
-    config = AutoConfig.for_model(config.pop("model_type"), **{**config, **sizes, "attention_layers": None})
+    config = AutoConfig.for_model(
+        config.pop("model_type"), **{**config, **sizes, "attention_layers": None}
+    )
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(out / name)
     AutoTokenizer.from_pretrained(name).save_pretrained(out / name)
@@ -81,7 +86,9 @@ def prepare(out: Path, names: Iterable[str]) -> Path | None:
         return None
     if not (out / "metaicl/data").is_dir():
         out.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, TOOLS / "paper_models.py", out], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, TOOLS / "paper_models.py", out], check=True, capture_output=True
+        )
         runpy.run_path(str(TOOLS / "local_hub.py"))["main"](out)
         runpy.run_path(str(TOOLS / "metaicl_data.py"))["lay_out"](out / "metaicl")
         # The training files of 160 rows belong to the same folder.
@@ -103,8 +110,14 @@ def pairs_of_glue(out: Path) -> None:
         ("qnli", ("question", "sentence"), other),
         ("mrpc", ("sentence1", "sentence2"), ("not_equivalent", "equivalent")),
     ):
-        found = [row for path in sorted(out.glob(f"metaicl/data/glue-{task}/*_16_*.jsonl")) for row in lines(path)]
-        texts = [[part.partition(": ")[2] for part in row["input"].split(" [SEP] ")] for row in found]
+        found = [
+            row
+            for path in sorted(out.glob(f"metaicl/data/glue-{task}/*_16_*.jsonl"))
+            for row in lines(path)
+        ]
+        texts = [
+            [part.partition(": ")[2] for part in row["input"].split(" [SEP] ")] for row in found
+        ]
         rows = [
             {**dict(zip(columns, parts, strict=True)), "label": labels.index(row["output"])}
             for parts, row in zip(texts, found, strict=True)
@@ -126,17 +139,30 @@ def options(study: dict[str, Any], metaicl: Path | None, limit: int) -> list[str
     ways = [str(way) for way in listed(study.get("demonstrations", "first"))]
     if any(way not in DRAWN for way in ways):
         # The search of LENS would score many sets on many rows.
-        sizes = dict.fromkeys(ways, "pool=1000") | {"lens": "pool=200:m=50:dev=20:beams=2:iterations=2"}
-        small += ["--demonstrations", ",".join(way if way in DRAWN else f"{way}:{sizes[way]}" for way in ways)]
+        sizes = dict.fromkeys(ways, "pool=1000") | {
+            "lens": "pool=200:m=50:dev=20:beams=2:iterations=2"
+        }
+        small += [
+            "--demonstrations",
+            ",".join(way if way in DRAWN else f"{way}:{sizes[way]}" for way in ways),
+        ]
     if "train" in study:
         small += ["--train", "steps=2,train_k=160"]
         small += ["--metadata", f"metaicl={metaicl},missing=skip"]
-        small += ["--tasks", ",".join(task for task in listed(study["tasks"]) if task not in WITHOUT_ROWS)]
+        small += [
+            "--tasks",
+            ",".join(task for task in listed(study["tasks"]) if task not in WITHOUT_ROWS),
+        ]
     return small
 
 
 def run(
-    name: str, study: dict[str, Any], out: Path, metaicl: Path | None, limit: int, more: Sequence[str] = ()
+    name: str,
+    study: dict[str, Any],
+    out: Path,
+    metaicl: Path | None,
+    limit: int,
+    more: Sequence[str] = (),
 ) -> tuple[int, int, str]:
     """Run a study.
 
@@ -151,13 +177,22 @@ def run(
     folder = out / "studies" / name
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "lm_eval_icl", "study", name, "--output", str(folder)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    }
     if TOOLS.is_dir():
         environment["HF_HUB_OFFLINE"] = "1"
     with (out / f"{name}.log").open("w", encoding="utf-8") as log:
         command += [*options(study, metaicl, limit), *more]
         said = subprocess.run(
-            command, cwd=out, env=environment, stdout=log, stderr=subprocess.PIPE, text=True, check=False
+            command,
+            cwd=out,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
         log.write(said.stderr)
     failed = re.search(r"(\d+) of \d+ cells failed", said.stderr)
@@ -167,26 +202,41 @@ def run(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, metavar="OUT", help="a folder for stand-ins, data and results")
-    parser.add_argument("--only", nargs="+", choices=STUDIES, metavar="NAME", default=list(STUDIES), help="studies")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="a folder for stand-ins, data and results"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=STUDIES, metavar="NAME", default=list(STUDIES), help="studies"
+    )
     parser.add_argument("--limit", type=int, default=2, help="how many documents a cell has")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="studies that run side by side")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="studies that run side by side"
+    )
     args = parser.parse_args()
     out = args.out.resolve()
-    studies = {name: yaml.safe_load(STUDIES[name].read_text(encoding="utf-8")) for name in args.only}
+    studies = {
+        name: yaml.safe_load(STUDIES[name].read_text(encoding="utf-8")) for name in args.only
+    }
     metaicl = prepare(out, set().union(*map(models, studies.values())))
     print(f"{'study':32}{'cells':>8}{'failed':>8}{'seconds':>9}", flush=True)
 
     def timed(name: str) -> tuple[int, int, float]:
         study = studies[name]
         if "train" in study and metaicl is None:
-            print(f"{name:32}left out: no MetaICL data beside the checkout ({TOOLS.parent})", flush=True)
+            print(
+                f"{name:32}left out: no MetaICL data beside the checkout ({TOOLS.parent})",
+                flush=True,
+            )
             return 0, 0, 0.0
         begun = time.perf_counter()
         cells, failed, last = run(name, study, out, metaicl, args.limit)
         seconds = time.perf_counter() - begun
-        print(f"{name:32}{cells:8,}{failed:8,}{seconds:9.0f}{'  ' + last if last else ''}", flush=True)
+        print(
+            f"{name:32}{cells:8,}{failed:8,}{seconds:9.0f}{'  ' + last if last else ''}", flush=True
+        )
         return cells, failed, seconds
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of each study

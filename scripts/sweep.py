@@ -34,11 +34,20 @@ def row(arch: str, limit: int = 3) -> str:
         return f"| `{arch}` | no tiny model | {error.why} |"
     except InputError as error:
         return f"| `{arch}` | WRONG | {error.message} |"
-    ran, refused = [name for name, of in scores.items() if not isinstance(of, str)], refusals(scores)
+    ran, refused = (
+        [name for name, of in scores.items() if not isinstance(of, str)],
+        refusals(scores),
+    )
     if "icl" in ran:
         names = [f"`{name}`".replace(" (texts)`", "` (texts)") for name in refused]
         few = len(names) < len(ran)
-        said = "all" if not names else f"all but {', '.join(names)}" if few else ", ".join(f"`{name}`" for name in ran)
+        said = (
+            "all"
+            if not names
+            else f"all but {', '.join(names)}"
+            if few
+            else ", ".join(f"`{name}`" for name in ran)
+        )
         return f"| `{arch}` | exact | {said} |"
     # Only what is wrong, without the folder, numbers, and advice.
     why = re.sub(r"^pretrained='.*?': | \([^()]*\)", "", refused.get("icl", ""))

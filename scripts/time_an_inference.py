@@ -39,7 +39,9 @@ def measure(model: str, method: str, device: str, repeats: int) -> tuple[int, fl
     prompt = TokenizedPrompt(Context((), demonstrations), tuple(range(600, 664)))
     row = make_row(methods.make(method), prompt, (664,))
     batch = collate([row], loaded.dtype)
-    batch = {name: value.to(device) if torch.is_tensor(value) else value for name, value in batch.items()}
+    batch = {
+        name: value.to(device) if torch.is_tensor(value) else value for name, value in batch.items()
+    }
     seconds = []
     with torch.no_grad():
         for _ in range(repeats + 3):  # the first three are not measured
@@ -53,10 +55,16 @@ def measure(model: str, method: str, device: str, repeats: int) -> tuple[int, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="openai-community/gpt2-large", help="the name or folder of a checkpoint")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="openai-community/gpt2-large", help="the name or folder of a checkpoint"
+    )
     parser.add_argument("--device", help="default: cuda if there is one, else cpu")
-    parser.add_argument("--repeats", type=int, default=20, help="passes of which the median is taken")
+    parser.add_argument(
+        "--repeats", type=int, default=20, help="passes of which the median is taken"
+    )
     args = parser.parse_args()
     device = args.device
     if device is None:
@@ -64,11 +72,18 @@ def main() -> None:
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
     print(f"{args.model}, float32, on {device}\n")
-    print("| method | tokens of the row | ms | ms, the paper | peak GB |\n| --- | --- | --- | --- | --- |")
+    print(
+        "| method | tokens of the row | ms | ms, the paper | peak GB |\n| --- | --- | --- | --- | --- |"
+    )
     for method, paper in PAPER.items():
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            tokens, seconds, peak = process.submit(measure, args.model, method, device, args.repeats).result()
-        print(f"| {method} | {tokens:,} | {1000 * seconds:.1f} | {paper} | {peak / 1e9:.2f} |", flush=True)
+            tokens, seconds, peak = process.submit(
+                measure, args.model, method, device, args.repeats
+            ).result()
+        print(
+            f"| {method} | {tokens:,} | {1000 * seconds:.1f} | {paper} | {peak / 1e9:.2f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

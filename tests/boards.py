@@ -60,7 +60,10 @@ def write(
         demonstrations = [f"Text: demonstration {seed} {which}\nLabel: good\n\n" for which in "ab"]
         before = evil + "".join(demonstrations[::-1] if order else demonstrations)
         of_tasks[name], lines = {}, []
-        for filter_, predicted in {"none": given, **{rule: of["says"] for rule, of in (rules or {}).items()}}.items():
+        for filter_, predicted in {
+            "none": given,
+            **{rule: of["says"] for rule, of in (rules or {}).items()},
+        }.items():
             scores = [float(a == b) for a, b in zip(wanted, predicted, strict=True)]
             of_tasks[name] |= {f"acc,{filter_}": fmean(scores), f"acc_stderr,{filter_}": 0.05}
             lines += [
@@ -69,14 +72,24 @@ def write(
                     "doc": {"text": f"{name} document {first + i}"},
                     "target": str(wanted[i]),
                     "arguments": {
-                        f"gen_args_{j}": {"arg_0": f"{before}Text: document {first + i}\nLabel:", "arg_1": f" {label}"}
+                        f"gen_args_{j}": {
+                            "arg_0": f"{before}Text: document {first + i}\nLabel:",
+                            "arg_1": f" {label}",
+                        }
                         for j, label in enumerate(("good", "bad"))
                     },
                     "filter": filter_,
-                    **{"metrics": ["acc"], "doc_hash": digest(name, first + i), "target_hash": digest(wanted[i])},
+                    **{
+                        "metrics": ["acc"],
+                        "doc_hash": digest(name, first + i),
+                        "target_hash": digest(wanted[i]),
+                    },
                     "prompt_hash": digest(before, first + i),
                     "resps": [[["-1.0", "False"]], [["-2.0", "False"]]],
-                    "filtered_resps": [["-1.0" if option == predicted[i] else "-2.0", "False"] for option in range(2)],
+                    "filtered_resps": [
+                        ["-1.0" if option == predicted[i] else "-2.0", "False"]
+                        for option in range(2)
+                    ],
                     "acc": score,
                 }
                 for i, score in enumerate(scores)
@@ -98,7 +111,10 @@ def write(
         "date": 1790000000.0 + number,
     }  # fmt: skip
     if rules:
-        of_rules = {rule: {key: facts[key] for key in facts if key != "says"} for rule, facts in rules.items()}
+        of_rules = {
+            rule: {key: facts[key] for key in facts if key != "says"}
+            for rule, facts in rules.items()
+        }
         config["metadata"] = {**config.get("metadata", {}), "decided": of_rules}
     results = json.loads(json.dumps(results))  # tasks share nothing
     for path, value in (put or {}).items():
@@ -130,7 +146,10 @@ def make_result(task, model, seed, order, *, scores, shots=4, metric="acc"):
     documents = digest("documents", task, len(items))
     prompts, demonstrations = digest(task, documents, shots, seed, order), digest(task, shots, seed)
     answers = Answers(documents, prompts, demonstrations, items, predictions=items.astype(int))
-    switches = dict.fromkeys(("demonstrations", "training", "weights")) | {"shots": str(shots), "documents": documents}
+    switches = dict.fromkeys(("demonstrations", "training", "weights")) | {
+        "shots": str(shots),
+        "documents": documents,
+    }
     return TaskResult(
         task=task, metric=metric, filter="none", value=float(items.mean()), stderr=0.05, higher_is_better=True,
         aggregation="mean", shots=shots, documents=len(items), answers=answers, column={"metric": metric},
@@ -142,7 +161,11 @@ def make_run(model, result, seed, order, arguments, study, path, pretrained="M")
     """A run of a study on one task."""
     icl = {"method": model, **arguments, "study": study}
     results = {
-        "config": {"model": model, "model_args": {"pretrained": pretrained, **arguments}, "icl": icl},
+        "config": {
+            "model": model,
+            "model_args": {"pretrained": pretrained, **arguments},
+            "icl": icl,
+        },
         "configs": {result.task: {}},
         "results": {result.task: {}},
     }

@@ -18,7 +18,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["DISABLE_MULTIPROC"] = "1"
 # Ray's workers would wait for all other tests; and the first cluster that a process starts makes a token and asks for
 # it from then on, of which processes that were made before would not know.
-os.environ |= {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a token of the tests"}
+os.environ |= {
+    "RAY_worker_niceness": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "a token of the tests",
+}
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,7 +62,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.stem in SLOW or "nodes" in getattr(item, "fixturenames", ()):  # nodes: two of Ray, in 20 seconds
+        if item.path.stem in SLOW or "nodes" in getattr(
+            item, "fixturenames", ()
+        ):  # nodes: two of Ray, in 20 seconds
             item.add_marker(pytest.mark.slow)
 
 
@@ -98,7 +104,9 @@ def own_tasks() -> Iterator[None]:
     @functools.cache
     def manager(include_path: str | None, metadata: str) -> TaskManager:
         paths = [str(task_dir()), *([include_path] if include_path else [])]
-        return TaskManager(include_defaults=False, include_path=paths, metadata=json.loads(metadata))
+        return TaskManager(
+            include_defaults=False, include_path=paths, metadata=json.loads(metadata)
+        )
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("lm_eval_icl.harness.training._manager", manager)
@@ -138,7 +146,10 @@ def _quiet() -> None:
 
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
-    for name in ("lm_eval", "lm_eval.icl"):  # commands that ran here before may have set another level
+    for name in (
+        "lm_eval",
+        "lm_eval.icl",
+    ):  # commands that ran here before may have set another level
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 

@@ -31,13 +31,18 @@ def documents(n: int, offset: int) -> list[dict[str, Any]]:
     for i in range(offset, offset + n):
         words = [WORDS[(i * 7 + j * (i % 5 + 1)) % len(WORDS)] for j in range(3 + i % 6)]
         extra = ["", "\n\nIt ends.", " 12 + 30", " café "][i % 4]
-        docs.append({"text": " ".join(words) + extra, "label": i % 2, "other": WORDS[i % len(WORDS)]})
+        docs.append(
+            {"text": " ".join(words) + extra, "label": i % 2, "other": WORDS[i % len(WORDS)]}
+        )
     return docs
 
 
 @functools.cache
 def splits() -> dict[str, Dataset]:
-    return {"train": Dataset.from_list(documents(12, 50)), "test": Dataset.from_list(documents(6, 0))}
+    return {
+        "train": Dataset.from_list(documents(12, 50)),
+        "test": Dataset.from_list(documents(6, 0)),
+    }
 
 
 def load(**_: Any) -> DatasetDict:
@@ -63,11 +68,22 @@ CHOICE = {"output_type": "multiple_choice"}
 # Every shape of prompt and answer that lm-eval's ConfigurableTask makes.
 TASKS: dict[str, dict[str, Any]] = {
     "one_token": task("one_token", **CHOICE, doc_to_choice=["a", "b", "c"]),
-    "many_tokens": task("many_tokens", **CHOICE, doc_to_choice=["very negative indeed", "very negative", "positive"]),
-    "described": task(
-        "described", **CHOICE, doc_to_choice=["no", "yes"], description="Tell, of {{other}}, what it is.\n\nNow: "
+    "many_tokens": task(
+        "many_tokens", **CHOICE, doc_to_choice=["very negative indeed", "very negative", "positive"]
     ),
-    "spaces": task("spaces", **CHOICE, doc_to_choice=["no", "yes"], doc_to_text="{{text}} ?  ", target_delimiter=""),
+    "described": task(
+        "described",
+        **CHOICE,
+        doc_to_choice=["no", "yes"],
+        description="Tell, of {{other}}, what it is.\n\nNow: ",
+    ),
+    "spaces": task(
+        "spaces",
+        **CHOICE,
+        doc_to_choice=["no", "yes"],
+        doc_to_text="{{text}} ?  ",
+        target_delimiter="",
+    ),
     "prefixed": task("prefixed", **CHOICE, doc_to_choice=["no", "yes"], gen_prefix="I say"),
     "inputs": task(  # winogrande's kind: the options are contexts, the continuation is shared
         "inputs",
@@ -75,19 +91,31 @@ TASKS: dict[str, dict[str, Any]] = {
         doc_to_text="label",
         doc_to_choice="{{[text + ' ' + other, other + ' ' + text]}}",
         doc_to_target="and so on {{other}}",
-        fewshot_config={"sampler": "first_n", "doc_to_choice": "{{[text + ' ' + other, other + ' ' + text]}}"},
+        fewshot_config={
+            "sampler": "first_n",
+            "doc_to_choice": "{{[text + ' ' + other, other + ' ' + text]}}",
+        },
     ),
     "mutual": task(
         "mutual",
         **CHOICE,
         doc_to_choice=["no", "yes"],
-        metric_list=[{"metric": "acc_mutual_info", "aggregation": "mean", "higher_is_better": True}],
+        metric_list=[
+            {"metric": "acc_mutual_info", "aggregation": "mean", "higher_is_better": True}
+        ],
     ),
     "likelihood": task(
-        "likelihood", output_type="loglikelihood", doc_to_text="{{text}}", doc_to_target="then {{other}} {{text}}"
+        "likelihood",
+        output_type="loglikelihood",
+        doc_to_text="{{text}}",
+        doc_to_target="then {{other}} {{text}}",
     ),
     "empty_query": task(
-        "empty_query", output_type="loglikelihood", doc_to_text="", doc_to_target="{{text}}", target_delimiter=""
+        "empty_query",
+        output_type="loglikelihood",
+        doc_to_text="",
+        doc_to_target="{{text}}",
+        target_delimiter="",
     ),
     "generate": task(
         "generate",
@@ -113,7 +141,9 @@ def manager(defaults: bool) -> TaskManager:
     return TaskManager(include_defaults=defaults)
 
 
-def task_file(folder: Path, name: str, rows: dict[str, list[dict[str, Any]]], **config: Any) -> Path:
+def task_file(
+    folder: Path, name: str, rows: dict[str, list[dict[str, Any]]], **config: Any
+) -> Path:
     """A task's YAML file, beside JSON files of the rows of its splits."""
     for split, docs in rows.items():
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
@@ -122,13 +152,17 @@ def task_file(folder: Path, name: str, rows: dict[str, list[dict[str, Any]]], **
     if "train" in rows:
         data |= {"training_split": "train", "fewshot_split": "train"}
     path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({"task": name, "output_type": "multiple_choice", **data, **config}))
+    path.write_text(
+        yaml.safe_dump({"task": name, "output_type": "multiple_choice", **data, **config})
+    )
     return path
 
 
 def load_task(config: dict[str, Any], **metadata: Any) -> Any:
     """The task of an inline configuration, as lm-eval makes it with --metadata."""
-    return TaskManager(include_defaults=False, metadata=metadata).load([{**config}])["tasks"][config["task"]]
+    return TaskManager(include_defaults=False, metadata=metadata).load([{**config}])["tasks"][
+        config["task"]
+    ]
 
 
 def answers(model: Any, path: Any, names: list[Any], shots: int | None, **kwargs: Any) -> list[Any]:
@@ -148,7 +182,9 @@ def run(
 ) -> dict:
     """Evaluate a model on some of `TASKS`, on other tasks by their names, or on tasks by their configurations."""
     # lm-eval writes --gen_kwargs into the configuration it is given.
-    tasks = [copy.deepcopy(TASKS.get(name, name) if isinstance(name, str) else name) for name in names]
+    tasks = [
+        copy.deepcopy(TASKS.get(name, name) if isinstance(name, str) else name) for name in names
+    ]
     own = TaskManager(include_defaults=False, metadata=metadata) if metadata else None
     results = lm_eval.simple_evaluate(
         model=model,

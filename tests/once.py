@@ -25,7 +25,9 @@ def install() -> None:
 
     def load_yaml(path: Path, **kwargs: Any) -> dict[str, Any]:
         """A file of lm-eval's own, read for its index: lm-eval copies what is in it before it changes it."""
-        indexed = kwargs == {"resolve_func": False, "recursive": True} and path.is_relative_to(theirs)
+        indexed = kwargs == {"resolve_func": False, "recursive": True} and path.is_relative_to(
+            theirs
+        )
         return (keep if indexed else load)(path, **kwargs)
 
     _index.load_yaml = load_yaml

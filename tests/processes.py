@@ -31,7 +31,11 @@ class Process:
     """A function of these arguments in a process of its own; its output and errors go into files."""
 
     def __init__(
-        self, function: Callable[..., object], *args: Any, cwd: Path | None = None, env: Environment | None = None
+        self,
+        function: Callable[..., object],
+        *args: Any,
+        cwd: Path | None = None,
+        env: Environment | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._said = [Path(self._folder.name) / name for name in ("output", "errors")]
@@ -54,7 +58,9 @@ class Process:
         self.process.join(900)
         if self.process.exitcode is None:  # in place of a hang
             self.kill()
-        return subprocess.CompletedProcess([], self.process.exitcode, *(path.read_text() for path in self._said))
+        return subprocess.CompletedProcess(
+            [], self.process.exitcode, *(path.read_text() for path in self._said)
+        )
 
     def finish(self) -> tuple[int, list[str]]:
         """The exit code and all lines."""
@@ -62,7 +68,13 @@ class Process:
         return done.returncode, (done.stdout + done.stderr).splitlines()
 
 
-def _run(function: Callable[..., object], args: tuple, said: list[Path], cwd: Path, environment: Environment) -> None:
+def _run(
+    function: Callable[..., object],
+    args: tuple,
+    said: list[Path],
+    cwd: Path,
+    environment: Environment,
+) -> None:
     assert "tests.preloaded" in sys.modules  # else it would be as slow as a command that is started
     for path, number in zip(said, (1, 2), strict=True):
         with path.open("ab") as file:
@@ -77,7 +89,9 @@ def _run(function: Callable[..., object], args: tuple, said: list[Path], cwd: Pa
         sys.exit(1)
 
 
-def command(*arguments: object, program: str = "lm-eval-icl", **place: Any) -> subprocess.CompletedProcess[str]:
+def command(
+    *arguments: object, program: str = "lm-eval-icl", **place: Any
+) -> subprocess.CompletedProcess[str]:
     """What `subprocess.run` would say of `lm-eval-icl ARGUMENTS` or `lm_eval ARGUMENTS`."""
     return Process(run_command, [program, *map(str, arguments)], **place).completed()
 
@@ -94,11 +108,17 @@ def python(code: str, **place: Any) -> subprocess.CompletedProcess[str]:
     return Process(exec, code, {"__name__": "__main__"}, **place).completed()
 
 
-def ranks(function: Callable[[list[str]], object], *arguments: object) -> list[subprocess.CompletedProcess[str]]:
+def ranks(
+    function: Callable[[list[str]], object], *arguments: object
+) -> list[subprocess.CompletedProcess[str]]:
     """A function of arguments in two processes of one group, which find each other as those of torchrun do."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "ACCELERATE_USE_CPU": "true"}
+        env = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free.getsockname()[1]),
+            "ACCELERATE_USE_CPU": "true",
+        }
     env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     line = [str(argument) for argument in arguments]
     both = [Process(function, line, env={**env, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]

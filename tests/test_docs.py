@@ -41,7 +41,9 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:
     """A page's fenced blocks: (the `file` named on the line before it, language, text)."""
-    found = re.finditer(r"(?:`([\w.]+)`:\n\n|)```(\w+)\n(.*?)```\n", page.read_text(encoding="utf-8"), re.DOTALL)
+    found = re.finditer(
+        r"(?:`([\w.]+)`:\n\n|)```(\w+)\n(.*?)```\n", page.read_text(encoding="utf-8"), re.DOTALL
+    )
     return [(match[1] or "", match[2], match[3]) for match in found]
 
 
@@ -65,7 +67,9 @@ def known_tasks() -> set[str]:
 
 # What `hf` takes, and hands on.
 HF_ARGUMENTS = {
-    name for each in (HFLM, transformers.BitsAndBytesConfig) for name in inspect.signature(each.__init__).parameters
+    name
+    for each in (HFLM, transformers.BitsAndBytesConfig)
+    for name in inspect.signature(each.__init__).parameters
 }
 COMMON_ARGUMENTS = {field.name for field in dataclasses.fields(CommonArguments)}
 
@@ -115,7 +119,9 @@ def test_pictures_are_what_is_drawn_now(name, tmp_path):
     picture.save(drawing.draw(methods.make(name), 3), drawn)
     committed = (DOCS / "methods" / drawn.name).read_text(encoding="utf-8")
     same = drawn.read_text(encoding="utf-8") == committed
-    assert same, f"lm-eval-icl show {name} --output docs/methods/{name}.svg (with matplotlib as in constraints.txt)"
+    assert same, (
+        f"lm-eval-icl show {name} --output docs/methods/{name}.svg (with matplotlib as in constraints.txt)"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -132,7 +138,9 @@ def test_commands_are_ones_that_we_take(page):
             if hasattr(options, "config"):
                 configured(options.config, options.set)
         elif "train" in words[:10]:
-            options = train.read_options(argparse.ArgumentParser(), words[words.index("train") + 1 :])
+            options = train.read_options(
+                argparse.ArgumentParser(), words[words.index("train") + 1 :]
+            )
             methods.find(options["method"])
             if "metaicl" in options:
                 assert options["metaicl"] in SETTINGS
@@ -151,7 +159,10 @@ def table(page: Path, heading: str) -> dict[str, list[str]]:
     """The rows of the table whose second column has this heading, by the names in their first."""
     rows = [
         line.strip("| ").split(" | ")
-        for line in page.read_text(encoding="utf-8").split(f" | {heading}")[1].split("\n\n")[0].splitlines()[2:]
+        for line in page.read_text(encoding="utf-8")
+        .split(f" | {heading}")[1]
+        .split("\n\n")[0]
+        .splitlines()[2:]
     ]
     return {name: row[1:] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
 
@@ -180,9 +191,13 @@ NUMBER = r"-?\d+(?:\.\d+)?"
 
 def check_lines(printed: list[str], expected: list[str], within: float) -> None:
     """The lines are the same, but for numbers, which differ by no more than `within`."""
-    assert [re.sub(NUMBER, "#", line) for line in printed] == [re.sub(NUMBER, "#", line) for line in expected]
+    assert [re.sub(NUMBER, "#", line) for line in printed] == [
+        re.sub(NUMBER, "#", line) for line in expected
+    ]
     for line, says in zip(printed, expected, strict=True):
-        mine, theirs = ([float(number) for number in re.findall(NUMBER, text)] for text in (line, says))
+        mine, theirs = (
+            [float(number) for number in re.findall(NUMBER, text)] for text in (line, says)
+        )
         assert mine == pytest.approx(theirs, abs=within), line
 
 
@@ -223,7 +238,11 @@ def test_the_tutorial_prints_what_it_says(tmp_path):
                 else:
                     check_lines(printed(command, tmp_path), lines(expected), within=2)
     assert ran == ["lm_eval", "python", "lm_eval", "lm-eval-icl"]
-    assert (tmp_path / "results/compare/figures/sensitivity.svg").read_text(encoding="utf-8").startswith("<?xml")
+    assert (
+        (tmp_path / "results/compare/figures/sensitivity.svg")
+        .read_text(encoding="utf-8")
+        .startswith("<?xml")
+    )
 
 
 @pytest.mark.slow
@@ -248,12 +267,16 @@ def test_the_cells_of_the_notebook_run():
 def test_adding_a_method_works_as_written(tmp_path):
     """With the page's first file in the working directory, the commands draw its picture and print what it says."""
     shown, evaluated = (
-        text.removeprefix("$ ").partition("\n") for _, language, text in blocks(PAGE) if language == "console"
+        text.removeprefix("$ ").partition("\n")
+        for _, language, text in blocks(PAGE)
+        if language == "console"
     )
     name, _, text = blocks(PAGE)[0]
     (tmp_path / name).write_text(text, encoding="utf-8")
     assert printed(shown[0], tmp_path) == lines(shown[2])
-    assert (tmp_path / "neighbours.svg").read_bytes() == (DOCS / "concepts/neighbours.svg").read_bytes()
+    assert (tmp_path / "neighbours.svg").read_bytes() == (
+        DOCS / "concepts/neighbours.svg"
+    ).read_bytes()
     check_lines(printed(evaluated[0], tmp_path), lines(evaluated[2]), within=0.011)
 
 
@@ -274,7 +297,9 @@ def test_pictures_of_concepts_are_what_is_drawn_now(tmp_path):
     save = runpy.run_path(str(ROOT / "scripts/draw_concepts.py"))["save"]
     for name in ("parts", "context", "memory", "layout", "pack", "canonical-order"):
         save(name, tmp_path / f"{name}.svg")
-        assert (tmp_path / f"{name}.svg").read_bytes() == (DOCS / "concepts" / f"{name}.svg").read_bytes(), name
+        assert (tmp_path / f"{name}.svg").read_bytes() == (
+            DOCS / "concepts" / f"{name}.svg"
+        ).read_bytes(), name
 
 
 def test_readme_is_a_front_door():
@@ -307,9 +332,13 @@ def test_the_navigation_has_every_page_once():
 
 
 def test_the_reference_has_every_command_and_method_once():
-    fences = re.findall(r"^```command\n(.*)\n```$", (DOCS / "reference/commands.md").read_text(), re.MULTILINE)
+    fences = re.findall(
+        r"^```command\n(.*)\n```$", (DOCS / "reference/commands.md").read_text(), re.MULTILINE
+    )
     assert sorted(fences) == sorted(COMMANDS)
     classes = re.findall(
-        r"^::: lm_eval_icl\.methods\.(\w+)\.(\w+)$", (DOCS / "reference/method-classes.md").read_text(), re.M
+        r"^::: lm_eval_icl\.methods\.(\w+)\.(\w+)$",
+        (DOCS / "reference/method-classes.md").read_text(),
+        re.M,
     )
     assert [module for module, _ in classes] == [name.lower() for _, name in classes] == list(NAMES)

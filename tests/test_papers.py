@@ -22,13 +22,24 @@ KINDS = {
     ),
     "long prompts of MMLU": (
         "deep-thinking-figure3",
-        ["--model_args", "pretrained=meta-llama/Llama-2-7b-hf", "--tasks", "icl_mmlu_professional_law"],
+        [
+            "--model_args",
+            "pretrained=meta-llama/Llama-2-7b-hf",
+            "--tasks",
+            "icl_mmlu_professional_law",
+        ],
     ),
-    "GPT-Neo is trained on MetaICL": ("invicl-table5", ["--tasks", "metaicl_hr_to_lr_unseen", "--methods", "invicl"]),
+    "GPT-Neo is trained on MetaICL": (
+        "invicl-table5",
+        ["--tasks", "metaicl_hr_to_lr_unseen", "--methods", "invicl"],
+    ),
     "orders are compared, and rules decide": ("cloze", ["--tasks", "icl_bbh_navigate"]),
 }
 # Pages whose commands differ in kind from those of others. (tests/test_docs.py reads the commands of all.)
-RUN = ("README.md", *(f"docs/{name}.md" for name in ("deciding", "metaicl", "selecting", "studies", "training")))
+RUN = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("deciding", "metaicl", "selecting", "studies", "training")),
+)
 # Models of the pages, and the stand-ins that take their places.
 OTHERS = ("M", "YOURS", "SmolLM2-135M-Instruct")
 # What this machine cannot run, and what is run elsewhere.
@@ -46,15 +57,23 @@ def out(shared, tmp_path_factory) -> Path:
     """A folder with stand-ins and data under their Hub names."""
     folder = tmp_path_factory.mktemp("papers")
     if not shutil.which("npm"):
-        pytest.skip("no npm, from which ../shared/tools/paper_models.py has the tokenizers of GPT-2 and Llama")
-    names = set().union(*(PAPERS["models"](yaml.safe_load(path.read_text())) for path in PAPERS["STUDIES"].values()))
+        pytest.skip(
+            "no npm, from which ../shared/tools/paper_models.py has the tokenizers of GPT-2 and Llama"
+        )
+    names = set().union(
+        *(PAPERS["models"](yaml.safe_load(path.read_text())) for path in PAPERS["STUDIES"].values())
+    )
     try:
         PAPERS["prepare"](folder, names)
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"no stand-ins: ../shared/tools/paper_models.py failed ({error.stderr[-200:]!r})")
+        pytest.skip(
+            f"no stand-ins: ../shared/tools/paper_models.py failed ({error.stderr[-200:]!r})"
+        )
     for name in OTHERS:
         shutil.copytree(folder / "openai-community/gpt2", folder / name)
-    template = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}assistant: "
+    template = (
+        "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}assistant: "
+    )
     (folder / "SmolLM2-135M-Instruct/chat_template.jinja").write_text(template)
     return folder
 
@@ -74,9 +93,14 @@ def runnable(page: Path) -> list[list[str]]:
     for command in commands_of(page):
         if re.search(NOT_HERE, command) or "..." in command:
             continue
-        command = re.sub(r"demonstrations=k_center(?!\.)", "demonstrations=k_center:pool=200", command)
+        command = re.sub(
+            r"demonstrations=k_center(?!\.)", "demonstrations=k_center:pool=200", command
+        )
         command = command.replace("$seed", "0").replace("; done", "").replace("$MODEL", "gpt2")
-        words = shlex.split(re.sub(r"(study \S+table2) ", r"\1 --seeds 0 ", command.partition(" | ")[0]), comments=True)
+        words = shlex.split(
+            re.sub(r"(study \S+table2) ", r"\1 --seeds 0 ", command.partition(" | ")[0]),
+            comments=True,
+        )
         if "train" in words[:2]:
             words += ["--steps", "2", "--device", "cpu", "--eval_steps", "0"]
         elif "select" in words[:2]:
@@ -108,5 +132,9 @@ def test_commands_of_a_page_run(out, tmp_path, page):
             arguments[arguments.index("metaicl=MetaICL/data")] += ",missing=skip"
         done = processes.command(*arguments, program=program, cwd=tmp_path)
         assert done.returncode == 0, (arguments, done.stderr[-2000:])
-        warnings = [line for line in done.stderr.splitlines() if "WARNING" in line and not re.search(ADDED, line)]
+        warnings = [
+            line
+            for line in done.stderr.splitlines()
+            if "WARNING" in line and not re.search(ADDED, line)
+        ]
         assert len(warnings) <= 3, (arguments, warnings)

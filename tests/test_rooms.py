@@ -74,7 +74,11 @@ def test_a_room_has_no_more_lines_than_it_may(room):
 
 
 def test_every_room_has_a_limit():
-    assert {"", "regression", *set().union(*ROOMS[1:]) - {"version", "errors", "__main__"}} == LIMITS.keys()
+    assert {
+        "",
+        "regression",
+        *set().union(*ROOMS[1:]) - {"version", "errors", "__main__"},
+    } == LIMITS.keys()
 
 
 def room(module: str) -> int:
@@ -108,15 +112,21 @@ def test_imports_go_up(file):
     here = room(file.relative_to(PACKAGE).with_suffix("").parts[0])
     for module in imported(file):
         if (name := below(module)) is not None:
-            assert room(name) <= here, f"{file.relative_to(PACKAGE)} imports {module}, which is further down"
+            assert room(name) <= here, (
+                f"{file.relative_to(PACKAGE)} imports {module}, which is further down"
+            )
         if here < HARNESS:
-            assert module.split(".")[0] not in FOREIGN, f"{file.relative_to(PACKAGE)} imports {module}"
+            assert module.split(".")[0] not in FOREIGN, (
+                f"{file.relative_to(PACKAGE)} imports {module}"
+            )
 
 
 def circles(imports: dict[str, set[str]]) -> list[str]:
     """The modules that cannot be put into an order in which each imports only modules before it."""
     left = dict(imports)
-    while free := [module for module, others in left.items() if not others & left.keys() - {module}]:
+    while free := [
+        module for module, others in left.items() if not others & left.keys() - {module}
+    ]:
         for module in free:
             del left[module]
     return sorted(left)
@@ -140,13 +150,17 @@ def test_the_glossary_has_words_of_the_code():
     assert 20 <= len(rows) <= 40 and len(dict(rows)) == len(rows) == page.count("\n- ")
     for term, place in rows:
         text = (PACKAGE / place).read_text(encoding="utf-8")
-        assert re.search(term.replace(" ", "[ _]?"), text, re.IGNORECASE), f"{term!r} does not stand in {place}"
+        assert re.search(term.replace(" ", "[ _]?"), text, re.IGNORECASE), (
+            f"{term!r} does not stand in {place}"
+        )
 
 
 def test_a_class_name_stands_once():
     """A name that is met in the middle of a page says which class it is."""
     trees = [ast.parse(file.read_text(encoding="utf-8")) for file in FILES]
-    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    names = Counter(
+        node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    )
     assert "Method" in names and not {name for name, count in names.items() if count > 1}
 
 
@@ -154,12 +168,20 @@ def test_the_test_sees_an_import_that_goes_down(tmp_path):
     file = tmp_path / "x.py"
     file.write_text("def f():\n    from lm_eval_icl.harness import run\n    import lm_eval.api\n")
     assert {"lm_eval_icl.harness", "lm_eval_icl.harness.run", "lm_eval.api"} <= imported(file)
-    assert room(below("lm_eval_icl.harness.run")) == HARNESS > room(below("lm_eval_icl.prompts.layouts")) == 2
+    assert (
+        room(below("lm_eval_icl.harness.run"))
+        == HARNESS
+        > room(below("lm_eval_icl.prompts.layouts"))
+        == 2
+    )
     assert below("lm_eval_icl.prompts.layouts.Pattern") is None and below("torch") is None
 
 
 def modules_of(room: str) -> list[str]:
-    return [f"{room}.{file.stem}".removesuffix(".__init__") for file in sorted((PACKAGE / room).glob("*.py"))]
+    return [
+        f"{room}.{file.stem}".removesuffix(".__init__")
+        for file in sorted((PACKAGE / room).glob("*.py"))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -167,12 +189,20 @@ def modules_of(room: str) -> list[str]:
     [
         # lm-eval registers the names of our methods when its list of models is imported.
         (["methods"], {"torch"}),
-        pytest.param(["methods", "methods.predictor", "inference.scoring"], FOREIGN, marks=pytest.mark.slow),
+        pytest.param(
+            ["methods", "methods.predictor", "inference.scoring"], FOREIGN, marks=pytest.mark.slow
+        ),
         # A board is made from result files, also where no model could be run.
-        ([*modules_of("results"), *modules_of("leaderboard")], {"lm_eval", "torch", "transformers"}),
+        (
+            [*modules_of("results"), *modules_of("leaderboard")],
+            {"lm_eval", "torch", "transformers"},
+        ),
         # What a command can say at once does not wait for what runs models.
         (["cli", "cli.show", "cli.study"], {"torch", "transformers", "datasets", "scipy"}),
-        (["demonstrations.best_random", "demonstrations.lens", "demonstrations.select"], {"torch", "scipy", *FOREIGN}),
+        (
+            ["demonstrations.best_random", "demonstrations.lens", "demonstrations.select"],
+            {"torch", "scipy", *FOREIGN},
+        ),
         (["drawing.drawing", "drawing.terminal", "methods.invicl"], {"transformers", *FOREIGN}),
     ],
     ids=["names", "methods", "leaderboard", "commands", "selectors", "drawing"],

@@ -9,8 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.methods import Method
@@ -33,7 +47,9 @@ def byte_level() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     train_on_bytes(tokenizer, "<|endoftext|>")
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
+    )
 
 
 def train_on_bytes(tokenizer: Tokenizer, *special_tokens: str) -> None:
@@ -55,10 +71,15 @@ def sentencepiece() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     base = Tokenizer(models.BPE())
-    base.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    base.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     # For training alone: no token may hold a line break or reach over a blank, as in Llama-2's vocabulary.
     base.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split("\n", "removed"), pre_tokenizers.Metaspace(prepend_scheme="never", split=True)]
+        [
+            pre_tokenizers.Split("\n", "removed"),
+            pre_tokenizers.Metaspace(prepend_scheme="never", split=True),
+        ]
     )
     base.train_from_iterator(CORPUS, trainer)
     learned = json.loads(base.to_str())["model"]
@@ -73,12 +94,19 @@ def sentencepiece() -> PreTrainedTokenizerFast:
     )
     tokenizer.normalizer = base.normalizer
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
 
 
 def llama3() -> PreTrainedTokenizerFast:
@@ -98,7 +126,9 @@ def llama3() -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=True),
-            processors.TemplateProcessing(single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)]),
+            processors.TemplateProcessing(
+                single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)]
+            ),
         ]
     )
     return PreTrainedTokenizerFast(
@@ -134,7 +164,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "mistral_window": ("mistral", {**_LLAMA, "sliding_window": 24}, "sentencepiece"),
     "gemma2_window": (
         "gemma2",
-        {**_LLAMA, "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        {
+            **_LLAMA,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
         "sentencepiece",
     ),
     "phi": ("phi", _LLAMA, "byte_level"),
@@ -150,7 +184,10 @@ def slow_but(fast: Iterable[object], values: Iterable[object]) -> list[Any]:
     """Values of a test's parameter, or tuples of several parameters' values. `make test` takes the fast ones alone."""
     fast = [*fast]
     return [
-        pytest.param(*value if isinstance(value, tuple) else [value], marks=() if value in fast else pytest.mark.slow)
+        pytest.param(
+            *value if isinstance(value, tuple) else [value],
+            marks=() if value in fast else pytest.mark.slow,
+        )
         for value in values
     ]
 
@@ -159,7 +196,11 @@ def build(name: str, dtype: torch.dtype = torch.float32, **overrides: object) ->
     """A random model of an architecture, its weights far enough from zero that answers differ."""
     kind, settings, tokenizer = ARCHITECTURES[name]
     tok = TOKENIZERS[tokenizer]()
-    tokens = {"bos_token_id": tok.bos_token_id, "eos_token_id": tok.eos_token_id, "pad_token_id": None}
+    tokens = {
+        "bos_token_id": tok.bos_token_id,
+        "eos_token_id": tok.eos_token_id,
+        "pad_token_id": None,
+    }
     config = configuration(kind, len(tok), TYPES, **{**tokens, **settings, **overrides})
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config)
@@ -178,9 +219,13 @@ def save(name: str, folder: Path, **overrides: object) -> None:
 
 def load(path: Path, **kwargs: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A checkpoint's model and its tokenizer."""
-    return AutoModelForCausalLM.from_pretrained(path, **kwargs).eval(), AutoTokenizer.from_pretrained(path)
+    return AutoModelForCausalLM.from_pretrained(
+        path, **kwargs
+    ).eval(), AutoTokenizer.from_pretrained(path)
 
 
-def encoded_alone(method: Method, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
+def encoded_alone(
+    method: Method, model: PreTrainedModel, contexts: Sequence[Context]
+) -> list[Memory]:
     """The memories of contexts that a method encodes one by one."""
     return [memory for context in contexts for memory in method.encode(model, [context])]

@@ -54,7 +54,11 @@ def main() -> None:
         sys.exit(str(error))
     except KeyboardInterrupt as stopped:
         how = "terminated" if isinstance(stopped, Terminated) else "interrupted"
-        kept = " What is done is kept. Run the same command to continue." if name in ("demo", "study") else ""
+        kept = (
+            " What is done is kept. Run the same command to continue."
+            if name in ("demo", "study")
+            else ""
+        )
         print(f"\nlm-eval-icl: {name}: {how}.{kept}", file=sys.stderr)
         sys.exit(143 if how == "terminated" else 130)
     except Exception as error:
@@ -67,12 +71,18 @@ def lm_eval(arguments: list[str]) -> None:
     """Run lm-eval's command line. Its --help begins with our commands, and --version prints our versions instead."""
     if arguments == ["--version"]:
         print(f"lm-eval-icl {version.version()} (commit {version.commit() or 'unknown'})")
-        for name in ("lm-eval", "transformers", "torch"):  # without importing them, which takes seconds
+        for name in (
+            "lm-eval",
+            "transformers",
+            "torch",
+        ):  # without importing them, which takes seconds
             print(name, importlib.metadata.version(name))
         return
     if arguments in ([], ["-h"], ["--help"]):
         print(*(f"lm-eval-icl {name} --help: {what}" for name, what in COMMANDS.items()), sep="\n")
-        print("lm-eval-icl --version: the versions of this package, lm-eval, transformers and torch")
+        print(
+            "lm-eval-icl --version: the versions of this package, lm-eval, transformers and torch"
+        )
         print("All other arguments are lm-eval's own:\n")
     from lm_eval.__main__ import cli_evaluate
 
@@ -86,7 +96,9 @@ def run(arguments: list[str]) -> None:
         InputError: the input is wrong; the message begins with the command's name.
     """
     name = arguments[0]
-    parser = OneLine(prog=f"lm-eval-icl {name}", allow_abbrev=False, epilog="--debug shows an error's traceback.")
+    parser = OneLine(
+        prog=f"lm-eval-icl {name}", allow_abbrev=False, epilog="--debug shows an error's traceback."
+    )
     with naming(name):
         importlib.import_module(f"lm_eval_icl.cli.{name}").command(parser, arguments[1:])
 

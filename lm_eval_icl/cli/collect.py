@@ -19,10 +19,14 @@ from lm_eval_icl.results.records import Unusable
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl collect`."""
-    parser.description = "Make one small file of each run, with all answers: a leaderboard to share."
+    parser.description = (
+        "Make one small file of each run, with all answers: a leaderboard to share."
+    )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=RESULTS)
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--output", type=Path, metavar="DIR", help="write one file for each run to DIR/runs")
+    action.add_argument(
+        "--output", type=Path, metavar="DIR", help="write one file for each run to DIR/runs"
+    )
     action.add_argument(
         "--check",
         action="store_true",
@@ -45,13 +49,22 @@ def _check(paths: Sequence[Path], console: Console) -> None:
     found = {file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])}
     files = {file for file in found if file.is_file() and not file.name.startswith(".")}
     runs, left_out = read(paths, quiet=True)
-    wrong = dict.fromkeys(files - {run.path for run in runs}, "is not a file of `lm-eval-icl collect`.")
+    wrong = dict.fromkeys(
+        files - {run.path for run in runs}, "is not a file of `lm-eval-icl collect`."
+    )
     wrong |= {file.path: file.why for file in left_out}
     for run in runs:
         # For a metric such as BLEU, only the mean is known, even with samples.
-        marked = [result for result in run.all_results if result.marks and result.aggregation in AGGREGATIONS]
+        marked = [
+            result
+            for result in run.all_results
+            if result.marks and result.aggregation in AGGREGATIONS
+        ]
         try:
-            sentences = [*faults(run.path), *(f"task {result.task!r}: {' '.join(result.marks)}" for result in marked)]
+            sentences = [
+                *faults(run.path),
+                *(f"task {result.task!r}: {' '.join(result.marks)}" for result in marked),
+            ]
         except Unusable as error:
             sentences = [f"{error}."]
         if sentences:

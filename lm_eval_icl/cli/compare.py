@@ -21,12 +21,22 @@ from lm_eval_icl.results.read import read
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl compare`."""
     parser.description = "Compare two runs, or two rows of a leaderboard, task by task."
-    parser.add_argument("first", metavar="A", help="a results file or folder of one run; or, with --results, an entry")
-    parser.add_argument("second", metavar="B", help="the file, folder or entry that A is compared with")
+    parser.add_argument(
+        "first",
+        metavar="A",
+        help="a results file or folder of one run; or, with --results, an entry",
+    )
+    parser.add_argument(
+        "second", metavar="B", help="the file, folder or entry that A is compared with"
+    )
     what = "results files, or folders, with the entries A and B"
     parser.add_argument("--results", nargs="+", type=Path, metavar="RESULTS", help=what)
-    parser.add_argument("--tasks", metavar="T,...", help="the tasks and groups to compare (default: all)")
-    parser.add_argument("--metric", metavar="M", help="acc_norm, ece, brier, log_probability, ... (default: acc)")
+    parser.add_argument(
+        "--tasks", metavar="T,...", help="the tasks and groups to compare (default: all)"
+    )
+    parser.add_argument(
+        "--metric", metavar="M", help="acc_norm, ece, brier, log_probability, ... (default: acc)"
+    )
     args = parser.parse_args(arguments)
     console = Console()
     tasks, names = task_names(args.tasks), (args.first, args.second)
@@ -40,7 +50,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         columns = tuple(column for column in mine if column in theirs)
     if same:
         raise InputError(f"{args.first} and {args.second} are the same; give two.")
-    columns = tuple(column for column in columns if column.name in first.cells and column.name in second.cells)
+    columns = tuple(
+        column for column in columns if column.name in first.cells and column.name in second.cells
+    )
     if not columns:
         raise InputError(f"{args.first} and {args.second} have no task in common.")
     differences = compare(first.cells, second.cells, columns)
@@ -50,10 +62,14 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     console.print(note, markup=False, highlight=False)
 
 
-def _entry(name: str, tasks: Sequence[str] | None, metric: str | None) -> tuple[Entry, tuple[Column, ...]]:
+def _entry(
+    name: str, tasks: Sequence[str] | None, metric: str | None
+) -> tuple[Entry, tuple[Column, ...]]:
     """The only entry of a file or folder, and its columns."""
     if not Path(name).exists():
-        raise InputError(f"{name}: no such file or folder. To compare entries of a board, give their --results.")
+        raise InputError(
+            f"{name}: no such file or folder. To compare entries of a board, give their --results."
+        )
     board = build(read_runs([Path(name)], f"{name}: ", metric)[0], tasks=tasks)
     if len(board.entries) > 1:
         labels = "; ".join(entry.label for entry in board.entries[:SHOWN])

@@ -16,7 +16,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         "Run lm-eval's hf and eight methods on the demonstration tasks, as a study, with a table and a leaderboard's "
         "page. The demo runs offline and on a CPU: the model and the documents come with the package."
     )
-    parser.add_argument("--limit", default="50", metavar="N", help="documents of each task (default: %(default)s)")
+    parser.add_argument(
+        "--limit", default="50", metavar="N", help="documents of each task (default: %(default)s)"
+    )
     what = "the folder of the study (default: %(default)s)"
     parser.add_argument("--output", default="results/demo", metavar="DIR", help=what)
     args = parser.parse_args(arguments)

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lm_eval_icl.cli.reading import RESULTS, SHOWN, print_left_out, print_line, read_runs, task_names
+from lm_eval_icl.cli.reading import (
+    RESULTS,
+    SHOWN,
+    print_left_out,
+    print_line,
+    read_runs,
+    task_names,
+)
 from lm_eval_icl.errors import InputError, writing
 from lm_eval_icl.leaderboard import tables
 from lm_eval_icl.results.build import build
@@ -16,19 +23,39 @@ from lm_eval_icl.results.build import build
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl leaderboard`."""
-    parser.description = "Make a table, a page and figures from results files, with a row for each model and method."
+    parser.description = (
+        "Make a table, a page and figures from results files, with a row for each model and method."
+    )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=RESULTS)
-    parser.add_argument("--output", type=Path, metavar="FILE.html", help="the page: one file that needs no other")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.html", help="the page: one file that needs no other"
+    )
     what = "the method or entry with which others are compared (default: icl, or else hf)"
     parser.add_argument("--baseline", metavar="METHOD|ENTRY", help=what)
     parser.add_argument(
-        "--metric", metavar="M", help="acc_norm, ..., or of the options' probabilities: ece, brier, log_probability"
+        "--metric",
+        metavar="M",
+        help="acc_norm, ..., or of the options' probabilities: ece, brier, log_probability",
     )
-    parser.add_argument("--tasks", metavar="T,...", help="the tasks and groups that are columns (default: all)")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="all numbers, with a line for each entry and column")
+    parser.add_argument(
+        "--tasks", metavar="T,...", help="the tasks and groups that are columns (default: all)"
+    )
+    parser.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE",
+        help="all numbers, with a line for each entry and column",
+    )
     parser.add_argument("--md", type=Path, metavar="FILE", help="the table in Markdown")
-    parser.add_argument("--tex", type=Path, metavar="FILE", help="the table in LaTeX, with booktabs")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="figures as SVG and PNG, each with its data as CSV")
+    parser.add_argument(
+        "--tex", type=Path, metavar="FILE", help="the table in LaTeX, with booktabs"
+    )
+    parser.add_argument(
+        "--plots",
+        type=Path,
+        metavar="DIR",
+        help="figures as SVG and PNG, each with its data as CSV",
+    )
     args = parser.parse_args(arguments)
     files = [file for file in (args.output, args.csv, args.md, args.tex) if file is not None]
     for file in files:  # checked before the results are read
@@ -39,12 +66,19 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     console = Console()
     runs, left_out = read_runs(args.results, metric=args.metric)
     # Not Path.resolve: a file that was left out may be a link to itself.
-    results = {os.path.realpath(path) for path in (*(run.path for run in runs), *(file.path for file in left_out))}
+    results = {
+        os.path.realpath(path)
+        for path in (*(run.path for run in runs), *(file.path for file in left_out))
+    }
     for file in files:
         if os.path.realpath(file) in results:
             raise InputError(f"{file}: is one of the results; give another file to write to.")
     board = build(runs, left_out, args.baseline, task_names(args.tasks))
-    for file, text in ((args.csv, tables.as_csv), (args.md, tables.as_markdown), (args.tex, tables.as_tex)):
+    for file, text in (
+        (args.csv, tables.as_csv),
+        (args.md, tables.as_markdown),
+        (args.tex, tables.as_tex),
+    ):
         if file:
             with writing(file):
                 file.write_text(text(board), encoding="utf-8")

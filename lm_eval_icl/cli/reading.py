@@ -15,7 +15,9 @@ from lm_eval_icl.results.board import grouped, shown
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import LeftOutFile, Run
 
-RESULTS = "results files of lm-eval (best with --log_samples) or of collect, and folders with such files"
+RESULTS = (
+    "results files of lm-eval (best with --log_samples) or of collect, and folders with such files"
+)
 SHOWN = 10  # how many rows the terminal shows
 
 
@@ -24,7 +26,9 @@ def task_names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def read_runs(paths: Sequence[Path], where: str = "", metric: str | None = None) -> tuple[list[Run], list[LeftOutFile]]:
+def read_runs(
+    paths: Sequence[Path], where: str = "", metric: str | None = None
+) -> tuple[list[Run], list[LeftOutFile]]:
     """The runs in files and folders, and the files that were left out. An `InputError` is raised if there are no runs;
     its message begins with `where`."""
     runs, left_out = read(paths, metric=metric)
@@ -52,7 +56,11 @@ def model_arguments(written: Any, method_names: Collection[str] = ()) -> dict[st
 
     arguments = pairs("model_args", written)
     if not arguments.get("pretrained"):
-        raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
+        raise InputError(
+            "--model_args: has no pretrained=...: give the name or folder of a checkpoint."
+        )
     for name in arguments.keys() - ARGUMENTS - {*method_names}:
-        raise InputError(f"--model_args: unknown argument {name!r}: {near(name, sorted(ARGUMENTS | {*method_names}))}")
+        raise InputError(
+            f"--model_args: unknown argument {name!r}: {near(name, sorted(ARGUMENTS | {*method_names}))}"
+        )
     return arguments

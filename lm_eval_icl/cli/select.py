@@ -26,28 +26,62 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl select`."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     log.setLevel(logging.WARNING)
-    parser.description = "Choose demonstrations by a published method, and write them to a file for --metadata."
+    parser.description = (
+        "Choose demonstrations by a published method, and write them to a file for --metadata."
+    )
     what = f"{', '.join(METHODS)}, with arguments as in lens:m=200:rho=3; all take pool=N and balance=False"
     parser.add_argument("how", metavar="HOW", help=what)
-    parser.add_argument("--model_args", required=True, metavar="K=V,...", help="the model: pretrained=..., dtype=...")
-    parser.add_argument("--tasks", required=True, metavar="T,...", help="tasks with options, and groups of such tasks")
-    parser.add_argument("--num_fewshot", type=int, metavar="N", help="how many to choose (default: the task's number)")
-    parser.add_argument("--seeds", default="1234", metavar="N,A..B", help="seeds, each with a choice (default: 1234)")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE.json", help="the file for the choices")
+    parser.add_argument(
+        "--model_args",
+        required=True,
+        metavar="K=V,...",
+        help="the model: pretrained=..., dtype=...",
+    )
+    parser.add_argument(
+        "--tasks",
+        required=True,
+        metavar="T,...",
+        help="tasks with options, and groups of such tasks",
+    )
+    parser.add_argument(
+        "--num_fewshot",
+        type=int,
+        metavar="N",
+        help="how many to choose (default: the task's number)",
+    )
+    parser.add_argument(
+        "--seeds",
+        default="1234",
+        metavar="N,A..B",
+        help="seeds, each with a choice (default: 1234)",
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="FILE.json", help="the file for the choices"
+    )
     parser.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
-    parser.add_argument("--batch_size", type=int, default=8, metavar="N", help="queries in a batch (default: 8)")
+    parser.add_argument(
+        "--batch_size", type=int, default=8, metavar="N", help="queries in a batch (default: 8)"
+    )
     parser.add_argument("--include_path", metavar="DIR", help="a folder of further tasks")
-    parser.add_argument("--metadata", default="", metavar="K=V,...", help="metadata of the tasks, as for lm_eval")
+    parser.add_argument(
+        "--metadata", default="", metavar="K=V,...", help="metadata of the tasks, as for lm_eval"
+    )
     args = parser.parse_args(arguments)
     if not isinstance(how := read(args.how), How):
         raise InputError(f"{args.how!r}: there are {', '.join(METHODS)}.")
     with naming("--seeds"):
-        seeds = expanded([int(text) if text.isdecimal() else text for text in args.seeds.split(",")])
+        seeds = expanded(
+            [int(text) if text.isdecimal() else text for text in args.seeds.split(",")]
+        )
     for seed in seeds:
         if not isinstance(seed, int):
-            raise InputError(f"--seeds {seed}: must be whole numbers, 0 or more, or ranges such as 0..9.")
+            raise InputError(
+                f"--seeds {seed}: must be whole numbers, 0 or more, or ranges such as 0..9."
+            )
     if args.output.is_dir() or not os.access(args.output.parent, os.W_OK):
-        raise InputError(f"--output {args.output}: must be a file in a folder that exists and can be written to.")
+        raise InputError(
+            f"--output {args.output}: must be a file in a folder that exists and can be written to."
+        )
     check_folders(args.include_path, None)
 
     from lm_eval_icl.demonstrations.choosing import Chooser
@@ -60,10 +94,14 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     for task in tasks_of(names, args.include_path, pairs("metadata", args.metadata)):
         shots = task.config.num_fewshot if args.num_fewshot is None else args.num_fewshot
         if not shots or shots < 1:
-            raise InputError(f"--num_fewshot: give how many demonstrations task {task.config.task!r} gets, 1 or more.")
+            raise InputError(
+                f"--num_fewshot: give how many demonstrations task {task.config.task!r} gets, 1 or more."
+            )
         shots_by_pool[PoolOfTask(task)] = int(shots)
     predictor, model = _load(args)
-    contents: dict[str, Any] = {"about": {"how": str(how), "model": about_model(*model), "version": version.version()}}
+    contents: dict[str, Any] = {
+        "about": {"how": str(how), "model": about_model(*model), "version": version.version()}
+    }
     contents["tasks"] = {}
     for pool, shots in shots_by_pool.items():
         chooser, chosen = Chooser(pool, predictor, how.pool), {}
@@ -71,13 +109,18 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             with naming(f"task {pool.name!r}"):
                 choice = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
             chosen[str(seed)] = choice.as_json()
-            rows, cost = ", ".join(map(str, choice.indices)), f"{choice.seconds:.1f} s, {choice.tokens:,} tokens"
+            rows, cost = (
+                ", ".join(map(str, choice.indices)),
+                f"{choice.seconds:.1f} s, {choice.tokens:,} tokens",
+            )
             print(f"{pool.name}, seed {seed}: rows {rows}; {cost}", flush=True)
         digest = {"rows": len(pool.docs), "sha256": pool.sha256}
         contents["tasks"][pool.name] = {"n": shots, "pool": digest, "seeds": chosen}
         with writing(f"--output {args.output}"):
             write_atomically(args.output, json.dumps(contents, indent=1) + "\n")
-    print(f"{args.output}: lm_eval ... --metadata demonstrations={args.output} --seed 0,1234,1234,{seeds[0]}")
+    print(
+        f"{args.output}: lm_eval ... --metadata demonstrations={args.output} --seed 0,1234,1234,{seeds[0]}"
+    )
 
 
 def _load(args: argparse.Namespace) -> tuple[Predictor, tuple[str, Mapping[str, Any]]]:
@@ -93,7 +136,9 @@ def _load(args: argparse.Namespace) -> tuple[Predictor, tuple[str, Mapping[str, 
     model, tokenizer = load_model(arguments)
     with refusing(f"--device {args.device}"):
         model = model.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    limits = {name: arguments[name] for name in ("max_length", "add_bos_token") if name in arguments}
+    limits = {
+        name: arguments[name] for name in ("max_length", "add_bos_token") if name in arguments
+    }
     predictor = Predictor(model, tokenizer, ICL(), batch_size=args.batch_size, **limits)
     commit = hub_commit(arguments["pretrained"], arguments.get("revision"))
     identity = model_identity(model, files_digest(**arguments), commit)

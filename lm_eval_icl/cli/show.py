@@ -13,13 +13,15 @@ from lm_eval_icl.harness.arguments import pairs
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl show`."""
-    parser.description = (
-        "Draw the layout of a method: which token sees which, and at which position; in the terminal, or as a picture."
-    )
+    parser.description = "Draw the layout of a method: which token sees which, and at which position; in the terminal, or as a picture."
     names = ", ".join(methods.NAMES)
     parser.add_argument("method", metavar="METHOD", help=f"{names}, or MODULE:CLASS")
-    parser.add_argument("--args", default="", metavar="K=V,...", help="the method's arguments, as in --model_args")
-    parser.add_argument("--shots", type=int, default=3, help="the number of demonstrations (default: 3)")
+    parser.add_argument(
+        "--args", default="", metavar="K=V,...", help="the method's arguments, as in --model_args"
+    )
+    parser.add_argument(
+        "--shots", type=int, default=3, help="the number of demonstrations (default: 3)"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="a picture, .svg or .png")
     options = parser.parse_args(arguments)
     methods.find(options.method)  # an unknown method is refused before the slow imports

@@ -22,7 +22,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         metavar="TYPE[,TYPE...]",
         help="transformers model types, or the folder of a checkpoint (default: llama)",
     )
-    parser.add_argument("--limit", type=int, default=3, help="documents of each task (default: %(default)s)")
+    parser.add_argument(
+        "--limit", type=int, default=3, help="documents of each task (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
 
     # Run offline, and without the progress bars that this variable switches off.

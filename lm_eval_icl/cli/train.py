@@ -25,8 +25,14 @@ if TYPE_CHECKING:
 OPTIONS = {
     "model_args": ("K=V,...", "pretrained=M, the method's arguments, and others as for hf"),
     "tasks": ("T1,T2", "tasks of lm-eval with a training split, or groups of them"),
-    "episodes": ("FILE.jsonl", "instead of --tasks: a file of rows with task, input, output and options"),
-    "metaicl": ("SETTING", "instead of --tasks: MetaICL's training tasks of a setting, such as hr_to_lr"),
+    "episodes": (
+        "FILE.jsonl",
+        "instead of --tasks: a file of rows with task, input, output and options",
+    ),
+    "metaicl": (
+        "SETTING",
+        "instead of --tasks: MetaICL's training tasks of a setting, such as hr_to_lr",
+    ),
     "data": ("DIR", "with --metaicl: the folder of MetaICL's data"),
     "train_k": ("K", "with --metaicl: the K in the names of the training files (default: 16384)"),
     "channel": ("", "with --metaicl: give the output, and train on the input"),
@@ -45,7 +51,9 @@ METAICL: dict[str, Any] = {"num_fewshot": 16, "draw": "row", "eval_steps": 0}
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl train`."""
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
-    parser.description = "Fine-tune a model under the layout of a method, on episodes of demonstrations and a query."
+    parser.description = (
+        "Fine-tune a model under the layout of a method, on episodes of demonstrations and a query."
+    )
     options = read_options(parser, arguments)
     methods.find(options["method"])  # an unknown method is refused before the slow imports
 
@@ -59,7 +67,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     processes.wait_for_everyone()
     if processes.is_main_process:
         method, output = options["method"], options["output"]
-        print(f"{output}: trained under {method}. lm_eval --model {method} --model_args pretrained={output}")
+        print(
+            f"{output}: trained under {method}. lm_eval --model {method} --model_args pretrained={output}"
+        )
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # or a process that ends first would abort the other processes
 
@@ -79,7 +89,9 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
     settings = Settings(**(METAICL if "metaicl" in options else {}) | given)
     names = methods.arguments_of(methods.find(options["method"]))
     model_args = model_arguments(options.get("model_args", {}), names)
-    method = methods.make(options["method"], {name: value for name, value in model_args.items() if name in names})
+    method = methods.make(
+        options["method"], {name: value for name, value in model_args.items() if name in names}
+    )
     fits = [methods.make(name) for name in _names(options.get("fits", ()))]
     check_trainable(method, settings.loss)
     if "output" not in options and not options.get("dry_run"):
@@ -87,10 +99,14 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
     if sum(name in options for name in ("tasks", "episodes", "metaicl")) != 1:
         raise InputError("--tasks, --episodes, --metaicl: give one of them.")
     if options.get("device", "cpu") != "cpu" and not torch.accelerator.is_available():
-        raise InputError(f"--device {options['device']}: torch finds no accelerator here: give cpu, or leave it out.")
+        raise InputError(
+            f"--device {options['device']}: torch finds no accelerator here: give cpu, or leave it out."
+        )
     if "metaicl" in options:
         if settings.loss != "query":
-            raise InputError(f"--loss {settings.loss}: MetaICL's loss is that of the query: leave it out.")
+            raise InputError(
+                f"--loss {settings.loss}: MetaICL's loss is that of the query: leave it out."
+            )
         if "data" not in options:
             raise InputError("--data: give the folder of MetaICL's data.")
         setting_of(str(options["metaicl"]))
@@ -105,7 +121,11 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
 
 
 def _train(
-    options: Mapping[str, Any], settings: Settings, model_args: dict[str, Any], method: Method, fits: Sequence[Method]
+    options: Mapping[str, Any],
+    settings: Settings,
+    model_args: dict[str, Any],
+    method: Method,
+    fits: Sequence[Method],
 ) -> None:
     """Load the data and the model, and train."""
     from lm_eval_icl.harness.training import HarnessTask, tasks_of
@@ -122,16 +142,26 @@ def _train(
         tasks += read_file(Path(str(options["episodes"])))
     elif "tasks" in options:
         names = _names(options["tasks"])
-        tasks += [HarnessTask(task) for task in tasks_of(names, options.get("include_path"), metadata)]
+        tasks += [
+            HarnessTask(task) for task in tasks_of(names, options.get("include_path"), metadata)
+        ]
     else:
         data, k = MetaICLFolder(str(options["data"]), "--data"), options.get("train_k", 16384)
         rows = load_rows(str(options["metaicl"]), data, k, skips(metadata))
     model, tokenizer = load_model(model_args)
-    data_options = {"metadata": metadata, "metaicl": options.get("metaicl"), "channel": options.get("channel", False)}
-    limits: dict[str, Any] = {name: model_args.get(name) for name in ("max_length", "add_bos_token")}
+    data_options = {
+        "metadata": metadata,
+        "metaicl": options.get("metaicl"),
+        "channel": options.get("channel", False),
+    }
+    limits: dict[str, Any] = {
+        name: model_args.get(name) for name in ("max_length", "add_bos_token")
+    }
     if rows:
         predictor = Predictor(model, tokenizer, method, **limits)
-        tasks += setting_tasks(rows, predictor, options.get("channel", False), limits["add_bos_token"])
+        tasks += setting_tasks(
+            rows, predictor, options.get("channel", False), limits["add_bos_token"]
+        )
     train(
         model,
         tokenizer,
@@ -141,7 +171,10 @@ def _train(
         settings,
         fits=fits,
         source=str(model_args["pretrained"]),
-        identity={"model_args": {name: str(value) for name, value in sorted(model_args.items())}, **data_options},
+        identity={
+            "model_args": {name: str(value) for name, value in sorted(model_args.items())},
+            **data_options,
+        },
         **limits,
         resume=options.get("resume", False),
         cpu=options.get("device") == "cpu",
@@ -154,18 +187,25 @@ def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[
     parser.argument_default = argparse.SUPPRESS
     trained = "icl, nope, prefixicl, pcw, saicl, invicl, sbp, star, or MODULE:CLASS"
     parser.add_argument("method", metavar="METHOD", help=trained)
-    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in --output")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the last checkpoint in --output"
+    )
     for name, (metavar, what) in OPTIONS.items():
         kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
         parser.add_argument(f"--{name}", help=what, **kind)
-    helps = {line.strip().partition(": ")[0]: line.partition(": ")[2] for line in (Settings.__doc__ or "").splitlines()}
+    helps = {
+        line.strip().partition(": ")[0]: line.partition(": ")[2]
+        for line in (Settings.__doc__ or "").splitlines()
+    }
     for name, field in Settings.model_fields.items():
         what, value_type = helps[name].rstrip("."), type(field.default)
         if value_type is bool:
             parser.add_argument(f"--{name}", action="store_true", help=what)
         else:
             what = f"{what} (default: {field.default})"
-            parser.add_argument(f"--{name}", type=value_type, metavar=value_type.__name__.upper(), help=what)
+            parser.add_argument(
+                f"--{name}", type=value_type, metavar=value_type.__name__.upper(), help=what
+            )
     return vars(parser.parse_args(arguments))
 
 

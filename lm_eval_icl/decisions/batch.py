@@ -59,5 +59,7 @@ class BatchCalibration(Shift):
     def values(self, scores: np.ndarray, query_scores: np.ndarray) -> np.ndarray:
         if self.by == "division":
             return super().values(scores, query_scores)
-        differences: np.ndarray = np.exp(log_normalized(scores)) - np.exp(self.constants(query_scores))
+        differences: np.ndarray = np.exp(log_normalized(scores)) - np.exp(
+            self.constants(query_scores)
+        )
         return differences

@@ -53,7 +53,9 @@ class Domain(Shift):
             words, corpus = task.words(name, evaluated=self.is_transductive)
             size = len(words) // corpus + 1
             for text in texts:
-                text[name] = " ".join(words[i] for i in generator.randint(0, len(words), size=size)) + " ."
+                text[name] = (
+                    " ".join(words[i] for i in generator.randint(0, len(words), size=size)) + " ."
+                )
             facts |= {"seed": task.seed, "corpus": corpus}
         return rendered(task, doc, texts)
 

@@ -19,14 +19,20 @@ class Hidden(Comparison):
 
     m: Number = 16
 
-    def values(self, states: np.ndarray, anchors: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    def values(
+        self, states: np.ndarray, anchors: np.ndarray, labels: np.ndarray, classes: int
+    ) -> np.ndarray:
         from scipy.spatial.distance import cdist
 
         states, anchors = _numbers(states), _numbers(anchors)
-        centroids = np.stack([anchors[np.asarray(labels) == number].mean(0) for number in range(classes)])
+        centroids = np.stack(
+            [anchors[np.asarray(labels) == number].mean(0) for number in range(classes)]
+        )
         distances: np.ndarray = cdist(states, centroids)
         if not np.isfinite(distances).all():
-            raise InputError("some hidden states are infinite, so that no distances can be computed.")
+            raise InputError(
+                "some hidden states are infinite, so that no distances can be computed."
+            )
         return -distances
 
 
@@ -42,13 +48,17 @@ class KNN(Comparison):
     k: Number = 3
     m: Number = 128
 
-    def values(self, states: np.ndarray, anchors: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    def values(
+        self, states: np.ndarray, anchors: np.ndarray, labels: np.ndarray, classes: int
+    ) -> np.ndarray:
         log_probs, anchors = _numbers(states), _numbers(anchors)
         p = np.exp(anchors)
         # A token adds nothing to the divergence if the anchor gives it 0, and infinity if only the query gives it 0.
         entropy = np.where(p > 0, p * np.where(p > 0, anchors, 0), 0).sum(1)
         finite = np.maximum(log_probs, np.finfo(np.float64).min)
-        divergences = entropy - np.stack([p @ row for row in finite])  # (D, N); row by row, each as if it were alone
+        divergences = entropy - np.stack(
+            [p @ row for row in finite]
+        )  # (D, N); row by row, each as if it were alone
         nearest = np.argsort(divergences, axis=1, kind="stable")[:, : self.k]
         votes: np.ndarray = np.eye(classes)[np.asarray(labels)[nearest]].sum(1)
         return votes

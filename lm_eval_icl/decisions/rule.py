@@ -23,7 +23,9 @@ from lm_eval_icl.errors import whole
 Doc = Mapping[str, Any]
 # The types of arguments: a whole number from 1; and one or several texts, which may be joined by "|".
 Number = Annotated[int, BeforeValidator(whole)]
-_divided = BeforeValidator(lambda texts: tuple(texts.split("|")) if isinstance(texts, str) else texts)
+_divided = BeforeValidator(
+    lambda texts: tuple(texts.split("|")) if isinstance(texts, str) else texts
+)
 Texts = Annotated[tuple[str, ...], _divided, Field(min_length=1)]
 
 
@@ -51,7 +53,11 @@ class Rule(ABC):
     @property
     def given(self) -> dict[str, Any]:
         """The arguments whose values differ from the defaults."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        }
 
     def __str__(self) -> str:
         """The rule as a text that names its results. It does not depend on the order in which arguments were given. The
@@ -106,7 +112,9 @@ class Comparison(Rule):
     m: Number
 
     @abstractmethod
-    def values(self, states: np.ndarray, anchors: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    def values(
+        self, states: np.ndarray, anchors: np.ndarray, labels: np.ndarray, classes: int
+    ) -> np.ndarray:
         """(D, d or V) of documents, (N, d or V) of labeled rows, (N,) their classes from 0 on -> (D, C) values."""
 
 

@@ -53,7 +53,11 @@ def best_random(
     check_n("best_random", pool, n)
     rows = range(len(pool.labels))
     drawn = [
-        tuple(stratified(rows, n, lambda row: pool.labels[row], generator) if balance else generator.sample(rows, n))
+        tuple(
+            stratified(rows, n, lambda row: pool.labels[row], generator)
+            if balance
+            else generator.sample(rows, n)
+        )
         for _ in range(sets)
     ]
     results = [ScoredSet(chosen, *score(chosen)) for chosen in drawn]

@@ -29,7 +29,9 @@ def cal(pool: Pool, n: int, generator: Random, *, k: int = 10) -> list[int]:
         last = np.partition(distances, k - 1, axis=1)[:, k - 1]
         for at, row in enumerate(range(size)[part]):
             near = np.flatnonzero(distances[at] <= last[at])
-            near = near[np.argsort(distances[at, near], kind="stable")][:k]  # the lowest rows, if some are equally near
+            near = near[np.argsort(distances[at, near], kind="stable")][
+                :k
+            ]  # the lowest rows, if some are equally near
             scores[row] = (probabilities[near] * (logs[near] - logs[row])).sum(1).mean()
     picks = Picks(pool)
     picks.best(scores, n)

@@ -75,7 +75,10 @@ class Choice:
     def as_json(self) -> dict[str, Any]:
         """The choice as an entry of results files and of files of choices."""
         known = {name: value for name, value in vars(self).items() if value is not None}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in known.items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in known.items()
+        }
 
 
 class Chooser:
@@ -106,10 +109,14 @@ class Chooser:
         if how in SEARCHES:
             choice = self._searched(how, n, seed, rows, balance, SEARCHES[how] | arguments)
         else:
-            if tuple(rows) not in self._read:  # all seeds have the same rows, unless candidates are drawn
+            if (
+                tuple(rows) not in self._read
+            ):  # all seeds have the same rows, unless candidates are drawn
                 self._read = {tuple(rows): self.read(rows)}
             probabilities, features, rows = self._read[tuple(rows)]
-            pool = Pool(np.array([self.pool.query(row)[2] for row in rows]), features, probabilities)
+            pool = Pool(
+                np.array([self.pool.query(row)[2] for row in rows]), features, probabilities
+            )
             picked = tuple(rows[i] for i in select(how, pool, n, seed, balance, **arguments))
             choice = Choice(in_prompt_order(picked, seed), picked)
         tokens = self.predictor.runner.tokens_run - before
@@ -131,26 +138,38 @@ class Chooser:
         fitting = [row for row in rows if self.fits(row)]
         if not fitting:
             raise InputError("no document of the pool fits the model.")
-        name, queries = f"{self.pool.name}: a document of the pool", [self.pool.query(row)[:2] for row in fitting]
+        name, queries = (
+            f"{self.pool.name}: a document of the pool",
+            [self.pool.query(row)[:2] for row in fitting],
+        )
         probabilities, features = read_queries(self.predictor, name, queries)
         return np.array(probabilities), features, fitting
 
     def fits(self, row: int) -> bool:
         prompt, options, _ = self.pool.query(row)
         pairs = [self.predictor.tokenizer.pair(prompt, option) for option in options]
-        return all(self.predictor.limits.too_long(tokens, len(answer) - 1) is None for tokens, answer in pairs)
+        return all(
+            self.predictor.limits.too_long(tokens, len(answer) - 1) is None
+            for tokens, answer in pairs
+        )
 
-    def right(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def right(
+        self, demonstrations: Sequence[int], rows: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Whether each document is answered correctly after these demonstrations, and the probability of its right
         option, normalized over all options. Both are (len(rows),)."""
         texts = [self.pool.demonstration(row) for row in demonstrations]
-        by_prefix: dict[str, list[int]] = defaultdict(list)  # a task's description may depend on the document
+        by_prefix: dict[str, list[int]] = defaultdict(
+            list
+        )  # a task's description may depend on the document
         for row in rows:
             by_prefix[self.pool.query(row)[0].prefix].append(row)
         answers: dict[int, tuple[bool, float]] = {}
         for prefix, group in by_prefix.items():
             prompts, options, right = zip(*map(self.pool.query, group), strict=True)
-            scores = self.predictor.score(texts, [str(prompt.query) for prompt in prompts], options, prefix=prefix)
+            scores = self.predictor.score(
+                texts, [str(prompt.query) for prompt in prompts], options, prefix=prefix
+            )
             for row, pairs, gold in zip(group, scores, right, strict=True):
                 values = np.array([value for value, _ in pairs])
                 answers[row] = int(values.argmax()) == gold, softmax(values)[gold]
@@ -158,17 +177,27 @@ class Chooser:
         return np.array(correct), np.array(right_probabilities)
 
     def _searched(
-        self, how: str, n: int, seed: int, rows: Sequence[int], balance: bool, settings: dict[str, Any]
+        self,
+        how: str,
+        n: int,
+        seed: int,
+        rows: Sequence[int],
+        balance: bool,
+        settings: dict[str, Any],
     ) -> Choice:
         """The choice of a method that searches."""
         generator, dev_rows = Random(seed), list[int]()
         if how == "best_random":
             dev_rows, rows = self._dev_and_rest(rows, settings.pop("dev"))
         fitting = [row for row in rows if self.fits(row)]
-        pool = Pool(np.array([self.pool.query(row)[2] if balance else 0 for row in fitting], dtype=np.int64))
+        pool = Pool(
+            np.array([self.pool.query(row)[2] if balance else 0 for row in fitting], dtype=np.int64)
+        )
         with tqdm(desc=f"{self.pool.name}: {how}", unit=" queries") as bar:
 
-            def score(members: Sequence[int], documents: Sequence[int] | None = None) -> tuple[float, float]:
+            def score(
+                members: Sequence[int], documents: Sequence[int] | None = None
+            ) -> tuple[float, float]:
                 documents = dev_rows if documents is None else [fitting[i] for i in documents]
                 bar.update(len(documents))
                 return self._set_score([fitting[i] for i in members], documents)
@@ -178,7 +207,9 @@ class Chooser:
                 other documents. The smallest possible number, -1, if it does not fit the model with all of them."""
                 bar.update(len(others))
                 try:
-                    probabilities = self.right([fitting[candidate]], [fitting[i] for i in others])[1]
+                    probabilities = self.right([fitting[candidate]], [fitting[i] for i in others])[
+                        1
+                    ]
                     return probabilities - alone[list(others)]
                 except DoesNotFit:
                     return np.full(len(others), -1.0)
@@ -187,7 +218,9 @@ class Chooser:
                 best = best_random(pool, n, generator, score, balance=balance, **settings)
             else:
                 alone = self.right([], fitting)[1]
-                best = lens(pool, n, generator, info, score, LensSettings(**settings), balance=balance)
+                best = lens(
+                    pool, n, generator, info, score, LensSettings(**settings), balance=balance
+                )
         if not math.isfinite(best.accuracy):
             raise InputError(
                 f"{how}: none of the sets that were tried fits the model: lower --num_fewshot, or take a model with "
@@ -199,8 +232,12 @@ class Chooser:
         """The documents to score sets on, the same for all seeds, and the `rows` that have other texts."""
         pool = self.pool.rows
         if dev >= len(pool):
-            raise InputError(f"best_random: dev={dev}: the pool has {len(pool)} documents for dev and demonstrations.")
-        kept = sorted(row for row in Random("dev").sample(pool, dev) if not self.pool.is_closed(row))
+            raise InputError(
+                f"best_random: dev={dev}: the pool has {len(pool)} documents for dev and demonstrations."
+            )
+        kept = sorted(
+            row for row in Random("dev").sample(pool, dev) if not self.pool.is_closed(row)
+        )
         texts = {str(self.pool.query(row)[0]) for row in kept}
         rest = [row for row in rows if str(self.pool.query(row)[0]) not in texts]
         return [row for row in kept if self.fits(row)], rest
@@ -225,10 +262,15 @@ def read_queries(
     states: dict[tuple[Context, Ids], np.ndarray] = {}
     pairs = [tokenizer.pairs(*query) for query in queries]
     work = grouped((tokens, answer) for tokens, answers in pairs for answer in answers)
-    for requests, scores in tqdm(runner.score(work, states="hidden"), f"{name}: reading", leave=False):
+    for requests, scores in tqdm(
+        runner.score(work, states="hidden"), f"{name}: reading", leave=False
+    ):
         for request, (log_prob, _), state in zip(requests, scores, scores.states, strict=True):
             if not math.isfinite(log_prob):
                 raise not_finite(name, log_prob, runner.model)
             logs[request], states[request[:2]] = log_prob, state.numpy()
-    probabilities = [softmax([logs[tokens.context, tokens.query, a] for a in answers]) for tokens, answers in pairs]
+    probabilities = [
+        softmax([logs[tokens.context, tokens.query, a] for a in answers])
+        for tokens, answers in pairs
+    ]
     return probabilities, np.stack([states[tokens.context, tokens.query] for tokens, _ in pairs])

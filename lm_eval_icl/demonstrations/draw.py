@@ -55,7 +55,9 @@ def draw(
     """
     indices = range(len(pool))
     if n > len(pool):
-        raise InputError(f"{n} demonstrations are asked for, and the pool has {len(pool)} rows: lower --num_fewshot.")
+        raise InputError(
+            f"{n} demonstrations are asked for, and the pool has {len(pool)} rows: lower --num_fewshot."
+        )
     if how == "first":
         drawn = list(indices[:n])
     elif how == "random":
@@ -73,7 +75,9 @@ def draw(
     if how != "first":
         Random(f"in place of what is evaluated {seed}").shuffle(rest)
     for old in closed:
-        same_label = (row for row in rest if how != "stratified" or label(pool[row]) == label(pool[old]))
+        same_label = (
+            row for row in rest if how != "stratified" or label(pool[row]) == label(pool[old])
+        )
         new = next((row for row in chain(same_label, rest) if not evaluated(pool[row])), None)
         if new is None:
             raise too_few(n, sum(not evaluated(row) for row in pool))
@@ -132,17 +136,25 @@ def _indices(path: Path, n: int, pool: Sequence[Any], task: str, seed: int | Non
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"must be stratified, random, first, or a JSON file of indices ({error}).") from error
+        raise InputError(
+            f"must be stratified, random, first, or a JSON file of indices ({error})."
+        ) from error
     if isinstance(contents, dict) and isinstance(contents.get("tasks"), dict):
         return _chosen(contents["tasks"], n, pool, task, seed)
-    if not isinstance(contents, list) or not all(type(index) is int and 0 <= index < len(pool) for index in contents):
+    if not isinstance(contents, list) or not all(
+        type(index) is int and 0 <= index < len(pool) for index in contents
+    ):
         raise InputError(f"must hold a list of whole numbers from 0 to {len(pool) - 1}.")
     if len(contents) < n:
-        raise InputError(f"{n} demonstrations are asked for, and the file has {len(contents)}: lower --num_fewshot.")
+        raise InputError(
+            f"{n} demonstrations are asked for, and the file has {len(contents)}: lower --num_fewshot."
+        )
     return contents[:n]
 
 
-def _chosen(tasks: dict[str, Any], n: int, pool: Sequence[Any], task: str, seed: int | None) -> list[int]:
+def _chosen(
+    tasks: dict[str, Any], n: int, pool: Sequence[Any], task: str, seed: int | None
+) -> list[int]:
     """The rows that a file of choices has for a task and a seed, in the order of the prompt."""
     if (chosen := tasks.get(task)) is None:
         raise InputError(f"the file has no choice for this task, only for {', '.join(tasks)}.")
@@ -152,7 +164,9 @@ def _chosen(tasks: dict[str, Any], n: int, pool: Sequence[Any], task: str, seed:
             f"choose {n}."
         )
     if chosen["pool"]["sha256"] != pool_digest(pool):
-        raise InputError("the demonstrations were chosen from another pool: the data has changed since. Choose again.")
+        raise InputError(
+            "the demonstrations were chosen from another pool: the data has changed since. Choose again."
+        )
     if str(seed) not in chosen["seeds"]:
         raise InputError(
             f"nothing was chosen for seed {seed}, only for {', '.join(chosen['seeds'])}: give one of these as the "

@@ -32,14 +32,20 @@ class How:
     """A method that chooses demonstrations, with its arguments."""
 
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # the arguments that differ from the method's defaults
+    arguments: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the arguments that differ from the method's defaults
     balance: bool = _COMMON["balance"]  # choose inside each class
     pool: int = _COMMON["pool"]  # how many documents are candidates
 
     def __str__(self) -> str:
         """The choice as a text, which does not depend on the order in which arguments were given."""
         settings = {**self.arguments, "balance": self.balance, "pool": self.pool}
-        parts = [f"{name}={value}" for name, value in sorted(settings.items()) if _COMMON.get(name) != value]
+        parts = [
+            f"{name}={value}"
+            for name, value in sorted(settings.items())
+            if _COMMON.get(name) != value
+        ]
         return ":".join([self.name, *parts])
 
 
@@ -54,7 +60,11 @@ def make(name: str, arguments: Mapping[str, Any]) -> How:
     defaults = SEARCHES[name] if name in SEARCHES else arguments_of(SELECTORS[name])
     values = checked(name, arguments, {**defaults, **_COMMON})
     common = {key: values.pop(key) for key in _COMMON if key in values}
-    return How(name, {key: value for key, value in sorted(values.items()) if defaults[key] != value}, **common)
+    return How(
+        name,
+        {key: value for key, value in sorted(values.items()) if defaults[key] != value},
+        **common,
+    )
 
 
 def read(written: Any) -> How | Similar | None:
@@ -63,12 +73,20 @@ def read(written: Any) -> How | Similar | None:
     Raises:
         InputError: there is no such method, way of drawing or file, or an argument cannot be used.
     """
-    with naming(f"demonstrations={written if isinstance(written, str) else json.dumps(written, default=str)}"):
+    with naming(
+        f"demonstrations={written if isinstance(written, str) else json.dumps(written, default=str)}"
+    ):
         if isinstance(written, Mapping):
             name, arguments = next(iter(written.items()), ("", None))
             if len(written) != 1 or not isinstance(arguments, Mapping | None):
-                raise InputError('must be one method with its arguments, such as {"lens": {"m": 500}}.')
-            return similar.make(arguments or {}) if name == "similar" else make(str(name), arguments or {})
+                raise InputError(
+                    'must be one method with its arguments, such as {"lens": {"m": 500}}.'
+                )
+            return (
+                similar.make(arguments or {})
+                if name == "similar"
+                else make(str(name), arguments or {})
+            )
         name = str(written).partition(":")[0]
         if written in DRAWN or (name not in METHODS and Path(str(written)).is_file()):
             return None
@@ -76,5 +94,7 @@ def read(written: Any) -> How | Similar | None:
             return similar.make(spelled(str(written))[1])
         if name not in METHODS:
             advice = near(name, (*DRAWN, *METHODS, "similar"), "or a method that chooses: ")
-            raise InputError(f"must be stratified, random, first, or a JSON file of indices that exists; {advice}")
+            raise InputError(
+                f"must be stratified, random, first, or a JSON file of indices that exists; {advice}"
+            )
         return make(*spelled(str(written)))

@@ -41,7 +41,10 @@ class Wanted:
 
 def folder() -> Path:
     """The folder in which choices are kept: `LM_EVAL_ICL_CACHE`, or a folder of the user's cache."""
-    return Path(os.environ.get("LM_EVAL_ICL_CACHE") or Path.home() / ".cache" / "lm-eval-icl") / "demonstrations"
+    return (
+        Path(os.environ.get("LM_EVAL_ICL_CACHE") or Path.home() / ".cache" / "lm-eval-icl")
+        / "demonstrations"
+    )
 
 
 def chosen(wanted: Wanted, predictor: Predictor | Chooser) -> dict[str, Any]:
@@ -53,7 +56,11 @@ def chosen(wanted: Wanted, predictor: Predictor | Chooser) -> dict[str, Any]:
     Raises:
         InputError: nothing can be chosen.
     """
-    pool, how, request = wanted.pool, wanted.how, {"how": str(wanted.how), "n": wanted.n, "seed": wanted.seed}
+    pool, how, request = (
+        wanted.pool,
+        wanted.how,
+        {"how": str(wanted.how), "n": wanted.n, "seed": wanted.seed},
+    )
     model = {key: value for key, value in wanted.model.items() if key != "pretrained"}
     digest = hashlib.sha256(
         _json([request, pool.name, pool.sha256, pool.prompts, version.version(), model])

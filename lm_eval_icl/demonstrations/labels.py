@@ -47,4 +47,6 @@ def read(written: object) -> Labels:
     with suppress(ValueError):
         if kind == "flipped" and 0 <= float(share) <= 1:
             return Labels(float(share))
-    raise InputError(f"labels={written}: must be random, or flipped:P with a probability P from 0 to 1.")
+    raise InputError(
+        f"labels={written}: must be random, or flipped:P with a probability P from 0 to 1."
+    )

@@ -63,7 +63,9 @@ class LensSettings:
 
     def __post_init__(self) -> None:
         if self.rho <= 1:
-            raise InputError(f"lens: rho={self.rho}: must be above 1, so that every round keeps fewer rows.")
+            raise InputError(
+                f"lens: rho={self.rho}: must be above 1, so that every round keeps fewer rows."
+            )
 
     def rounds(self, size: int) -> list[tuple[int, int]]:
         """For each round of the filter, the number of rows e' and the number of rows to keep, with a pool of `size`."""
@@ -75,7 +77,14 @@ class LensSettings:
 
 
 def lens(
-    pool: Pool, n: int, generator: Random, info: Info, score: Score, settings: LensSettings, *, balance: bool = True
+    pool: Pool,
+    n: int,
+    generator: Random,
+    info: Info,
+    score: Score,
+    settings: LensSettings,
+    *,
+    balance: bool = True,
 ) -> ScoredSet:
     """Choose n rows and their order.
 
@@ -99,7 +108,9 @@ def lens(
             f"left beside m={settings.m} candidates: raise --pool, or lower m or dev."
         )
     candidates, table = _filtered(labels, rounds, generator, info)
-    dev_rows = tuple(generator.sample(sorted(set(range(len(labels))) - set(candidates)), settings.dev))
+    dev_rows = tuple(
+        generator.sample(sorted(set(range(len(labels))) - set(candidates)), settings.dev)
+    )
     search = _Search(labels[candidates], table, want, settings.diversity, generator)
 
     scored: dict[Rows, ScoredSet] = {}
@@ -114,17 +125,31 @@ def lens(
             if rows not in scored:
                 chosen = tuple(candidates[row] for row in rows)
                 scored[rows] = ScoredSet(chosen, *score(chosen, dev_rows))
-        ranks = {rows: (-scored[rows].accuracy, -scored[rows].log_probability, scored[rows].rows) for rows in sets}
+        ranks = {
+            rows: (-scored[rows].accuracy, -scored[rows].log_probability, scored[rows].rows)
+            for rows in sets
+        }
         current = sorted(sets, key=ranks.__getitem__)[: settings.beams]
     return scored[current[0]]
 
 
-def _rounds(settings: LensSettings, labels: np.ndarray, want: dict[int, int]) -> list[tuple[int, dict[int, int]]]:
+def _rounds(
+    settings: LensSettings, labels: np.ndarray, want: dict[int, int]
+) -> list[tuple[int, dict[int, int]]]:
     """For each round of the filter, the number of rows e', and how many rows of each label to keep: at most all rows,
     and at least as many as a set has."""
-    counts = {int(label): int(count) for label, count in zip(*np.unique(labels, return_counts=True), strict=True)}
+    counts = {
+        int(label): int(count)
+        for label, count in zip(*np.unique(labels, return_counts=True), strict=True)
+    }
     return [
-        (scored, {label: min(n, max(kept // len(counts), want.get(label, 0))) for label, n in counts.items()})
+        (
+            scored,
+            {
+                label: min(n, max(kept // len(counts), want.get(label, 0)))
+                for label, n in counts.items()
+            },
+        )
         for scored, kept in settings.rounds(len(labels))
     ]
 
@@ -155,9 +180,19 @@ class _Search:
     candidate for each of S rows e'; `want` is how many rows of each label a set has."""
 
     def __init__(
-        self, labels: np.ndarray, table: np.ndarray, want: dict[int, int], diversity: float, generator: Random
+        self,
+        labels: np.ndarray,
+        table: np.ndarray,
+        want: dict[int, int],
+        diversity: float,
+        generator: Random,
     ) -> None:
-        self._labels, self._want, self._diversity, self._generator = labels, want, diversity, generator
+        self._labels, self._want, self._diversity, self._generator = (
+            labels,
+            want,
+            diversity,
+            generator,
+        )
         self._members = {label: np.flatnonzero(labels == label) for label in want}
         lengths = np.linalg.norm(table, axis=1, keepdims=True)
         units = table / np.where(lengths > 0, lengths, 1)
@@ -211,4 +246,8 @@ class _Search:
 def _standardized(values: np.ndarray) -> np.ndarray:
     """The numbers shifted and scaled to mean 0 and standard deviation 1. Equal numbers become 0."""
     spread = values.std(ddof=1) if values.size > 1 else 0.0
-    return (values - values.mean()) / spread if spread > 0 and math.isfinite(spread) else np.zeros_like(values)
+    return (
+        (values - values.mean()) / spread
+        if spread > 0 and math.isfinite(spread)
+        else np.zeros_like(values)
+    )

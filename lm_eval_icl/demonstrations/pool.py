@@ -15,17 +15,27 @@ class Pool:
     """The data of the N documents of a pool that a selector may use."""
 
     labels: np.ndarray  # (N,) whole numbers from 0
-    features: np.ndarray | None = None  # (N, d), such as the last hidden states of the documents' queries
-    probabilities: np.ndarray | None = None  # (N, C) the probability of each label, given the document alone
+    features: np.ndarray | None = (
+        None  # (N, d), such as the last hidden states of the documents' queries
+    )
+    probabilities: np.ndarray | None = (
+        None  # (N, C) the probability of each label, given the document alone
+    )
 
     @property
     def classes(self) -> int:
         """C, the number of labels."""
-        return int(self.labels.max(initial=-1)) + 1 if self.probabilities is None else self.probabilities.shape[1]
+        return (
+            int(self.labels.max(initial=-1)) + 1
+            if self.probabilities is None
+            else self.probabilities.shape[1]
+        )
 
     def at(self, rows: np.ndarray) -> Pool:
         """The pool of these rows alone."""
-        features, probabilities = (None if part is None else part[rows] for part in (self.features, self.probabilities))
+        features, probabilities = (
+            None if part is None else part[rows] for part in (self.features, self.probabilities)
+        )
         return Pool(self.labels[rows], features, probabilities)
 
     def vectors(self, unit: bool = False) -> np.ndarray:
@@ -54,7 +64,9 @@ class Picks:
     def __init__(self, pool: Pool) -> None:
         self.rows: list[int] = []
         self._open = np.ones(len(pool.labels), dtype=bool)
-        self._largest = 0.0  # the largest score so far, which sets the rounding of the differences of scores
+        self._largest = (
+            0.0  # the largest score so far, which sets the rounding of the differences of scores
+        )
 
     def take(self, row: int) -> None:
         """Pick this row, whatever its score."""

@@ -28,7 +28,9 @@ Ranking = dict[int, float]
 # A model's identity, and a function that returns the model's hidden states: of the pool's rows with the given numbers,
 # (N, d), and of all documents, (D, d).
 Features = tuple[Mapping[str, Any], Callable[[Sequence[int]], tuple[np.ndarray, np.ndarray]]]
-_DECIMALS = 9  # similarities are rounded to these decimals; if two are equal, the lower row comes first
+_DECIMALS = (
+    9  # similarities are rounded to these decimals; if two are equal, the lower row comes first
+)
 
 
 class BM25:
@@ -44,19 +46,27 @@ class BM25:
     def __init__(self, pool: Sequence[str], documents: Sequence[str]) -> None:
         import bm25s
 
-        logging.getLogger("bm25s").setLevel(logging.WARNING)  # its other messages would fill lm-eval's log
-        words, self._documents = ([re.findall(r"\w+", text.lower()) for text in part] for part in (pool, documents))
+        logging.getLogger("bm25s").setLevel(
+            logging.WARNING
+        )  # its other messages would fill lm-eval's log
+        words, self._documents = (
+            [re.findall(r"\w+", text.lower()) for text in part] for part in (pool, documents)
+        )
         if not any(words):
             raise InputError("no document of the pool has words, which by=bm25 compares.")
         self._index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", dtype="float64")
         self._index.index(words, show_progress=False)
         parts, shape = self._index.scores, (len(pool), len(self._index.scores["indptr"]) - 1)
-        self._weights = normalize(csc_array((parts["data"], parts["indices"], parts["indptr"]), shape=shape).tocsr())
+        self._weights = normalize(
+            csc_array((parts["data"], parts["indices"], parts["indptr"]), shape=shape).tocsr()
+        )
 
     def scores(self, document: int) -> np.ndarray:
         """(N,) the similarity of each row of the pool to a document."""
         known = [word for word in self._documents[document] if word in self._index.vocab_dict]
-        scores: np.ndarray = self._index.get_scores(known) if known else np.zeros(self._weights.shape[0])
+        scores: np.ndarray = (
+            self._index.get_scores(known) if known else np.zeros(self._weights.shape[0])
+        )
         return scores
 
     def relevance(self, scores: np.ndarray) -> np.ndarray:
@@ -72,7 +82,9 @@ class Cosine:
     """The cosine of vectors, (N, d) of the pool and (D, d) of documents, with the methods of `BM25`."""
 
     def __init__(self, pool: np.ndarray, documents: np.ndarray) -> None:
-        self._pool, self._documents = (normalize(part.astype(np.float64)) for part in (pool, documents))
+        self._pool, self._documents = (
+            normalize(part.astype(np.float64)) for part in (pool, documents)
+        )
 
     def scores(self, document: int) -> np.ndarray:
         return self._pool @ self._documents[document]
@@ -86,7 +98,10 @@ class Cosine:
 
 def sentence_vectors(model: str, texts: Sequence[str]) -> np.ndarray:
     """(n, d) the vectors of texts by a model of sentence-transformers. An `InputError` says if it is missing."""
-    with refusing(f"by={model}: sentence-transformers cannot load this model", "Or give by=bm25 or by=features."):
+    with refusing(
+        f"by={model}: sentence-transformers cannot load this model",
+        "Or give by=bm25 or by=features.",
+    ):
         from sentence_transformers import SentenceTransformer
 
         encoder = SentenceTransformer(model)
@@ -141,39 +156,62 @@ class Retriever:
         if similar.pool > len(pool.rows):
             raise InputError(f"pool={similar.pool}: the few-shot split has {len(pool.rows)} rows.")
         self.similar, self.pool, self.sha256, self.labels = similar, pool, sha256, labels
-        members = sorted(Random("pool").sample(range(len(pool.rows)), similar.pool or len(pool.rows)))
-        self._by_text = {pool.texts[row]: row for row in reversed(members)}  # the first row of each text
+        members = sorted(
+            Random("pool").sample(range(len(pool.rows)), similar.pool or len(pool.rows))
+        )
+        self._by_text = {
+            pool.texts[row]: row for row in reversed(members)
+        }  # the first row of each text
         self._by_row = {pool.rows[row]: self._by_text[pool.texts[row]] for row in members}
         self.distinct = sorted(self._by_text.values())
 
     def copies(self, documents: Texts) -> list[set[int]]:
         """For each document, the rows in `distinct` that have its text, or the text of the row that is the document."""
         pairs = zip(documents.rows, documents.texts, strict=True)
-        return [{self._by_row.get(row, -1), self._by_text.get(text, -1)} - {-1} for row, text in pairs]
+        return [
+            {self._by_row.get(row, -1), self._by_text.get(text, -1)} - {-1} for row, text in pairs
+        ]
 
-    def rank(self, documents: Texts, n: int, prompts: str, features: Features | None) -> tuple[list[Ranking], str]:
+    def rank(
+        self, documents: Texts, n: int, prompts: str, features: Features | None
+    ) -> tuple[list[Ranking], str]:
         """The rankings for documents with n demonstrations each, read from their file or made now, and the name of the
         file. `prompts` is the task's configuration as a text, with the templates."""
         similar, most = self.similar, self.similar.most(n)
         if similar.by == "features" and features is None:
-            raise InputError("by=features needs a model that lm_eval.evaluate loads from a checkpoint.")
+            raise InputError(
+                "by=features needs a model that lm_eval.evaluate loads from a checkpoint."
+            )
         model = features[0] if features is not None and similar.by == "features" else None
         settings = [similar.by, bool(similar.per_label), similar.diverse, similar.pool, most, model]
-        about = json.dumps([settings, prompts, *documents.rows, version.version()], sort_keys=True, default=str)
+        about = json.dumps(
+            [settings, prompts, *documents.rows, version.version()], sort_keys=True, default=str
+        )
         name = re.sub(r"[^\w.-]+", "-", similar.by)[-40:]
-        path = folder() / f"{name}-{self.sha256[:16]}-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
+        path = (
+            folder()
+            / f"{name}-{self.sha256[:16]}-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
+        )
         if path.is_file():
             kept = json.loads(path.read_text(encoding="utf-8"))
             return [dict(zip(*ranking, strict=True)) for ranking in kept], path.name
         rankings = self._ranked(documents, most, features)
-        with contextlib.suppress(OSError):  # if the file cannot be written, the next run ranks again
+        with contextlib.suppress(
+            OSError
+        ):  # if the file cannot be written, the next run ranks again
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps([[[*ranking], [*ranking.values()]] for ranking in rankings]))
+            write_atomically(
+                path, json.dumps([[[*ranking], [*ranking.values()]] for ranking in rankings])
+            )
         return rankings, path.name
 
     def _ranked(self, documents: Texts, most: int, features: Features | None) -> list[Ranking]:
         distinct = np.array(self.distinct)
-        labels = np.array(self.labels)[distinct] if self.similar.per_label else np.zeros(len(distinct), dtype=int)
+        labels = (
+            np.array(self.labels)[distinct]
+            if self.similar.per_label
+            else np.zeros(len(distinct), dtype=int)
+        )
         queries = [self.pool.queries[row] for row in self.distinct]
         similarity: BM25 | Cosine
         if self.similar.by == "bm25":
@@ -188,10 +226,14 @@ class Retriever:
             scores = np.round(similarity.scores(document), _DECIMALS)
             order = np.argsort(-scores, kind="stable")
             order = order[~np.isin(distinct[order], [*copies])]
-            order = order[pd.Series(labels[order]).groupby(labels[order]).cumcount().to_numpy() < most]
+            order = order[
+                pd.Series(labels[order]).groupby(labels[order]).cumcount().to_numpy() < most
+            ]
             if self.similar.diverse and len(order):
                 order = order[dpp(similarity.relevance(scores[order]), similarity.between(order))]
-            rankings.append(dict(zip(distinct[order].tolist(), scores[order].tolist(), strict=True)))
+            rankings.append(
+                dict(zip(distinct[order].tolist(), scores[order].tolist(), strict=True))
+            )
         return rankings
 
     def rows(self, ranking: Ranking, n: int, fixed: Collection[int], seed: str) -> list[int]:

@@ -20,8 +20,21 @@ from lm_eval_icl.demonstrations.submodular import facility_location, graph_cut
 from lm_eval_icl.demonstrations.uncertainty import entropy, least_confidence, margin
 from lm_eval_icl.errors import InputError, did_you_mean, is_number, is_whole
 
-Selector = Callable[..., list[int]]  # (pool, n, generator, **arguments) -> rows of the pool in the order of picking
-_ALL = (herding, k_center, entropy, least_confidence, margin, cal, craig, gradmatch, facility_location, graph_cut)
+Selector = Callable[
+    ..., list[int]
+]  # (pool, n, generator, **arguments) -> rows of the pool in the order of picking
+_ALL = (
+    herding,
+    k_center,
+    entropy,
+    least_confidence,
+    margin,
+    cal,
+    craig,
+    gradmatch,
+    facility_location,
+    graph_cut,
+)
 _MUST = {bool: "true or false", int: "a whole number from 1", float: "a number from 0"}
 SELECTORS: Mapping[str, Selector] = {selector.__name__: selector for selector in _ALL}
 
@@ -32,7 +45,9 @@ def arguments_of(selector: Selector) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY}
 
 
-def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **arguments: Any) -> tuple[int, ...]:
+def select(
+    how: str, pool: Pool, n: int, seed: int, balance: bool = True, **arguments: Any
+) -> tuple[int, ...]:
     """Choose n rows of a pool without duplicates.
 
     Args:
@@ -51,14 +66,18 @@ def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **argu
     picked = []
     for label, quota in quotas(pool, n, generator).items():
         rows = np.flatnonzero(pool.labels == label)
-        picked.append([int(rows[row]) for row in selector(pool.at(rows), quota, generator, **arguments)])
+        picked.append(
+            [int(rows[row]) for row in selector(pool.at(rows), quota, generator, **arguments)]
+        )
     return tuple(row for turn in zip_longest(*picked) for row in turn if row is not None)
 
 
 def in_prompt_order(rows: Sequence[int], seed: int) -> tuple[int, ...]:
     """The order of rows in a prompt: shuffled by the seed, whatever the order in which they were picked."""
     ordered = sorted(rows)
-    Random(f"order {seed}").shuffle(ordered)  # a text as the seed: independent of other choices with this seed
+    Random(f"order {seed}").shuffle(
+        ordered
+    )  # a text as the seed: independent of other choices with this seed
     return tuple(ordered)
 
 

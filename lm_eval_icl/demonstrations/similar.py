@@ -41,15 +41,23 @@ class Similar:
 
     def __str__(self) -> str:
         """The settings as a text, which does not depend on the order in which they were given."""
-        settings = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        return ":".join(["similar", *(f"{name}={value}" for name, value in sorted(settings.items()))])
+        settings = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        }
+        return ":".join(
+            ["similar", *(f"{name}={value}" for name, value in sorted(settings.items()))]
+        )
 
     def most(self, n: int) -> int:
         """How many rows (of each label, if `per_label` is set) are ranked for a document with n demonstrations. Most
         values of n have the same number, and so one ranking."""
         return max(16 if self.per_label else 128, 1 << (n - 1).bit_length())
 
-    def pick(self, ranking: Mapping[int, float], labels: Sequence[int], n: int, closed: Collection[int]) -> list[int]:
+    def pick(
+        self, ranking: Mapping[int, float], labels: Sequence[int], n: int, closed: Collection[int]
+    ) -> list[int]:
         """The n rows that are retrieved for a document, the most similar row first. An `InputError` says if there are
         fewer rows.
 
@@ -59,7 +67,9 @@ class Similar:
             closed: rows that are not picked.
         """
         if self.per_label and n != (needed := self.per_label * len(set(labels))):
-            raise InputError(f"per_label={self.per_label}: this needs --num_fewshot {needed + self.fixed}.")
+            raise InputError(
+                f"per_label={self.per_label}: this needs --num_fewshot {needed + self.fixed}."
+            )
         picked, counts = list[int](), Counter[int]()  # counts: how many picked rows have each label
         for row in ranking:
             if row not in closed and not (self.per_label and counts[labels[row]] == self.per_label):
@@ -67,7 +77,9 @@ class Similar:
                 counts[labels[row]] += 1
             if len(picked) == n:
                 return sorted(picked, key=lambda row: (-ranking[row], row))
-        raise InputError(f"{n} demonstrations are asked for, and the pool has {len(picked)}: lower --num_fewshot.")
+        raise InputError(
+            f"{n} demonstrations are asked for, and the pool has {len(picked)}: lower --num_fewshot."
+        )
 
     def in_prompt_order(self, picked: Sequence[int], seed: str) -> list[int]:
         """The order of the prompt, for retrieved rows of which the most similar comes first."""

@@ -36,7 +36,9 @@ def example(shots: int) -> list[int]:
         InputError: `shots` is negative, or too large to draw.
     """
     if not 0 <= shots <= LIMIT:
-        raise InputError(f"--shots {shots}: must be from 0 to {LIMIT}, the largest number of tokens that is drawn.")
+        raise InputError(
+            f"--shots {shots}: must be from 0 to {LIMIT}, the largest number of tokens that is drawn."
+        )
     return list(itertools.islice(itertools.cycle(DEMONSTRATION), shots))
 
 
@@ -50,20 +52,28 @@ def draw(method: Method, shots: int) -> Drawing:
     if why := method.why_not(shots):
         raise InputError(f"{method.name}: {why}.")
     longest = PREFIX + sum(demonstrations) * method.repeat + QUERY + ANSWER
-    if longest <= LIMIT:  # tested first, since the mask of a layout is as large as the square of its length
+    if (
+        longest <= LIMIT
+    ):  # tested first, since the mask of a layout is as large as the square of its length
         passes = method.passes(PREFIX, demonstrations, QUERY, ANSWER)
         longest = max(len(layout) for _, layout in passes)
     if longest > LIMIT:
-        raise InputError(f"a row has {longest} tokens, and at most {LIMIT} are drawn: lower --shots.")
+        raise InputError(
+            f"a row has {longest} tokens, and at most {LIMIT} are drawn: lower --shots."
+        )
 
     names = {block.name for _, layout in passes for block in layout.blocks}
     notes = [
         "A row shows which tokens its token attends to, in the colours of their blocks: P prefix, D demonstrations, "
         "Q query, A answer.",
-        "The model gets no positional information." if method.positions == "none" else "Numbers are positions.",
+        "The model gets no positional information."
+        if method.positions == "none"
+        else "Numbers are positions.",
     ]
     if any(name.endswith("'") for name in names):
-        notes.append("D1' is the second copy of D1. Hatched: entries to which query and answer do not attend.")
+        notes.append(
+            "D1' is the second copy of D1. Hatched: entries to which query and answer do not attend."
+        )
     if "M" in names:
         notes.append("M is the memory: keys and values, which do not run again.")
     if f"D{shots + 1}" in names:
@@ -81,7 +91,9 @@ def columns(layout: Layout) -> list[tuple[str, range]]:
         for name, blocks in itertools.groupby(layout.blocks, key=lambda block: block.name)
     ]
     ends = itertools.accumulate(length for _, length in lengths)
-    return [(name, range(end - length, end)) for (name, length), end in zip(lengths, ends, strict=True)]
+    return [
+        (name, range(end - length, end)) for (name, length), end in zip(lengths, ends, strict=True)
+    ]
 
 
 def rows(layout: Layout) -> list[tuple[str, list[int]]]:

@@ -33,7 +33,9 @@ def check_output(path: Path) -> str:
     if kind not in ("svg", "png"):
         raise InputError(f"--output {path}: must end in .svg or .png.")
     if not path.parent.is_dir():
-        raise InputError(f"--output {path}: there is no folder {path.parent}: make it first, or name another folder.")
+        raise InputError(
+            f"--output {path}: there is no folder {path.parent}: make it first, or name another folder."
+        )
     return kind
 
 
@@ -90,9 +92,15 @@ def _figure(drawing: Drawing) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, x: float, y: float, title: str, layout: Layout, cell: float, last: int) -> None:
+def _panel(
+    axes: Axes, x: float, y: float, title: str, layout: Layout, cell: float, last: int
+) -> None:
     """Draw one forward pass: bars as high as the positions, the blocks' names, and the mask."""
-    positions, numbered, kept = layout.positions.tolist(), bool(layout.step), set(layout.kept_tokens)
+    positions, numbered, kept = (
+        layout.positions.tolist(),
+        bool(layout.step),
+        set(layout.kept_tokens),
+    )
     blocks, attending_blocks = columns(layout), rows(layout)
     order = [i for _, block in attending_blocks for i in block]
     beside, above = (_BESIDE, _ABOVE) if numbered else (0.0, 0.0)
@@ -109,8 +117,20 @@ def _panel(axes: Axes, x: float, y: float, title: str, layout: Layout, cell: flo
         at, across, read = left + block[0] * cell, len(block) * cell, block[0] in kept
         for i in block if numbered else ():
             tall, place = above * (positions[i] + 1) / (last + 1), left + i * cell
-            _fill(axes, [(place + 0.12 * cell, foot - tall + 0.12, 0.76 * cell, tall)], colour(name), i in kept)
-            _write(axes, place + cell / 2, foot - tall + 0.06, str(positions[i]), figure_size, ha="center")
+            _fill(
+                axes,
+                [(place + 0.12 * cell, foot - tall + 0.12, 0.76 * cell, tall)],
+                colour(name),
+                i in kept,
+            )
+            _write(
+                axes,
+                place + cell / 2,
+                foot - tall + 0.06,
+                str(positions[i]),
+                figure_size,
+                ha="center",
+            )
         _band(axes, at, top - 0.23, across, 0.2, name, read)
 
     # Rows: the tokens that see.
@@ -119,16 +139,27 @@ def _panel(axes: Axes, x: float, y: float, title: str, layout: Layout, cell: flo
         _band(axes, x, at, _BAND - 0.04, len(attending) * cell, name, attending[0] in kept)
         at += len(attending) * cell
     for k, i in enumerate(order if numbered else ()):
-        _write(axes, left - 0.07, top + (k + 0.5) * cell, str(positions[i]), figure_size, ha="right")
+        _write(
+            axes, left - 0.07, top + (k + 0.5) * cell, str(positions[i]), figure_size, ha="right"
+        )
 
     # The mask: one path for each block that is seen, then grid lines, then the blocks' boundaries.
     _fill(axes, [(left, top, right - left, bottom - top)], "#f2f2f2")
-    are_read = torch.zeros(len(layout), dtype=torch.bool).index_fill(0, torch.tensor(layout.kept_tokens).long(), True)
+    are_read = torch.zeros(len(layout), dtype=torch.bool).index_fill(
+        0, torch.tensor(layout.kept_tokens).long(), True
+    )
     for (name, block), read in itertools.product(blocks, (True, False)):
-        within = torch.zeros_like(are_read).index_fill(0, torch.tensor(block), True) & (are_read == read)
-        runs = [(r, run) for r, row in enumerate(order) for run in slices(layout.mask[row] & within)]
+        within = torch.zeros_like(are_read).index_fill(0, torch.tensor(block), True) & (
+            are_read == read
+        )
+        runs = [
+            (r, run) for r, row in enumerate(order) for run in slices(layout.mask[row] & within)
+        ]
         if runs:
-            seen = [(left + run.start * cell, top + r * cell, (run.stop - run.start) * cell, cell) for r, run in runs]
+            seen = [
+                (left + run.start * cell, top + r * cell, (run.stop - run.start) * cell, cell)
+                for r, run in runs
+            ]
             _fill(axes, seen, colour(name), read)
     edges = {0, *(block[-1] + 1 for _, block in blocks)}
     ends = {0, *itertools.accumulate(len(block) for _, block in attending_blocks)}
@@ -149,10 +180,17 @@ def _width(text: str, size: float) -> float:
 def _write(axes: Axes, x: float, y: float, text: str, size: float, **style: Any) -> None:
     if text:
         # Without `parse_math`, "$" is a dollar sign.
-        axes.text(x, y, text, **{"fontsize": size, "va": "center", "color": "#222222", "parse_math": False, **style})
+        axes.text(
+            x,
+            y,
+            text,
+            **{"fontsize": size, "va": "center", "color": "#222222", "parse_math": False, **style},
+        )
 
 
-def _band(axes: Axes, x: float, y: float, width: float, height: float, name: str, read: bool) -> None:
+def _band(
+    axes: Axes, x: float, y: float, width: float, height: float, name: str, read: bool
+) -> None:
     """Draw a box in the colour of a block, with the block's name in black or white, whichever can be read."""
     _fill(axes, [(x, y, width, height)], colour(name), read, hatch=False)
     dark = not read or colour(name) in ("#e69f00", "#cc79a7", "#56b4e9")
@@ -162,7 +200,11 @@ def _band(axes: Axes, x: float, y: float, width: float, height: float, name: str
 
 
 def _fill(
-    axes: Axes, boxes: list[tuple[float, float, float, float]], colour: str, read: bool = True, hatch: bool = True
+    axes: Axes,
+    boxes: list[tuple[float, float, float, float]],
+    colour: str,
+    read: bool = True,
+    hatch: bool = True,
 ) -> None:
     """Draw boxes (x, y, width, height) in one colour: pale and hatched, if query and answer do not `read` them."""
     from matplotlib.colors import to_rgb
@@ -170,7 +212,10 @@ def _fill(
     from matplotlib.path import Path as Outline
 
     outline = Outline.make_compound_path(
-        *(Outline([(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)], closed=True) for x, y, w, h in boxes)
+        *(
+            Outline([(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)], closed=True)
+            for x, y, w, h in boxes
+        )
     )
     pale = [1 - 0.35 * (1 - part) for part in to_rgb(colour)]
     style = {} if read else {"edgecolor": colour, "hatch": "//////" if hatch else None}

@@ -59,7 +59,9 @@ def styled(**further: Any) -> Iterator[None]:
     from matplotlib import style  # imported here, since it takes half a second
 
     with style.context(["default", {**_SETTINGS, **further}]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # for names: browsers draw an SVG's text in their fonts
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing"
+        )  # for names: browsers draw an SVG's text in their fonts
         yield
 
 
@@ -81,7 +83,11 @@ def clipped(name: str, most: int = 32) -> str:
 def shortened(label: str, most: int = 46) -> str:
     """A label in one line of at most `most` characters: the beginning (the method) and the end (its arguments)."""
     label = one_line(label)
-    return label if len(label) <= most else f"{label[: most * 2 // 3 - 1]}…{label[len(label) - most // 3 :]}"
+    return (
+        label
+        if len(label) <= most
+        else f"{label[: most * 2 // 3 - 1]}…{label[len(label) - most // 3 :]}"
+    )
 
 
 def one_line(name: str) -> str:

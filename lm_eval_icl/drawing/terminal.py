@@ -58,10 +58,15 @@ def _lines(layout: Layout, cell: int) -> Iterator[Text]:
 
     rule = "┼" + "┼".join("─" * width for width in widths) + "┼"
     names = zip(blocks, widths, strict=True)
-    yield line("", [padded(Text(name, f"bold {colour(name)}"), width) for (name, _), width in names])
+    yield line(
+        "", [padded(Text(name, f"bold {colour(name)}"), width) for (name, _), width in names]
+    )
     for digit in range(digits):  # positions are written vertically
         figures = [
-            padded(Text("".join(str(positions[i]).rjust(digits)[digit].ljust(cell) for i in block)), width)
+            padded(
+                Text("".join(str(positions[i]).rjust(digits)[digit].ljust(cell) for i in block)),
+                width,
+            )
             for (_, block), width in zip(blocks, widths, strict=True)
         ]
         yield line("position" if digit == digits - 1 else "", figures)

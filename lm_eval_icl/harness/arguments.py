@@ -30,7 +30,10 @@ _IDLE = {
     "truncation": (True, "overflow=drop leaves out whole demonstrations"),
     "logits_cache": (False, "equal queries always run once"),
     "use_fast_tokenizer": (False, "the parts of a prompt are found with a fast tokenizer"),
-    **dict.fromkeys(("device_map", "max_memory_per_gpu", "offload_folder"), (None, "it belongs to parallelize=True")),
+    **dict.fromkeys(
+        ("device_map", "max_memory_per_gpu", "offload_folder"),
+        (None, "it belongs to parallelize=True"),
+    ),
 }
 
 
@@ -71,22 +74,39 @@ class CommonArguments:
         return method.invariant if self.canonical_order is None else self.canonical_order
 
 
-def read_arguments(cls: type[Method], arguments: Mapping[str, Any]) -> tuple[Method, CommonArguments, dict[str, Any]]:
+def read_arguments(
+    cls: type[Method], arguments: Mapping[str, Any]
+) -> tuple[Method, CommonArguments, dict[str, Any]]:
     """The method, the common arguments, and the arguments that are passed to `hf`.
 
     Raises:
         InputError: an argument of the method or of all models is outside its range, or misspelt.
     """
-    method_names, shared_names = methods.arguments_of(cls), {f.name for f in dataclasses.fields(CommonArguments)}
-    common = CommonArguments(**{key: value for key, value in arguments.items() if key in shared_names - method_names})
-    method = cls.from_arguments({name: value for name, value in arguments.items() if name in method_names})
-    forwarded = {name: value for name, value in arguments.items() if name not in method_names | shared_names}
+    method_names, shared_names = (
+        methods.arguments_of(cls),
+        {f.name for f in dataclasses.fields(CommonArguments)},
+    )
+    common = CommonArguments(
+        **{key: value for key, value in arguments.items() if key in shared_names - method_names}
+    )
+    method = cls.from_arguments(
+        {name: value for name, value in arguments.items() if name in method_names}
+    )
+    forwarded = {
+        name: value for name, value in arguments.items() if name not in method_names | shared_names
+    }
     for name, value in forwarded.items():
         idle, why = _IDLE.get(name, ("", ""))
         if value is idle or (idle is None and not forwarded.get("parallelize")):
-            raise InputError(f"model argument {name}={value}: has no effect here ({why}): leave it out.")
-        if owners := [other for other in methods.NAMES if name in methods.arguments_of(methods.find(other))]:
-            raise InputError(f"model argument {name!r} belongs to {' and '.join(owners)}, not to this method.")
+            raise InputError(
+                f"model argument {name}={value}: has no effect here ({why}): leave it out."
+            )
+        if owners := [
+            other for other in methods.NAMES if name in methods.arguments_of(methods.find(other))
+        ]:
+            raise InputError(
+                f"model argument {name!r} belongs to {' and '.join(owners)}, not to this method."
+            )
         # All other unknown names go to transformers, which refuses the names that no model has.
         near = difflib.get_close_matches(name, method_names | shared_names, n=1, cutoff=0.75)
         near = near or [*method_names & {name.upper()}]  # T, written t
@@ -116,7 +136,11 @@ def checked_first(original: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     if config.model in methods.NAMES or ":" in config.model:
         check_folders(config.include_path, config.output_path)
         read_arguments(methods.find(config.model), config.model_args)
-        for key, read in (("demonstrations", how.read), ("decide", deciding_how.read), ("labels", labels.read)):
+        for key, read in (
+            ("demonstrations", how.read),
+            ("decide", deciding_how.read),
+            ("labels", labels.read),
+        ):
             if (given := (config.metadata or {}).get(key)) is not None:
                 read(given)
     return config
@@ -135,7 +159,9 @@ def check_folders(include: object, output: str | None) -> None:
             tempfile.TemporaryFile(dir=existing).close()
         except OSError as error:
             why = f"{existing}: {error.strerror}"
-            raise InputError(f"--output_path {output}: the results could not be saved there ({why}).") from error
+            raise InputError(
+                f"--output_path {output}: the results could not be saved there ({why})."
+            ) from error
 
 
 def pairs(option: str, written: Any) -> dict[str, Any]:
@@ -143,7 +169,11 @@ def pairs(option: str, written: Any) -> dict[str, Any]:
     if isinstance(written, Mapping):
         return dict(written)
     try:
-        arguments = json.loads(written) if str(written).lstrip().startswith("{") else simple_parse_args_string(written)
+        arguments = (
+            json.loads(written)
+            if str(written).lstrip().startswith("{")
+            else simple_parse_args_string(written)
+        )
     except ValueError as error:
         raise InputError(f"--{option} {written}: must be K=V,K=V,... ({error}).") from error
     return dict(arguments)

@@ -19,7 +19,15 @@ from lm_eval_icl.demonstrations.retrieve import Features
 from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.distributed import from_first
 from lm_eval_icl.harness.models import ICLModel
-from lm_eval_icl.harness.tasks import FixedSampler, RetrievingSampler, among, as_row, evaluated, pool_of, template_of
+from lm_eval_icl.harness.tasks import (
+    FixedSampler,
+    RetrievingSampler,
+    among,
+    as_row,
+    evaluated,
+    pool_of,
+    template_of,
+)
 from lm_eval_icl.harness.training import Examples
 from lm_eval_icl.inference.identity import files_digest, hub_commit, model_identity
 from lm_eval_icl.methods import ICL, Predictor
@@ -39,15 +47,25 @@ class PoolOfTask:
 
     def __init__(self, task: ConfigurableTask, without: Sequence[Mapping[str, Any]] = ()) -> None:
         self.name = str(getattr(task, "task_name", None) or type(task).__name__)
-        if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input:
-            raise InputError(f"task {self.name!r}: demonstrations are chosen only for tasks with options.")
+        if (
+            not isinstance(task, ConfigurableTask)
+            or task.OUTPUT_TYPE != "multiple_choice"
+            or task.multiple_input
+        ):
+            raise InputError(
+                f"task {self.name!r}: demonstrations are chosen only for tasks with options."
+            )
         self.task, self.docs = task, pool_of(task)
         if not self.docs:
             raise InputError(f"task {self.name!r}: has no few-shot documents to choose from.")
         closed = {as_row(doc) for doc in without}
-        self.rows = [row for row, doc in enumerate(self.docs) if not (closed and as_row(doc) in closed)]
+        self.rows = [
+            row for row, doc in enumerate(self.docs) if not (closed and as_row(doc) in closed)
+        ]
         is_evaluated, is_without = evaluated(task), among(task, lambda: without)
-        self.is_closed = cache(lambda row: is_evaluated(self.docs[row]) or is_without(self.docs[row]))
+        self.is_closed = cache(
+            lambda row: is_evaluated(self.docs[row]) or is_without(self.docs[row])
+        )
         if all(self.is_closed(row) for row in self.rows):
             raise InputError(f"task {self.name!r}: {too_few(1, 0).message}")
         self.demonstration = cache(self._demonstration)
@@ -99,7 +117,11 @@ def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
         InputError: the demonstrations cannot be chosen.
     """
     samplers = {task: getattr(task, "sampler", None) for task in tasks if task.config.num_fewshot}
-    waiting = [(t, s, s.method) for t, s in samplers.items() if isinstance(s, FixedSampler) and s.method is not None]
+    waiting = [
+        (t, s, s.method)
+        for t, s in samplers.items()
+        if isinstance(s, FixedSampler) and s.method is not None
+    ]
     if not waiting:
         return {}
 
@@ -122,8 +144,16 @@ def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
 
 def retrieving(tasks: Mapping[str, Task]) -> dict[str, RetrievingSampler]:
     """The samplers of the tasks that retrieve demonstrations for each document, by the name of the task."""
-    samplers = {name: getattr(task, "sampler", None) for name, task in tasks.items() if task.config.num_fewshot}
-    return {name: sampler for name, sampler in samplers.items() if isinstance(sampler, RetrievingSampler)}
+    samplers = {
+        name: getattr(task, "sampler", None)
+        for name, task in tasks.items()
+        if task.config.num_fewshot
+    }
+    return {
+        name: sampler
+        for name, sampler in samplers.items()
+        if isinstance(sampler, RetrievingSampler)
+    }
 
 
 def give_rankings(model: Any, tasks: Mapping[str, Task], limit: float | None) -> None:
@@ -143,16 +173,22 @@ def _features(model: Any, task: Task, pool: Sequence[Any], documents: Sequence[A
         under_icl, identity = predictor(model), model.model_identity()
     elif isinstance(model, HFLM):
         bos, most = model.add_bos_token, model.max_length
-        under_icl = Predictor(model.model, model.tokenizer, ICL(), max_length=most, add_bos_token=bos)
+        under_icl = Predictor(
+            model.model, model.tokenizer, ICL(), max_length=most, add_bos_token=bos
+        )
         files = files_digest(model.pretrained, peft=model.peft, delta=model.delta)
         identity = model_identity(model.model, files, hub_commit(model.pretrained, model.revision))
     else:
-        raise InputError(f"by=features needs a model of transformers, and {type(model).__name__} is none.")
+        raise InputError(
+            f"by=features needs a model of transformers, and {type(model).__name__} is none."
+        )
 
     def read(docs: Sequence[Any]) -> np.ndarray:
         examples = Examples(task, docs)
         queries = [examples.example((), row) for row in range(len(docs))]
-        return read_queries(under_icl, str(task.config.task), [(e.prompt, e.options[:1]) for e in queries])[1]
+        return read_queries(
+            under_icl, str(task.config.task), [(e.prompt, e.options[:1]) for e in queries]
+        )[1]
 
     identity = {**identity, "add_bos_token": model.add_bos_token}
     return identity, lambda rows: (read([pool[row] for row in rows]), read(documents))

@@ -76,7 +76,9 @@ class RuleFilter(ABC, Generic[AnyRule]):
     def apply(self, instances: Sequence[Instance]) -> None:
         """Add the rule's values to the instances, as the responses under the rule's name."""
         documents = self.queries.documents
-        values = self.values({document: _scores(requests) for document, requests in documents.items()})
+        values = self.values(
+            {document: _scores(requests) for document, requests in documents.items()}
+        )
         for instance in instances:
             instance.filtered_resps[self.name] = instance.resps[0]
         for document, requests in documents.items():
@@ -97,17 +99,23 @@ class DocumentShiftFilter(RuleFilter[Shift]):
 
     def ask(self) -> None:
         if sum(from_all(len(self.queries.documents))) < 2:
-            raise InputError("the mean over one document is the document itself: raise --limit, or give of=pool.")
+            raise InputError(
+                "the mean over one document is the document itself: raise --limit, or give of=pool."
+            )
 
     def values(self, scores: Scores) -> dict[int, np.ndarray]:
         """The values, from the sorted documents of all processes, so that the number of processes changes no bit."""
-        rows = {document: row for share in from_all(dict(scores)) for document, row in share.items()}
+        rows = {
+            document: row for share in from_all(dict(scores)) for document, row in share.items()
+        }
         numbers = sorted(rows)
         stacked = np.stack([rows[number] for number in numbers])
         options = options_of(next(iter(self.queries.documents.values())))
         self.facts = {"options": list(options), "constants": self.rule.constants(stacked).tolist()}
         values = self.rule.values(stacked, stacked)
-        return {number: row for number, row in zip(numbers, values, strict=True) if number in scores}
+        return {
+            number: row for number, row in zip(numbers, values, strict=True) if number in scores
+        }
 
 
 class ShiftFilter(RuleFilter[Shift]):
@@ -116,7 +124,9 @@ class ShiftFilter(RuleFilter[Shift]):
     def ask(self) -> None:
         rule, queries = self.rule, self.queries
         if rule.bare and queries.arguments.get("apply_chat_template"):
-            raise InputError("its premise is a text without messages: leave --apply_chat_template out.")
+            raise InputError(
+                "its premise is a text without messages: leave --apply_chat_template out."
+            )
         texts: dict[Any, list[str]] = {}
         groups: dict[Any, Group] = {}
         for document, instances in queries.documents.items():
@@ -139,11 +149,18 @@ class ShiftFilter(RuleFilter[Shift]):
         values = dict[int, np.ndarray]()
         for group in self.groups:
             by_query = [self.queries.prompts[group.start, query] for query in group.queries]
-            query_scores = np.stack([_scores([requests[option] for option in group.options]) for requests in by_query])
+            query_scores = np.stack(
+                [_scores([requests[option] for option in group.options]) for requests in by_query]
+            )
             document_scores = np.stack([scores[document] for document in group.documents])
             if group is self.groups[0]:
-                self.facts |= {"options": list(group.options), "constants": self.rule.constants(query_scores).tolist()}
-            values |= zip(group.documents, self.rule.values(document_scores, query_scores), strict=True)
+                self.facts |= {
+                    "options": list(group.options),
+                    "constants": self.rule.constants(query_scores).tolist(),
+                }
+            values |= zip(
+                group.documents, self.rule.values(document_scores, query_scores), strict=True
+            )
         return values
 
 
@@ -158,14 +175,22 @@ class ComparisonFilter(RuleFilter[Comparison]):
                 f"gives the same as hf), or leave {rule.name} out."
             )
         method = model.method
-        if method.memory_depends_on_query or isinstance(method, Several) or model.runner.capabilities.no_memory:
-            raise InputError(f"a query has no single state under {method.name} with this model: leave {rule.name} out.")
+        if (
+            method.memory_depends_on_query
+            or isinstance(method, Several)
+            or model.runner.capabilities.no_memory
+        ):
+            raise InputError(
+                f"a query has no single state under {method.name} with this model: leave {rule.name} out."
+            )
         options = options_of(next(iter(queries.documents.values())))
         groups: dict[PromptStart, Group] = {}
         for document, start in queries.starts.items():
             if start not in groups:
                 groups[start] = self._labeled(start, options)
-            queries.fitting(queries.alone(start, queries.documents[document][0].args[0].query, options[0]))
+            queries.fitting(
+                queries.alone(start, queries.documents[document][0].args[0].query, options[0])
+            )
             groups[start].documents.append(document)
         self.groups = list(groups.values())
         self.facts |= {"seed": queries.seed, "labels": rule.m * len(options)}
@@ -201,22 +226,33 @@ class ComparisonFilter(RuleFilter[Comparison]):
             labels, anchors = np.array(group.labels), self._states(group.start, group.queries)
             for first in range(0, len(group.documents), _AT_ONCE):
                 numbers = group.documents[first : first + _AT_ONCE]
-                queries = [str(self.queries.documents[number][0].args[0].query) for number in numbers]
+                queries = [
+                    str(self.queries.documents[number][0].args[0].query) for number in numbers
+                ]
                 states = self._states(group.start, queries)
-                values |= zip(numbers, self.rule.values(states, anchors, labels, len(group.options)), strict=True)
+                values |= zip(
+                    numbers,
+                    self.rule.values(states, anchors, labels, len(group.options)),
+                    strict=True,
+                )
         return values
 
     def _states(self, start: PromptStart, queries: Sequence[str]) -> np.ndarray:
         """(n, d) the hidden states of n queries' last tokens, or (n, V) the log-probabilities of their next tokens."""
         option = self.groups[0].options[0]
-        requests = [self.queries.fitting(self.queries.alone(start, query, option)) for query in queries]
+        requests = [
+            self.queries.fitting(self.queries.alone(start, query, option)) for query in queries
+        ]
         context, runner = requests[0].prompt.context, self.queries.model.runner
         answers = {request.prompt.query: [request.answer[:1]] for request in requests}
         kind: States = "log_probs" if self.rule.reads_log_probs else "hidden"
         states: dict[tuple[int, ...], np.ndarray] = {}
         with runner.inference_mode():
             for pairs, scores in runner.score({context: answers}, states=kind):
-                states |= {query: s.double().numpy() for (_, query, _), s in zip(pairs, scores.states, strict=True)}
+                states |= {
+                    query: s.double().numpy()
+                    for (_, query, _), s in zip(pairs, scores.states, strict=True)
+                }
         return np.stack([states[request.prompt.query] for request in requests])
 
 
@@ -263,11 +299,15 @@ def check_options(task: Task, rules: Sequence[Rule]) -> None:
     """Raise an `InputError` if a task has no options to decide among, or a decision of its own."""
     why: str = getattr(task, "why_not_decided", "")
     if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice":
-        why = why or "decides among options, which this task does not have: leave it out of --tasks."
+        why = (
+            why or "decides among options, which this task does not have: leave it out of --tasks."
+        )
     elif task.multiple_input:
         why = "every option of this task has a prompt of its own: leave it out of --tasks."
     if why:
-        raise InputError(f"task {str(task.config.task)!r}: decide={'+'.join(map(str, rules))}: {why}")
+        raise InputError(
+            f"task {str(task.config.task)!r}: decide={'+'.join(map(str, rules))}: {why}"
+        )
 
 
 def with_queries(original: Callable[..., None], task: Any, **kwargs: Any) -> None:
@@ -280,7 +320,12 @@ def with_queries(original: Callable[..., None], task: Any, **kwargs: Any) -> Non
         return
     # A study builds the requests of a task once, and evaluates them several times.
     if task._instances is not task.deciding.instances:
-        names = ("system_instruction", "apply_chat_template", "fewshot_as_multiturn", "chat_template")
+        names = (
+            "system_instruction",
+            "apply_chat_template",
+            "fewshot_as_multiturn",
+            "chat_template",
+        )
         task.deciding.ask(task, {name: kwargs[name] for name in names if name in kwargs})
 
 

@@ -36,7 +36,10 @@ def total(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Sum (nested) dictionaries of numbers by key. A dictionary without a key adds nothing to the key's sum."""
     keys = dict.fromkeys(key for share in shares for key in share)
     lists = {key: [share[key] for share in shares if key in share] for key in keys}
-    return {key: total(values) if isinstance(values[0], dict) else sum(values) for key, values in lists.items()}
+    return {
+        key: total(values) if isinstance(values[0], dict) else sum(values)
+        for key, values in lists.items()
+    }
 
 
 @functools.cache

@@ -19,7 +19,9 @@ from lm_eval_icl.harness.response_cache import ResumableLM
 from lm_eval_icl.harness.tasks import bind
 
 
-def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
+def announced(
+    original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Wrapper of `lm_eval.evaluate`: tell the tasks which model is evaluated, and tell a model of this package when a
     run over some tasks begins and ends. Before requests are built, the model chooses demonstrations for the tasks that
     ask for it, and retrieved demonstrations are ranked. Tasks whose metadata name decision rules have the rules as
@@ -40,7 +42,9 @@ def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, 
                 ruled_tasks.append(task)
         ruled = {name: task.deciding for name, task in tasks.items() if deciding.is_deciding(task)}
         samplers = retrieving(tasks)
-        if call.get("cache_requests") and (ruled or samplers or (is_ours and not call.get("rewrite_requests_cache"))):
+        if call.get("cache_requests") and (
+            ruled or samplers or (is_ours and not call.get("rewrite_requests_cache"))
+        ):
             raise InputError(
                 "--cache_requests: lm-eval finds stored prompts by task and number of demonstrations, not by seed, "
                 "choice of demonstrations or decision rule, so that a run could get another's prompts: leave it out."
@@ -50,7 +54,9 @@ def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, 
             model.chosen = give_chosen(model, tasks.values())
             model.begin(list(tasks.values()))
             if lm is model:
-                model.set_cache_hook(CacheHook(None))  # an earlier run's hook may be for other weights
+                model.set_cache_hook(
+                    CacheHook(None)
+                )  # an earlier run's hook may be for other weights
         with recording() if is_ours else nullcontext():
             results = original(lm, task_dict, *args, **kwargs)
     finally:

@@ -49,11 +49,17 @@ class CheckedHFLM(HFLM):
     _model: Any
     _forwarded: dict[str, Any]
 
-    def __init__(self, pretrained: str | transformers.PreTrainedModel | Loaded | None, **kwargs: Any) -> None:
+    def __init__(
+        self, pretrained: str | transformers.PreTrainedModel | Loaded | None, **kwargs: Any
+    ) -> None:
         self.loaded = pretrained if isinstance(pretrained, Loaded) else None
         if self.loaded is not None:
             pretrained, kwargs = self.loaded.lm.pretrained, {**self.loaded.lm._forwarded, **kwargs}
-        if pretrained is None or pretrained == "" or not (isinstance(pretrained, str) or hasattr(pretrained, "config")):
+        if (
+            pretrained is None
+            or pretrained == ""
+            or not (isinstance(pretrained, str) or hasattr(pretrained, "config"))
+        ):
             raise InputError(
                 f"pretrained={pretrained!r}: must be the name or folder of a checkpoint: --model_args pretrained=..."
             )
@@ -64,10 +70,15 @@ class CheckedHFLM(HFLM):
             super().__init__(pretrained, **{"device": "cuda:0", **kwargs})
         if hasattr(self, "accelerator"):
             # `HFLM` sets these numbers only for processes on the GPUs of one machine.
-            self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
+            self._rank, self._world_size = (
+                self.accelerator.process_index,
+                self.accelerator.num_processes,
+            )
             leave_in_order()
         self._check_tokenizer()
-        files = self.loaded.lm.model_files_digest if self.loaded else files_digest(pretrained, **kwargs)
+        files = (
+            self.loaded.lm.model_files_digest if self.loaded else files_digest(pretrained, **kwargs)
+        )
         self.model_files_digest: str | None = files
 
     def total(self, share: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +97,9 @@ class CheckedHFLM(HFLM):
 
     def model_identity(self) -> dict[str, Any]:
         """The facts that tell this model from other models (`inference.identity.model_identity`)."""
-        return model_identity(self.model, self.model_files_digest, hub_commit(self.pretrained, self.revision))
+        return model_identity(
+            self.model, self.model_files_digest, hub_commit(self.pretrained, self.revision)
+        )
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
         if self.loaded is not None:
@@ -95,7 +108,9 @@ class CheckedHFLM(HFLM):
         # cuda:0 is the default of lm-eval's command and stands for the CPU where there is no GPU.
         device = str(self._forwarded.get("device", "cuda:0"))
         if device.startswith("cuda") and device != "cuda:0" and not torch.cuda.is_available():
-            raise InputError(f"device={device!r}: torch finds no GPU here: give cpu, or leave it out.")
+            raise InputError(
+                f"device={device!r}: torch finds no GPU here: give cpu, or leave it out."
+            )
         what = "no checkpoint there that transformers can read"
         if not Path(pretrained).is_dir():
             what = "neither a folder here nor a checkpoint that could be loaded from the Hub"
@@ -107,13 +122,19 @@ class CheckedHFLM(HFLM):
         if self.loaded is not None:
             self.tokenizer = self.loaded.lm.tokenizer
             return
-        where = f"tokenizer={tokenizer!r}" if isinstance(tokenizer, str) else f"pretrained={pretrained!r}"
+        where = (
+            f"tokenizer={tokenizer!r}"
+            if isinstance(tokenizer, str)
+            else f"pretrained={pretrained!r}"
+        )
         advice = "Give the folder or name of one that fits: --model_args tokenizer=..."
         with refusing(f"{where}: its tokenizer cannot be loaded", advice):
             super()._create_tokenizer(pretrained, tokenizer, *args, **kwargs)
         # Some tokenizers load even if their files are missing, and then have only special tokens.
         if set(self.tokenizer.get_vocab()) <= set(self.tokenizer.all_special_tokens):
-            raise InputError(f"{where}: its tokenizer has no vocabulary: are its files there? {advice}")
+            raise InputError(
+                f"{where}: its tokenizer has no vocabulary: are its files there? {advice}"
+            )
 
     def _create_model(self, *args: Any, pretrained: str, **kwargs: Any) -> None:
         if self.loaded is not None:
@@ -125,13 +146,23 @@ class CheckedHFLM(HFLM):
         if any(bits.values()):
             kwargs["quantization_config"] = transformers.BitsAndBytesConfig(**bits)
         # The error also names the arguments about loading, since they are as likely wrong as the files.
-        about = [name for name in self._forwarded if name not in ("tokenizer", "batch_size", "max_length", "device")]
-        what = ", ".join([f"pretrained={pretrained!r}", *(f"{name}={self._forwarded[name]!r}" for name in about)])
+        about = [
+            name
+            for name in self._forwarded
+            if name not in ("tokenizer", "batch_size", "max_length", "device")
+        ]
+        what = ", ".join(
+            [f"pretrained={pretrained!r}", *(f"{name}={self._forwarded[name]!r}" for name in about)]
+        )
         with refusing(f"{what}: the model cannot be loaded"):
             super()._create_model(*args, pretrained=pretrained, **kwargs)
 
     def _check_tokenizer(self) -> None:
-        prefix, pad, rows = self.prefix_token_id, self.tokenizer.pad_token_id, vocabulary_of(self.model)
+        prefix, pad, rows = (
+            self.prefix_token_id,
+            self.tokenizer.pad_token_id,
+            vocabulary_of(self.model),
+        )
         if prefix not in range(rows):
             raise InputError(
                 f"prefix_token_id={prefix!r}: must be one of the model's tokens, 0 to {rows - 1}, that stands for an "

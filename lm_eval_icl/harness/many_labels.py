@@ -26,7 +26,10 @@ class NamedLabelsTask(ICLTask):
 
     def __init__(self, config: dict[str, Any]) -> None:
         config = dict(config)
-        self._column, self._words = str(config.pop("label_column")), dict(config.pop("words", None) or {})
+        self._column, self._words = (
+            str(config.pop("label_column")),
+            dict(config.pop("words", None) or {}),
+        )
         self._without = set(config.pop("without", None) or ())
         super().__init__(config)
 
@@ -34,9 +37,17 @@ class NamedLabelsTask(ICLTask):
         super().download(dataset_kwargs, **kwargs)
         feature = next(iter(self.dataset.values())).features.get(self._column)
         if not isinstance(feature, ClassLabel):
-            raise InputError(f"task {self.config.task!r}: its column {self._column!r} has no names of classes.")
-        words = [self._words.get(name, name.replace("_", " ").strip("? ")) for name in feature.names]
-        options = [text for name, text in zip(feature.names, words, strict=True) if name not in self._without]
+            raise InputError(
+                f"task {self.config.task!r}: its column {self._column!r} has no names of classes."
+            )
+        words = [
+            self._words.get(name, name.replace("_", " ").strip("? ")) for name in feature.names
+        ]
+        options = [
+            text
+            for name, text in zip(feature.names, words, strict=True)
+            if name not in self._without
+        ]
         if twice := sorted({text for text in options if options.count(text) > 1}):
             raise InputError(f"task {self.config.task!r}: two classes are called {twice[0]!r}.")
         splits = {}

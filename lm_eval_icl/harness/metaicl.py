@@ -23,9 +23,24 @@ from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.tasks import GivenSampler
-from lm_eval_icl.metaicl.files import SHOTS, Row, check_group, checked_seed, classifies, folder, skips
+from lm_eval_icl.metaicl.files import (
+    SHOTS,
+    Row,
+    check_group,
+    checked_seed,
+    classifies,
+    folder,
+    skips,
+)
 from lm_eval_icl.metaicl.reading import Reader, reader
-from lm_eval_icl.metaicl.strings import EncodedExample, Sequences, decision, encoded, macro_f1, mean_losses
+from lm_eval_icl.metaicl.strings import (
+    EncodedExample,
+    Sequences,
+    decision,
+    encoded,
+    macro_f1,
+    mean_losses,
+)
 from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.prompts.tokens import Context
 
@@ -49,7 +64,9 @@ class MetaICLTask(ConfigurableTask):
 
     # Why these tasks take no decision rules, and no other demonstrations.
     why_not_decided = "MetaICL's tasks have a decision of their own (pmi=True): leave decide out."
-    own_demonstrations = "MetaICL's demonstrations are the rows of the seed's training file: leave it out."
+    own_demonstrations = (
+        "MetaICL's demonstrations are the rows of the seed's training file: leave it out."
+    )
 
     def __init__(self, config: dict[str, Any]) -> None:
         config = {key: value for key, value in config.items() if key != "class"}
@@ -59,7 +76,9 @@ class MetaICLTask(ConfigurableTask):
         metadata = config.get("metadata") or {}
         self.files = folder(metadata)
         if "demonstrations" in metadata:
-            raise InputError(f"--metadata demonstrations={metadata['demonstrations']}: {self.own_demonstrations}")
+            raise InputError(
+                f"--metadata demonstrations={metadata['demonstrations']}: {self.own_demonstrations}"
+            )
         self.pmi = bool(metadata.get("pmi"))
         if setting is not None:
             check_group(self.files, setting, split, skips(metadata))
@@ -112,13 +131,19 @@ class MetaICLTask(ConfigurableTask):
                 "lm_eval, or with lm_eval.evaluate of lm_eval 0.4.13."
             )
         if shots > SHOTS:
-            raise InputError(f"task {name!r}: num_fewshot={shots}: MetaICL's training files have {SHOTS} rows.")
+            raise InputError(
+                f"task {name!r}: num_fewshot={shots}: MetaICL's training files have {SHOTS} rows."
+            )
         for option in ("apply_chat_template", "system_instruction", "cache_requests"):
             if kwargs.get(option):
-                raise InputError(f"task {name!r}: --{option}: MetaICL's sequences are fixed: leave it out.")
+                raise InputError(
+                    f"task {name!r}: --{option}: MetaICL's sequences are fixed: leave it out."
+                )
         if not self._rows:
             checked_seed(None)
-        self._shown = self._sequences.encoded_demonstrations([_row(doc) for doc in self.sampler.df[:shots]])
+        self._shown = self._sequences.encoded_demonstrations(
+            [_row(doc) for doc in self.sampler.df[:shots]]
+        )
         self._made, self._contexts = {}, {}
         super().build_all_requests(**kwargs)
         self._contexts = {}
@@ -136,9 +161,13 @@ class MetaICLTask(ConfigurableTask):
             by_query = [self._sequences.join(self._shown, examples) for examples in options]
         joined = [sequence for sequences in by_query for sequence in sequences]
         self._made[doc["row"]] = [len(sequence.target) for sequence in joined]
-        arguments = [encoded(sequence, self._sequences.reader, self._contexts) for sequence in joined]
+        arguments = [
+            encoded(sequence, self._sequences.reader, self._contexts) for sequence in joined
+        ]
         kwargs = {name: value for name, value in kwargs.items() if name == "metadata"}
-        return [Instance("loglikelihood", doc, pair, i, **kwargs) for i, pair in enumerate(arguments)]
+        return [
+            Instance("loglikelihood", doc, pair, i, **kwargs) for i, pair in enumerate(arguments)
+        ]
 
     # The metric.
 
@@ -180,7 +209,12 @@ def leave_out_missing(manager: TaskManager) -> None:
 
 
 def _doc(number: int, row: Row) -> Doc:
-    return {"row": number, **dataclasses.asdict(row), "options": list(row.options), "right": row.right}
+    return {
+        "row": number,
+        **dataclasses.asdict(row),
+        "options": list(row.options),
+        "right": row.right,
+    }
 
 
 def _row(doc: Doc) -> Row:
@@ -209,7 +243,11 @@ def _reader(model: LM, task: str) -> Reader:
         )
     tokenizer: Any = getattr(model, "tokenizer", None)
     usable = isinstance(tokenizer, PreTrainedTokenizerBase) and isinstance(model, TemplateLM)
-    if not usable or type(model)._encode_pair is not TemplateLM._encode_pair or model.backend != "causal":
+    if (
+        not usable
+        or type(model)._encode_pair is not TemplateLM._encode_pair
+        or model.backend != "causal"
+    ):
         raise InputError(
             f"task {task!r}: MetaICL compares options by the mean loss of a token, and {type(model).__name__} does not "
             "tell its tokens: run it under hf, or under a method of this package."
@@ -217,7 +255,9 @@ def _reader(model: LM, task: str) -> Reader:
     return reader(tokenizer, getattr(model, "add_bos_token", None), int(model.max_length))
 
 
-def given_ids(original: Callable[..., Any], lm: Any, context: str, continuation: str) -> tuple[list[int], list[int]]:
+def given_ids(
+    original: Callable[..., Any], lm: Any, context: str, continuation: str
+) -> tuple[list[int], list[int]]:
     """Wrapper of `TemplateLM._encode_pair`: a request that comes with its token ids is not tokenized again."""
     if isinstance(context, EncodedPrompt) and isinstance(continuation, EncodedText):
         return context.ids, list(continuation.ids)

@@ -36,7 +36,14 @@ from lm_eval_icl.training import record
 # Arguments of `HFLM` that are not part of a run's identity: they only say where and how fast the model runs, or their
 # effect shows in the loaded model and tokenizer.
 _NOT_IDENTITY = {
-    *("device", "device_map", "parallelize", "max_memory_per_gpu", "max_cpu_memory", "offload_folder"),
+    *(
+        "device",
+        "device_map",
+        "parallelize",
+        "max_memory_per_gpu",
+        "max_cpu_memory",
+        "offload_folder",
+    ),
     *("batch_size", "max_batch_size", "low_cpu_mem_usage", "token", "dtype", "tokenizer"),
 }
 
@@ -61,7 +68,9 @@ class ICLModel(CheckedHFLM):
     runner: MethodRunner
     _origin: dict[str, Any]
 
-    def __init__(self, pretrained: str | transformers.PreTrainedModel | Loaded | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, pretrained: str | transformers.PreTrainedModel | Loaded | None = None, **kwargs: Any
+    ) -> None:
         capabilities = None
         if isinstance(pretrained, Loaded):
             assert isinstance(pretrained.lm, ICLModel)
@@ -69,9 +78,13 @@ class ICLModel(CheckedHFLM):
             kwargs = {**dataclasses.asdict(pretrained.lm.common), **kwargs}
         else:
             self._origin = {"version": version.version(), "commit": version.commit()}
-            if source := source_digest(self.method_class):  # now: the file may be edited while the model runs
+            if source := source_digest(
+                self.method_class
+            ):  # now: the file may be edited while the model runs
                 self._origin["source"] = source
-        method, self.common, forwarded = read_arguments(self.method_class, {**kwargs, "pretrained": pretrained})
+        method, self.common, forwarded = read_arguments(
+            self.method_class, {**kwargs, "pretrained": pretrained}
+        )
         super().__init__(**forwarded)
         self.trained = record.read(self.config)
         # The demonstrations that the model has chosen for the tasks of a run (`harness.choosing`).
@@ -152,16 +165,22 @@ class ICLModel(CheckedHFLM):
         """The summed log-probability of every continuation, and whether greedy decoding would produce it."""
         if self.enable_thinking:
             return super().loglikelihood(requests, disable_tqdm)  # raises an error about thinking
-        return responses.score(self, self.run, self.runner, requests, disable_tqdm or self.rank != 0)
+        return responses.score(
+            self, self.run, self.runner, requests, disable_tqdm or self.rank != 0
+        )
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
         """The log-probability of whole texts, in rolling windows, as `HFLM` has it. There are no demonstrations."""
         score = super().loglikelihood_rolling
         return responses.score_texts(self.run, self.model, score, requests, disable_tqdm)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
-        return responses.generate_until(self, self.run, self.runner, requests, disable_tqdm or self.rank != 0)
+        return responses.generate_until(
+            self, self.run, self.runner, requests, disable_tqdm or self.rank != 0
+        )
 
     # What lm-eval writes into results files, and the identity of a run.
 
@@ -182,7 +201,10 @@ class ICLModel(CheckedHFLM):
 
     def identity(self) -> dict[str, Any]:
         """What responses depend on besides the requests. A cache (`--use_cache`) of another identity is refused."""
-        model, ours = self.model_identity(), self.method_class.__module__.partition(".")[0] == "lm_eval_icl"
+        model, ours = (
+            self.model_identity(),
+            self.method_class.__module__.partition(".")[0] == "lm_eval_icl",
+        )
         nameless = "code of this method" if not (ours or "source" in self._origin) else ""
         if nameless or not (model["model_files_digest"] or model["model_sha"]):
             raise InputError(
@@ -195,10 +217,17 @@ class ICLModel(CheckedHFLM):
             "max_length": self.max_length,
             "canonical_order": self.canonical_order,
             "overflow": self.common.overflow,
-            **{name: str(value) for name, value in self._forwarded.items() if name not in _NOT_IDENTITY},
+            **{
+                name: str(value)
+                for name, value in self._forwarded.items()
+                if name not in _NOT_IDENTITY
+            },
             **self._origin,
             "method": self.method.name,
-            **{f"{self.method.name}.{name}": value for name, value in dataclasses.asdict(self.method).items()},
+            **{
+                f"{self.method.name}.{name}": value
+                for name, value in dataclasses.asdict(self.method).items()
+            },
             **model,
         }
 

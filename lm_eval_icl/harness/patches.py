@@ -132,7 +132,11 @@ def install(module: str = "") -> None:
         if patch.place.startswith(f"{module}:" if module else ""):
             where, _, path = patch.place.partition(":")
             *owners, name = path.split(".")
-            patch_once(functools.reduce(getattr, owners, importlib.import_module(where)), name, _wrapper(patch))
+            patch_once(
+                functools.reduce(getattr, owners, importlib.import_module(where)),
+                name,
+                _wrapper(patch),
+            )
     _show_refusals_as_lines()  # our tasks refuse too, in a run of `hf` for example
 
 
@@ -171,7 +175,9 @@ def _show_refusals_as_lines() -> None:
     if getattr(show, "shows_refusals", False):
         return
 
-    def one_line(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    def one_line(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
         if isinstance(error, InputError):
             print(error, file=sys.stderr)
         else:

@@ -12,7 +12,13 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import did_you_mean, log
 from lm_eval_icl.harness import patches
 
-METADATA = ("demonstrations", "shuffle", "labels", "format", "decide")  # the keys of --metadata for every task
+METADATA = (
+    "demonstrations",
+    "shuffle",
+    "labels",
+    "format",
+    "decide",
+)  # the keys of --metadata for every task
 
 
 def task_dir() -> Path:
@@ -66,7 +72,9 @@ def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> 
             call.arguments["include_path"] = [ours, *paths]
     original(*call.args, **call.kwargs)
     metadata = call.arguments["metadata"] or {}
-    for name in metadata:  # lm-eval adds the model's arguments (load_format), and tasks may have keys of their own
+    for name in (
+        metadata
+    ):  # lm-eval adds the model's arguments (load_format), and tasks may have keys of their own
         if name not in METADATA and (near := did_you_mean(name, METADATA, cutoff=0.8)):
             log.warning("--metadata %s=...: lm-eval-icl has no such key: %s", name, near)
     if "metaicl" in metadata:

@@ -59,7 +59,9 @@ def recording() -> Iterator[None]:
         _recording.reset(token)
 
 
-def marked_turn(original: Callable[..., list[Message]], task: Any, *args: Any, **kwargs: Any) -> list[Message]:
+def marked_turn(
+    original: Callable[..., list[Message]], task: Any, *args: Any, **kwargs: Any
+) -> list[Message]:
     """Wrapper of `ConfigurableTask.build_qa_turn`: put a mark before the turn."""
     messages = original(task, *args, **kwargs)
     turns = _turns.get()
@@ -69,7 +71,9 @@ def marked_turn(original: Callable[..., list[Message]], task: Any, *args: Any, *
     return messages
 
 
-def with_parts(original: Callable[..., str | list[str]], task: Any, *args: Any, **kwargs: Any) -> str | list[str]:
+def with_parts(
+    original: Callable[..., str | list[str]], task: Any, *args: Any, **kwargs: Any
+) -> str | list[str]:
     """Wrapper of `ConfigurableTask.fewshot_context`: inside `recording`, return the prompt as a `FewShotPrompt`. A
     sampler of demonstrations that depend on the document (`tasks.RetrievingSampler`) is told which document it is."""
     call = _signature(original).bind(task, *args, **kwargs)
@@ -79,7 +83,9 @@ def with_parts(original: Callable[..., str | list[str]], task: Any, *args: Any, 
     if not _recording.get():
         return original(task, *args, **kwargs)
     if call.arguments.get("chat_template") is not None:
-        call.arguments["chat_template"] = functools.partial(_render, call.arguments["chat_template"])
+        call.arguments["chat_template"] = functools.partial(
+            _render, call.arguments["chat_template"]
+        )
     token = _turns.set(0)
     try:
         joined = original(*call.args, **call.kwargs)
@@ -103,7 +109,9 @@ def _compiled(template: str) -> Template:
 
 def _with_parts(marked: str, turns: int) -> str:
     """The prompt without its marks: a `FewShotPrompt`, or a plain string if there is not one mark for each turn."""
-    if not isinstance(marked, str):  # the result of another model's chat template, which `_render` did not change
+    if not isinstance(
+        marked, str
+    ):  # the result of another model's chat template, which `_render` did not change
         return marked
     prefix, *parts = marked.split(_MARK)
     if not parts or len(parts) != turns:
@@ -111,12 +119,18 @@ def _with_parts(marked: str, turns: int) -> str:
     return FewShotPrompt(prefix, parts[:-1], parts[-1])
 
 
-def _render(chat_template: Callable[..., str], messages: list[dict[str, str]], **kwargs: Any) -> str:
+def _render(
+    chat_template: Callable[..., str], messages: list[dict[str, str]], **kwargs: Any
+) -> str:
     """Apply a chat template to marked messages. The result has no marks if marks would change the rest of the text."""
-    plain = chat_template([{**m, "content": m["content"].replace(_MARK, "")} for m in messages], **kwargs)
+    plain = chat_template(
+        [{**m, "content": m["content"].replace(_MARK, "")} for m in messages], **kwargs
+    )
     if not isinstance(plain, str):  # some other models of lm-eval return messages
         return plain
     # Templates often strip a message, so the mark is moved after the blanks at the beginning of the message.
-    moved = [{**m, "content": re.sub(rf"^{_MARK}(\s+)", rf"\1{_MARK}", m["content"])} for m in messages]
+    moved = [
+        {**m, "content": re.sub(rf"^{_MARK}(\s+)", rf"\1{_MARK}", m["content"])} for m in messages
+    ]
     marked = chat_template(moved, **kwargs)
     return marked if marked.replace(_MARK, "") == plain else plain

@@ -36,11 +36,15 @@ class RequestTokenizer:
             generated.
     """
 
-    def __init__(self, prompts: PromptTokenizer, max_gen_toks: int, runner: MethodRunner | None = None) -> None:
+    def __init__(
+        self, prompts: PromptTokenizer, max_gen_toks: int, runner: MethodRunner | None = None
+    ) -> None:
         self.prompts, self.max_gen_toks, self.runner = prompts, max_gen_toks, runner
         self._checked: Any = None  # the generation arguments that were checked last
 
-    def __call__(self, instances: Sequence[Instance], left_out: tuple[int, ...] = ()) -> list[Request]:
+    def __call__(
+        self, instances: Sequence[Instance], left_out: tuple[int, ...] = ()
+    ) -> list[Request]:
         """The requests of instances of one kind, without the demonstrations with the indices `left_out`.
 
         Raises:
@@ -50,16 +54,25 @@ class RequestTokenizer:
             return [self._generate_until(instance, left_out) for instance in instances]
         # All options of a document have the same prompt object, which is tokenized once.
         by_prompt = groupby(instances, key=lambda instance: id(instance.args[0]))
-        return [request for _, same in by_prompt for request in self._loglikelihood(list(same), left_out)]
+        return [
+            request
+            for _, same in by_prompt
+            for request in self._loglikelihood(list(same), left_out)
+        ]
 
-    def _loglikelihood(self, instances: Sequence[Instance], left_out: tuple[int, ...]) -> Iterator[Request]:
+    def _loglikelihood(
+        self, instances: Sequence[Instance], left_out: tuple[int, ...]
+    ) -> Iterator[Request]:
         """The requests of instances that have one prompt."""
         prompt, continuations = instances[0].args[0], [instance.args[1] for instance in instances]
         encoded = isinstance(prompt, EncodedPrompt)
         arranged = prompt if encoded else self._arranged(instances[0], left_out)
         with naming(named(instances[0])):
             if encoded:
-                tokens, answers = prompt.without(left_out), [continuation.ids for continuation in continuations]
+                tokens, answers = (
+                    prompt.without(left_out),
+                    [continuation.ids for continuation in continuations],
+                )
                 self.prompts.check_known(tokens, *answers)
             else:
                 tokens, answers = self.prompts.pairs(arranged, continuations)
@@ -75,13 +88,17 @@ class RequestTokenizer:
 
     def _generate_until(self, instance: Instance, left_out: tuple[int, ...]) -> Request:
         kwargs = instance.args[1]
-        if self.runner is not None and kwargs != self._checked:  # nearly always equal to the last request's
+        if (
+            self.runner is not None and kwargs != self._checked
+        ):  # nearly always equal to the last request's
             with naming(f"task {instance.task_name!r}"):
                 settings_in_force(self.runner.model, kwargs)
             self._checked = kwargs
         tokens_generated = int(normalize_gen_kwargs(kwargs, self.max_gen_toks)["max_gen_toks"])
         if tokens_generated < 1:
-            raise InputError(f"task {instance.task_name!r}: max_gen_toks={tokens_generated}: must be 1 or more.")
+            raise InputError(
+                f"task {instance.task_name!r}: max_gen_toks={tokens_generated}: must be 1 or more."
+            )
         prompt = self._arranged(instance, left_out)
         with naming(named(instance)):
             tokens = self.prompts.to_continue(prompt)
@@ -91,14 +108,18 @@ class RequestTokenizer:
                 "doc_to_text for this document."
             )
         if self.runner is not None:
-            check_generates(self.runner.method, self.runner.model, self.runner.capabilities, tokens.context)
+            check_generates(
+                self.runner.method, self.runner.model, self.runner.capabilities, tokens.context
+            )
         return Request(tokens, (), tokens_generated, left_out, arguments=instance.args)
 
     def check_text(self, instance: Instance) -> None:
         """Refuse a text to score as a whole (`HFLM.loglikelihood_rolling`) that the tokenizer cannot encode, or with a
         token that is not in the model's vocabulary."""
         with naming(named(instance)):
-            self.prompts.check_known(self.prompts.nothing, tuple(self.prompts.bare(instance.args[0])[0]))
+            self.prompts.check_known(
+                self.prompts.nothing, tuple(self.prompts.bare(instance.args[0])[0])
+            )
 
     def _arranged(self, instance: Instance, left_out: tuple[int, ...]) -> FewShotPrompt:
         prompt = instance.args[0]
@@ -114,7 +135,11 @@ def named(instance: Instance) -> str:
 
 
 def fit_requests(
-    instances: Sequence[Instance], tokenize: RequestTokenizer, limits: PromptLimits, overflow: str, quiet: bool = False
+    instances: Sequence[Instance],
+    tokenize: RequestTokenizer,
+    limits: PromptLimits,
+    overflow: str,
+    quiet: bool = False,
 ) -> list[Request]:
     """Tokenize requests of one kind so that all fit the model.
 
@@ -123,7 +148,11 @@ def fit_requests(
             do not allow as many demonstrations as a prompt has.
     """
     prompts = ((i.task_name, i.args[0]) for i in instances)
-    numbers = {(task, len(prompt.demonstrations)) for task, prompt in prompts if isinstance(prompt, FewShotPrompt)}
+    numbers = {
+        (task, len(prompt.demonstrations))
+        for task, prompt in prompts
+        if isinstance(prompt, FewShotPrompt)
+    }
     for task_name, n in sorted(numbers, key=str):
         if why := limits.method.why_not(n):
             raise InputError(f"{limits.method.name}: task {task_name!r}: {why}.")
@@ -147,13 +176,21 @@ def fit_requests(
 
 
 def _refusal(
-    too_long: Mapping[Document, Sequence[Request]], documents: int, limits: PromptLimits, overflow: str
+    too_long: Mapping[Document, Sequence[Request]],
+    documents: int,
+    limits: PromptLimits,
+    overflow: str,
 ) -> InputError:
     """The error about documents that do not fit even after `overflow` has left out all that it may. It gives the
     numbers of tokens of the longest document."""
     requests = [request for document_requests in too_long.values() for request in document_requests]
-    reasons = [(limits.too_long(request.prompt, request.answer_positions), request) for request in requests]
-    reason, worst = max(((reason, request) for reason, request in reasons if reason), key=lambda pair: pair[0].needed)
+    reasons = [
+        (limits.too_long(request.prompt, request.answer_positions), request) for request in requests
+    ]
+    reason, worst = max(
+        ((reason, request) for reason, request in reasons if reason),
+        key=lambda pair: pair[0].needed,
+    )
     tasks = some(sorted({str(task) for task, _ in too_long}))
     advice = "Lower --num_fewshot, or leave overflow=error out." if overflow == "error" else ""
     if not worst.answer:

@@ -31,20 +31,30 @@ class Responses(dict[str, Any]):
     """
 
     def __init__(self, path: str, run: dict[str, Any]) -> None:
-        self.path, run, another = path, json.loads(json.dumps(run, default=str)), "give another path to --use_cache"
+        self.path, run, another = (
+            path,
+            json.loads(json.dumps(run, default=str)),
+            "give another path to --use_cache",
+        )
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             lines = Path(path).read_bytes().split(b"\n") if Path(path).is_file() else []
             self._file = Path(path).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open as long as the run)
         except OSError as error:
-            raise InputError(f"the cache {path} cannot be opened: {error}. Correct that, or {another}.") from error
+            raise InputError(
+                f"the cache {path} cannot be opened: {error}. Correct that, or {another}."
+            ) from error
         super().__init__(entry for line in lines if (entry := _entry(line)) is not None)
         is_new = not any(lines)
         writer = run if is_new else self.pop("run", None)
         if not isinstance(writer, dict):
-            raise InputError(f"the cache {path} was not written by this version of lm-eval-icl: {another}.")
+            raise InputError(
+                f"the cache {path} was not written by this version of lm-eval-icl: {another}."
+            )
         if names := [name for name in run | writer if writer.get(name) != run.get(name)]:
-            differs = "; ".join(f"{name}={writer.get(name)} there, {run.get(name)} here" for name in names[:4])
+            differs = "; ".join(
+                f"{name}={writer.get(name)} there, {run.get(name)} here" for name in names[:4]
+            )
             raise InputError(f"the cache {path} was written by another run ({differs}): {another}.")
         if is_new or lines[-1]:
             self._write(json.dumps(["run", run]) if is_new else "")  # ends an unfinished line
@@ -93,10 +103,20 @@ class ResumableLM(CachingLM):
         run = self.lm.run
         run.check()
         whole = kind == "loglikelihood_rolling"
-        prompts = [instance.args for instance in requests] if whole else [one.key for one in run.requests(requests)]
+        prompts = (
+            [instance.args for instance in requests]
+            if whole
+            else [one.key for one in run.requests(requests)]
+        )
         keys = [response_key(kind, prompt) for prompt in prompts]
         missing = [i for i, key in enumerate(keys) if key not in self.dbdict]
-        log.info("%s: %d of %d responses are in %s", kind, len(keys) - len(missing), len(keys), self.cache_db)
+        log.info(
+            "%s: %d of %d responses are in %s",
+            kind,
+            len(keys) - len(missing),
+            len(keys),
+            self.cache_db,
+        )
         responses = getattr(self.lm, kind)([requests[i] for i in missing]) if missing else []
         computed = dict(zip(missing, responses, strict=True))
         run.release(requests)
@@ -110,7 +130,12 @@ def response_key(kind: str, args: tuple[Any, ...]) -> str:
     if kind == "generate_until" and normalize_gen_kwargs(rest[0])["do_sample"]:
         return ""
     if isinstance(prompt, EncodedPrompt):
-        prompt, rest = [prompt.ids, prompt.tokens.context.lengths], [getattr(part, "ids", part) for part in rest]
+        prompt, rest = (
+            [prompt.ids, prompt.tokens.context.lengths],
+            [getattr(part, "ids", part) for part in rest],
+        )
     elif isinstance(prompt, FewShotPrompt):
         prompt = [prompt.prefix, prompt.demonstrations, prompt.query]
-    return hashlib.sha256(json.dumps([kind, prompt, *rest], sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([kind, prompt, *rest], sort_keys=True, default=str).encode()
+    ).hexdigest()

@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
 from tqdm import tqdm
 from transformers import PreTrainedModel, StoppingCriteriaList
 
@@ -32,12 +36,17 @@ def check_finite(instance: Instance, logprob: float, model: PreTrainedModel) -> 
         raise not_finite(f"{named(instance)}, option {instance.idx}", logprob, model)
 
 
-def score(lm: HFLM, run: PreparedRun, runner: MethodRunner, instances: list[Instance], quiet: bool) -> list[Score]:
+def score(
+    lm: HFLM, run: PreparedRun, runner: MethodRunner, instances: list[Instance], quiet: bool
+) -> list[Score]:
     """The summed log-probability of every continuation, and whether greedy decoding would produce it."""
     requests, hook = run.take(instances), lm.cache_hook
     if runner.capabilities.no_memory:
         rows = [[*request.prompt.context.tokens, *request.prompt.query] for request in requests]
-        whole = [(request.key, ids, [*request.answer]) for request, ids in zip(requests, rows, strict=True)]
+        whole = [
+            (request.key, ids, [*request.answer])
+            for request, ids in zip(requests, rows, strict=True)
+        ]
         with runner.counting():
             whole_scores: list[Score] = lm._loglikelihood_tokens(whole, quiet)
         for instance, (logprob, _) in zip(instances, whole_scores, strict=True):
@@ -59,7 +68,11 @@ def score(lm: HFLM, run: PreparedRun, runner: MethodRunner, instances: list[Inst
 
 
 def score_texts(
-    run: PreparedRun, model: PreTrainedModel, score: Callable[..., list[float]], instances: list[Instance], quiet: bool
+    run: PreparedRun,
+    model: PreTrainedModel,
+    score: Callable[..., list[float]],
+    instances: list[Instance],
+    quiet: bool,
 ) -> list[float]:
     """The log-probability of every text as a whole. These requests have no demonstrations.
 
@@ -83,7 +96,9 @@ def generate_until(
 ) -> list[str]:
     """The text that follows each prompt, up to a stop sequence or `max_gen_toks`, in the order of `instances`."""
     requests = run.take(instances)
-    by_arguments: dict[str, list[int]] = defaultdict(list)  # generation arguments -> indices of requests
+    by_arguments: dict[str, list[int]] = defaultdict(
+        list
+    )  # generation arguments -> indices of requests
     for i in in_order([request.prompt for request in requests]):
         by_arguments[json.dumps(instances[i].args[1], sort_keys=True, default=str)].append(i)
     uses = Counter(request.prompt.context for request in requests)
@@ -95,7 +110,10 @@ def generate_until(
         runner.inference_mode(),
     ):
         for waiting in by_arguments.values():
-            prompts, waiting_instances = [requests[i].prompt for i in waiting], [instances[i] for i in waiting]
+            prompts, waiting_instances = (
+                [requests[i].prompt for i in waiting],
+                [instances[i] for i in waiting],
+            )
             while waiting:
                 generated = generate_first(lm, runner, prompts, waiting_instances, single)
                 n = len(generated)
@@ -107,7 +125,11 @@ def generate_until(
                     uses[prompt.context] -= 1
                     if run.once and not uses[prompt.context]:
                         runner.forget(prompt.context)
-                waiting, prompts, waiting_instances = waiting[n:], prompts[n:], waiting_instances[n:]
+                waiting, prompts, waiting_instances = (
+                    waiting[n:],
+                    prompts[n:],
+                    waiting_instances[n:],
+                )
     return [texts[i] for i in range(len(instances))]
 
 
@@ -130,7 +152,11 @@ def generate_first(
     """
     arguments = instances[0].args[1]
     kwargs: dict[str, Any] = dict(normalize_gen_kwargs(arguments, lm.max_gen_toks))
-    eos = None if lm.eot_token_id is None else lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
+    eos = (
+        None
+        if lm.eot_token_id is None
+        else lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
+    )
     until = handle_stop_sequences(kwargs.pop("until", None), eos=eos)
     max_gen_toks = kwargs.pop("max_gen_toks")
     kwargs.pop("cache_implementation", None)
@@ -138,7 +164,9 @@ def generate_first(
     def generate(context: torch.Tensor, **cache: Any) -> torch.Tensor:
         what = f"task {instances[0].task_name!r}: generation arguments {arguments}: refused by transformers"
         with refusing(what, kinds=(TypeError, ValueError)), ending_rows(runner.model, _stopped):
-            return lm._model_generate(context, context.shape[1] + max_gen_toks, until, **cache, **kwargs)
+            return lm._model_generate(
+                context, context.shape[1] + max_gen_toks, until, **cache, **kwargs
+            )
 
     first = instances[: runner.budget.sizes.texts]
     names = list(map(named, first))
@@ -149,7 +177,9 @@ def generate_first(
 
 def _stopped(criteria: StoppingCriteriaList) -> list[bool]:
     """For each row, whether it has reached a stop sequence."""
-    trackers = [criterion.done_tracker for criterion in criteria if hasattr(criterion, "done_tracker")]
+    trackers = [
+        criterion.done_tracker for criterion in criteria if hasattr(criterion, "done_tracker")
+    ]
     return [any(row_flags) for row_flags in zip(*trackers, strict=True)]
 
 

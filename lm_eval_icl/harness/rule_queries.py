@@ -53,19 +53,28 @@ class RuleQueries:
     """
 
     def __init__(self, task: ConfigurableTask, model: Any, arguments: Mapping[str, Any]) -> None:
-        self.task, self.model, self.arguments, self.name = task, model, arguments, str(task.config.task)
+        self.task, self.model, self.arguments, self.name = (
+            task,
+            model,
+            arguments,
+            str(task.config.task),
+        )
         self.documents: dict[int, list[Instance]] = {}
         self.prompts: dict[tuple[PromptStart, str], dict[str, Instance]] = {}
         self._shuffled, self._is_evaluated = dict[str, list[int]](), evaluated(task)
         self._words = dict[tuple[str, bool], tuple[list[str], int]]()
         self._instances: list[Instance] = task._instances or []
         is_ours = isinstance(model, ICLModel)
-        if not is_ours:  # the prompts become plain texts, and a study has the requests for other models too
+        if (
+            not is_ours
+        ):  # the prompts become plain texts, and a study has the requests for other models too
             self._instances = [copy.copy(instance) for instance in self._instances]
         for document, requests in groupby(self._instances, key=lambda instance: instance.doc_id):
             all_requests = list(requests)
             options = len(task.doc_to_choice(all_requests[0].doc))
-            self.documents[int(document)] = all_requests[:options]  # the requests of acc_mutual_info follow
+            self.documents[int(document)] = all_requests[
+                :options
+            ]  # the requests of acc_mutual_info follow
         self.starts = self._find_starts()
         if not is_ours:
             for instance in self._instances:
@@ -88,7 +97,11 @@ class RuleQueries:
 
     def fields(self, doc: Doc) -> dict[str, Any]:
         """The fields of a document that hold texts and that its query is made from."""
-        read = doc if self._template_fields is None else [name for name in self._template_fields if name in doc]
+        read = (
+            doc
+            if self._template_fields is None
+            else [name for name in self._template_fields if name in doc]
+        )
         return {name: doc[name] for name in read if texts_in(doc[name])}
 
     def content_free(self, doc: Doc, texts: Mapping[str, str] | str) -> str:
@@ -102,26 +115,43 @@ class RuleQueries:
         """
         fields = self.fields(doc)
         if not fields:
-            raise InputError("its query is made from no text of a document, so that none can be left out.")
-        by_field = dict.fromkeys(fields, texts) if isinstance(texts, str) else {name: texts[name] for name in fields}
+            raise InputError(
+                "its query is made from no text of a document, so that none can be left out."
+            )
+        by_field = (
+            dict.fromkeys(fields, texts)
+            if isinstance(texts, str)
+            else {name: texts[name] for name in fields}
+        )
         query = self._filled_in(doc, by_field)
-        if not any(" ".join(text.lower().split()) in " ".join(query.lower().split()) for text in by_field.values()):
-            raise InputError(f"doc_to_text: its query does not show the text {next(iter(by_field.values()))[:40]!r}.")
+        if not any(
+            " ".join(text.lower().split()) in " ".join(query.lower().split())
+            for text in by_field.values()
+        ):
+            raise InputError(
+                f"doc_to_text: its query does not show the text {next(iter(by_field.values()))[:40]!r}."
+            )
         return query
 
     def signature(self, doc: Doc) -> str:
         """What the content-free query of a document depends on. Documents with equal signatures have equal queries."""
         names = self._template_fields
         read = {name: value for name, value in doc.items() if names is None or name in names}
-        free = {name: with_texts(value, lambda _: _SENTINEL) for name, value in self.fields(doc).items()}
-        return json.dumps([{**read, **free}, self.task.doc_to_prefix(doc)], sort_keys=True, default=str)
+        free = {
+            name: with_texts(value, lambda _: _SENTINEL) for name, value in self.fields(doc).items()
+        }
+        return json.dumps(
+            [{**read, **free}, self.task.doc_to_prefix(doc)], sort_keys=True, default=str
+        )
 
     def premise(self, doc: Doc) -> str:
         """The text that the template puts after the last text of a document, such as "\\nSentiment:"."""
         query = self._filled_in(doc, dict.fromkeys(self.fields(doc), _SENTINEL))
         _, sentinel, tail = query.rpartition(_SENTINEL)
         if not sentinel or not tail.strip():
-            raise InputError("its template puts nothing after the document's text: give premise=TEXT.")
+            raise InputError(
+                "its template puts nothing after the document's text: give premise=TEXT."
+            )
         return tail
 
     @cached_property
@@ -135,8 +165,12 @@ class RuleQueries:
         def replaced(name: str) -> Any:
             return with_texts(doc[name], lambda _: by_field[name])
 
-        with refusing(f"doc_to_text: cannot be filled in with {by_field!r} in place of the document's texts"):
-            return self._render(doc, self.task.doc_to_text({**doc, **{name: replaced(name) for name in by_field}}))
+        with refusing(
+            f"doc_to_text: cannot be filled in with {by_field!r} in place of the document's texts"
+        ):
+            return self._render(
+                doc, self.task.doc_to_text({**doc, **{name: replaced(name) for name in by_field}})
+            )
 
     def _render(self, doc: Doc, text: Any) -> str:
         """The query of a document's prompt if `doc_to_text` gives this text."""
@@ -145,7 +179,9 @@ class RuleQueries:
         task.set_config("doc_to_text", lambda _: text)
         task.sampler = GivenSampler(self._shots)
         with recording():
-            prompt = task.fewshot_context(doc, len(self._shots), gen_prefix=task.doc_to_prefix(doc), **self.arguments)
+            prompt = task.fewshot_context(
+                doc, len(self._shots), gen_prefix=task.doc_to_prefix(doc), **self.arguments
+            )
         if not isinstance(prompt, FewShotPrompt):
             raise structure_error(self.name)
         return prompt.query
@@ -155,32 +191,51 @@ class RuleQueries:
     @property
     def instances(self) -> list[Instance]:
         """All requests: those of the task's documents, and those of the rules."""
-        return [*self._instances, *(instance for options in self.prompts.values() for instance in options.values())]
+        return [
+            *self._instances,
+            *(instance for options in self.prompts.values() for instance in options.values()),
+        ]
 
     def _find_starts(self) -> dict[int, PromptStart]:
-        prompts: dict[int, Any] = {document: requests[0].args[0] for document, requests in self.documents.items()}
+        prompts: dict[int, Any] = {
+            document: requests[0].args[0] for document, requests in self.documents.items()
+        }
         if not all(isinstance(prompt, FewShotPrompt) for prompt in prompts.values()):
             raise structure_error(self.name)
         model = self.model
         if isinstance(model, ICLModel):
             if model.common.overflow != "error":
-                instances = [instance for requests in self.documents.values() for instance in requests]
+                instances = [
+                    instance for requests in self.documents.values() for instance in requests
+                ]
                 run = model.run
-                fitted = fit_requests(instances, model.tokenize, run.limits, run.overflow, quiet=True)
+                fitted = fit_requests(
+                    instances, model.tokenize, run.limits, run.overflow, quiet=True
+                )
                 # All options of a document lose the same demonstrations.
-                left_out = {i.doc_id: request.left_out for i, request in zip(instances, fitted, strict=True)}
-                prompts = {i: model.tokenize.prompts.arranged(prompts[i], left_out[i]) for i in prompts}
+                left_out = {
+                    i.doc_id: request.left_out for i, request in zip(instances, fitted, strict=True)
+                }
+                prompts = {
+                    i: model.tokenize.prompts.arranged(prompts[i], left_out[i]) for i in prompts
+                }
         elif isinstance(model, HFLM):
             self._refuse_cut_prompts(model)
-        return {document: (prompt.prefix, prompt.demonstrations) for document, prompt in prompts.items()}
+        return {
+            document: (prompt.prefix, prompt.demonstrations) for document, prompt in prompts.items()
+        }
 
     def _refuse_cut_prompts(self, model: HFLM) -> None:
         """Refuse prompts that `hf` would cut at the beginning, since rules' queries would have other demonstrations."""
         for instance in self._instances:
             context, continuation = map(str, instance.args)
-            if len(f"{context}{continuation}".encode()) < model.max_length:  # a token has at least one byte
+            if (
+                len(f"{context}{continuation}".encode()) < model.max_length
+            ):  # a token has at least one byte
                 continue
-            if (tokens := sum(map(len, model._encode_pair(context, continuation)))) > model.max_length + 1:
+            if (
+                tokens := sum(map(len, model._encode_pair(context, continuation)))
+            ) > model.max_length + 1:
                 raise InputError(
                     f"task {self.name!r}: decide: the prompt of document {instance.doc_id} has {tokens} tokens, and hf "
                     f"would cut it to {model.max_length}: lower --num_fewshot, or take a model of this package."
@@ -200,14 +255,18 @@ class RuleQueries:
         for option in options:
             if option in requests:
                 continue
-            instance = Instance("loglikelihood", doc, (prompt, option), len(requests), (self.name, number, 1))
+            instance = Instance(
+                "loglikelihood", doc, (prompt, option), len(requests), (self.name, number, 1)
+            )
             if is_ours:
                 self.fitting(instance)
             requests[option] = instance
 
     def alone(self, start: PromptStart, query: str, option: str) -> Instance:
         """The request for an option after a query, which is not among the requests of the task."""
-        return Instance("loglikelihood", {}, (FewShotPrompt(*start, query), option), 0, (self.name, 0, 1))
+        return Instance(
+            "loglikelihood", {}, (FewShotPrompt(*start, query), option), 0, (self.name, 0, 1)
+        )
 
     def fitting(self, instance: Instance) -> Request:
         """A rule's request as token ids.
@@ -228,7 +287,11 @@ class RuleQueries:
         """The lower-case words in a field of all few-shot (or evaluated) documents, and the number of documents."""
         if (field, evaluated) not in self._words:
             corpus = list(self.task.eval_docs if evaluated else self.pool.values())
-            words = [word for row in corpus for word in " ".join(texts_in(row.get(field))).lower().split()]
+            words = [
+                word
+                for row in corpus
+                for word in " ".join(texts_in(row.get(field))).lower().split()
+            ]
             if not words:
                 raise InputError(f"the field {field!r} of the documents has no words to draw.")
             self._words[field, evaluated] = words, len(corpus)
@@ -240,28 +303,42 @@ class RuleQueries:
         rows = {as_row(doc) for doc in self.task.eval_docs}
         pool = {row: doc for row, doc in enumerate(pool_of(self.task)) if as_row(doc) not in rows}
         if not pool:
-            raise InputError("the task has no few-shot documents that it does not evaluate: give of=test or of=task.")
+            raise InputError(
+                "the task has no few-shot documents that it does not evaluate: give of=test or of=task."
+            )
         return pool
 
     @cached_property
     def seed(self) -> int:
         """The run's few-shot seed, for random draws. lm-eval's own sampler keeps only a generator made from it."""
         seed = getattr(getattr(self.task, "sampler", None), "seed", None)
-        return copy.copy(self.task.fewshot_rnd).getrandbits(32) if seed is None else int(seed) % 2**32
+        return (
+            copy.copy(self.task.fewshot_rnd).getrandbits(32) if seed is None else int(seed) % 2**32
+        )
 
     def drawn(self, name: str, start: PromptStart) -> Iterator[tuple[int, str]]:
         """Few-shot documents (row, query) in random order, without demonstrations and evaluated documents."""
         if name not in self._shuffled:  # once for all contexts
             self._shuffled[name] = list(self.pool)
             Random(f"{name} {self.seed}").shuffle(self._shuffled[name])
-        queries, options, is_evaluated = set[str](), self._choices(self.task.eval_docs[0]), self._is_evaluated
+        queries, options, is_evaluated = (
+            set[str](),
+            self._choices(self.task.eval_docs[0]),
+            self._is_evaluated,
+        )
         for row in self._shuffled[name]:
             doc = self.pool[row]
             query = self._render(doc, self.task.doc_to_text(doc))
-            if query in queries or any(query in demonstration for demonstration in start[1]) or is_evaluated(doc):
+            if (
+                query in queries
+                or any(query in demonstration for demonstration in start[1])
+                or is_evaluated(doc)
+            ):
                 continue
             if self._choices(doc) != options:
-                raise InputError("its few-shot documents have other options than its evaluated documents.")
+                raise InputError(
+                    "its few-shot documents have other options than its evaluated documents."
+                )
             queries.add(query)
             yield row, query
 

@@ -39,7 +39,12 @@ class PreparedRun:
     """
 
     def __init__(
-        self, tasks: Sequence[Task], tokenize: RequestTokenizer, limits: PromptLimits, overflow: str, logs: bool
+        self,
+        tasks: Sequence[Task],
+        tokenize: RequestTokenizer,
+        limits: PromptLimits,
+        overflow: str,
+        logs: bool,
     ) -> None:
         self.tokenize, self.limits, self.overflow, self.logs = tokenize, limits, overflow, logs
         self.method = limits.method
@@ -49,7 +54,9 @@ class PreparedRun:
         self.own_demonstrations: Counts = {}
         self.tokens_alone = 0
         self._unchecked = list(tasks)
-        self._retrieved = {str(t.config.task) for t in tasks if hasattr(getattr(t, "sampler", None), "document")}
+        self._retrieved = {
+            str(t.config.task) for t in tasks if hasattr(getattr(t, "sampler", None), "document")
+        }
         # By id(instance). The instance is stored too, since an id is unique only as long as its object exists.
         self._prepared: dict[int, tuple[Instance, Request]] = {}
 
@@ -68,7 +75,9 @@ class PreparedRun:
         instances = [instance for task in tasks for instance in task.instances or ()]
         prepared: list[tuple[Instance, Request]] = []
         for kind in ("loglikelihood", "generate_until"):
-            groups = [[item for item in group if item.request_type == kind] for group in _grouped(tasks)]
+            groups = [
+                [item for item in group if item.request_type == kind] for group in _grouped(tasks)
+            ]
             prepared += [pair for group in groups for pair in self._prepare(group)]
         self._warn(prepared)
         for instance in instances:
@@ -88,7 +97,9 @@ class PreparedRun:
     def _prepare(self, instances: Sequence[Instance]) -> list[tuple[Instance, Request]]:
         """Tokenize, check and count the new ones among some instances of one kind."""
         new = list({id(i): i for i in instances if id(i) not in self._prepared}.values())
-        requests = fit_requests(new, self.tokenize, self.limits, self.overflow, quiet=not self.logs or not new)
+        requests = fit_requests(
+            new, self.tokenize, self.limits, self.overflow, quiet=not self.logs or not new
+        )
         self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
         left_out, truncated = _count(new, requests)
         self.left_out = total([self.left_out, left_out])  # a task may have requests of two kinds
@@ -104,7 +115,9 @@ class PreparedRun:
         instances, requests = zip(*prepared, strict=True)
         left_out, truncated = _count(instances, requests)
         if left_out or truncated:  # each process warns about its own requests
-            without, cut = (sum(c["documents"] for c in counts.values()) for counts in (left_out, truncated))
+            without, cut = (
+                sum(c["documents"] for c in counts.values()) for counts in (left_out, truncated)
+            )
             window = self.limits.window
             log.warning(
                 "Prompts that do not fit the model's %d positions%s: of %d documents, %d lose demonstrations (%d in "
@@ -114,7 +127,10 @@ class PreparedRun:
                 f", or the {window} tokens that some layers look back at most" if window else "",
                 *(len(by_document(instances)), without),
                 *(sum(c["demonstrations"] for c in left_out.values()), cut),
-                *(sum(c["tokens"] for c in truncated.values()), some(sorted({*left_out, *truncated}))),
+                *(
+                    sum(c["tokens"] for c in truncated.values()),
+                    some(sorted({*left_out, *truncated})),
+                ),
                 self.limits.hint if left_out else "",
             )
         if not self.logs:
@@ -128,18 +144,36 @@ class PreparedRun:
         bare = [name for name, number in shots.items() if not number]
         if bare and (why := self.method.without_demonstrations):
             tasks = f"{len(bare)} of {len(shots)} tasks have" if len(shots) > 1 else "The task has"
-            papers = [f"icl_{name}" for name in ("mmlu", "bbh") if any(task.startswith(name) for task in shots)]
-            how = f" 5, or take --tasks {','.join(papers)}, the setting of the papers" if papers else ""
+            papers = [
+                f"icl_{name}"
+                for name in ("mmlu", "bbh")
+                if any(task.startswith(name) for task in shots)
+            ]
+            how = (
+                f" 5, or take --tasks {','.join(papers)}, the setting of the papers"
+                if papers
+                else ""
+            )
             if any(task.startswith("bbh_cot") for task in shots):
                 how += " (lm-eval's bbh generates chains of thought, and has three demonstrations at most)"
-            log.warning("%s no demonstrations (%s): %s. Give some with --num_fewshot%s.", tasks, some(bare), why, how)
-        if copies := {name: counts for name, counts in self.own_demonstrations.items() if name in shots}:
+            log.warning(
+                "%s no demonstrations (%s): %s. Give some with --num_fewshot%s.",
+                tasks,
+                some(bare),
+                why,
+                how,
+            )
+        if copies := {
+            name: counts for name, counts in self.own_demonstrations.items() if name in shots
+        }:
             log.warning(
                 "%s: %d documents stand among their own demonstrations, with the answer (lm-eval's sampler leaves that "
                 "to chance). Add --metadata demonstrations=random, or another way, to leave them out.",
                 *(some(copies), sum(counts["documents"] for counts in copies.values())),
             )
-        if drawn := [name for name in contexts if len(contexts[name]) > 1 and name not in self._retrieved]:
+        if drawn := [
+            name for name in contexts if len(contexts[name]) > 1 and name not in self._retrieved
+        ]:
             log.warning(
                 "%s: lm-eval draws other demonstrations for each document (%d contexts), so that nearly nothing is "
                 "shared, and orders cannot be compared. Add --metadata demonstrations=random (or stratified, first) to "
@@ -150,7 +184,9 @@ class PreparedRun:
     def take(self, instances: Sequence[Instance]) -> list[Request]:
         """The requests of these instances, which the caller runs now: they are counted, and no longer stored."""
         requests = self.requests(instances)
-        self.tokens_alone += sum({id(request): request.length for request in requests if request.answer}.values())
+        self.tokens_alone += sum(
+            {id(request): request.length for request in requests if request.answer}.values()
+        )
         self.release(instances)
         return requests
 
@@ -178,7 +214,9 @@ def _grouped(tasks: Sequence[Task]) -> list[list[Instance]]:
 def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[Counts, Counts]:
     """Count the demonstrations and tokens that were left out (`PreparedRun.left_out`, `PreparedRun.truncated`)."""
     left_out, truncated = list[Counts](), list[Counts]()
-    shorter = [i for i, request in enumerate(requests) if request.left_out or request.cut]  # none in most runs
+    shorter = [
+        i for i, request in enumerate(requests) if request.left_out or request.cut
+    ]  # none in most runs
     for (task_name, _), indices in by_document([instances[i] for i in shorter]).items():
         document_requests = [requests[shorter[i]] for i in indices]
         if number := len(document_requests[0].left_out):
@@ -192,16 +230,28 @@ def _count_own_demonstrations(instances: Sequence[Instance]) -> Counts:
     """Count the documents among their own demonstrations (`PreparedRun.own_demonstrations`): some demonstration begins
     with the query and one of the options, in lower case and with blanks collapsed."""
     documents = set[tuple[str, object]]()
-    for _, same in groupby(instances, key=lambda instance: id(instance.args[0])):  # the options of a document
+    for _, same in groupby(
+        instances, key=lambda instance: id(instance.args[0])
+    ):  # the options of a document
         options = list(same)
         prompt = options[0].args[0]
         if isinstance(prompt, FewShotPrompt) and prompt.demonstrations and prompt.query.strip():
-            among, answers = _collapsed(prompt.demonstrations), [option.args[1] for option in options]
-            texts = [prompt.query + (answer if isinstance(answer, str) else "") for answer in answers]
+            among, answers = (
+                _collapsed(prompt.demonstrations),
+                [option.args[1] for option in options],
+            )
+            texts = [
+                prompt.query + (answer if isinstance(answer, str) else "") for answer in answers
+            ]
             # The query of most documents is not in their demonstrations.
-            if _collapsed((prompt.query,)) in among and any(_collapsed((text,)) in among for text in texts):
+            if _collapsed((prompt.query,)) in among and any(
+                _collapsed((text,)) in among for text in texts
+            ):
                 documents |= {(str(option.task_name), option.doc_id) for option in options}
-    return {name: {"documents": number} for name, number in Counter(name for name, _ in documents).items()}
+    return {
+        name: {"documents": number}
+        for name, number in Counter(name for name, _ in documents).items()
+    }
 
 
 @functools.lru_cache(maxsize=8)  # successive documents mostly have the same demonstrations

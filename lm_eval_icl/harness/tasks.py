@@ -43,7 +43,9 @@ class ICLTask(ConfigurableTask):
         self.sampler: ContextSampler = sampler_of(list(self.fewshot_docs()), how, self)
 
 
-def with_given_demonstrations(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
+def with_given_demonstrations(
+    original: Callable[..., None], task: Any, *args: Any, **kwargs: Any
+) -> None:
     """Wrapper of `ConfigurableTask.__init__`: lm-eval's own tasks, too, get the demonstrations that `--metadata
     demonstrations=...` names, and documents in the order of `--metadata shuffle=SEED`. A task without few-shot
     documents has no demonstrations. `labels=...` and `format=...` are applied by `harness.varying`."""
@@ -95,7 +97,11 @@ def among(
     @functools.cache
     def known() -> set[str]:
         with recording():  # in which templates are compiled once
-            return {text for doc in documents() for text in (as_row(doc), text_of(task, doc, known_template))}
+            return {
+                text
+                for doc in documents()
+                for text in (as_row(doc), text_of(task, doc, known_template))
+            }
 
     def is_among(doc: Any) -> bool:
         with recording():
@@ -119,7 +125,9 @@ def text_of(task: ConfigurableTask, doc: Doc, template: Any) -> str:
     """A document's query and options, or its answer if it has neither, as `template` renders them (the configuration of
     the task, or that of its few-shot documents)."""
     query = "" if task.multiple_input else str(task.doc_to_text(doc, template.doc_to_text))
-    options = [] if template.doc_to_choice is None else task.doc_to_choice(doc, template.doc_to_choice)
+    options = (
+        [] if template.doc_to_choice is None else task.doc_to_choice(doc, template.doc_to_choice)
+    )
     if not query.strip() and not options:
         query = str(task.doc_to_target(doc, template.doc_to_target))
     return as_text(query, map(str, options))
@@ -159,7 +167,9 @@ _NAMES = r"task|task_alias|tag|group|class|dataset_.*|custom_dataset|\w*_split|n
 
 def template_of(task: ConfigurableTask) -> str:
     """A task's configuration as JSON, without its name and the place where it was found."""
-    config = {key: value for key, value in task.dump_config().items() if not re.fullmatch(_NAMES, key)}
+    config = {
+        key: value for key, value in task.dump_config().items() if not re.fullmatch(_NAMES, key)
+    }
     return re.sub(r" at 0x[0-9a-f]+", "", json.dumps(config, sort_keys=True, default=str))
 
 
@@ -187,7 +197,9 @@ class RetrievingSampler(ContextSampler):
         super().set_rnd(rnd)
         return self
 
-    def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
+    def sample(
+        self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object
+    ) -> list[Doc]:
         assert self.document is not None
         return [self.df[row] for row in self.retrieved(n, self.document)]
 
@@ -198,7 +210,9 @@ class RetrievingSampler(ContextSampler):
             row = as_row(document)
             if row not in self._rankings or self._most < self.similar.most(n):
                 self.give(n, *self.rank(n, self._task.eval_docs))
-            return self._retriever.rows(self._rankings[row], n, self._fixed(n), f"{self.seed} {row}")
+            return self._retriever.rows(
+                self._rankings[row], n, self._fixed(n), f"{self.seed} {row}"
+            )
 
     def rank(
         self, n: int, documents: Iterable[Doc], read: Callable[..., Features] | None = None
@@ -216,15 +230,25 @@ class RetrievingSampler(ContextSampler):
         features = None if read is None else read(self.df, docs)
         ranked, file = retriever.rank(texts, n, template_of(self._task), features)
         rankings, fixed = dict(zip(texts.rows, ranked, strict=True)), self._fixed(n)
-        used = {i for row, ranking in rankings.items() for i in retriever.rows(ranking, n, fixed, row)}
+        used = {
+            i for row, ranking in rankings.items() for i in retriever.rows(ranking, n, fixed, row)
+        }
         nearest = [max(ranking.values()) for ranking in ranked]
         return rankings, {
             "how": str(self.similar),
-            "pool": {"rows": len(self.df), "distinct": len(retriever.distinct), "sha256": retriever.sha256},
+            "pool": {
+                "rows": len(self.df),
+                "distinct": len(retriever.distinct),
+                "sha256": retriever.sha256,
+            },
             "documents": len(ranked),
-            "own_copies": sum(map(bool, retriever.copies(texts))),  # documents whose copies in the pool are left out
+            "own_copies": sum(
+                map(bool, retriever.copies(texts))
+            ),  # documents whose copies in the pool are left out
             "rows_used": len(used),
-            "similarity": round(sum(nearest) / len(nearest), 6),  # the nearest row's, on average over documents
+            "similarity": round(
+                sum(nearest) / len(nearest), 6
+            ),  # the nearest row's, on average over documents
             "file": file,
         }
 
@@ -234,21 +258,31 @@ class RetrievingSampler(ContextSampler):
 
     @functools.cached_property
     def _retriever(self) -> Retriever:
-        from lm_eval_icl.demonstrations.retrieve import Retriever  # imports scikit-learn and torch, for seconds
+        from lm_eval_icl.demonstrations.retrieve import (
+            Retriever,
+        )  # imports scikit-learn and torch, for seconds
 
         task, per_label = self._task, self.similar.per_label
         if per_label and task.OUTPUT_TYPE != "multiple_choice":
             raise InputError("per_label needs a task with options.")
         labels = [label_of(task, doc) if per_label else 0 for doc in self.df]
         if len(known := [label for label in labels if label is not None]) < len(labels):
-            raise InputError(f"per_label: the answer of row {labels.index(None)} is none of its options.")
-        return Retriever(self.similar, self._texts(self.df, task.fewshot_cfg), pool_digest(self.df), known)
+            raise InputError(
+                f"per_label: the answer of row {labels.index(None)} is none of its options."
+            )
+        return Retriever(
+            self.similar, self._texts(self.df, task.fewshot_cfg), pool_digest(self.df), known
+        )
 
     def _texts(self, docs: Sequence[Doc], template: Any) -> Texts:
         from lm_eval_icl.demonstrations.retrieve import Texts
 
         def query(doc: Doc) -> str:
-            text = "" if self._task.multiple_input else str(self._task.doc_to_text(doc, template.doc_to_text))
+            text = (
+                ""
+                if self._task.multiple_input
+                else str(self._task.doc_to_text(doc, template.doc_to_text))
+            )
             return text if text.strip() else text_of(self._task, doc, template)
 
         with recording():
@@ -258,15 +292,25 @@ class RetrievingSampler(ContextSampler):
     def _fixed(self, n: int) -> list[int]:
         """The rows of the first demonstrations of every prompt, which are the same for all documents."""
         if (fixed := self.similar.fixed) >= n:
-            raise InputError(f"fixed={fixed}: must be less than the {n} demonstrations of a prompt.")
-        return FixedSampler(self.df, "stratified", self._task).set_rnd(self.seed).rows(fixed) if fixed else []
+            raise InputError(
+                f"fixed={fixed}: must be less than the {n} demonstrations of a prompt."
+            )
+        return (
+            FixedSampler(self.df, "stratified", self._task).set_rnd(self.seed).rows(fixed)
+            if fixed
+            else []
+        )
 
 
 def sampler_of(pool: list[Doc], how: Any, task: ConfigurableTask) -> ContextSampler:
     """The sampler that draws, chooses or retrieves a task's demonstrations as `how` says (`ICLTask`)."""
     with naming(f"task {str(task.config.task)!r}"):
         similar = read(how)
-    return RetrievingSampler(pool, similar, task) if isinstance(similar, Similar) else FixedSampler(pool, how, task)
+    return (
+        RetrievingSampler(pool, similar, task)
+        if isinstance(similar, Similar)
+        else FixedSampler(pool, how, task)
+    )
 
 
 class FixedSampler(ContextSampler):
@@ -314,13 +358,17 @@ class FixedSampler(ContextSampler):
                 )
             label, is_evaluated = self._task.doc_to_target, evaluated(self._task)
             with naming(f"task {self.name!r}: demonstrations={self.how}"):
-                self._drawn[n] = draw(self.df, n, self.how, label, is_evaluated, self.rnd, self.name, self.seed)
+                self._drawn[n] = draw(
+                    self.df, n, self.how, label, is_evaluated, self.rnd, self.name, self.seed
+                )
             if task is not None and (count := self._drawn[n][1]):
                 text = "%s: %d of %d demonstrations are also evaluated, as rows or by their texts, and were replaced."
                 log.warning(text, task.config.task, count, n)
         return self._drawn[n][0]
 
-    def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
+    def sample(
+        self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object
+    ) -> list[Doc]:
         return [self.df[row] for row in self.rows(n, self._task)]
 
 
@@ -338,7 +386,9 @@ class GivenSampler(ContextSampler):
         seed: the seed of the draw; None if the task only has a generator.
     """
 
-    def __init__(self, df: list[Doc], pool: list[Doc] | None = None, seed: int | None = None) -> None:
+    def __init__(
+        self, df: list[Doc], pool: list[Doc] | None = None, seed: int | None = None
+    ) -> None:
         super().__init__(df)
         self.pool, self.seed = pool, seed
 
@@ -346,7 +396,9 @@ class GivenSampler(ContextSampler):
         """As `FixedSampler.rows`: the first n rows."""
         return list(range(min(n, len(self.df))))
 
-    def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
+    def sample(
+        self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object
+    ) -> list[Doc]:
         return list(self.df)
 
 
@@ -367,11 +419,19 @@ def bbh_cloze(rows: list[Doc], answers: list[str]) -> list[Doc]:
     docs = []
     for row in rows:
         question, _, options = row["input"].partition("\nOptions:")
-        choices = [text.strip() for text in re.findall(r"^(?:\([A-Z]\)|-) (.*)", options, re.MULTILINE)] or answers
+        choices = [
+            text.strip() for text in re.findall(r"^(?:\([A-Z]\)|-) (.*)", options, re.MULTILINE)
+        ] or answers
         target = row["target"].strip()
         letter = re.fullmatch(r"\(([A-Z])\)", target)
         # Three of BBH's targets are neither a letter nor a choice. Their rows have an unusual number of options and are
         # left out by `bbh_docs`.
-        answer = ord(letter[1]) - ord("A") if letter else choices.index(target) if target in choices else None
+        answer = (
+            ord(letter[1]) - ord("A")
+            if letter
+            else choices.index(target)
+            if target in choices
+            else None
+        )
         docs.append({"question": question.strip(), "choices": choices, "answer": answer})
     return docs

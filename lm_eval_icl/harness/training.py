@@ -49,18 +49,24 @@ class Examples:
         delimiter = task.config.target_delimiter
         if task.OUTPUT_TYPE == "multiple_choice":
             options = task.doc_to_choice(doc)
-            return Example(prompt, tuple(f"{delimiter}{option}" for option in options), self.right(query))
+            return Example(
+                prompt, tuple(f"{delimiter}{option}" for option in options), self.right(query)
+            )
         answer: Any = task.doc_to_target(doc)
         text = answer[0] if isinstance(answer, list) else answer
         # In tasks of lm-eval that score a text, the text begins with a blank already.
-        return Example(prompt, (f"{'' if task.OUTPUT_TYPE == 'loglikelihood' else delimiter}{text}",), 0)
+        return Example(
+            prompt, (f"{'' if task.OUTPUT_TYPE == 'loglikelihood' else delimiter}{text}",), 0
+        )
 
     def prompt(self, demonstrations: Sequence[int], doc: Any) -> FewShotPrompt:
         """The prompt of a document, which may be of another split, after rows of these documents as demonstrations."""
         task = self._task
         task.sampler = GivenSampler([self._docs[i] for i in demonstrations])
         with recording():
-            prompt = task.fewshot_context(doc, len(demonstrations), gen_prefix=task.doc_to_prefix(doc))
+            prompt = task.fewshot_context(
+                doc, len(demonstrations), gen_prefix=task.doc_to_prefix(doc)
+            )
         if not isinstance(prompt, FewShotPrompt):
             raise structure_error(self.name)
         return prompt
@@ -70,7 +76,9 @@ class Examples:
         doc = self._docs[row]
         if (right := label_of(self._task, doc)) is None:
             answer = self._task.doc_to_target(doc)
-            raise InputError(f"task {self.name!r}, row {row}: its answer {answer!r} is none of its options.")
+            raise InputError(
+                f"task {self.name!r}, row {row}: its answer {answer!r} is none of its options."
+            )
         return right
 
 
@@ -87,15 +95,21 @@ class HarnessTask(Examples):
     def __init__(self, task: ConfigurableTask) -> None:
         name = str(task.config.task)
         if not isinstance(task, ConfigurableTask):
-            raise InputError(f"task {name!r}: its own class builds its prompts, so that it cannot be trained on.")
+            raise InputError(
+                f"task {name!r}: its own class builds its prompts, so that it cannot be trained on."
+            )
         if not task.has_training_docs():
             raise InputError(f"task {name!r} has no training split (training_split): give others.")
         if task.OUTPUT_TYPE == "loglikelihood_rolling" or task.multiple_input:
-            raise InputError(f"task {name!r} has no query with one answer, so that it cannot be trained on.")
+            raise InputError(
+                f"task {name!r} has no query with one answer, so that it cannot be trained on."
+            )
         super().__init__(task, task.training_docs())
 
 
-def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> list[ConfigurableTask]:
+def tasks_of(
+    names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]
+) -> list[ConfigurableTask]:
     """The tasks of these names, each once. The name of a group stands for all its tasks.
 
     Raises:
@@ -106,7 +120,9 @@ def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[s
     tasks: dict[str, ConfigurableTask] = {}
     for name in names:
         with refusing(f"--tasks {name}: the task cannot be loaded"):
-            tasks |= {key: task for key, task in manager.load([name])["tasks"].items() if key not in tasks}
+            tasks |= {
+                key: task for key, task in manager.load([name])["tasks"].items() if key not in tasks
+            }
     return list(tasks.values())
 
 
@@ -118,7 +134,9 @@ def unknown_task(name: str, known: Iterable[str], include_path: str | None) -> s
     return f"there is no task {name!r}{f': {near}' if near else '.'} `lm-eval-icl ls tasks{option}` lists them.{advice}"
 
 
-def check_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> None:
+def check_tasks(
+    names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]
+) -> None:
     """Raise an `InputError` if a name is neither a task nor a group."""
     known = task_manager(include_path, metadata).all_tasks
     unknown = [name for name in names if name not in known and not Path(name).is_file()]

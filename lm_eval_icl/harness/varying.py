@@ -32,12 +32,16 @@ def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
     given = {name: value for name, value in written.items() if value is not None}
     if not given:
         return
-    with naming(f"task {task.config.task!r}: {', '.join(f'{name}={value}' for name, value in given.items())}"):
+    with naming(
+        f"task {task.config.task!r}: {', '.join(f'{name}={value}' for name, value in given.items())}"
+    ):
         if hasattr(task, "why_not_decided"):  # MetaICL's
             raise InputError("its own class makes its sequences: leave this out.")
         metadata = task.config.metadata or {}
         if (drawn := metadata.get("demonstrations")) is not None and how.read(drawn) is not None:
-            raise InputError(f"demonstrations={drawn}: choose them first (`lm-eval-icl select`), and give the file.")
+            raise InputError(
+                f"demonstrations={drawn}: choose them first (`lm-eval-icl select`), and give the file."
+            )
         task.config.metadata = {**metadata, **given}
         if number is not None:
             _format(task, checked_whole("format", number, least=0))
@@ -59,7 +63,9 @@ class Relabel:
 
     def __init__(self, task: ConfigurableTask, how_labeled: labels.Labels) -> None:
         if task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input:
-            raise InputError("labels are changed only in tasks with options, of which one follows the query.")
+            raise InputError(
+                "labels are changed only in tasks with options, of which one follows the query."
+            )
         self._task, self._labels, self._template = task, how_labeled, task.fewshot_cfg
         self._generator, self._seed = Random(0), 0.0
         self._known: dict[str, str | int] = {}
@@ -67,16 +73,26 @@ class Relabel:
 
     def __call__(self, doc: dict[str, Any]) -> str | int:
         task, template = self._task, self._template
-        if (generator := getattr(task, "fewshot_rnd", None) or self._generator) is not self._generator:
+        if (
+            generator := getattr(task, "fewshot_rnd", None) or self._generator
+        ) is not self._generator:
             # A copy draws, so that the task's generator stays as it is.
             self._generator, self._seed = generator, copy.copy(generator).random()
         row = f"{self._seed} {json.dumps(doc, sort_keys=True, default=str)}"
         if row not in self._known:
             options = task.doc_to_choice(doc, template.doc_to_choice)
             answer = task.doc_to_target(doc, template.doc_to_target)
-            right = answer if isinstance(answer, int) else options.index(answer) if answer in options else -1
+            right = (
+                answer
+                if isinstance(answer, int)
+                else options.index(answer)
+                if answer in options
+                else -1
+            )
             if not 0 <= right < len(options):
-                raise InputError(f"task {task.config.task!r}: labels: {answer!r} is not one of its options.")
+                raise InputError(
+                    f"task {task.config.task!r}: labels: {answer!r} is not one of its options."
+                )
             label = self._labels.label(right, len(options), row)
             self._known[row] = answer if label == right else options[label]
             self.counts["demonstrations"] += 1
@@ -88,14 +104,22 @@ def _format(task: ConfigurableTask, number: int) -> None:
     """Replace the templates of a task's queries and demonstrations by those of a format."""
     config, shots = task.config, task.fewshot_cfg
     if not isinstance(config.doc_to_text, str) or not isinstance(shots.doc_to_text, str):
-        raise InputError("its prompts are made by a function or by another task's, and not by a template.")
+        raise InputError(
+            "its prompts are made by a function or by another task's, and not by a template."
+        )
     query_template = Template(config.doc_to_text, config.target_delimiter, config.fewshot_delimiter)
     shot_template = Template(shots.doc_to_text, shots.target_delimiter, shots.fewshot_delimiter)
     if (new_format := format_of(query_template, number)) is None:
         return
     new_queries, new_shots = new_format.of(query_template), new_format.of(shot_template)
-    names = {"doc_to_text": "text", "target_delimiter": "before_answer", "fewshot_delimiter": "between"}
-    old_queries, old_shots = ({name: getattr(old, name) for name in names} for old in (config, shots))
+    names = {
+        "doc_to_text": "text",
+        "target_delimiter": "before_answer",
+        "fewshot_delimiter": "between",
+    }
+    old_queries, old_shots = (
+        {name: getattr(old, name) for name in names} for old in (config, shots)
+    )
     task.fewshot_cfg = config.fewshot_config = dataclasses.replace(
         shots, **{name: getattr(new_shots, part) for name, part in names.items()}
     )

@@ -33,7 +33,10 @@ from lm_eval_icl.prompts.layouts import Layout, side_by_side
 # kernels are undocumented. Without them, attention is not divided.
 KERNELS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "cpu": ("_scaled_dot_product_flash_attention_for_cpu", (torch.float32, torch.float64)),
-    "cuda": ("_scaled_dot_product_efficient_attention", (torch.float32, torch.float16, torch.bfloat16)),
+    "cuda": (
+        "_scaled_dot_product_efficient_attention",
+        (torch.float32, torch.float16, torch.bfloat16),
+    ),
 }
 # For how many tokens of a context, and of a packed row, attention is computed at a time. With a smaller number, fewer
 # keys are hidden, but the kernel is called more often. `ROW_TOKENS` is about the length of a query.
@@ -75,7 +78,9 @@ class AttentionCall:
 
     def whole(self) -> Attended:
         """The attention, computed by transformers' function."""
-        return self.function(self.module, self.query, self.key, self.value, self.mask, **self.options)
+        return self.function(
+            self.module, self.query, self.key, self.value, self.mask, **self.options
+        )
 
     def has(self, *options: str) -> bool:
         """Whether any of these options is set."""
@@ -87,13 +92,24 @@ class AttentionCall:
         kernel, dtypes = KERNELS.get(self.query.device.type, ("", ()))
         fits = self.query.dtype in dtypes and hasattr(torch.ops.aten, kernel)
         bytes_of_a_key = self.query.shape[3] * self.query.element_size()
-        fits = fits and (self.query.device.type == "cpu" or bytes_of_a_key % 16 == 0)  # a GPU's kernel reads 16 bytes
+        fits = fits and (
+            self.query.device.type == "cpu" or bytes_of_a_key % 16 == 0
+        )  # a GPU's kernel reads 16 bytes
         # In mixed precision, keys are rotated in float32 and values are not.
         fits = fits and self.query.dtype == self.key.dtype == self.value.dtype
-        return fits and not self.has("position_bias", "softcap", "cache") and self.query.shape[3] == self.value.shape[3]
+        return (
+            fits
+            and not self.has("position_bias", "softcap", "cache")
+            and self.query.shape[3] == self.value.shape[3]
+        )
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, temperature: float = 1.0
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        temperature: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Attention to some keys, and its log-sum-exps. Without the kernel, the scores are computed for some tokens at
         a time, in float32 at least.
@@ -112,11 +128,19 @@ class AttentionCall:
         if self.has_kernel:
             kernel = getattr(torch.ops.aten, KERNELS[query.device.type][0])
             if query.device.type == "cpu":
-                return kernel(query, key, value, attn_mask=mask, scale=scaling if temperature == 1 else scale)
-            if mask is not None:  # the kernel needs rows of the mask that begin at multiples of 16 bytes
-                mask = pad(mask, (0, -mask.shape[3] % 8))[..., : mask.shape[3]].expand(*query.shape[:3], -1)
+                return kernel(
+                    query, key, value, attn_mask=mask, scale=scaling if temperature == 1 else scale
+                )
+            if (
+                mask is not None
+            ):  # the kernel needs rows of the mask that begin at multiples of 16 bytes
+                mask = pad(mask, (0, -mask.shape[3] % 8))[..., : mask.shape[3]].expand(
+                    *query.shape[:3], -1
+                )
             output, lse, *_ = kernel(query, key, value, mask, compute_log_sumexp=True, scale=scale)
-            return output.to(lse.dtype), lse[..., : query.shape[2]]  # they are padded to a multiple of 32 tokens
+            return output.to(lse.dtype), lse[
+                ..., : query.shape[2]
+            ]  # they are padded to a multiple of 32 tokens
         wide = torch.promote_types(query.dtype, torch.float32)
         at_once = max(1, 2**25 // (query.shape[0] * query.shape[1] * key.shape[2]))
         outputs, lses = [], []
@@ -181,7 +205,9 @@ def additive(sees: Tensor, dtype: torch.dtype, memory: int = 0) -> Tensor:
 
 
 # The function that computes attention in the forward pass of this thread; None for the function of transformers.
-_attending: ContextVar[Callable[[AttentionCall], Attended] | None] = ContextVar("attending", default=None)
+_attending: ContextVar[Callable[[AttentionCall], Attended] | None] = ContextVar(
+    "attending", default=None
+)
 
 
 @contextmanager
@@ -202,16 +228,28 @@ def install() -> bool:
     keys is computed by the function that `attention_by` sets and, without it, by the original function. Returns False
     if another library has put a function of its own in front of the replacement.
     """
-    original = AttentionInterface()["sdpa"]  # registered for the class; a function set on an instance comes before it
+    original = AttentionInterface()[
+        "sdpa"
+    ]  # registered for the class; a function set on an instance comes before it
     if not getattr(original, "replaced", False):
 
         def attention(
-            module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, *more: Any, **options: Any
+            module: Any,
+            query: Any,
+            key: Any,
+            value: Any,
+            attention_mask: Any = None,
+            *more: Any,
+            **options: Any,
         ) -> Attended:
             function = getattr(key, "attention", None) or _attending.get()
-            if function is None or more:  # models of transformers give all further arguments by name
+            if (
+                function is None or more
+            ):  # models of transformers give all further arguments by name
                 return original(module, query, key, value, attention_mask, *more, **options)
-            return function(AttentionCall(original, module, query, key, value, attention_mask, options))
+            return function(
+                AttentionCall(original, module, query, key, value, attention_mask, options)
+            )
 
         attention.replaced = True  # type: ignore[attr-defined]
         AttentionInterface.register("sdpa", attention)
@@ -234,7 +272,9 @@ class UnderLayouts:
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.layout, self.layers = side_by_side(layouts), 0
-        self._masks: dict[int, Tensor] = {}  # the masks of a short row, kept for all layers, by their first token
+        self._masks: dict[
+            int, Tensor
+        ] = {}  # the masks of a short row, kept for all layers, by their first token
         self._lengths = [len(layout) - layout.entries for layout in layouts]
 
     @cached_property
@@ -257,7 +297,9 @@ class UnderLayouts:
     def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A mask of zeros for the model's input, [1, 1, n, entries + n], whose elements are one number in memory."""
         keys = len(self.layout)
-        return torch.zeros((), dtype=dtype, device=device).expand(1, 1, keys - self.layout.entries, keys)
+        return torch.zeros((), dtype=dtype, device=device).expand(
+            1, 1, keys - self.layout.entries, keys
+        )
 
     def __call__(self, call: AttentionCall) -> Attended:
         """A layer's attention, computed as a whole if the call's mask does not come from `mask`. `call.query` is
@@ -276,13 +318,23 @@ class UnderLayouts:
             query = call.query[:, :, tokens.start - first : tokens.stop - first]
             if not divides:
                 seen = [*by_all, *by_some]
-                mask, options = self._mask(tokens, seen, query) if by_some else None, {"is_causal": False}
-                part = replace(call, query=query, key=_take(call.key, seen), value=_take(call.value, seen))
-                outputs.append(replace(part, mask=mask, options={**call.options, **options}).whole()[0])
+                mask, options = (
+                    self._mask(tokens, seen, query) if by_some else None,
+                    {"is_causal": False},
+                )
+                part = replace(
+                    call, query=query, key=_take(call.key, seen), value=_take(call.value, seen)
+                )
+                outputs.append(
+                    replace(part, mask=mask, options={**call.options, **options}).whole()[0]
+                )
                 continue
             over_each = [
                 call.attend(query, _take(call.key, keys), _take(call.value, keys), mask)
-                for keys, mask in ((by_all, None), (by_some, self._mask(tokens, by_some, query) if by_some else None))
+                for keys, mask in (
+                    (by_all, None),
+                    (by_some, self._mask(tokens, by_some, query) if by_some else None),
+                )
                 if keys
             ]
             outputs.append(joined(over_each)[0].transpose(1, 2))
@@ -292,8 +344,12 @@ class UnderLayouts:
         """The mask of these tokens and keys, [1, 1, tokens, keys], on the device of `like` and of its dtype."""
         mask = self._masks.get(tokens.start)
         if mask is None or (mask.device, mask.dtype) != (like.device, like.dtype):
-            row, *columns = (torch.arange(part.start, part.stop, device=like.device) for part in (tokens, *keys))
-            mask = additive(self.layout.rule(row[:, None], torch.cat(columns)), like.dtype)[None, None]
+            row, *columns = (
+                torch.arange(part.start, part.stop, device=like.device) for part in (tokens, *keys)
+            )
+            mask = additive(self.layout.rule(row[:, None], torch.cat(columns)), like.dtype)[
+                None, None
+            ]
             if len(self.layout) <= 8 * CONTEXT_TOKENS:
                 self._masks[tokens.start] = mask
         return mask
@@ -324,9 +380,14 @@ class OfPackedRow:
     @cached_property
     def parts(self) -> list[tuple[slice, Tensor]]:
         """Slices of `ROW_TOKENS` tokens, each with the indices of all tokens that one of its tokens sees."""
-        slices = [slice(first, first + ROW_TOKENS) for first in range(0, len(self.sees), ROW_TOKENS)]
+        slices = [
+            slice(first, first + ROW_TOKENS) for first in range(0, len(self.sees), ROW_TOKENS)
+        ]
         # The maximum of bytes takes torch a third of the time of `any` for booleans.
-        return [(tokens, self.sees.view(torch.uint8)[tokens].amax(dim=0).nonzero()[:, 0]) for tokens in slices]
+        return [
+            (tokens, self.sees.view(torch.uint8)[tokens].amax(dim=0).nonzero()[:, 0])
+            for tokens in slices
+        ]
 
     def __call__(self, call: AttentionCall) -> Attended:
         """A layer's attention, divided if possible. `call.query` is [1, heads, n, width], `call.key` and `call.value`
@@ -336,8 +397,15 @@ class OfPackedRow:
         divides = memory >= 0 and (query.shape[0], query.shape[2]) == (1, n)
         gains = n > ROW_TOKENS and query.device.type == "cpu" and call.has_kernel
         divides = divides and (bool(self.readings) or gains)
-        divides = divides and (not memory or all(entries.start < entries.stop for _, entries in self.groups))
-        divides = divides and mask is not None and mask.dtype == query.dtype and mask.shape[2:] == (n, memory + n)
+        divides = divides and (
+            not memory or all(entries.start < entries.stop for _, entries in self.groups)
+        )
+        divides = (
+            divides
+            and mask is not None
+            and mask.dtype == query.dtype
+            and mask.shape[2:] == (n, memory + n)
+        )
         if self.readings:
             call.check_divisible(divides)
         if not divides or mask is None:
@@ -347,29 +415,46 @@ class OfPackedRow:
         over_memory = []
         if self.readings:
             over_memory = [
-                call.read_parts(query[:, :, tokens], [(key[:, :, part], value[:, :, part], how) for part, how in parts])
+                call.read_parts(
+                    query[:, :, tokens],
+                    [(key[:, :, part], value[:, :, part], how) for part, how in parts],
+                )
                 for (tokens, _), parts in zip(self.groups, self.readings, strict=True)
             ]
         elif memory:
             over_memory = [
                 # The mask hides nothing of a group's memory, but the model may have added other numbers to the mask.
-                call.attend(query[:, :, tokens], key[:, :, entries], value[:, :, entries], mask[:, :, tokens, entries])
+                call.attend(
+                    query[:, :, tokens],
+                    key[:, :, entries],
+                    value[:, :, entries],
+                    mask[:, :, tokens, entries],
+                )
                 for tokens, entries in self.groups
             ]
         output, lse = torch.empty_like(query), torch.empty(0)
         if over_memory:
-            output, lse = (torch.cat(part, 2) if len(part) > 1 else part[0] for part in zip(*over_memory, strict=True))
+            output, lse = (
+                torch.cat(part, 2) if len(part) > 1 else part[0]
+                for part in zip(*over_memory, strict=True)
+            )
         mask, key, value = mask[..., memory:], key[:, :, memory:], value[:, :, memory:]
         for tokens, seen in self.parts:
             seen = to_device(seen, key.device)
             hidden = mask[:, :, tokens].index_select(3, seen)
-            over_row = call.attend(query[:, :, tokens], key.index_select(2, seen), value.index_select(2, seen), hidden)
-            over_both = [(output[:, :, tokens], lse[:, :, tokens]), over_row] if memory else [over_row]
+            over_row = call.attend(
+                query[:, :, tokens], key.index_select(2, seen), value.index_select(2, seen), hidden
+            )
+            over_both = (
+                [(output[:, :, tokens], lse[:, :, tokens]), over_row] if memory else [over_row]
+            )
             output[:, :, tokens] = joined(over_both)[0]
         return output.transpose(1, 2).to(query.dtype).contiguous(), None
 
 
-def keys_on_memory(memory: tuple[Tensor, Tensor], keys: Tensor, parts: Sequence[Part] = ()) -> Tensor:
+def keys_on_memory(
+    memory: tuple[Tensor, Tensor], keys: Tensor, parts: Sequence[Part] = ()
+) -> Tensor:
     """The keys of a batch's rows, marked so that attention first reads a memory that all rows share, once for all rows.
     The model has to pass this very tensor object to its attention function, since copies do not have the mark.
 
@@ -383,14 +468,20 @@ def keys_on_memory(memory: tuple[Tensor, Tensor], keys: Tensor, parts: Sequence[
     return marked
 
 
-def with_copies(memory: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def with_copies(
+    memory: tuple[Tensor, Tensor], keys: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor]:
     """The keys and values of a batch's rows, each row preceded by a copy of the memory."""
     pairs = zip(memory, (keys, values), strict=True)
-    keys, values = (torch.cat([shared.expand(len(keys), -1, -1, -1), part], dim=-2) for shared, part in pairs)
+    keys, values = (
+        torch.cat([shared.expand(len(keys), -1, -1, -1), part], dim=-2) for shared, part in pairs
+    )
     return keys, values
 
 
-def on_shared_memory(memory: tuple[Tensor, Tensor], call: AttentionCall, parts: Sequence[Part] = ()) -> Attended:
+def on_shared_memory(
+    memory: tuple[Tensor, Tensor], call: AttentionCall, parts: Sequence[Part] = ()
+) -> Attended:
     """A layer's attention of several rows to a memory (`keys_on_memory`), for all rows at once, and to the tokens of
     each row. If attention cannot be divided, it is computed as a whole, on a copy of the memory for each row.
 
@@ -401,8 +492,15 @@ def on_shared_memory(memory: tuple[Tensor, Tensor], call: AttentionCall, parts: 
     Raises:
         ValueError: the memory is read in parts, and attention cannot be divided.
     """
-    (rows, heads, n, width), (_, key_heads, tokens, _), mask = call.query.shape, call.key.shape, call.mask
-    entries, groups = memory[0].shape[2] + sum(keys.shape[2] for keys, *_ in parts), heads // key_heads
+    (rows, heads, n, width), (_, key_heads, tokens, _), mask = (
+        call.query.shape,
+        call.key.shape,
+        call.mask,
+    )
+    entries, groups = (
+        memory[0].shape[2] + sum(keys.shape[2] for keys, *_ in parts),
+        heads // key_heads,
+    )
     divides = (call.has_kernel or bool(parts)) and heads == groups * key_heads
     divides = divides and (n == 1 if mask is None else mask.shape[1:] == (1, n, entries + tokens))
     if parts:
@@ -420,7 +518,9 @@ def on_shared_memory(memory: tuple[Tensor, Tensor], call: AttentionCall, parts: 
     all_queries = query.transpose(0, 1).reshape(1, key_heads, -1, width)
     over_memory = call.read_parts(all_queries, [(*memory, Reading()), *parts])
     over_rows = call.attend(query.flatten(2, 3), call.key, call.value, mask)
-    output, lse = (part.view(key_heads, rows, groups, n, -1).transpose(0, 1) for part in over_memory)
+    output, lse = (
+        part.view(key_heads, rows, groups, n, -1).transpose(0, 1) for part in over_memory
+    )
     row_output, row_lse = (part.view(rows, key_heads, groups, n, -1) for part in over_rows)
     output, _ = joined([(output, lse[..., 0]), (row_output, row_lse[..., 0])])
     return output.flatten(1, 2).transpose(1, 2).to(call.query.dtype).contiguous(), None

@@ -47,7 +47,9 @@ def residual_stream(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]
 
 
 @contextmanager
-def replaced_stream(model: PreTrainedModel, layer: int, at: Sequence[int], vectors: Tensor) -> Iterator[None]:
+def replaced_stream(
+    model: PreTrainedModel, layer: int, at: Sequence[int], vectors: Tensor
+) -> Iterator[None]:
     """Inside this context, replace the residual stream of some tokens after the block `layer` (counted from 1), in all
     rows of a batch.
 

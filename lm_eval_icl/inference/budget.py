@@ -27,16 +27,27 @@ class MemoryBudget:
             would wait for it forever, so an out-of-memory error ends the run.
     """
 
-    def __init__(self, store: PrefixCache, sizes: Sizes, where: str, tensor_parallel: bool = False) -> None:
-        self.store, self.sizes, self.where, self.tensor_parallel = store, sizes, where, tensor_parallel
+    def __init__(
+        self, store: PrefixCache, sizes: Sizes, where: str, tensor_parallel: bool = False
+    ) -> None:
+        self.store, self.sizes, self.where, self.tensor_parallel = (
+            store,
+            sizes,
+            where,
+            tensor_parallel,
+        )
 
-    def fit(self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None) -> T:
+    def fit(
+        self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None
+    ) -> T:
         """Call `attempt` until `run` does not run out of memory, and return the result of `run`."""
         while (result := self.attempt(run, halve, context)) is None:
             pass
         return result
 
-    def attempt(self, run: Callable[[], T], halve: Callable[[], str], context: Context | None = None) -> T | None:
+    def attempt(
+        self, run: Callable[[], T], halve: Callable[[], str], context: Context | None = None
+    ) -> T | None:
         """Call `run` and return its result, which is not None. On out-of-memory, free the stored memories or, if there
         are none, call `halve`; then return None, and the caller tries again.
 
@@ -57,7 +68,9 @@ class MemoryBudget:
         # After the except block, the exception no longer holds references to the tensors of the pass.
         clear_device_cache(garbage_collection=True)
         if self.store.shrink(context):
-            log.warning("%s: %d bytes of memories are kept from here on", trouble, self.store.max_bytes)
+            log.warning(
+                "%s: %d bytes of memories are kept from here on", trouble, self.store.max_bytes
+            )
         elif less := halve():
             log.warning("%s: %s", trouble, less)
         else:

@@ -55,7 +55,9 @@ class MemoryLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        keys, values = (key_states, value_states) if self.once else self._append(key_states, value_states)
+        keys, values = (
+            (key_states, value_states) if self.once else self._append(key_states, value_states)
+        )
         if self.shared or self.parts:
             return keys_on_memory(self.memory, keys, self.parts), values
         if not self.memory[0].shape[-2]:
@@ -64,11 +66,19 @@ class MemoryLayer(DynamicLayer):
 
     def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Store entries after those of earlier passes, which `DynamicLayer` would copy in every pass."""
-        if self.keys is None or self.values is None or not self.keys.numel():  # a single pass needs no room
+        if (
+            self.keys is None or self.values is None or not self.keys.numel()
+        ):  # a single pass needs no room
             return super().update(key_states, value_states)
-        stored, start, end = (self.keys, self.values), self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
+        stored, start, end = (
+            (self.keys, self.values),
+            self.keys.shape[-2],
+            self.keys.shape[-2] + key_states.shape[-2],
+        )
         if not self._views or self.keys is not self._views[0] or end > self._room[0].shape[-2]:
-            self._room = [part.new_empty(*part.shape[:-2], end + end // 2, part.shape[-1]) for part in stored]
+            self._room = [
+                part.new_empty(*part.shape[:-2], end + end // 2, part.shape[-1]) for part in stored
+            ]
             for room, part in zip(self._room, stored, strict=True):
                 room.narrow(-2, 0, start).copy_(part)
         for room, added in zip(self._room, (key_states, value_states), strict=True):
@@ -85,7 +95,13 @@ class MemoryLayer(DynamicLayer):
         """A copy of the rows' entries. The memory itself, which is never written to, stays shared."""
         copied = type(self)(*self.memory, self.once, self.shared, self.parts)
         kept = ("memory", "parts", "_room", "_views")
-        vars(copied).update({name: copy.deepcopy(part, memo) for name, part in vars(self).items() if name not in kept})
+        vars(copied).update(
+            {
+                name: copy.deepcopy(part, memo)
+                for name, part in vars(self).items()
+                if name not in kept
+            }
+        )
         return copied
 
 
@@ -99,7 +115,10 @@ def cache_name(model: PreTrainedModel) -> str:
     """The name of the argument by which a model is given its cache: `cache` from transformers 5.24 on; before, it is
     `past_key_values`, or `cache_params` for models without attention. Nothing else in the package knows these names."""
     arguments = _arguments(type(without_adapter(model)).forward)
-    return next((name for name in ("cache", "past_key_values", "cache_params") if name in arguments), "past_key_values")
+    return next(
+        (name for name in ("cache", "past_key_values", "cache_params") if name in arguments),
+        "past_key_values",
+    )
 
 
 def cache_arguments(model: PreTrainedModel, cache: Any) -> dict[str, Any]:

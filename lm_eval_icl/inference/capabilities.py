@@ -37,17 +37,29 @@ class Capabilities:
     is_hybrid: bool = False  # the model keeps states that no mask and no `position_ids` change (`inference.hybrids`)
     obeys_mask: bool = False  # a token that is hidden by a 4-D mask does not influence the result
     sees_ahead: bool = False  # a token attends to later tokens if a 4-D mask shows them
-    obeys_positions: bool = False  # a token's position is the one given in `position_ids`, whatever its index
-    window: int | None = None  # a token attends to at most this many tokens up to itself, counted by index
+    obeys_positions: bool = (
+        False  # a token's position is the one given in `position_ids`, whatever its index
+    )
+    window: int | None = (
+        None  # a token attends to at most this many tokens up to itself, counted by index
+    )
     # The window also holds under a 4-D mask (GPT-Neo). In other models, a token attends to all tokens the mask shows.
     keeps_window: bool = False
-    scaled_from: int | None = None  # in rows of more tokens than this, attention also depends on a token's index
-    position_switch: tuple[int, bool] | None = None  # the length from which rotary angles change (`position_switch`)
-    can_batch: bool = False  # queries of different lengths can be the rows of a batch (`scoring.score_rows`)
+    scaled_from: int | None = (
+        None  # in rows of more tokens than this, attention also depends on a token's index
+    )
+    position_switch: tuple[int, bool] | None = (
+        None  # the length from which rotary angles change (`position_switch`)
+    )
+    can_batch: bool = (
+        False  # queries of different lengths can be the rows of a batch (`scoring.score_rows`)
+    )
     # transformers' `generate` continues from the model's cache, and counts positions as the model does.
     can_generate: bool = False
     can_pad: bool = False  # `generate` can also continue queries of different lengths in one batch, with padding
-    can_share: bool = False  # `can_pad`, and attention can read a memory once for all rows of a batch
+    can_share: bool = (
+        False  # `can_pad`, and attention can read a memory once for all rows of a batch
+    )
 
     @property
     def can_pack(self) -> bool:
@@ -91,11 +103,15 @@ def probe(model: PreTrainedModel) -> Capabilities:
         )
     if error := _failure(trial.continue_from_cache):
         return Capabilities(no_memory=error, is_hybrid=hybrid)
-    positions = not hybrid and _succeeds("obeys_positions", lambda: trial.counts_from_zero() and trial.moves())
+    positions = not hybrid and _succeeds(
+        "obeys_positions", lambda: trial.counts_from_zero() and trial.moves()
+    )
     mask = not hybrid and _succeeds("obeys_mask", trial.obeys_mask)
     short, long = trial.query, [*trial.query, *trial.other]
     pads = positions and takes_positions(model) and _succeeds("pads", trial.generates, short, long)
-    generates = pads or _succeeds("generates", lambda: trial.counts_from_zero() and trial.generates(short))
+    generates = pads or _succeeds(
+        "generates", lambda: trial.counts_from_zero() and trial.generates(short)
+    )
     return Capabilities(
         is_hybrid=hybrid,
         obeys_mask=mask,
@@ -141,7 +157,9 @@ def _succeeds(name: str, test: Callable[..., bool], *args: Any) -> bool:
 class _Trial:
     """A context, a query and two answers, run through a model in one pass and in other ways."""
 
-    expected: tuple[float, float]  # the log-probabilities of the two answers in one pass, as `hf` computes them
+    expected: tuple[
+        float, float
+    ]  # the log-probabilities of the two answers in one pass, as `hf` computes them
     noise: float  # by how much a log-probability may differ from the expected one
     rounding: float  # the largest difference that counts as rounding
     ahead: float  # by how much a log-probability changes with the tokens after the answer
@@ -160,7 +178,11 @@ class _Trial:
         self.query_answers = (tuple(self.query), list(self.answers))
 
     def in_one_pass(
-        self, before: Sequence[int], answer: Sequence[int], after: Sequence[int] = (), counted: bool = False
+        self,
+        before: Sequence[int],
+        answer: Sequence[int],
+        after: Sequence[int] = (),
+        counted: bool = False,
     ) -> float:
         """The log-probability of an answer between two texts. `counted`: the model is given positions, from 0 on."""
         ids = torch.tensor([[*before, *answer, *after]], device=self.device)
@@ -174,13 +196,22 @@ class _Trial:
         whole, (answer, second) = [*self.context, *self.query], self.answers
         self.expected = (self.in_one_pass(whole, answer), self.in_one_pass(whole, second))
         visible = self.in_one_pass([*self.context, *self.other, *self.query], answer)
-        visible = abs(visible - self.in_one_pass([*self.context, *self.another, *self.query], answer))
+        visible = abs(
+            visible - self.in_one_pass([*self.context, *self.another, *self.query], answer)
+        )
         precision = torch.finfo(self.model.dtype)
         self.rounding = min(visible / 10, 32 * precision.eps * abs(self.expected[0]))
-        self.ahead = abs(self.in_one_pass(whole, answer, self.other) - self.in_one_pass(whole, answer, self.another))
+        self.ahead = abs(
+            self.in_one_pass(whole, answer, self.other)
+            - self.in_one_pass(whole, answer, self.another)
+        )
         self.noise = 1e-3 * abs(self.expected[0])
-        if precision.bits < 32:  # noisy, but a model that ignores the memory differs by more than this
-            self.noise = max(self.noise, abs(self.in_one_pass(self.query, answer) - self.expected[0]) / 2)
+        if (
+            precision.bits < 32
+        ):  # noisy, but a model that ignores the memory differs by more than this
+            self.noise = max(
+                self.noise, abs(self.in_one_pass(self.query, answer) - self.expected[0]) / 2
+            )
 
     def same(self, score: float, wanted: float) -> bool:
         return not math.isfinite(wanted) or abs(score - wanted) <= self.noise
@@ -199,23 +230,33 @@ class _Trial:
             few = self.query[:3]
             whole = read_causally(self.model, [*self.context, *few]).state
             assert whole is not None
-            read_causally(self.model, self.another)  # overwrites a state that is kept in the model, not in the cache
-            run_after_memory(self.model, memory, continued := memory.cache(), [few], 0, [len(few) - 1])
+            read_causally(
+                self.model, self.another
+            )  # overwrites a state that is kept in the model, not in the cache
+            run_after_memory(
+                self.model, memory, continued := memory.cache(), [few], 0, [len(few) - 1]
+            )
             check_states(continued, whole, self.model.dtype)
         else:
             # Each layer has an entry for every token or, if the model leaves it out, none; some layer has entries.
             entries = {entry.shape[-2] for layer in memory.layers for entry in layer}
             if not any(entries) or not entries <= {0, len(memory)}:
                 raise ValueError("its cache does not hold one key and one value for each token")
-        for (score, _), wanted in zip(score_rows(self.model, memory, [self.query_answers]), self.expected, strict=True):
+        for (score, _), wanted in zip(
+            score_rows(self.model, memory, [self.query_answers]), self.expected, strict=True
+        ):
             if not self.same(score, wanted):
-                raise ValueError(f"continued from its cache, it gives {score:.4f}, in one pass {wanted:.4f}")
+                raise ValueError(
+                    f"continued from its cache, it gives {score:.4f}, in one pass {wanted:.4f}"
+                )
 
     def moves(self) -> bool:
         """Whether a score changes with the position of the query's first token."""
         moved = replace(self.memory, query_start=len(self.context) + 7)
         queries = [(tuple(self.query), [self.answers[0][:1]])]
-        return [*score_rows(self.model, moved, queries)] != [*score_rows(self.model, self.memory, queries)]
+        return [*score_rows(self.model, moved, queries)] != [
+            *score_rows(self.model, self.memory, queries)
+        ]
 
     def counts_from_zero(self) -> bool:
         """Whether the model counts positions from 0 on if it is given none, as `generate` does. (RoBERTa's positions
@@ -236,7 +277,10 @@ class _Trial:
     def masked(self, ids: Sequence[int], sees: Tensor) -> Tensor:
         """The logits of a row of n tokens under the 4-D mask that `sees`, [n, n], becomes: [n, vocabulary]."""
         mask = additive(sees, self.model.dtype)[None, None].to(self.device)
-        row, at = torch.tensor([[*ids]], device=self.device), torch.arange(len(ids), device=self.device)[None]
+        row, at = (
+            torch.tensor([[*ids]], device=self.device),
+            torch.arange(len(ids), device=self.device)[None],
+        )
         logits: Tensor = self.model(input_ids=row, attention_mask=mask, position_ids=at).logits[0]
         return logits
 
@@ -254,13 +298,21 @@ class _Trial:
         n = window + len(self.context)
         ids = ([*self.context, *self.query, *self.other] * n)[:n]
         masked = self.masked(ids, torch.ones(n, n, dtype=torch.bool).tril())
-        return not _differ(masked[window:], self.model(torch.tensor([ids], device=self.device)).logits[0, window:])
+        return not _differ(
+            masked[window:], self.model(torch.tensor([ids], device=self.device)).logits[0, window:]
+        )
 
     def batches(self) -> bool:
         """Whether rows of different lengths, and the answers of several rows, have the same scores as in one pass."""
         queries, answer = (self.query, [*self.query, *self.other]), self.answers[0][:1]
-        wanted = [self.in_one_pass([*self.context, *query], answer) for query in queries] + [*self.expected] * 2
-        scores = [*score_rows(self.model, self.memory, [(tuple(query), [answer]) for query in queries], rows=2)]
+        wanted = [self.in_one_pass([*self.context, *query], answer) for query in queries] + [
+            *self.expected
+        ] * 2
+        scores = [
+            *score_rows(
+                self.model, self.memory, [(tuple(query), [answer]) for query in queries], rows=2
+            )
+        ]
         scores += score_rows(self.model, self.memory, [self.query_answers] * 2, rows=4)
         return all(map(self.same, (score for score, _ in scores), wanted))
 
@@ -268,7 +320,9 @@ class _Trial:
         """Whether two rows, one of which begins with padding, have the same logits on a shared memory as on copies of
         it: the logits of several tokens, and of one further token."""
         ids = torch.tensor([self.query, self.other[: len(self.query)]], device=self.device)
-        mask = torch.ones(2, len(self.memory) + len(self.query) + 1, dtype=torch.long, device=self.device)
+        mask = torch.ones(
+            2, len(self.memory) + len(self.query) + 1, dtype=torch.long, device=self.device
+        )
         mask[0, len(self.memory) : len(self.memory) + 3] = 0
 
         def logits(memory: Memory, shared: bool = False) -> Tensor:
@@ -279,7 +333,9 @@ class _Trial:
 
         alone, precision = logits(self.memory), torch.finfo(self.model.dtype)
         allowed = 1000 * min(precision.eps, torch.finfo(torch.float32).eps) * alone.norm()
-        if precision.bits < 32 and self.device.type != "cpu":  # its kernel rounds more than this, to half precision
+        if (
+            precision.bits < 32 and self.device.type != "cpu"
+        ):  # its kernel rounds more than this, to half precision
             allowed = (logits(read_causally(self.model, self.another)) - alone).norm() / 4
         return bool((logits(self.memory, shared=True) - alone).norm() <= allowed)
 
@@ -287,29 +343,41 @@ class _Trial:
         """Whether `generate`, run on the memory for all queries in one batch, finds the likeliest tokens of one pass.
         The checkpoint's generation settings are put aside, so that only the scores decide."""
         state = self.memory.state
-        if state is not None and not any(isinstance(layer, CacheLayerMixin) for layer in state.layers):
+        if state is not None and not any(
+            isinstance(layer, CacheLayerMixin) for layer in state.layers
+        ):
             return False  # given a cache without attention layers, `generate` runs all tokens again
         model: Any = self.model
         inner: Any = without_adapter(model)
 
-        def shortfall(query: Sequence[int], generated: list[int]) -> float:  # how far below the largest logits they are
+        def shortfall(
+            query: Sequence[int], generated: list[int]
+        ) -> float:  # how far below the largest logits they are
             ids = torch.tensor([[*self.context, *query, *generated[:-1]]], device=self.device)
             read = range(ids.shape[1] - len(generated), ids.shape[1])
             logits = run_rows(self.model, ids, read, empty_cache(self.model))
             return float((logits[0].amax(-1) - logits[0, range(len(generated)), generated]).max())
 
-        checkpoint, plain = inner.generation_config, GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0)
+        checkpoint, plain = (
+            inner.generation_config,
+            GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0),
+        )
         inner.generation_config = plain
         try:
             generated = continue_from(model, model.generate, [self.memory], queries)
         finally:
             inner.generation_config = checkpoint
-        return all(shortfall(query, row) <= self.noise for query, row in zip(queries, generated, strict=True))
+        return all(
+            shortfall(query, row) <= self.noise
+            for query, row in zip(queries, generated, strict=True)
+        )
 
 
 def _differ(logits: Tensor, other_logits: Tensor) -> bool:
     """Whether some logits differ by more than rounding: 2 units in the last place of the largest logit."""
-    return float((logits - other_logits).abs().max()) > 2 * torch.finfo(logits.dtype).eps * float(logits.abs().max())
+    return float((logits - other_logits).abs().max()) > 2 * torch.finfo(logits.dtype).eps * float(
+        logits.abs().max()
+    )
 
 
 def _has_experts(model: PreTrainedModel) -> bool:
@@ -326,7 +394,10 @@ def _window(model: PreTrainedModel) -> int | None:
     up to its length, and some models have no window under a 4-D mask.
     """
     config = model.config.get_text_config()
-    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
+    windows = [
+        getattr(config, name, None)
+        for name in ("sliding_window", "attention_chunk_size", "window_size")
+    ]
     if getattr(config, "use_sliding_window", True) is False:
         windows[0] = None
     return min((window for window in windows if isinstance(window, int)), default=None)
@@ -337,4 +408,8 @@ def _scaled_from(model: PreTrainedModel) -> int | None:
     temperature tuning, which ignores `position_ids`); None if attention is never scaled in this way."""
     config = model.config.get_text_config()
     first: int | None = getattr(config, "floor_scale", None)
-    return first - 1 if first is not None and getattr(config, "attn_temperature_tuning", False) else None
+    return (
+        first - 1
+        if first is not None and getattr(config, "attn_temperature_tuning", False)
+        else None
+    )

@@ -8,7 +8,10 @@ from typing import Any
 
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 
 from lm_eval_icl.errors import InputError, log, refusing
 
@@ -58,8 +61,15 @@ def refuse_vision(pretrained: str, config: transformers.PreTrainedConfig) -> Non
     Raises:
         InputError: it is such a model.
     """
-    kind, has_code = type(config), "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING and not has_code:
+    kind, has_code = (
+        type(config),
+        "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}),
+    )
+    if (
+        kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
+        and not has_code
+    ):
         raise InputError(
             f"pretrained={pretrained!r}: {config.model_type!r} is a vision model (images and text), and these methods "
             "are defined for causal language models only: give the checkpoint of its language model alone, which is "

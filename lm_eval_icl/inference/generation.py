@@ -73,7 +73,10 @@ def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> G
             why = why.replace("leave it out", "take it out of that file")
             raise InputError(f"the checkpoint's generation_config.json: {name}={value!r} {why}.")
     beams = checked_whole("generation argument num_beams", settings.get("num_beams") or 1)
-    reads_rows, samples = any(settings.get(name) for name in _READ_ROWS), bool(settings.get("do_sample"))
+    reads_rows, samples = (
+        any(settings.get(name) for name in _READ_ROWS),
+        bool(settings.get("do_sample")),
+    )
     return GenerationSettings(beams, reads_rows, samples)
 
 
@@ -101,7 +104,9 @@ def continue_from(
     inputs = _inputs(memories, queries, device_of(model))
     rows, width = inputs["context"].shape
     if max(map(len, memories)):  # without entries, `generate` makes a cache by itself
-        if len(memories) > 1 or (rows * beams == 1 and memories[0].state is None and not memories[0].parts):
+        if len(memories) > 1 or (
+            rows * beams == 1 and memories[0].state is None and not memories[0].parts
+        ):
             cache = cache_of_rows([memory for memory in memories for _ in range(beams)])
         else:
             bytes_of_copies = rows * beams * memories[0].nbytes
@@ -113,7 +118,9 @@ def continue_from(
     return [row[width:] for row in output.tolist()]
 
 
-def _inputs(memories: Sequence[Memory], queries: Sequence[Sequence[int]], device: torch.device) -> dict[str, Any]:
+def _inputs(
+    memories: Sequence[Memory], queries: Sequence[Sequence[int]], device: torch.device
+) -> dict[str, Any]:
     """The rows that `generate` continues: `padding | memory | padding | query`.
 
     The memory's token ids are part of the row because `generate` takes the length of the cache from them and logits
@@ -136,10 +143,15 @@ def _inputs(memories: Sequence[Memory], queries: Sequence[Sequence[int]], device
         mask.append([*[0] * unused, *[1] * len(memory), *[0] * gap, *[1] * len(query)])
         # The memory is not run and the padding is masked, so that both may have the query's first position.
         depths.append([*[0] * (entries + gap), *range(len(query))])
-    inputs = {"context": torch.tensor(context, device=device), "attention_mask": torch.tensor(mask, device=device)}
+    inputs = {
+        "context": torch.tensor(context, device=device),
+        "attention_mask": torch.tensor(mask, device=device),
+    }
     if not all(memory.in_sequence for memory in memories):
         row_depths = zip(row_memories, torch.tensor(depths, device=device), strict=True)
-        inputs["position_ids"] = torch.stack([memory.query_start + row for memory, row in row_depths])
+        inputs["position_ids"] = torch.stack(
+            [memory.query_start + row for memory, row in row_depths]
+        )
     return inputs
 
 
@@ -156,7 +168,9 @@ def _no_cache_setting(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def ending_rows(model: PreTrainedModel, stopped: Callable[[StoppingCriteriaList], Sequence[bool]]) -> Iterator[None]:
+def ending_rows(
+    model: PreTrainedModel, stopped: Callable[[StoppingCriteriaList], Sequence[bool]]
+) -> Iterator[None]:
     """Inside this context, without beam search, `generate` ends each row when `stopped` says so, and the batch when all
     rows have ended. (lm-eval's stop strings end a batch only when all rows have reached the same stop string.)
 
@@ -166,13 +180,17 @@ def ending_rows(model: PreTrainedModel, stopped: Callable[[StoppingCriteriaList]
     inner: Any = without_adapter(model)
     criteria_of = inner._get_stopping_criteria
 
-    def by_row(generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> StoppingCriteriaList:
+    def by_row(
+        generation_config: GenerationConfig, *args: Any, **kwargs: Any
+    ) -> StoppingCriteriaList:
         criteria: StoppingCriteriaList = criteria_of(generation_config, *args, **kwargs)
 
         def ended(ids: Tensor, scores: Any, **_: Any) -> Tensor:
             return torch.tensor(stopped(criteria) or [False] * len(ids), device=ids.device)
 
-        return StoppingCriteriaList([*criteria, ended] if generation_config.num_beams in (None, 1) else criteria)
+        return StoppingCriteriaList(
+            [*criteria, ended] if generation_config.num_beams in (None, 1) else criteria
+        )
 
     inner._get_stopping_criteria = by_row
     try:
@@ -183,7 +201,9 @@ def ending_rows(model: PreTrainedModel, stopped: Callable[[StoppingCriteriaList]
 
 @contextmanager
 def combining(
-    model: PreTrainedModel, rows: int, combine: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+    model: PreTrainedModel,
+    rows: int,
+    combine: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]],
 ) -> Iterator[None]:
     """Inside this context, every `rows` adjacent rows of a batch are one text, which runs on several memories. All of
     these rows get the next token of their combined distribution.
@@ -197,7 +217,9 @@ def combining(
     def combined(module: nn.Module, args: Any, output: Any) -> None:
         nonlocal state
         last = output.logits[:, -1].unflatten(0, (-1, rows))
-        logprobs, state = combine(last.log_softmax(-1, dtype=torch.promote_types(last.dtype, torch.float32)), state)
+        logprobs, state = combine(
+            last.log_softmax(-1, dtype=torch.promote_types(last.dtype, torch.float32)), state
+        )
         output.logits = logprobs.repeat_interleave(rows, 0)[:, None]
 
     with without_adapter(model).register_forward_hook(combined):

@@ -75,7 +75,13 @@ def check_states(continued: Cache, in_one_pass: Cache, dtype: torch.dtype) -> No
     Raises:
         ValueError: the states differ by more than half of their digits.
     """
-    most = max(torch.finfo(each).eps for each in (dtype, torch.float32)) ** 0.5  # such layers compute in float32
+    most = (
+        max(torch.finfo(each).eps for each in (dtype, torch.float32)) ** 0.5
+    )  # such layers compute in float32
     for state, expected in zip(tensors(continued), tensors(in_one_pass), strict=True):
-        if float((state.double() - expected.double()).norm()) > most * max(float(expected.double().norm()), 1e-30):
-            raise ValueError("continued from its cache, its layers have other states than after one pass")
+        if float((state.double() - expected.double()).norm()) > most * max(
+            float(expected.double().norm()), 1e-30
+        ):
+            raise ValueError(
+                "continued from its cache, its layers have other states than after one pass"
+            )

@@ -44,10 +44,16 @@ def model_identity(model: Any, files: str | None, commit: str | None) -> dict[st
         if (settings := getattr(model, name, None)) is not None:
             facts |= {f"{name}.{key}": value for key, value in settings.to_diff_dict().items()}
     # The checkpoint's path, and the version of transformers that wrote it, are left out.
-    facts = {name: value for name, value in facts.items() if not name.endswith(("version", "_name_or_path"))}
+    facts = {
+        name: value
+        for name, value in facts.items()
+        if not name.endswith(("version", "_name_or_path"))
+    }
     # The configuration comes first, since an error message names the first difference.
     facts |= {"model_files_digest": files, "model_sha": commit}
-    return dict(json.loads(json.dumps(facts, default=str)))  # equal to what is later read from a JSON file
+    return dict(
+        json.loads(json.dumps(facts, default=str))
+    )  # equal to what is later read from a JSON file
 
 
 def hub_commit(pretrained: Any, revision: str | None = None) -> str | None:
@@ -70,7 +76,9 @@ def source_digest(cls: type) -> str | None:
         return None
 
 
-def files_digest(pretrained: Any, *, subfolder: str = "", gguf_file: str | None = None, **others: Any) -> str | None:
+def files_digest(
+    pretrained: Any, *, subfolder: str = "", gguf_file: str | None = None, **others: Any
+) -> str | None:
     """A digest of the local files of a model of lm-eval's `hf`: of their names and all of their bytes.
 
     The files are read rather than the weights in memory, so that nothing is copied back from a device.
@@ -81,19 +89,32 @@ def files_digest(pretrained: Any, *, subfolder: str = "", gguf_file: str | None 
     Returns:
         None if there are no such files (for a model from the Hub or made in Python), or a file cannot be read.
     """
-    places = {"pretrained": pretrained, **{name: others.get(name) for name in ("tokenizer", "peft", "delta")}}
+    places = {
+        "pretrained": pretrained,
+        **{name: others.get(name) for name in ("tokenizer", "peft", "delta")},
+    }
     files_by_role: list[tuple[str, Path]] = []
     try:
         for role, place in places.items():
             if isinstance(place, str) and Path(place).is_dir():
-                folder = Path(place, subfolder) if role in ("pretrained", "tokenizer") else Path(place)
-                files = [path for path in folder.iterdir() if _MODEL_FILES.fullmatch(path.name) and path.is_file()]
+                folder = (
+                    Path(place, subfolder) if role in ("pretrained", "tokenizer") else Path(place)
+                )
+                files = [
+                    path
+                    for path in folder.iterdir()
+                    if _MODEL_FILES.fullmatch(path.name) and path.is_file()
+                ]
                 loaded = [folder / gguf_file] if gguf_file and role == "pretrained" else []
                 files_by_role += [(role, path) for path in (*sorted(files), *loaded)]
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             digests = list(pool.map(_digest, files_by_role))
     except OSError as error:
-        log.warning("%s: a file cannot be read, so no digest of the model's files is recorded (%s).", pretrained, error)
+        log.warning(
+            "%s: a file cannot be read, so no digest of the model's files is recorded (%s).",
+            pretrained,
+            error,
+        )
         return None
     return hashlib.sha256(b"".join(digests)).hexdigest()[:16] if digests else None
 

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lm_eval_icl.inference import attention
-from lm_eval_icl.inference.attention import CONTEXT_TOKENS, Reading, UnderLayouts, additive, attention_by
+from lm_eval_icl.inference.attention import (
+    CONTEXT_TOKENS,
+    Reading,
+    UnderLayouts,
+    additive,
+    attention_by,
+)
 from lm_eval_icl.inference.blocks import replaced_stream
 from lm_eval_icl.inference.caches import MemoryLayer, cache_arguments, takes_positions
 from lm_eval_icl.inference.devices import device_of, kept_logits, on_device, to_device
@@ -55,7 +61,9 @@ class Memory:
     # (counted from 0) that runs on the memory (`reading`).
     residual: tuple[int, int, Tensor] | None = None
     state: Cache | None = None  # the cache of a hybrid after the context, as a batch of one row
-    parts: tuple[MemoryPart, ...] = ()  # further entries, which attention reads in other ways than those of `layers`
+    parts: tuple[
+        MemoryPart, ...
+    ] = ()  # further entries, which attention reads in other ways than those of `layers`
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -80,7 +88,10 @@ class Memory:
         """The slices of entries that are read differently, and how, if the entries begin at the column `first`."""
         lengths = [part.length for part in self.parts]
         ends = list(accumulate(lengths, initial=first + len(self) - sum(lengths)))
-        parts = [(slice(a, b), part.reading) for a, b, part in zip(ends, ends[1:], self.parts, strict=False)]
+        parts = [
+            (slice(a, b), part.reading)
+            for a, b, part in zip(ends, ends[1:], self.parts, strict=False)
+        ]
         return [(slice(first, ends[0]), Reading()), *parts]
 
     def cache(self, rows: int = 1, shared: bool = False) -> Cache:
@@ -94,9 +105,13 @@ class Memory:
             return select_rows(self.state, 1, [0] * rows)
         if self.parts:
             attention.install()
-            layers_by_part = [[(*layer, part.reading) for layer in part.layers] for part in self.parts]
+            layers_by_part = [
+                [(*layer, part.reading) for layer in part.layers] for part in self.parts
+            ]
             layers = zip(self.layers, zip(*layers_by_part, strict=True), strict=True)
-            return Cache(layers=[MemoryLayer(*layer, once=False, parts=parts) for layer, parts in layers])
+            return Cache(
+                layers=[MemoryLayer(*layer, once=False, parts=parts) for layer, parts in layers]
+            )
         # Rows get copies if another library has replaced transformers' attention.
         return cache_of([self], shared=shared and attention.install())
 
@@ -119,7 +134,9 @@ class Memory:
         return replaced_stream(model, layer, [token], vector)
 
 
-def encode_all(model: PreTrainedModel, layouts: Sequence[Layout], prompts: Sequence[Sequence[int]]) -> list[Memory]:
+def encode_all(
+    model: PreTrainedModel, layouts: Sequence[Layout], prompts: Sequence[Sequence[int]]
+) -> list[Memory]:
     """Run the layouts of contexts through the model, side by side in one forward pass, and keep the entries to which
     later tokens attend.
 
@@ -130,7 +147,9 @@ def encode_all(model: PreTrainedModel, layouts: Sequence[Layout], prompts: Seque
         layouts: at least one. If there are several, each has at least one token.
         prompts: for each layout, the ids of its prompt, which has every part once (`Layout.source`).
     """
-    rows = [[tokens[i] for i in layout.source] for layout, tokens in zip(layouts, prompts, strict=True)]
+    rows = [
+        [tokens[i] for i in layout.source] for layout, tokens in zip(layouts, prompts, strict=True)
+    ]
     layout, row = layouts[0], rows[0]
     if len(rows) > 1 or not layout.causal:
         passes = masked_pass(model, rows, layouts)
@@ -153,7 +172,9 @@ def kept_of(layout: Layout, memory: Memory) -> Memory:
         return memory
 
     def take(entries: Tensor) -> Tensor:  # a layer that the model leaves out has no entries
-        return entries.index_select(2, on_device(kept, entries.device)) if entries.numel() else entries
+        return (
+            entries.index_select(2, on_device(kept, entries.device)) if entries.numel() else entries
+        )
 
     layers = [(take(keys), take(values)) for keys, values in memory.layers]
     return replace(memory, layers=layers, tokens=[memory.tokens[i] for i in kept])
@@ -187,7 +208,9 @@ def run_rows(
         The logits [rows, len(read), vocabulary].
     """
     n = ids.shape[1]
-    inputs: dict[str, Any] = {"use_cache": False} if cache is None else cache_arguments(model, cache)
+    inputs: dict[str, Any] = (
+        {"use_cache": False} if cache is None else cache_arguments(model, cache)
+    )
     if positions is not None:
         inputs["position_ids"] = positions
     at_end = list(read) == list(range(n - len(read), n))
@@ -197,7 +220,12 @@ def run_rows(
 
 
 def run_after_memory(
-    model: PreTrainedModel, memory: Memory, cache: Cache, rows: Sequence[Sequence[int]], depth: int, read: Sequence[int]
+    model: PreTrainedModel,
+    memory: Memory,
+    cache: Cache,
+    rows: Sequence[Sequence[int]],
+    depth: int,
+    read: Sequence[int],
 ) -> Tensor:
     """Run tokens that follow a memory as the rows of a batch (`run_rows`). Shorter rows get padding at their end, which
     the tokens of a causal model do not see.
@@ -208,7 +236,9 @@ def run_after_memory(
         depth: how many tokens the cache has after the memory.
     """
     longest = max(map(len, rows))
-    ids = torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in rows], device=device_of(model))
+    ids = torch.tensor(
+        [[*row, *[row[-1]] * (longest - len(row))] for row in rows], device=device_of(model)
+    )
     # Some hybrids take the number of earlier tokens from a layer that does not know it, so they are given positions.
     counts = memory.in_sequence and not (is_hybrid(model) and takes_positions(model))
     depths = depth + torch.arange(longest, device=ids.device).expand(len(rows), -1)
@@ -222,7 +252,10 @@ def vocabulary_of(model: PreTrainedModel) -> int:
 
 
 def masked_pass(
-    model: PreTrainedModel, rows: Sequence[Sequence[int]], layouts: Sequence[Layout], memories: Sequence[Memory] = ()
+    model: PreTrainedModel,
+    rows: Sequence[Sequence[int]],
+    layouts: Sequence[Layout],
+    memories: Sequence[Memory] = (),
 ) -> list[KeyValues]:
     """Run several rows through the model side by side in one forward pass, each with the attention of its layout.
 
@@ -260,12 +293,19 @@ def masked_pass(
             _with_other_attention.add(model)
             layers = []
     if not layers:
-        layers = run(additive(to_device(layout.mask[layout.entries :], device), model.dtype)[None, None])
+        layers = run(
+            additive(to_device(layout.mask[layout.entries :], device), model.dtype)[None, None]
+        )
     if len(lengths) == 1:
         return [layers]
     # The rows are copied: a view of the keys and values of one row would keep those of all rows from being freed.
-    spans = [slice(end - length, end) for end, length in zip(accumulate(lengths), lengths, strict=True)]
-    return [[(keys[:, :, span].clone(), values[:, :, span].clone()) for keys, values in layers] for span in spans]
+    spans = [
+        slice(end - length, end) for end, length in zip(accumulate(lengths), lengths, strict=True)
+    ]
+    return [
+        [(keys[:, :, span].clone(), values[:, :, span].clone()) for keys, values in layers]
+        for span in spans
+    ]
 
 
 def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = False) -> Cache:
@@ -275,12 +315,18 @@ def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = Fals
         once: the cache is for a single forward pass, so it does not store the entries of the tokens of the pass.
         shared: as for `Memory.cache`.
     """
-    with_parts = ((memory.layers, *(part.layers for part in memory.parts)) for memory in memories if memory.layers)
+    with_parts = (
+        (memory.layers, *(part.layers for part in memory.parts))
+        for memory in memories
+        if memory.layers
+    )
     nonempty = list(chain.from_iterable(with_parts))
     if not nonempty:
         return DynamicCache()
     layers = [
-        layer[0] if len(layer) == 1 else tuple(torch.cat(parts, dim=-2) for parts in zip(*layer, strict=True))
+        layer[0]
+        if len(layer) == 1
+        else tuple(torch.cat(parts, dim=-2) for parts in zip(*layer, strict=True))
         for layer in zip(*nonempty, strict=True)
     ]
     return Cache(layers=[MemoryLayer(keys, values, once, shared) for keys, values in layers])
@@ -293,7 +339,9 @@ def cache_of_rows(memories: Sequence[Memory]) -> Cache:
 
     def padded(parts: Sequence[Tensor]) -> Tensor:
         longest = max(part.shape[-2] for part in parts)  # 0 in a layer that the model leaves out
-        return torch.cat([nn.functional.pad(part, (0, 0, longest - part.shape[-2], 0)) for part in parts])
+        return torch.cat(
+            [nn.functional.pad(part, (0, 0, longest - part.shape[-2], 0)) for part in parts]
+        )
 
     layers: list[Any] = []
     for i, (keys, values) in enumerate(like):
@@ -304,7 +352,10 @@ def cache_of_rows(memories: Sequence[Memory]) -> Cache:
 
 
 def causal_pass(
-    model: PreTrainedModel, tokens: Sequence[int], memory: Memory | None = None, positions: Tensor | None = None
+    model: PreTrainedModel,
+    tokens: Sequence[int],
+    memory: Memory | None = None,
+    positions: Tensor | None = None,
 ) -> KeyValues:
     """Run tokens through the model, each attending to the memory and to the tokens before it.
 
@@ -321,9 +372,17 @@ def causal_pass(
     # With a memory, a few tokens run at a time, because transformers makes a mask [tokens, memory + tokens]. All tokens
     # run at once if they are given positions and the angles of rotary embeddings depend on the largest position of a
     # pass. (Consecutive positions never cross the switch of angles: `methods.limits` refuses such contexts.)
-    at_once = len(tokens) if memory is None or (positions is not None and position_switch(model)) else PIECE
+    at_once = (
+        len(tokens)
+        if memory is None or (positions is not None and position_switch(model))
+        else PIECE
+    )
     ids = on_device([tokens], device).split(at_once, dim=1)
-    at = [None] * len(ids) if positions is None else to_device(positions[None], device).split(at_once, dim=1)
+    at = (
+        [None] * len(ids)
+        if positions is None
+        else to_device(positions[None], device).split(at_once, dim=1)
+    )
     for piece, at_positions in zip(ids, at, strict=True):
         position_ids = {} if at_positions is None else {"position_ids": at_positions}
         # No logits are needed, but transformers computes them for at least one token.
@@ -335,4 +394,8 @@ def _added(cache: Cache) -> KeyValues:
     """The keys and values that forward passes have added to a cache, without those of its memory."""
     layers: list[Any] = cache.layers
     ran = [layer.keys for layer in layers if layer.keys is not None]
-    return [(ran[0][:, :, :0],) * 2 if layer.keys is None else (layer.keys, layer.values) for layer in layers if ran]
+    return [
+        (ran[0][:, :, :0],) * 2 if layer.keys is None else (layer.keys, layer.values)
+        for layer in layers
+        if ran
+    ]

@@ -79,7 +79,11 @@ class TokenTree:
     def ancestors(self) -> Tensor:
         """[nodes, nodes] bool: whether the column's node is the row's node or one of its ancestors."""
         n = len(self.tokens)
-        ends, nodes, sees = np.array(self._ends, dtype=np.int32), np.arange(n, dtype=np.int32), np.zeros((n, n), bool)
+        ends, nodes, sees = (
+            np.array(self._ends, dtype=np.int32),
+            np.arange(n, dtype=np.int32),
+            np.zeros((n, n), bool),
+        )
         ends[self._path] = n
         roots = [node for node, depth in enumerate(self.depths) if depth == 0]
         for first, end in pairwise([*roots, n]):  # a node's ancestors are all in the same tree

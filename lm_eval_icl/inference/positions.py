@@ -20,7 +20,10 @@ def position_switch(model: PreTrainedModel) -> tuple[int, bool] | None:
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     # Models with several kinds of layers have one dictionary for each kind.
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        kind, original = parameters.get("rope_type"), parameters.get("original_max_position_embeddings")
+        kind, original = (
+            parameters.get("rope_type"),
+            parameters.get("original_max_position_embeddings"),
+        )
         if kind in ("longrope", "dynamic"):
             longest = int(model.config.get_text_config().max_position_embeddings)
             return (longest, True) if kind == "dynamic" else (int(original or longest), False)
@@ -29,7 +32,9 @@ def position_switch(model: PreTrainedModel) -> tuple[int, bool] | None:
 
 def position_embeddings(model: PreTrainedModel) -> list[nn.Embedding]:
     """The learned position embeddings: those whose output changes with `position_ids`."""
-    outputs: dict[nn.Embedding, list[Tensor]] = {m: [] for m in model.modules() if isinstance(m, nn.Embedding)}
+    outputs: dict[nn.Embedding, list[Tensor]] = {
+        m: [] for m in model.modules() if isinstance(m, nn.Embedding)
+    }
 
     def keep(module: Any, args: Any, output: Tensor) -> None:
         outputs[module].append(output.clone())  # some models add to the output in place
@@ -48,7 +53,9 @@ def no_positions(model: PreTrainedModel, embeddings: Iterable[nn.Embedding]) -> 
     """Inside this context, the model has no positional information: rotary embeddings are evaluated at position 0 for
     every token, and the output of the learned position embeddings `embeddings` is replaced by zeros."""
 
-    def at_zero(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def at_zero(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         kwargs = {**kwargs, "position_ids": torch.zeros_like(ids)}
         if kwargs.get(cache_name(model)) is None and kwargs.get("attention_mask") is None:
@@ -58,7 +65,13 @@ def no_positions(model: PreTrainedModel, embeddings: Iterable[nn.Embedding]) -> 
 
     with ExitStack() as hooks:
         # The hook is on the model inside a PEFT adapter, since PEFT's `generate` calls that model directly.
-        hooks.enter_context(without_adapter(model).register_forward_pre_hook(at_zero, with_kwargs=True))
+        hooks.enter_context(
+            without_adapter(model).register_forward_pre_hook(at_zero, with_kwargs=True)
+        )
         for embedding in embeddings:
-            hooks.enter_context(embedding.register_forward_hook(lambda module, args, output: torch.zeros_like(output)))
+            hooks.enter_context(
+                embedding.register_forward_hook(
+                    lambda module, args, output: torch.zeros_like(output)
+                )
+            )
         yield

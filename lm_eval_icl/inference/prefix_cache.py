@@ -29,7 +29,9 @@ class PrefixCache:
         self._bytes = 0
 
     def several(
-        self, contexts: Sequence[Context], together: Callable[[Sequence[Context]], int] = lambda missing: 1
+        self,
+        contexts: Sequence[Context],
+        together: Callable[[Sequence[Context]], int] = lambda missing: 1,
     ) -> list[Memory]:
         """The memories of several contexts. All of them are returned, also if they are too large to be stored together.
 
@@ -72,7 +74,9 @@ class PrefixCache:
         were stored, or the bytes of the remaining memory if they are more. Returns whether a memory was dropped.
         """
         held = self._bytes
-        others = [context for context, memory in self._kept.items() if context != used and memory.nbytes]
+        others = [
+            context for context, memory in self._kept.items() if context != used and memory.nbytes
+        ]
         for context in others:
             self.forget(context)
         if others:

@@ -55,7 +55,9 @@ class ContextWork:
     queries: Sequence[QueryAnswers]  # in ascending order
     tokens: int  # the number of tokens that run to encode the context
     entries: int  # the number of entries, of all memories, that the queries attend to
-    shared_entries: int = 0  # the number of entries of memories shared with other contexts, on which the context runs
+    shared_entries: int = (
+        0  # the number of entries of memories shared with other contexts, on which the context runs
+    )
     alone: bool = True  # whether the context is encoded by itself, and not beside others
     ordinary: bool = False  # whether context and query are an ordinary causal pass, so that they may run as one row
     memories: int = 1  # the number of memories that the queries run on
@@ -65,7 +67,9 @@ class ContextWork:
 class Batch:
     """The requests that are scored at once: a packed batch, or the rows of an ordinary one."""
 
-    queries: Sequence[tuple[Context, Ids, Collection[Ids]]]  # contexts, each with a query and the query's answers
+    queries: Sequence[
+        tuple[Context, Ids, Collection[Ids]]
+    ]  # contexts, each with a query and the query's answers
     # When the contexts are encoded. "now": with this batch, side by side. "before": in an earlier pass; the batch has
     # one context. "never": context and query run as one row of an ordinary pass.
     encoding: Literal["now", "before", "never"]
@@ -75,12 +79,18 @@ class Batch:
     @property
     def requests(self) -> list[ContextQueryAnswer]:
         """The contexts, queries and answers that are scored, in the order of the scores."""
-        return [(context, query, answer) for context, query, answers in self.queries for answer in answers]
+        return [
+            (context, query, answer)
+            for context, query, answers in self.queries
+            for answer in answers
+        ]
 
     @property
     def rows_used(self) -> int:
         """The largest number of rows that run at once in a batch of rows: those of its queries, or of their answers."""
-        return min(max(len(self.queries), *(len(answers) for *_, answers in self.queries)), self.rows)
+        return min(
+            max(len(self.queries), *(len(answers) for *_, answers in self.queries)), self.rows
+        )
 
 
 def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> Iterator[Batch]:
@@ -100,12 +110,16 @@ def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> It
             at += n
             continue
         item, at = work[at], at + 1
-        waiting = list(item.queries)  # in ascending order: the common beginning of queries in one pack is run once
+        waiting = list(
+            item.queries
+        )  # in ascending order: the common beginning of queries in one pack is run once
         if not can.can_pack:
             waiting.sort(key=lambda query: len(query[0]))  # rows of one batch have similar lengths
         while waiting:
             if can.can_pack:
-                pack, tokens = first_packed_batch(waiting, max(sizes.pack_tokens // item.memories, 1), sizes.queries)
+                pack, tokens = first_packed_batch(
+                    waiting, max(sizes.pack_tokens // item.memories, 1), sizes.queries
+                )
                 tokens *= item.memories
                 # A query longer than a pack gains nothing from packing, and its mask would be large.
                 together = len(pack) > 1 or tokens <= sizes.pack_tokens
@@ -119,7 +133,9 @@ def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> It
             waiting = waiting[len(pack) :]
 
 
-def side_by_side(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities, at: int = 0) -> tuple[int, int]:
+def side_by_side(
+    work: Sequence[ContextWork], sizes: Sizes, can: Capabilities, at: int = 0
+) -> tuple[int, int]:
     """How many contexts, from the index `at` on, share a pass with all of their queries, and how many tokens the pass
     has; (0, 0) if the context at this index has to be encoded by itself."""
     count, used, tokens, entries, tree = 0, 0, 0, 0, TokenTree()
@@ -168,10 +184,15 @@ def first_texts(
     first = texts[0]
     if by_query or sizes.texts == 1 or not can.can_batch:
         return 1
-    alike = takewhile(lambda text: text.single if first.single else text.prompt.context == first.prompt.context, texts)
+    alike = takewhile(
+        lambda text: text.single if first.single else text.prompt.context == first.prompt.context,
+        texts,
+    )
     batch = list(alike)[: sizes.texts]
     queries = [len(text.prompt.query) for text in batch]
-    pads = can.can_pad and can.can_pack_to(max(text.entries for text in batch) + max(queries) + new_tokens)
+    pads = can.can_pad and can.can_pack_to(
+        max(text.entries for text in batch) + max(queries) + new_tokens
+    )
     pads = pads and not settings.reads_rows
     if first.single:
         return len(batch) if pads and can.position_switch is None else 1

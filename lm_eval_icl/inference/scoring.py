@@ -43,7 +43,9 @@ class Scores(Sequence[Score]):
         states: the vector of each pair (`States`), [pairs, size]; None if there are none.
     """
 
-    def __init__(self, numbers: Tensor, lengths: Sequence[int], states: Tensor | None = None) -> None:
+    def __init__(
+        self, numbers: Tensor, lengths: Sequence[int], states: Tensor | None = None
+    ) -> None:
         self._numbers, self._lengths = numbers.to("cpu", non_blocking=numbers.is_cuda), lengths
         self.states = [] if states is None else [*states.cpu()]
         self._arrived = torch.cuda.Event() if numbers.is_cuda else None
@@ -55,7 +57,10 @@ class Scores(Sequence[Score]):
         if self._arrived is not None:
             self._arrived.synchronize()
         logprobs, greedy = map(iter, self._numbers.tolist())
-        return [(sum(islice(logprobs, length)), all([*islice(greedy, length)])) for length in self._lengths]
+        return [
+            (sum(islice(logprobs, length)), all([*islice(greedy, length)]))
+            for length in self._lengths
+        ]
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -81,14 +86,20 @@ class PackedRow:
         self.tree, self.paths = TokenTree(), list[dict[Ids, list[int]]]()
         self._positions: list[int] = []  # the position of each token of the row
         self._memories: list[Memory] = []
-        self._groups: list[tuple[slice, slice]] = []  # tokens of the row, and the entries that they attend to
-        self._replaced: list[tuple[int, Tensor]] = []  # tokens, and the vectors that replace their residual streams
+        self._groups: list[
+            tuple[slice, slice]
+        ] = []  # tokens of the row, and the entries that they attend to
+        self._replaced: list[
+            tuple[int, Tensor]
+        ] = []  # tokens, and the vectors that replace their residual streams
         self._layer = 0  # the block after which they are replaced
         entries = 0
         for memory, sequences in work:
             first = len(self.tree.tokens)
             self.tree.leave()
-            self.paths.append({sequence: self.tree.add(sequence) for sequence in sorted(set(sequences))})
+            self.paths.append(
+                {sequence: self.tree.add(sequence) for sequence in sorted(set(sequences))}
+            )
             self._positions += [memory.query_start + depth for depth in self.tree.depths[first:]]
             if memory.residual is not None:
                 self._layer, token, vector = memory.residual
@@ -99,7 +110,9 @@ class PackedRow:
             else:
                 self._memories.append(memory)
                 entries += len(memory)
-            self._groups.append((slice(first, len(self.tree.tokens)), slice(entries - len(memory), entries)))
+            self._groups.append(
+                (slice(first, len(self.tree.tokens)), slice(entries - len(memory), entries))
+            )
 
     def run(self, model: PreTrainedModel, read: Sequence[int]) -> Tensor:
         """Run the row, without waiting for a GPU. Returns the logits of the tokens with the indices `read`, which must
@@ -118,7 +131,10 @@ class PackedRow:
         if self._replaced:
             at, vectors = zip(*self._replaced, strict=True)
             replaced = replaced_stream(model, self._layer, at, torch.cat(vectors))
-        readings = [memory.readings(seen.start) for memory, (_, seen) in zip(self._memories, self._groups, strict=True)]
+        readings = [
+            memory.readings(seen.start)
+            for memory, (_, seen) in zip(self._memories, self._groups, strict=True)
+        ]
         attention = OfPackedRow(sees, self._groups, readings if in_parts else ())
         with replaced, attention_by(attention):
             output: Tensor = model(
@@ -169,12 +185,21 @@ def score_together(
         at_once: run one forward pass for all memories; if False, one forward pass for each memory.
     """
     work = [(memory, pairs) for memory in memories]
-    passes = [_predicted(model, group) for group in ([work] if at_once else [[item] for item in work])]
+    passes = [
+        _predicted(model, group) for group in ([work] if at_once else [[item] for item in work])
+    ]
     numbers, logprobs, together = list[Tensor](), torch.empty(0), torch.empty(0)
     last: Pair | None = None
     for i, (query, answer) in enumerate(pairs):
-        if (query, answer[:-1]) != last:  # options of one token share the query's distribution of the next token
-            rows = [z[on_device(path, z.device)] for z, paths, _ in passes for path in paths[i :: len(pairs)]]
+        if (
+            query,
+            answer[:-1],
+        ) != last:  # options of one token share the query's distribution of the next token
+            rows = [
+                z[on_device(path, z.device)]
+                for z, paths, _ in passes
+                for path in paths[i :: len(pairs)]
+            ]
             dtype = torch.promote_types(softmax_dtype or rows[0].dtype, torch.float32)
             logprobs = torch.stack(rows).log_softmax(-1, dtype=dtype)
             together, last = method.combined(logprobs), (query, answer[:-1])
@@ -189,7 +214,9 @@ def _predicted(
 ) -> tuple[Tensor, list[list[int]], list[int]]:
     """The logits [predicting tokens, vocabulary] of one forward pass (`score_packed`); for each pair, the rows of the
     logits that predict its continuation's tokens; and the index in the packed row of each predicting token."""
-    packed = PackedRow([(memory, [(*query, *answer[:-1]) for query, answer in pairs]) for memory, pairs in work])
+    packed = PackedRow(
+        [(memory, [(*query, *answer[:-1]) for query, answer in pairs]) for memory, pairs in work]
+    )
     # For each pair, the nodes that predict the tokens of its continuation.
     nodes = [
         paths[(*query, *answer[:-1])][len(query) - 1 :]
@@ -198,7 +225,11 @@ def _predicted(
     ]
     predicting = sorted({node for path in nodes for node in path})
     row = {node: i for i, node in enumerate(predicting)}
-    return packed.run(model, predicting), [[row[node] for node in path] for path in nodes], predicting
+    return (
+        packed.run(model, predicting),
+        [[row[node] for node in path] for path in nodes],
+        predicting,
+    )
 
 
 @contextmanager
@@ -209,11 +240,15 @@ def _projected(model: PreTrainedModel, states: States) -> Iterator[list[Tensor]]
     if states != "hidden":
         yield inputs_read
         return
-    with model.get_output_embeddings().register_forward_pre_hook(lambda module, inputs: inputs_read.append(inputs[0])):
+    with model.get_output_embeddings().register_forward_pre_hook(
+        lambda module, inputs: inputs_read.append(inputs[0])
+    ):
         yield inputs_read
 
 
-def _vectors(states: States, logits: Tensor, projected: list[Tensor], read: Sequence[int], at: Any) -> Tensor | None:
+def _vectors(
+    states: States, logits: Tensor, projected: list[Tensor], read: Sequence[int], at: Any
+) -> Tensor | None:
     """The vectors of a pass that `states` names, [pairs, size].
 
     Args:
@@ -227,17 +262,24 @@ def _vectors(states: States, logits: Tensor, projected: list[Tensor], read: Sequ
     vectors = logits
     if states == "hidden":
         [hidden] = projected
-        hidden = hidden if hidden.shape[1] == len(read) else hidden[:, on_device(read, hidden.device)]
+        hidden = (
+            hidden if hidden.shape[1] == len(read) else hidden[:, on_device(read, hidden.device)]
+        )
         vectors = hidden.reshape(*logits.shape[:-1], -1)
     vectors = vectors[at].to(torch.promote_types(vectors.dtype, torch.float32))
     return vectors.log_softmax(-1) if states == "log_probs" else vectors
 
 
-def streams_packed(model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[Ids]]], layer: int) -> list[Tensor]:
+def streams_packed(
+    model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[Ids]]], layer: int
+) -> list[Tensor]:
     """The residual stream of each query's last token after the block `layer` (counted from 1), from one forward pass
     over all queries of all memories (`PackedRow`): for each memory, [queries, width]."""
     packed = PackedRow(work)
-    nodes = [[paths[query][-1] for query in queries] for paths, (_, queries) in zip(packed.paths, work, strict=True)]
+    nodes = [
+        [paths[query][-1] for query in queries]
+        for paths, (_, queries) in zip(packed.paths, work, strict=True)
+    ]
     with residual_stream(model, layer) as streams:
         packed.run(model, [])
     (stream,) = streams
@@ -268,7 +310,9 @@ def score_rows(
         The score of each answer of each query, in order.
     """
     after = memory.cache(len(queries)) if len(memory) else empty_cache(model)
-    assert after is not None  # a model without such a cache has `Capabilities.no_memory`, and does not come here
+    assert (
+        after is not None
+    )  # a model without such a cache has `Capabilities.no_memory`, and does not come here
     ends = sorted({len(query) - 1 for query, _ in queries})
     with memory.reading(model), _projected(model, states) as projected:
         at_ends = run_after_memory(model, memory, after, [query for query, _ in queries], 0, ends)
@@ -279,27 +323,41 @@ def score_rows(
     short = [i for i, (_, answer) in enumerate(pairs) if len(answer) == 1]
     long = [i for i, (_, answer) in enumerate(pairs) if len(answer) > 1]
     numbers: dict[int, Tensor] = {}
-    for batch in filter(None, [short, *(long[start : start + rows] for start in range(0, len(long), rows))]):
+    for batch in filter(
+        None, [short, *(long[start : start + rows] for start in range(0, len(long), rows))]
+    ):
         batch_pairs, logits = [pairs[i] for i in batch], first
         inputs = [answer[:-1] for _, answer in batch_pairs]
         if longest := max(map(len, inputs)):
             cache = select_rows(after, len(queries), [row_of[i] for i in batch])
-            following = run_after_memory(model, memory, cache, inputs, len(batch_pairs[0][0]), range(longest))
+            following = run_after_memory(
+                model, memory, cache, inputs, len(batch_pairs[0][0]), range(longest)
+            )
             logits = torch.cat([first, following.flatten(0, 1)])
         # The rows of the queries' logits come first, then `longest` rows for each answer.
-        starts = range(len(first), len(first) + longest * len(batch), longest) if longest else [0] * len(batch)
+        starts = (
+            range(len(first), len(first) + longest * len(batch), longest)
+            if longest
+            else [0] * len(batch)
+        )
         paths = [
             [row_of[i], *range(start, start + len(tokens))]
             for i, tokens, start in zip(batch, inputs, starts, strict=True)
         ]
         batch_numbers = _numbers(logits, paths, batch_pairs, softmax_dtype)
-        numbers |= zip(batch, batch_numbers.split([len(answer) for _, answer in batch_pairs], dim=1), strict=True)
+        numbers |= zip(
+            batch,
+            batch_numbers.split([len(answer) for _, answer in batch_pairs], dim=1),
+            strict=True,
+        )
     vectors = _vectors(states, at_ends, projected, ends, (row_of, [last[row] for row in row_of]))
     in_order = [numbers[i] for i in range(len(pairs))]
     return Scores(torch.cat(in_order, dim=1), [part.shape[1] for part in in_order], vectors)
 
 
-def _numbers(logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair], dtype: torch.dtype | None) -> Tensor:
+def _numbers(
+    logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair], dtype: torch.dtype | None
+) -> Tensor:
     """The `numbers` of `Scores`: [2, tokens].
 
     Args:
@@ -314,7 +372,9 @@ def _numbers(logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair
     # rows at a time.
     highest, chosen = logits.amax(-1), logits[at, tokens]
     parts = zip(logits.split(16), highest.split(16), strict=True)
-    denominators = torch.cat([(part.to(exact) - top[:, None]).exp_().sum(-1).log() for part, top in parts])
+    denominators = torch.cat(
+        [(part.to(exact) - top[:, None]).exp_().sum(-1).log() for part, top in parts]
+    )
     logprobs = (chosen.to(exact) - highest[at] - denominators[at]).to(dtype)
     # Greedy decoding takes the first of several equally likely tokens, as `argmax` does, which takes a CPU ten times as
     # long as `amax`: there it is computed only for rows in which the continuation's token is among the likeliest.

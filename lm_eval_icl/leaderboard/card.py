@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH, _AT_A_TIME = 80, 4  # the width of the terminal; columns side by side
-_ACROSS, _INCHES, _ROW = 4, 7.6, 0.2  # panels side by side; the width of a figure and the height of a row
+_ACROSS, _INCHES, _ROW = (
+    4,
+    7.6,
+    0.2,
+)  # panels side by side; the width of a figure and the height of a row
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 
 
@@ -54,12 +58,16 @@ def table(card: Card, title: str = "") -> Table:
         properties = card.properties[start : start + size]
         for checkpoint, rows in grouped(card.rows, lambda row: row.entry.on).items():
             part = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-            part.add_column(Text(checkpoint, style="bold"), width=_WIDTH - 14 * size, overflow="fold")
+            part.add_column(
+                Text(checkpoint, style="bold"), width=_WIDTH - 14 * size, overflow="fold"
+            )
             for prop in properties:
                 part.add_column(Text(heading(prop)), width=13, justify="right", overflow="fold")
             for row in rows:
                 cells = (texts(prop, row.values.get(prop)) for prop in properties)
-                values = [Text.assemble(value, "\n", (interval, "dim")) for value, interval in cells]
+                values = [
+                    Text.assemble(value, "\n", (interval, "dim")) for value, interval in cells
+                ]
                 part.add_row(Text(row.entry.label), *values)
             grid.add_row("")
             grid.add_row(part)
@@ -93,7 +101,15 @@ def figure(card: Card, most: int) -> tuple[str, Figure, list[dict[str, object]]]
             if all(map(math.isfinite, ends)):
                 axes.plot(ends, [y, y], color=color, linewidth=1.6, solid_capstyle="butt")
             fill: Any = "none" if "canonical_order" in row.entry.arguments else "full"
-            axes.plot([scale * estimate.mean], [y], marker, color=color, fillstyle=fill, markersize=5, clip_on=False)
+            axes.plot(
+                [scale * estimate.mean],
+                [y],
+                marker,
+                color=color,
+                fillstyle=fill,
+                markersize=5,
+                clip_on=False,
+            )
             lines.append({"checkpoint": row.entry.on, "entry": row.entry.label, "property": prop.name,
                           "mean": estimate.mean, "low": estimate.low, "high": estimate.high})  # fmt: skip
         axes.set_title(heading(prop), loc="left", fontsize=8)
@@ -103,10 +119,15 @@ def figure(card: Card, most: int) -> tuple[str, Figure, list[dict[str, object]]]
         axes.locator_params(axis="x", nbins=4)
         if not prop.better:
             axes.axvline(0, color=INK, alpha=0.4, linewidth=0.8)
-    names = [shortened(f"{row.entry.label}, {row.entry.on}" if several else row.entry.label, 30) for row in rows]
+    names = [
+        shortened(f"{row.entry.label}, {row.entry.on}" if several else row.entry.label, 30)
+        for row in rows
+    ]
     grid[0, 0].set_yticks(range(len(rows)), names)
     grid[0, 0].set_ylim(len(rows) - 0.5, -0.5)
     rules = {row.entry.rule for row in rows}
     rule = rules.pop() if len(rules) == 1 else None
-    title = "What predictions depend on, with 95% intervals" + (f", {rule_in_words(rule)}" if rule else "")
+    title = "What predictions depend on, with 95% intervals" + (
+        f", {rule_in_words(rule)}" if rule else ""
+    )
     return title, drawn, lines

@@ -15,7 +15,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from lm_eval_icl.drawing.style import GREY, INK, METADATA, clipped, method_style, one_line, shortened, styled
+from lm_eval_icl.drawing.style import (
+    GREY,
+    INK,
+    METADATA,
+    clipped,
+    method_style,
+    one_line,
+    shortened,
+    styled,
+)
 from lm_eval_icl.errors import InputError, writing
 from lm_eval_icl.leaderboard import card, numbers
 from lm_eval_icl.leaderboard.tables import csv_text
@@ -77,7 +86,9 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
     """
     for name in only or ():
         if name not in FIGURES:
-            raise InputError(f"figures: there is no figure {name!r}: name some of {', '.join(FIGURES)}.")
+            raise InputError(
+                f"figures: there is no figure {name!r}: name some of {', '.join(FIGURES)}."
+            )
     paths = []
     with writing(folder), styled():
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,11 +108,15 @@ def svgs(board: Board) -> dict[str, str]:
         for _, drawn in _all(board, _ROWS_ON_PAGE):
             file = io.StringIO()
             drawn.figure.savefig(file, format="svg", metadata=METADATA["svg"])
-            files[drawn.title] = re.sub(r"\s*\n\s*", " ", file.getvalue())  # indentation is a tenth of the file
+            files[drawn.title] = re.sub(
+                r"\s*\n\s*", " ", file.getvalue()
+            )  # indentation is a tenth of the file
     return files
 
 
-def _all(board: Board, most: int, only: Collection[str] | None = None) -> Iterator[tuple[str, _Drawn]]:
+def _all(
+    board: Board, most: int, only: Collection[str] | None = None
+) -> Iterator[tuple[str, _Drawn]]:
     for name, make in FIGURES.items():
         if (only is None or name in only) and (drawn := make(board, most)) is not None:
             yield name, drawn
@@ -126,8 +141,14 @@ def _axis(board: Board, column: Column) -> str:
 
 def _numbers(entry: Entry, column: Column, **values: object) -> Numbers:
     """A line of a CSV file: the entry, the column, and the values that are drawn."""
-    names = {name: getattr(entry, name) for name in _ENTRY} | {"column": column.name, "metric": column.metric}
-    return {name: one_line(value) if isinstance(value, str) else value for name, value in (names | values).items()}
+    names = {name: getattr(entry, name) for name in _ENTRY} | {
+        "column": column.name,
+        "metric": column.metric,
+    }
+    return {
+        name: one_line(value) if isinstance(value, str) else value
+        for name, value in (names | values).items()
+    }
 
 
 def _ends(estimate: Estimate, name: str = "mean") -> Numbers:
@@ -137,11 +158,18 @@ def _ends(estimate: Estimate, name: str = "mean") -> Numbers:
 def _marked(estimate: Estimate, column: Column, text: str, line: Numbers) -> _Mark:
     scale = _scale(column)
     ends = (scale * estimate.low, scale * estimate.high)
-    return _Mark([scale * estimate.mean], ends if all(map(math.isfinite, ends)) else None, text, line)
+    return _Mark(
+        [scale * estimate.mean], ends if all(map(math.isfinite, ends)) else None, text, line
+    )
 
 
 def _rows(
-    board: Board, most: int, title: str, label: str, mark_of: Callable[[Entry], _Mark | None], lines_at: _Lines = ()
+    board: Board,
+    most: int,
+    title: str,
+    label: str,
+    mark_of: Callable[[Entry], _Mark | None],
+    lines_at: _Lines = (),
 ) -> _Drawn | None:
     """A figure with a row for each entry for which `mark_of` returns a mark, but with `most` rows at most.
     `label` is that of the x axis."""
@@ -160,10 +188,16 @@ def _rows(
 
     panels = grouped(kept, panel)
     heights = [len(in_panel) + 0.3 for in_panel in panels.values()]
-    height = _ROW * sum(heights) + 0.3 * len(panels) + 0.8 + 0.17 * (len(lines_at) + label.count("\n"))
+    height = (
+        _ROW * sum(heights) + 0.3 * len(panels) + 0.8 + 0.17 * (len(lines_at) + label.count("\n"))
+    )
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    shape: dict[str, Any] = {"squeeze": False, "sharex": True, "gridspec_kw": {"height_ratios": heights}}
+    shape: dict[str, Any] = {
+        "squeeze": False,
+        "sharex": True,
+        "gridspec_kw": {"height_ratios": heights},
+    }
     grid = figure.subplots(len(panels), 1, **shape)
     lines = []
     for axes, (name, in_panel) in zip(grid[:, 0], panels.items(), strict=True):
@@ -171,18 +205,33 @@ def _rows(
             color, marker = method_style(entry.method)
             if mark.interval is not None:
                 axes.plot(mark.interval, [y, y], color=color, linewidth=1.6, solid_capstyle="butt")
-            axes.plot(mark.values, [y] * len(mark.values), marker, color=color, markersize=5, zorder=3, clip_on=False)
-            axes.annotate(mark.text, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+            axes.plot(
+                mark.values,
+                [y] * len(mark.values),
+                marker,
+                color=color,
+                markersize=5,
+                zorder=3,
+                clip_on=False,
+            )
+            axes.annotate(
+                mark.text, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8
+            )
             lines.append(mark.line)
         for place, (x, _) in enumerate(lines_at):
             axes.axvline(x, zorder=1, **{**_DASHED, "linestyle": ["--", ":"][place % 2]})
         axes.set_ylim(len(in_panel) - 0.35, -0.65)
-        axes.set_yticks(range(len(in_panel)), [shortened(replace(entry, rule=None).label) for entry, _ in in_panel])
+        axes.set_yticks(
+            range(len(in_panel)),
+            [shortened(replace(entry, rule=None).label) for entry, _ in in_panel],
+        )
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x", color=INK, alpha=0.13)
         axes.set_title(name, loc="left", fontweight="bold")
-    meanings = [f"{['dashed', 'dotted'][place % 2]}: {what}" for place, (_, what) in enumerate(lines_at)]
+    meanings = [
+        f"{['dashed', 'dotted'][place % 2]}: {what}" for place, (_, what) in enumerate(lines_at)
+    ]
     if missing := len(marks) - len(kept):
         meanings.append(f"{missing} of {len(marks)} entries are not drawn, for lack of room")
     axes.set_xlabel("\n".join([label, "; ".join(meanings)] if meanings else [label]))
@@ -200,7 +249,11 @@ def _forest(board: Board, most: int) -> _Drawn | None:
         text = f"{numbers.value(cell.estimate.mean, column)}  [{numbers.interval(cell.estimate, column)}]"
         return _marked(cell.estimate, column, text, _numbers(entry, column, **_ends(cell.estimate)))
 
-    lines_at = [] if majority is None else [(_scale(column) * majority, "always one answer (uncertain too)")]
+    lines_at = (
+        []
+        if majority is None
+        else [(_scale(column) * majority, "always one answer (uncertain too)")]
+    )
     return _rows(board, most, "Results with 95% intervals", _axis(board, column), mark_of, lines_at)
 
 
@@ -213,11 +266,21 @@ def _differences(board: Board, most: int) -> _Drawn | None:
         if cell is None or cell.difference is None:
             return None
         difference = cell.difference
-        line = _numbers(entry, column, **_ends(difference, "difference"), p=difference.p, p_holm=difference.p_holm)
+        line = _numbers(
+            entry,
+            column,
+            **_ends(difference, "difference"),
+            p=difference.p,
+            p_holm=difference.p_holm,
+        )
         sign = numbers.SIGNS.get(column.judged(difference), "")
-        return _marked(difference, column, f"{numbers.signed(difference.mean, column)} {sign}", line)
+        return _marked(
+            difference, column, f"{numbers.signed(difference.mean, column)} {sign}", line
+        )
 
-    methods = sorted({base.method for name in board.baseline.values() if (base := board.named(name))})
+    methods = sorted(
+        {base.method for name in board.baseline.values() if (base := board.named(name))}
+    )
     label = f"difference to {', '.join(methods)} under the same rule, {'points' if column.percent else column.metric}"
     label += "\n▲ better, ▼ worse: p ≤ 5%, adjusted (Holm)"
     title = "Differences to the baseline, with 95% intervals that are not adjusted"
@@ -236,18 +299,33 @@ def _sets(board: Board, most: int, deviations: bool) -> _Drawn | None:
             units = [unit for unit in prompt_set.answered if not (deviations and unit.run.format)]
             sets[prompt_set.label] = [unit.result.value for unit in units]
         if deviations:
-            sets = {n: [v - fmean(values) for v in values] for n, values in sets.items() if len(values) > 1}
-        values = [x for orders in sets.values() for x in (orders if deviations else [fmean(orders)])]
+            sets = {
+                n: [v - fmean(values) for v in values]
+                for n, values in sets.items()
+                if len(values) > 1
+            }
+        values = [
+            x for orders in sets.values() for x in (orders if deviations else [fmean(orders)])
+        ]
         if len(values) < 2:
             return None
-        text = ", ".join(f"{name} {' '.join(f'{x:.6g}' for x in orders)}" for name, orders in sets.items())
+        text = ", ".join(
+            f"{name} {' '.join(f'{x:.6g}' for x in orders)}" for name, orders in sets.items()
+        )
         xs = [_scale(column) * x for x in dict.fromkeys(values)]
-        return _Mark(xs, None, numbers.value(max(values) - min(values), column), _numbers(entry, column, values=text))
+        return _Mark(
+            xs,
+            None,
+            numbers.value(max(values) - min(values), column),
+            _numbers(entry, column, values=text),
+        )
 
     title = "Orders of the same demonstrations" if deviations else "Sets of demonstrations"
     what = "each order less its set's mean" if deviations else "a point for each set"
     label = f"{_axis(board, column)}\n{what}; the range is on the right"
-    return _rows(board, most, f"{title}: {_metric(column)} on {clipped(column.name)}", label, mark_of)
+    return _rows(
+        board, most, f"{title}: {_metric(column)} on {clipped(column.name)}", label, mark_of
+    )
 
 
 def _sensitivity(board: Board, most: int) -> _Drawn | None:
@@ -275,8 +353,12 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
         cell = entry.cells.get(column.name)
         return cell.difference if cell is not None else None
 
-    columns = [c for c in board.columns if c.percent and any(difference_of(e, c) for e in board.entries)][:_TASKS]
-    entries = [entry for entry in board.entries if any(difference_of(entry, column) for column in columns)][:most]
+    columns = [
+        c for c in board.columns if c.percent and any(difference_of(e, c) for e in board.entries)
+    ][:_TASKS]
+    entries = [
+        entry for entry in board.entries if any(difference_of(entry, column) for column in columns)
+    ][:most]
     if len(entries) * len(columns) < 2:  # a map needs more than one difference
         return None
     lines, goodness = [], [[math.nan] * len(columns) for _ in entries]
@@ -288,19 +370,33 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
                 continue
             goodness[y][x] = 100 * difference.mean * column.sign
             is_significant = column.judged(difference) in numbers.SIGNS
-            text = numbers.signed(difference.mean, column) if len(columns) <= _NUMBERS else "•" * is_significant
+            text = (
+                numbers.signed(difference.mean, column)
+                if len(columns) <= _NUMBERS
+                else "•" * is_significant
+            )
             weight = "bold" if is_significant else "normal"
             axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
-            values = {"difference": difference.mean, "p_holm": difference.p_holm, "significant": is_significant}
+            values = {
+                "difference": difference.mean,
+                "p_holm": difference.p_holm,
+                "significant": is_significant,
+            }
             lines.append(_numbers(entry, column, **values))
     largest = max(0.1, *(abs(x) for row in goodness for x in row if not math.isnan(x)))
     colors = LinearSegmentedColormap.from_list("", ["#e8752a", "#ffffff", "#2b8fd0"])
     image = axes.imshow(goodness, cmap=colors, norm=Normalize(-largest, largest), aspect="auto")
-    axes.set_xticks(range(len(columns)), [clipped(c.name, 26) for c in columns], rotation=30, ha="right")
+    axes.set_xticks(
+        range(len(columns)), [clipped(c.name, 26) for c in columns], rotation=30, ha="right"
+    )
     axes.set_yticks(range(len(entries)), [shortened(_label(entry)) for entry in entries])
-    bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=[-largest, 0, largest])
+    bar = figure.colorbar(
+        image, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=[-largest, 0, largest]
+    )
     bar.ax.set_xticklabels([f"{x:+.1f}" for x in (-largest, 0, largest)])
-    bar.set_label("points better (blue) or worse than the baseline; bold: adjusted p ≤ 5%", fontsize=8)
+    bar.set_label(
+        "points better (blue) or worse than the baseline; bold: adjusted p ≤ 5%", fontsize=8
+    )
     return _Drawn("Differences to the baseline, by task", figure, lines)
 
 
@@ -342,7 +438,11 @@ def _by_T(board: Board, most: int) -> _Drawn | None:
 
 
 def _against(
-    board: Board, title: str, x_name: str, x_of: Callable[[Entry], float | None], label: Callable[[Entry], str]
+    board: Board,
+    title: str,
+    x_name: str,
+    x_of: Callable[[Entry], float | None],
+    label: Callable[[Entry], str],
 ) -> _Drawn | None:
     """Results against `x_of(entry)`, with a panel for each checkpoint and each column that has the first's metric."""
     first = board.columns[0]
@@ -355,11 +455,15 @@ def _against(
             x, cell = x_of(entry), entry.cells.get(column.name)
             if x is None or cell is None:
                 continue
-            panel = ", ".join(filter(None, [clipped(entry.on, 40) if several else "", clipped(column.name, 26)]))
+            panel = ", ".join(
+                filter(None, [clipped(entry.on, 40) if several else "", clipped(column.name, 26)])
+            )
             scale, estimate = _scale(column), cell.estimate
             ends = (scale * estimate.low, scale * estimate.high)
             line = _numbers(entry, column, line=label(entry), **{x_name: x}, **_ends(estimate))
-            points.append(_CurvePoint(panel, entry.method, label(entry), x, scale * estimate.mean, ends, line))
+            points.append(
+                _CurvePoint(panel, entry.method, label(entry), x, scale * estimate.mean, ends, line)
+            )
     by_curve = grouped(points, lambda point: (point.panel, point.label))
     lengths = {key: len({point.x for point in same}) for key, same in by_curve.items()}
     points = [point for point in points if lengths[point.panel, point.label] > 1]
@@ -375,7 +479,9 @@ def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint])
     if not (by_panel := grouped(points, lambda point: point.panel)):
         return None
     panels = list(by_panel)[:_PANELS]
-    curves = list(dict.fromkeys((p.method, p.label) for panel in panels for p in by_panel[panel]))[:_LINES]
+    curves = list(dict.fromkeys((p.method, p.label) for panel in panels for p in by_panel[panel]))[
+        :_LINES
+    ]
     looks: dict[tuple[str, str], Mapping[str, Any]] = {}
     for method, alike in grouped(curves, lambda curve: curve[0]).items():
         color, marker = method_style(method)
@@ -396,7 +502,14 @@ def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint])
                 continue
             ordered = sorted(curve_points, key=lambda point: point.x)
             xs = [point.x for point in ordered]
-            axes.plot(xs, [point.mean for point in ordered], linewidth=1.5, markersize=4.5, zorder=3, **looks[curve])
+            axes.plot(
+                xs,
+                [point.mean for point in ordered],
+                linewidth=1.5,
+                markersize=4.5,
+                zorder=3,
+                **looks[curve],
+            )
             lows, highs = zip(*(point.ends for point in ordered), strict=True)
             axes.fill_between(xs, lows, highs, color=looks[curve]["color"], alpha=0.08, linewidth=0)
             lines += [point.line for point in ordered]
@@ -406,7 +519,9 @@ def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.supylabel(y_name, fontsize=9)
     handles = [Line2D([], [], markersize=4.5, **look) for look in looks.values()]
-    figure.legend(handles, [f" {shortened(label)}" for _, label in looks], loc="outside upper left", ncols=2)
+    figure.legend(
+        handles, [f" {shortened(label)}" for _, label in looks], loc="outside upper left", ncols=2
+    )
     return _Drawn(title, figure, lines)
 
 

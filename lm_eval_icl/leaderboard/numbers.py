@@ -35,15 +35,23 @@ def signed(x: float | None, column: Column, *, unit: bool = False) -> str:
     """A difference of values with its sign, such as +1.2; zero has no sign. The unit of percents is points."""
     text = value(x, column) if column.percent else number(x, 3)
     is_signed = text in (DASH, "0", "0.0") or text.startswith(MINUS)
-    return ("" if is_signed else "+") + text + " points" * (unit and column.percent and text != DASH)
+    return (
+        ("" if is_signed else "+") + text + " points" * (unit and column.percent and text != DASH)
+    )
 
 
-def interval(estimate: Estimate | Difference, column: Column, *, sign: bool = False, unit: bool = False) -> str:
+def interval(
+    estimate: Estimate | Difference, column: Column, *, sign: bool = False, unit: bool = False
+) -> str:
     """The 95% interval, such as 83.1–87.4 or −0.3 to +2.7. Only its end has a percent sign, if `unit` is True."""
-    low, high = (signed(x, column) if sign else value(x, column) for x in (estimate.low, estimate.high))
+    low, high = (
+        signed(x, column) if sign else value(x, column) for x in (estimate.low, estimate.high)
+    )
     between = " to " if sign or MINUS in low + high else DASH
     mark = " points" if sign else "%"
-    return f"{low}{between}{high}" + mark * (unit and column.percent and math.isfinite(estimate.high))
+    return f"{low}{between}{high}" + mark * (
+        unit and column.percent and math.isfinite(estimate.high)
+    )
 
 
 def half(estimate: Estimate | Difference, column: Column) -> str:

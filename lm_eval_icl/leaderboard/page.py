@@ -63,7 +63,15 @@ HOW = {
     "reported": "the standard error in the results file",
 }
 _TEXTS = "name checkpoint details method arguments conditions rule label".split()
-_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # categories of invisible characters, and of some that move others
+_HIDDEN = {
+    "Cc",
+    "Cf",
+    "Cs",
+    "Co",
+    "Cn",
+    "Zl",
+    "Zp",
+}  # categories of invisible characters, and of some that move others
 
 
 def page(board: Board, figures: Mapping[str, str]) -> str:
@@ -73,25 +81,38 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
         figures: title -> the text of an SVG file, which is put into the page as an image.
     """
     files = resources.files("lm_eval_icl.leaderboard")
-    template, style, script = ((files / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    template, style, script = (
+        (files / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
+    )
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finalize
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalize,
     )
     environment.filters.update(tail=tail)
     reads = {words.partition(":")[0] for entry in board.entries for words in entry.reads}
     baselines, columns = set(board.baseline.values()), {column.name for column in board.columns}
     checkpoints = {entry.on for entry in board.entries}
-    cells = [cell for entry in board.entries for name, cell in entry.cells.items() if name in columns]
+    cells = [
+        cell for entry in board.entries for name, cell in entry.cells.items() if name in columns
+    ]
     everywhere = [mark for mark in MARKS if all(mark in cell.marks for cell in cells)]
     return environment.from_string(template).render(
         board=board,
         style=Markup(style),
         script=Markup(script),
         script_hash=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
-        figures=[(title, Markup(base64.b64encode(svg.encode()).decode())) for title, svg in figures.items()],
+        figures=[
+            (title, Markup(base64.b64encode(svg.encode()).decode()))
+            for title, svg in figures.items()
+        ],
         data=Markup(embed(board)),
         baselines=baselines,
-        baseline_methods=sorted({entry.method for entry in board.entries if entry.name in baselines}),
+        baseline_methods=sorted(
+            {entry.method for entry in board.entries if entry.name in baselines}
+        ),
         common=[*(checkpoints if len(checkpoints) == 1 else ()), *board.common],
         several=len(checkpoints) > 1,
         everywhere=everywhere,
@@ -117,9 +138,20 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
 def sizes(board: Board) -> str:
     """How many documents and sets of demonstrations the cells of tasks have, and whether these are few."""
     tasks = {task for column in board.columns for task in column.weights}
-    estimates = [cell.estimate for entry in board.entries for name, cell in entry.cells.items() if name in tasks]
-    documents, sets = {estimate.documents for estimate in estimates}, {estimate.sets for estimate in estimates}
-    ranges = [" to ".join(f"{n:,}" for n in sorted({min(found), max(found)})) for found in (documents, sets)]
+    estimates = [
+        cell.estimate
+        for entry in board.entries
+        for name, cell in entry.cells.items()
+        if name in tasks
+    ]
+    documents, sets = (
+        {estimate.documents for estimate in estimates},
+        {estimate.sets for estimate in estimates},
+    )
+    ranges = [
+        " to ".join(f"{n:,}" for n in sorted({min(found), max(found)}))
+        for found in (documents, sets)
+    ]
     text = "Measured on {} documents of each task and {} sets of demonstrations.".format(*ranges)
     if max(sets) == 1:
         return text.replace("1 sets", "1 set") + " Intervals are over documents alone."
@@ -131,7 +163,9 @@ def majorities(board: Board) -> dict[str, tuple[float, str]]:
     found = {}
     for column in board.columns:
         if (score := board.majority(column)) is not None:
-            tests = [d for e in board.entries if (c := e.cells.get(column.name)) and (d := c.to_majority)]
+            tests = [
+                d for e in board.entries if (c := e.cells.get(column.name)) and (d := c.to_majority)
+            ]
             better = sum(column.judged(difference) == "better" for difference in tests)
             found[column.name] = score, f"{better} of {len(tests)} better"
     return found
@@ -142,13 +176,16 @@ def clean(text: str, longest: int = LONGEST) -> str:
     """The text, cut to `longest`, with escapes for invisible characters and for those that change its direction."""
     text = text if len(text) <= longest else text[: longest - 1] + "…"
     return "".join(
-        char.encode("unicode_escape").decode() if unicodedata.category(char) in _HIDDEN else char for char in text
+        char.encode("unicode_escape").decode() if unicodedata.category(char) in _HIDDEN else char
+        for char in text
     )
 
 
 def _finalize(printed: Any) -> Any:
     """Clean every text that the template prints, except our own HTML. (The template escapes the text after that.)"""
-    return clean(printed) if isinstance(printed, str) and not isinstance(printed, Markup) else printed
+    return (
+        clean(printed) if isinstance(printed, str) and not isinstance(printed, Markup) else printed
+    )
 
 
 def tail(path: Path) -> str:
@@ -160,12 +197,20 @@ def flips(board: Board) -> list[tuple[str, float | None]]:
     """Each entry's order sensitivity on the first column, as a text and a number to sort by; empty if none has it."""
     cells = [entry.cells.get(board.columns[0].name) for entry in board.entries]
     rates = [cell.sensitivity if cell else None for cell in cells]
-    return [(_flips(rate) or numbers.DASH, rate.mean if rate else None) for rate in rates] if any(rates) else []
+    return (
+        [(_flips(rate) or numbers.DASH, rate.mean if rate else None) for rate in rates]
+        if any(rates)
+        else []
+    )
 
 
 def _flips(flips: Estimate | None) -> str:
     share = numbers.SHARE
-    return f"{value(flips.mean, share, unit=True)} ({numbers.interval(flips, share, unit=True)})" if flips else ""
+    return (
+        f"{value(flips.mean, share, unit=True)} ({numbers.interval(flips, share, unit=True)})"
+        if flips
+        else ""
+    )
 
 
 def embed(board: Board) -> str:
@@ -187,7 +232,9 @@ def data(board: Board) -> dict[str, Any]:
         }
         for row, entry in enumerate(board.entries)
     ]
-    columns = [{"name": clean(c.name), "kind": c.kind, "higher": c.higher_is_better} for c in board.columns]
+    columns = [
+        {"name": clean(c.name), "kind": c.kind, "higher": c.higher_is_better} for c in board.columns
+    ]
     return {
         "columns": columns,
         "entries": entries,
@@ -195,32 +242,59 @@ def data(board: Board) -> dict[str, Any]:
     }
 
 
-def _cell(board: Board, entry: Entry, column: Column, places: Mapping[str, int]) -> dict[str, Any] | None:
+def _cell(
+    board: Board, entry: Entry, column: Column, places: Mapping[str, int]
+) -> dict[str, Any] | None:
     if (cell := entry.cells.get(column.name)) is None:
         return None
     mean = cell.estimate.mean
-    texts = (numbers.value(mean, column), numbers.interval(cell.estimate, column), numbers.short(cell, column))
+    texts = (
+        numbers.value(mean, column),
+        numbers.interval(cell.estimate, column),
+        numbers.short(cell, column),
+    )
     used = {unit.run.digest for prompt_set in cell.sets for unit in prompt_set.answered}
     return {
         "sort": mean if math.isfinite(mean) else None,
         **dict(zip(("mean", "interval", "short"), texts, strict=True)),
-        "facts": [[title, clean(text)] for title, text in _facts(board, entry, column, cell) if text],
+        "facts": [
+            [title, clean(text)] for title, text in _facts(board, entry, column, cell) if text
+        ],
         "sets": _sets(entry, column, cell),
         "runs": [places[run.digest] for run in entry.runs if not used or run.digest in used][:RUNS],
     }
 
 
-def _facts(board: Board, entry: Entry, column: Column, cell: BoardCell) -> Iterator[tuple[str, str]]:
+def _facts(
+    board: Board, entry: Entry, column: Column, cell: BoardCell
+) -> Iterator[tuple[str, str]]:
     """Yield the titles and texts of an opened cell. Empty texts are not shown."""
     estimate = cell.estimate
-    yield "95% interval", f"{numbers.interval(estimate, column, unit=True)}, {HOW.get(estimate.how, estimate.how)}"
-    sets = f"{count(estimate.sets, 'set')} of demonstrations, {count(estimate.documents, 'document')}"
-    yield "Measured on", sets + (f" in {count(len(column.weights), 'task')}" if column.kind != "task" else "")
+    yield (
+        "95% interval",
+        f"{numbers.interval(estimate, column, unit=True)}, {HOW.get(estimate.how, estimate.how)}",
+    )
+    sets = (
+        f"{count(estimate.sets, 'set')} of demonstrations, {count(estimate.documents, 'document')}"
+    )
+    yield (
+        "Measured on",
+        sets + (f" in {count(len(column.weights), 'task')}" if column.kind != "task" else ""),
+    )
     if column.kind != "task":
-        yield "Weights", ", ".join(f"{task} {number(weight, 3)}" for task, weight in column.weights.items())
+        yield (
+            "Weights",
+            ", ".join(f"{task} {number(weight, 3)}" for task, weight in column.weights.items()),
+        )
     yield "Standard error", _errors(estimate, column)
-    yield "The paper's value", "" if cell.expected is None else value(cell.expected, column, unit=True)
-    yield "Always one answer", "" if cell.majority is None else value(cell.majority, column, unit=True)
+    yield (
+        "The paper's value",
+        "" if cell.expected is None else value(cell.expected, column, unit=True),
+    )
+    yield (
+        "Always one answer",
+        "" if cell.majority is None else value(cell.majority, column, unit=True),
+    )
     yield "Order sensitivity", _flips(cell.sensitivity)
     base = board.named(board.baseline.get(entry.name))
     for title, difference in (
@@ -237,7 +311,9 @@ def _facts(board: Board, entry: Entry, column: Column, cell: BoardCell) -> Itera
 def _difference(difference: Difference, column: Column) -> str:
     words = column.judged(difference).replace("same", "not significant")
     text = f"{signed(difference.mean, column, unit=True)} ({numbers.interval(difference, column, sign=True)}), {words}"
-    text += f"; p {p_value(difference.p)}, adjusted (Holm, whole column) {p_value(difference.p_holm)}"
+    text += (
+        f"; p {p_value(difference.p)}, adjusted (Holm, whole column) {p_value(difference.p_holm)}"
+    )
     if math.isfinite(difference.detectable):
         text += f"; four of five such comparisons would find a difference of {value(difference.detectable, column)}"
     return f"{text}; {HOW.get(difference.how, difference.how)}"
@@ -248,15 +324,32 @@ def _sets(entry: Entry, column: Column, cell: BoardCell) -> list[list[str]]:
     rows = []
     for prompt_set in cell.sets[:RUNS]:
         values = [unit.result.value for unit in prompt_set.answered]
-        texts = [value(fmean(values), column, decimals=2), ", ".join(value(x, column) for x in values)]
+        texts = [
+            value(fmean(values), column, decimals=2),
+            ", ".join(value(x, column) for x in values),
+        ]
         rows.append([clean(prompt_set.label), *texts])
     return rows
 
 
 def _run(run: Run) -> list[str]:
-    when = datetime.fromtimestamp(run.date, UTC).strftime("%Y-%m-%d %H:%M") if 0 < run.date < 1e11 else ""
-    versions = (run.results.get("lm_eval_version"), run.results.get("transformers_version"), run.icl.get("version"))
-    return [tail(run.path), when, str(run.seed), str(run.order), ", ".join(str(x) for x in versions if x)]
+    when = (
+        datetime.fromtimestamp(run.date, UTC).strftime("%Y-%m-%d %H:%M")
+        if 0 < run.date < 1e11
+        else ""
+    )
+    versions = (
+        run.results.get("lm_eval_version"),
+        run.results.get("transformers_version"),
+        run.icl.get("version"),
+    )
+    return [
+        tail(run.path),
+        when,
+        str(run.seed),
+        str(run.order),
+        ", ".join(str(x) for x in versions if x),
+    ]
 
 
 def _errors(estimate: Estimate | Difference, column: Column) -> str:
@@ -265,6 +358,8 @@ def _errors(estimate: Estimate | Difference, column: Column) -> str:
         return ""
     text = value(estimate.error, column, decimals=2)
     if estimate.error_sets is not None:
-        alone = (value(x, column, decimals=2) for x in (estimate.error_documents, estimate.error_sets))
+        alone = (
+            value(x, column, decimals=2) for x in (estimate.error_documents, estimate.error_sets)
+        )
         text += " (documents alone {}, demonstrations alone {})".format(*alone)
     return text

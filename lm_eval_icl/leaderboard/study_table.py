@@ -21,7 +21,11 @@ _SHARE = Column("order flips", "average", "", percent=True, higher_is_better=Fal
 
 
 def table(
-    board: Board, columns: Sequence[str], entries: Sequence[Entry], flips: Mapping[str, Estimate], title: str
+    board: Board,
+    columns: Sequence[str],
+    entries: Sequence[Entry],
+    flips: Mapping[str, Estimate],
+    title: str,
 ) -> Table:
     """The table, in parts: one for each checkpoint, and more if the columns do not fit side by side.
 
@@ -46,16 +50,25 @@ def table(
     for start in range(0, len(headings), size):
         part_headings = headings[start : start + size]
         # Columns have the same width in the parts of all checkpoints, so that their numbers are below each other.
-        widths = [_INTERVAL if heading == _SHARE.name and flips else _NUMBER for heading in part_headings]
+        widths = [
+            _INTERVAL if heading == _SHARE.name and flips else _NUMBER for heading in part_headings
+        ]
         width = min(longest, _WIDTH - sum(widths) - len(widths))
         for checkpoint, checkpoint_entries in grouped(entries, lambda entry: entry.on).items():
             part = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
             part.add_column("", width=width, overflow="fold")
             for heading, wide in zip(part_headings, widths, strict=True):
-                part.add_column(Text(_broken(shown(heading), wide)), width=wide, justify="right", overflow="fold")
+                part.add_column(
+                    Text(_broken(shown(heading), wide)),
+                    width=wide,
+                    justify="right",
+                    overflow="fold",
+                )
             for entry in checkpoint_entries:
                 method, *details = (_broken(text, width) for text in labels[entry.name])
-                row = [Text("\n").join([Text(method), *(Text(text, style="dim") for text in details)])]
+                row = [
+                    Text("\n").join([Text(method), *(Text(text, style="dim") for text in details)])
+                ]
                 for heading, wide in zip(part_headings, widths, strict=True):
                     if wide == _NUMBER:
                         row.append(_number(entry.cells.get(heading), by_name.get(heading)))
@@ -63,8 +76,13 @@ def table(
                         share = flips[entry.name]
                         interval = "\n" + numbers.interval(share, _SHARE), "dim"
                         paper = entry.runs[0].study.expected.get(_SHARE.name)
-                        papers = "" if paper is None else f"\n({numbers.value(paper, _SHARE)})", "cyan"
-                        row.append(Text.assemble(numbers.value(share.mean, _SHARE), interval, papers))
+                        papers = (
+                            "" if paper is None else f"\n({numbers.value(paper, _SHARE)})",
+                            "cyan",
+                        )
+                        row.append(
+                            Text.assemble(numbers.value(share.mean, _SHARE), interval, papers)
+                        )
                     else:
                         row.append(Text(numbers.DASH, style="dim"))
                 part.add_row(*row)
@@ -102,14 +120,20 @@ def _number(cell: BoardCell | None, column: Column | None) -> Text:
 
 def _value(x: float, column: Column, least: float) -> str:
     """A value in few characters: "57.9", "100", "±12". Percents have no decimals if the value is `least` or more."""
-    return numbers.value(x, column, decimals=int(x < least)) if column.percent else numbers.number(x, 3)
+    return (
+        numbers.value(x, column, decimals=int(x < least))
+        if column.percent
+        else numbers.number(x, 3)
+    )
 
 
 def _legend(board: Board, entries: Sequence[Entry], flips: bool) -> str:
     """Sentences that explain the numbers."""
     others = [shown(column.name) for column in board.columns if not column.percent]
     several = any(len({run.seed for run in entry.runs}) > 1 for entry in entries)
-    over = "documents and sets of demonstrations" if several else "documents, for these demonstrations"
+    over = (
+        "documents and sets of demonstrations" if several else "documents, for these demonstrations"
+    )
     text = f"Means ± half of the 95% interval over {over}"
     if len(others) < len(board.columns):
         text += ", in percent" + (f" but for {', '.join(others)}" if others else "")

@@ -13,7 +13,9 @@ from lm_eval_icl.errors import InputError, did_you_mean, log, refusing
 
 # The seeds of MetaICL's few-shot files, and how many rows a training file of a target task has.
 SEEDS, SHOTS = (100, 13, 21, 42, 87), 16
-_FACTS: dict[str, Any] = json.loads(Path(__file__).with_name("settings.json").read_text(encoding="utf-8"))
+_FACTS: dict[str, Any] = json.loads(
+    Path(__file__).with_name("settings.json").read_text(encoding="utf-8")
+)
 # Setting -> "train", "test" or "unseen_domain" -> names of tasks.
 SETTINGS: dict[str, dict[str, list[str]]] = _FACTS["settings"]
 # Task -> "task_type" (classification, multi-choice or free-form) and "options" (of classification).
@@ -76,7 +78,11 @@ class MetaICLFolder:
 
     def without_test(self, tasks: Iterable[str]) -> list[str]:
         """The given tasks that have no test file for any seed."""
-        return [task for task in tasks if not any(self.file(task, SHOTS, seed, "test").is_file() for seed in SEEDS)]
+        return [
+            task
+            for task in tasks
+            if not any(self.file(task, SHOTS, seed, "test").is_file() for seed in SEEDS)
+        ]
 
     def without_train(self, tasks: Iterable[str], k: int) -> list[str]:
         """The given tasks that have no file TASK_k_100_train.jsonl. Such a file has at most k rows."""
@@ -93,7 +99,9 @@ class MetaICLFolder:
 
     def test(self, task: str, seed: int | None = None) -> tuple[Row, ...]:
         """The test rows of a target task. Without a seed, any seed's file is read, since MetaICL's five are equal."""
-        seeds = [other for other in SEEDS if self.file(task, SHOTS, other, "test").is_file()] or SEEDS
+        seeds = [
+            other for other in SEEDS if self.file(task, SHOTS, other, "test").is_file()
+        ] or SEEDS
         return read_rows(self.file(task, SHOTS, seed or seeds[0], "test"), task, chosen=True)
 
     def train(self, task: str, k: int) -> tuple[Row, ...]:
@@ -113,7 +121,9 @@ def checked_seed(seed: int | None) -> int:
 def check_missing(option: str, what: str, missing: Sequence[str], total: int, skip: bool) -> None:
     """Raise an `InputError` if some tasks have no files; with `skip`, warn that the run leaves these tasks out."""
     if missing and skip and len(missing) < total:
-        log.warning("the %s: the run goes on without %s, which have no files.", what, ", ".join(missing))
+        log.warning(
+            "the %s: the run goes on without %s, which have no files.", what, ", ".join(missing)
+        )
     elif missing:
         raise InputError(
             f"{option}: {len(missing)} of the {total} {what} have no files there: {', '.join(missing)}: make them with "
@@ -135,9 +145,13 @@ def read_rows(path: Path, task: str, chosen: bool) -> tuple[Row, ...]:
     for where, fields in read_lines(path, str(path), ("input", "output")):
         row = Row(fields["input"], fields["output"], tuple(fields["options"]))
         if (row.options or chosen) and len(row.options) < 2:
-            raise InputError(f"{where}: has {len(row.options)} options, and a row to choose from has two or more.")
+            raise InputError(
+                f"{where}: has {len(row.options)} options, and a row to choose from has two or more."
+            )
         if row.options and classifies(task) and list(row.options) != TASKS[task]["options"]:
-            raise InputError(f"{where}: has other options than {task}, which has {TASKS[task]['options']!r}.")
+            raise InputError(
+                f"{where}: has other options than {task}, which has {TASKS[task]['options']!r}."
+            )
         rows.append(row)
     return tuple(rows)
 
@@ -164,13 +178,21 @@ def read_lines(path: Path, name: str, texts: Sequence[str]) -> Iterator[tuple[st
         where = f"{name}, line {number}"
         with refusing(f"{where}: not JSON"):
             fields = json.loads(line)
-        row = {**fields, "options": fields.get("options") or []} if isinstance(fields, dict) else {"options": None}
+        row = (
+            {**fields, "options": fields.get("options") or []}
+            if isinstance(fields, dict)
+            else {"options": None}
+        )
         options = row["options"]
         are_texts = isinstance(options, list) and all(isinstance(text, str) for text in options)
         if not (are_texts and all(isinstance(row.get(name), str) for name in texts)):
-            raise InputError(f"{where}: must have the texts {', '.join(texts)}, and options, a list of texts.")
+            raise InputError(
+                f"{where}: must have the texts {', '.join(texts)}, and options, a list of texts."
+            )
         if options and row["output"] not in options:
-            raise InputError(f"{where}: the output {row['output']!r} is none of the options {options!r}.")
+            raise InputError(
+                f"{where}: the output {row['output']!r} is none of the options {options!r}."
+            )
         yield where, row
 
 
@@ -183,11 +205,17 @@ def folder(metadata: Mapping[str, Any]) -> MetaICLFolder:
     """
     for name, value in metadata.items():
         if name in _VALUES and value not in _VALUES[name]:
-            raise InputError(f"--metadata {name}={value}: must be {_VALUES[name][1]}, or be left out.")
-        if name not in ("metaicl", *_VALUES) and (near := did_you_mean(str(name).lower(), ("metaicl", *_VALUES))):
+            raise InputError(
+                f"--metadata {name}={value}: must be {_VALUES[name][1]}, or be left out."
+            )
+        if name not in ("metaicl", *_VALUES) and (
+            near := did_you_mean(str(name).lower(), ("metaicl", *_VALUES))
+        ):
             raise InputError(f"--metadata {name}={value}: {near}")
     if not metadata.get("metaicl"):
-        raise InputError("MetaICL's tasks need the folder of its data: give --metadata metaicl=DATA_DIR.")
+        raise InputError(
+            "MetaICL's tasks need the folder of its data: give --metadata metaicl=DATA_DIR."
+        )
     return MetaICLFolder(str(metadata["metaicl"]), OPTION)
 
 
@@ -200,4 +228,10 @@ def skips(metadata: Mapping[str, Any]) -> bool:
 def check_group(files: MetaICLFolder, setting: str, split: str, skip: bool) -> None:
     """Raise an `InputError` if tasks of a group have no files; with `skip`, warn once which tasks are left out."""
     tasks = setting_of(setting)[split]
-    check_missing(OPTION, f"{split.replace('_', '-')} tasks of {setting}", files.without_test(tasks), len(tasks), skip)
+    check_missing(
+        OPTION,
+        f"{split.replace('_', '-')} tasks of {setting}",
+        files.without_test(tasks),
+        len(tasks),
+        skip,
+    )

@@ -35,7 +35,9 @@ class Reader:
     canonical: bool = False
 
 
-def reader(tokenizer: PreTrainedTokenizerBase, add_bos_token: bool | None, max_length: int) -> Reader:
+def reader(
+    tokenizer: PreTrainedTokenizerBase, add_bos_token: bool | None, max_length: int
+) -> Reader:
     """How a model reads sequences, one token after another.
 
     Some tokenizers put a blank in front of every text. That blank is removed from pieces inside a sequence. With all
@@ -64,9 +66,14 @@ def reader(tokenizer: PreTrainedTokenizerBase, add_bos_token: bool | None, max_l
     @functools.lru_cache(maxsize=100_000)  # every query of a task has the same demonstrations
     def decode(ids: Ids) -> str:
         before = tokenizer.decode(front, clean_up_tokenization_spaces=False)
-        return str(tokenizer.decode([*front, *ids], clean_up_tokenization_spaces=False))[len(before) :]
+        return str(tokenizer.decode([*front, *ids], clean_up_tokenization_spaces=False))[
+            len(before) :
+        ]
 
     special = {} if add_bos_token is None else {"add_special_tokens": add_bos_token}
-    whole, x = tokenizer("x", **special)["input_ids"], tokenizer("x", add_special_tokens=False)["input_ids"]
+    whole, x = (
+        tokenizer("x", **special)["input_ids"],
+        tokenizer("x", add_special_tokens=False)["input_ids"],
+    )
     at = next((i for i in range(len(whole)) if whole[i : i + len(x)] == x), 0)
     return Reader(encode, decode, tuple(whole[:at]), max_length)

@@ -88,37 +88,53 @@ class Sequences:
 
     def limit(self, shots: int) -> int:
         """How many tokens a sequence with this number of demonstrations may have, without the prefix."""
-        return min(PER_EXAMPLE * max(shots, 1), PER_SEQUENCE, self.reader.max_length - len(self.reader.prefix))
+        return min(
+            PER_EXAMPLE * max(shots, 1),
+            PER_SEQUENCE,
+            self.reader.max_length - len(self.reader.prefix),
+        )
 
     # Examples.
 
     def encoded_demonstrations(self, rows: Sequence[Row]) -> list[EncodedExample]:
         """The rows as demonstrations, in their order, or sorted if the reader is canonical."""
         alike = self.reader.alike
-        examples = [self.encoded_options(row, i == 0 and not alike, [row.output])[0] for i, row in enumerate(rows)]
+        examples = [
+            self.encoded_options(row, i == 0 and not alike, [row.output])[0]
+            for i, row in enumerate(rows)
+        ]
         if self.reader.canonical:
             examples.sort(key=lambda example: (example.source, example.target))
         return examples
 
-    def encoded_options(self, row: Row, first: bool, outputs: Sequence[str] | None = None) -> list[EncodedExample]:
+    def encoded_options(
+        self, row: Row, first: bool, outputs: Sequence[str] | None = None
+    ) -> list[EncodedExample]:
         """A query with each of its options. The end of the input is cut so that the longest option fits.
 
         Args:
             first: whether the query has no demonstrations before it.
             outputs: the outputs that take the place of the row's options; None for all options.
         """
-        examples = [self._pieces(row, output, first) for output in (row.options if outputs is None else outputs)]
+        examples = [
+            self._pieces(row, output, first)
+            for output in (row.options if outputs is None else outputs)
+        ]
         sources = [len(example.between) + len(example.source) for example in examples]
         targets = [len(example.target) for example in examples]
         inputs, others = (targets, sources) if self.channel else (sources, targets)
         room = max(0, PER_EXAMPLE - FREE - max(others))
-        return [self._cut(example, size - room) for example, size in zip(examples, inputs, strict=True)]
+        return [
+            self._cut(example, size - room) for example, size in zip(examples, inputs, strict=True)
+        ]
 
     def _pieces(self, row: Row, output: str, first: bool) -> EncodedExample:
         between, source, target = texts(row, output, self.channel, first)
         ids, starts = self.reader.encode(between + source, first)
         at = bisect_left(starts, len(between))
-        return EncodedExample(tuple(ids[:at]), tuple(ids[at:]), tuple(self.reader.encode(target, False)[0]))
+        return EncodedExample(
+            tuple(ids[:at]), tuple(ids[at:]), tuple(self.reader.encode(target, False)[0])
+        )
 
     def _cut(self, example: EncodedExample, too_many: int) -> EncodedExample:
         """The example without the last `too_many` tokens of its input."""
@@ -131,14 +147,18 @@ class Sequences:
 
     # Sequences.
 
-    def join(self, shown: Sequence[EncodedExample], options: Sequence[EncodedExample]) -> list[Joined]:
+    def join(
+        self, shown: Sequence[EncodedExample], options: Sequence[EncodedExample]
+    ) -> list[Joined]:
         """One sequence for each option of a query, after the demonstrations `shown`.
 
         Raises:
             InputError: the target alone fills the model's positions, or no token precedes it.
         """
         if not shown:
-            joined = [Joined((), option.between + option.source, option.target) for option in options]
+            joined = [
+                Joined((), option.between + option.source, option.target) for option in options
+            ]
         else:
             joined = [self._joined(shown, option) for option in options]
         limit = self.limit(len(shown))
@@ -154,7 +174,10 @@ class Sequences:
         if not self.reader.alike:
             # A blank query is its separator alone, since some token has to predict the first token of the target.
             separators.append(option.between if option.source else ())
-        parts = tuple(example.source + example.target + end for example, end in zip(shown, separators, strict=True))
+        parts = tuple(
+            example.source + example.target + end
+            for example, end in zip(shown, separators, strict=True)
+        )
         return Joined(parts, query, option.target)
 
     def _drop_whole_demonstrations(self, joined: list[Joined], limit: int) -> list[Joined]:
@@ -162,7 +185,11 @@ class Sequences:
         kept = list(joined[0].demonstrations)
         longest_query = max(len(sequence.query) + len(sequence.target) for sequence in joined)
         while kept and sum(map(len, kept)) + longest_query > limit:
-            at = max(range(len(kept)), key=lambda i: (len(kept[i]), kept[i])) if self.reader.longest_first else 0
+            at = (
+                max(range(len(kept)), key=lambda i: (len(kept[i]), kept[i]))
+                if self.reader.longest_first
+                else 0
+            )
             kept.pop(at)
         return [replace(sequence, demonstrations=tuple(kept)) for sequence in joined]
 
@@ -176,8 +203,12 @@ class Sequences:
             surplus = max(0, surplus - len(first))
         query = sequence.query[surplus:]
         if not query or not sequence.target:
-            what = "no token is left before the target" if sequence.target else "the target is empty"
-            raise InputError(f"{what}: the sequence has {len(sequence)} tokens, and may have {limit}.")
+            what = (
+                "no token is left before the target" if sequence.target else "the target is empty"
+            )
+            raise InputError(
+                f"{what}: the sequence has {len(sequence)} tokens, and may have {limit}."
+            )
         return Joined(tuple(parts), query, sequence.target)
 
 
@@ -191,7 +222,10 @@ def encoded(
     """
     context = Context(reader.prefix, sequence.demonstrations)
     context = contexts.setdefault(context, context)
-    tokens, shown = TokenizedPrompt(context, sequence.query), list(map(reader.decode, sequence.demonstrations))
+    tokens, shown = (
+        TokenizedPrompt(context, sequence.query),
+        list(map(reader.decode, sequence.demonstrations)),
+    )
     prompt = EncodedPrompt(shown, reader.decode(sequence.query), tokens)
     return prompt, EncodedText(reader.decode(sequence.target), sequence.target)
 

@@ -40,13 +40,17 @@ def find(name: str) -> type[Method]:
         method: type[Method] = __getattr__(_CLASSES[NAMES.index(name)])
         return method
     if ":" in name:
-        sys.path.insert(0, "")  # in a console script, the first entry is the script's folder, not the working directory
+        sys.path.insert(
+            0, ""
+        )  # in a console script, the first entry is the script's folder, not the working directory
         try:
             return _imported(name)
         finally:
             sys.path.remove("")
     near = did_you_mean(name.lower(), NAMES)
-    raise InputError(f"unknown method {name!r}: {near or 'there are ' + ', '.join(NAMES) + ', or MODULE:CLASS.'}")
+    raise InputError(
+        f"unknown method {name!r}: {near or 'there are ' + ', '.join(NAMES) + ', or MODULE:CLASS.'}"
+    )
 
 
 def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
@@ -59,7 +63,11 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
     for argument, value in arguments.items():
         if argument not in arguments_of(method):
             owners = [other for other in NAMES if argument in arguments_of(find(other))]
-            fault = f"belongs to {' and '.join(owners)}, not to {name}" if owners else f"is no argument of {name}"
+            fault = (
+                f"belongs to {' and '.join(owners)}, not to {name}"
+                if owners
+                else f"is no argument of {name}"
+            )
             fields = ", ".join(field.name for field in dataclasses.fields(method))
             raise InputError(f"{argument!r} {fault}, which takes {fields}.")
         if value == "":
@@ -81,9 +89,13 @@ def _imported(path: str) -> type[Method]:
         loaded = getattr(importlib.import_module(name), cls)
     except Exception as error:
         why = one_line_with_place(error)
-        raise InputError(f"{path!r} cannot be imported from this folder ({why}): give MODULE:CLASS.") from error
+        raise InputError(
+            f"{path!r} cannot be imported from this folder ({why}): give MODULE:CLASS."
+        ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Method)):
         raise InputError(f"{path!r} is not a class that derives from lm_eval_icl.methods.Method.")
     if inspect.isabstract(loaded):
-        raise InputError(f"{path!r} has no {' and no '.join(sorted(loaded.__abstractmethods__))}: give it one.")
+        raise InputError(
+            f"{path!r} has no {' and no '.join(sorted(loaded.__abstractmethods__))}: give it one."
+        )
     return loaded

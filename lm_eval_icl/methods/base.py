@@ -12,7 +12,9 @@ from lm_eval_icl.errors import InputError, is_number, naming, one_line, whole
 from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, lay_out
 from lm_eval_icl.prompts.tokens import Context
 
-if TYPE_CHECKING:  # the modules that run models take seconds to import; a method's arguments and layout need none
+if (
+    TYPE_CHECKING
+):  # the modules that run models take seconds to import; a method's arguments and layout need none
     from transformers import PreTrainedModel
 
     from lm_eval_icl.inference.memory import Memory
@@ -50,14 +52,18 @@ def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 Whole = Annotated[int, whole]
-Positions = Annotated[str, must(f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}", lambda value: value in POSITIONS)]
+Positions = Annotated[
+    str, must(f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}", lambda value: value in POSITIONS)
+]
 
 
 @functools.cache
 def _checks(method: type[Method]) -> list[tuple[str, Callable[[Any], Any]]]:
     """The checks in the annotations of a method's arguments. `positions` and `repeat` are always checked."""
     hints = {**get_type_hints(method, include_extras=True), "positions": Positions, "repeat": Whole}
-    return [(name, check) for name, hint in hints.items() for check in getattr(hint, "__metadata__", ())]
+    return [
+        (name, check) for name, hint in hints.items() for check in getattr(hint, "__metadata__", ())
+    ]
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,9 @@ class Method(ABC):
                 setattr(cls, flag, False)
 
     def __post_init__(self) -> None:
-        if self.positions is None:  # lm-eval parses "none" as None if all model arguments are one string
+        if (
+            self.positions is None
+        ):  # lm-eval parses "none" as None if all model arguments are one string
             object.__setattr__(self, "positions", "none")
         for argument, check in _checks(type(self)):
             value = getattr(self, argument)
@@ -136,7 +144,9 @@ class Method(ABC):
         except TypeError as error:
             raise InputError(f"{cls.__name__.lower()}: {one_line(error)}.") from error
         if not method.why_not(3):
-            replace(method, repeat=1).passes(0, [1] * 3)  # raises its errors now, before a model is loaded
+            replace(method, repeat=1).passes(
+                0, [1] * 3
+            )  # raises its errors now, before a model is loaded
         return method
 
     @property
@@ -171,16 +181,24 @@ class Method(ABC):
     def pattern(self, n: int) -> Pattern:
         """Which of n demonstrations sees which demonstration."""
 
-    def layout(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
+    def layout(
+        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
+    ) -> Layout:
         """The layout of the forward pass over a context, followed by query and answer if their lengths are given. The
         arguments are numbers of tokens."""
         pattern = self.pattern(len(demonstrations) * self.repeat)
         if pattern.query and not self.memory_depends_on_query:
-            raise InputError(f"{self.name}: pattern: query=True needs memory_depends_on_query and an encode_queries.")
+            raise InputError(
+                f"{self.name}: pattern: query=True needs memory_depends_on_query and an encode_queries."
+            )
         with naming(f"{self.name}: pattern"):
-            return lay_out(prefix, demonstrations, pattern, self.positions, query, answer, repeat=self.repeat)
+            return lay_out(
+                prefix, demonstrations, pattern, self.positions, query, answer, repeat=self.repeat
+            )
 
-    def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
+    def passes(
+        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
+    ) -> Passes:
         """The layouts of all forward passes until an answer is scored, each with a title for readers. The last pass has
         the query. Entries of a memory that a pass attends to are blocks M. The arguments are those of `layout`."""
         return [("", self.layout(prefix, demonstrations, query, answer))]
@@ -223,7 +241,11 @@ class Method(ABC):
         return [context]
 
     def encode_queries(
-        self, model: PreTrainedModel, queries: Sequence[ContextQuery], memories: Memories, packed: bool = False
+        self,
+        model: PreTrainedModel,
+        queries: Sequence[ContextQuery],
+        memories: Memories,
+        packed: bool = False,
     ) -> list[tuple[Memory, tuple[int, ...]]]:
         """The memory that each query attends to, and the ids of the query's tokens that are still to be run on it.
 
@@ -234,7 +256,9 @@ class Method(ABC):
                 Otherwise they run one by one.
         """
         if self.memory_depends_on_query:
-            raise InputError(f"{self.name}: memory_depends_on_query = True needs an encode_queries.")
+            raise InputError(
+                f"{self.name}: memory_depends_on_query = True needs an encode_queries."
+            )
         contexts, ids = [context for context, _ in queries], [query for _, query in queries]
         return list(zip(memories(contexts), ids, strict=True))
 
@@ -243,13 +267,21 @@ class Method(ABC):
         `once`: no later request has this context, so its memory need not be stored."""
         from lm_eval_icl.inference.schedule import ContextWork
 
-        footprint, windows, items = self.footprint(context), self.contexts(context), sorted(queries.items())
+        footprint, windows, items = (
+            self.footprint(context),
+            self.contexts(context),
+            sorted(queries.items()),
+        )
         if self.memory_depends_on_query and queries:
             for query, answers in items:
                 tokens, shared_entries = self.tokens_for(context, len(query))
-                yield ContextWork(context, [(query, answers)], tokens, footprint.kept, shared_entries, alone=False)
+                yield ContextWork(
+                    context, [(query, answers)], tokens, footprint.kept, shared_entries, alone=False
+                )
             return
-        side_by_side = bool(once and len(windows) == 1 and context.demonstrations and context.tokens)
+        side_by_side = bool(
+            once and len(windows) == 1 and context.demonstrations and context.tokens
+        )
         yield ContextWork(
             context,
             items,

@@ -64,37 +64,58 @@ class BatchICL(Method):
             causal_pass(model, [1, 2])
             shapes = [tuple(getattr(stream, "shape", ())) for stream in streams]
         if len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][:2] != (1, 2):
-            raise Unsupported(f"{self.name} needs blocks that hand on one residual stream, and those of {name} do not.")
+            raise Unsupported(
+                f"{self.name} needs blocks that hand on one residual stream, and those of {name} do not."
+            )
         return replace(self, layer=layer)
 
     def pattern(self, n: int) -> Pattern:
         """The pattern of a single pass, which has one demonstration or none."""
         return Pattern(before(n))
 
-    def layout(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
+    def layout(
+        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
+    ) -> Layout:
         """The layout of one pass. `repeat` has no effect, since the average over repeated passes is the same."""
-        return lay_out(prefix, demonstrations, self.pattern(len(demonstrations)), self.positions, query, answer)
+        return lay_out(
+            prefix, demonstrations, self.pattern(len(demonstrations)), self.positions, query, answer
+        )
 
-    def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
+    def passes(
+        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
+    ) -> Passes:
         """One pass for each demonstration, and the last pass, in which the query continues with the average of them."""
         last = self._pass(None, prefix, demonstrations, query, answer)
         if not demonstrations:
             return [("", last)]
         shots = [
-            (f"one-shot pass {i + 1}", self._pass(i, prefix, demonstrations, query)) for i in range(len(demonstrations))
+            (f"one-shot pass {i + 1}", self._pass(i, prefix, demonstrations, query))
+            for i in range(len(demonstrations))
         ]
         layer = self.layer or f"{DEFAULT_LAYER} (the last if there are fewer)"
-        return [*shots, (f"last pass: after layer {layer}, Q's last token is its average over the other passes", last)]
+        return [
+            *shots,
+            (
+                f"last pass: after layer {layer}, Q's last token is its average over the other passes",
+                last,
+            ),
+        ]
 
-    def _pass(self, i: int | None, prefix: int, demonstrations: Sequence[int], query: int, answer: int = 0) -> Layout:
+    def _pass(
+        self, i: int | None, prefix: int, demonstrations: Sequence[int], query: int, answer: int = 0
+    ) -> Layout:
         """The layout of prefix, demonstration i (None: no demonstration), query and answer.
 
         With symmetric positions, the query starts after the longest demonstration in all passes.
         """
         chosen = [] if i is None else [demonstrations[i]]
-        query_start = prefix + max(demonstrations, default=0) if self.positions == "symmetric" else None
+        query_start = (
+            prefix + max(demonstrations, default=0) if self.positions == "symmetric" else None
+        )
         pattern = self.pattern(len(chosen))
-        layout = lay_out(prefix, chosen, pattern, self.positions, query, answer, query_start=query_start)
+        layout = lay_out(
+            prefix, chosen, pattern, self.positions, query, answer, query_start=query_start
+        )
         return layout.numbered_from(i or 0)
 
     def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
@@ -103,18 +124,29 @@ class BatchICL(Method):
         return passes * query, passes * len(context.prefix) + sum(context.lengths)
 
     def encode_queries(
-        self, model: PreTrainedModel, queries: Sequence[ContextQuery], memories: Memories, packed: bool = False
+        self,
+        model: PreTrainedModel,
+        queries: Sequence[ContextQuery],
+        memories: Memories,
+        packed: bool = False,
     ) -> list[tuple[Memory, tuple[int, ...]]]:
         """Run every query on the memory of every demonstration, in one pass if queries may be packed. The last pass is
         still to be run; in it, the average replaces the residual stream of the query's last token."""
         assert self.layer is not None  # `bind` has set it
         zero_shot = [self._shot(context, ()) for context, _ in queries]
-        one_shot = [[self._shot(context, (part,)) for part in context.demonstrations] for context, _ in queries]
+        one_shot = [
+            [self._shot(context, (part,)) for part in context.demonstrations]
+            for context, _ in queries
+        ]
         all_shots = dict.fromkeys((*zero_shot, *chain(*one_shot)))
         contexts = [*dict.fromkeys(context for context, _ in all_shots if context.tokens)]
         encoded, nothing = dict(zip(contexts, memories(contexts), strict=True)), Memory([], [], 0)
-        memory = {shot: replace(encoded.get(shot[0], nothing), query_start=shot[1]) for shot in all_shots}
-        by_shot: dict[tuple[Context, int], dict[tuple[int, ...], None]] = defaultdict(dict)  # the queries of each shot
+        memory = {
+            shot: replace(encoded.get(shot[0], nothing), query_start=shot[1]) for shot in all_shots
+        }
+        by_shot: dict[tuple[Context, int], dict[tuple[int, ...], None]] = defaultdict(
+            dict
+        )  # the queries of each shot
         for (_, query), shots in zip(queries, one_shot, strict=True):
             for shot in shots:
                 by_shot[shot][query] = None
@@ -130,19 +162,28 @@ class BatchICL(Method):
             residual = None
             if shots:
                 stacked = torch.stack([last[shot, query] for shot in shots])
-                mean = stacked.mean(0, keepdim=True, dtype=torch.promote_types(stacked.dtype, torch.float32))
+                mean = stacked.mean(
+                    0, keepdim=True, dtype=torch.promote_types(stacked.dtype, torch.float32)
+                )
                 residual = (self.layer, len(query) - 1, mean)
             to_run.append((replace(memory[zero], residual=residual), query))
         return to_run
 
-    def _shot(self, context: Context, demonstrations: tuple[tuple[int, ...], ...]) -> tuple[Context, int]:
+    def _shot(
+        self, context: Context, demonstrations: tuple[tuple[int, ...], ...]
+    ) -> tuple[Context, int]:
         """The context of a pass with one demonstration or none, and the query's first position. With symmetric
         positions, the query starts after the longest demonstration of the whole context."""
         shot, symmetric = Context(context.prefix, demonstrations), self.positions == "symmetric"
-        return shot, len(context.prefix) + max(context.lengths, default=0) if symmetric else len(shot.tokens)
+        return shot, len(context.prefix) + max(context.lengths, default=0) if symmetric else len(
+            shot.tokens
+        )
 
     def _streams(
-        self, model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[tuple[int, ...]]]], packed: bool
+        self,
+        model: PreTrainedModel,
+        work: Sequence[tuple[Memory, Sequence[tuple[int, ...]]]],
+        packed: bool,
     ) -> Iterable[Tensor]:
         """The residual stream after block k of the last tokens of the queries of each memory, [queries, width]."""
         assert self.layer is not None
@@ -152,7 +193,9 @@ class BatchICL(Method):
         for memory, queries in work:
             query_streams = []
             for query in queries:
-                places = None if memory.in_sequence else torch.arange(len(query)) + memory.query_start
+                places = (
+                    None if memory.in_sequence else torch.arange(len(query)) + memory.query_start
+                )
                 with residual_stream(model, self.layer) as last:
                     causal_pass(model, query, memory, places)
                 query_streams.append(last[-1][0, -1])  # a long query runs in several pieces

@@ -67,8 +67,16 @@ class BlockStore:
         contexts: the contexts that are joined, each with its blocks.
     """
 
-    def __init__(self, model: PreTrainedModel, method: Method, can: Capabilities, budget: MemoryBudget) -> None:
-        self.model, self.method, self.can, self.budget, self.store = model, method, can, budget, budget.store
+    def __init__(
+        self, model: PreTrainedModel, method: Method, can: Capabilities, budget: MemoryBudget
+    ) -> None:
+        self.model, self.method, self.can, self.budget, self.store = (
+            model,
+            method,
+            can,
+            budget,
+            budget.store,
+        )
         self.can_divide = can.can_pack and can.position_switch is None
         self.has_blocks = self.can_divide and has_blocks(method)
         self.contexts: dict[Context, list[BlockContext]] = {}
@@ -78,16 +86,24 @@ class BlockStore:
         """Decide whether contexts are joined, and return them in the order in which they are scored. If the store is
         too small for all blocks, contexts with common blocks are near each other in this order, which makes the matrix
         of contexts and blocks narrow (reverse Cuthill-McKee)."""
-        several = [context for context in contexts if context.demonstrations] if self.has_blocks else []
+        several = (
+            [context for context in contexts if context.demonstrations] if self.has_blocks else []
+        )
         self.contexts = {context: blocks_of(context) for context in several}
         self._uses = Counter(block for parts in self.contexts.values() for block in parts)
-        to_encode = sum(len(block.demonstrations[0]) for block in self._uses if block not in self.store)
+        to_encode = sum(
+            len(block.demonstrations[0]) for block in self._uses if block not in self.store
+        )
         in_contexts = sum(sum(context.lengths) for context in several)
         if not (len(several) > 1 and to_encode <= _LARGEST_SHARE * in_contexts):
             self.contexts = {}
             return contexts
         [first] = self.store.several([next(iter(self._uses))])
-        size = first.nbytes // max(len(first), 1) * sum(len(block.demonstrations[0]) for block in self._uses)
+        size = (
+            first.nbytes
+            // max(len(first), 1)
+            * sum(len(block.demonstrations[0]) for block in self._uses)
+        )
         text = "%s: the %d distinct demonstrations of %d contexts take %d bytes, and store_bytes=%d %s."
         about = self.method.name, len(self._uses), len(self.contexts), size, self.store.max_bytes
         if size <= self.store.max_bytes:
@@ -95,7 +111,11 @@ class BlockStore:
             return contexts
         log.warning(text, *about, "holds less: some are encoded again")
         numbers = {block: len(contexts) + i for i, block in enumerate(self._uses)}
-        pairs = [(i, numbers[b]) for i, context in enumerate(contexts) for b in self.contexts.get(context, ())]
+        pairs = [
+            (i, numbers[b])
+            for i, context in enumerate(contexts)
+            for b in self.contexts.get(context, ())
+        ]
         at, n = np.array(pairs, dtype=np.int32).T, len(contexts) + len(numbers)
         half = csr_array((np.ones(len(pairs), dtype=np.int8), (at[0], at[1])), shape=(n, n))
         order = reverse_cuthill_mckee((half + half.T).tocsr(), symmetric_mode=True)
@@ -112,9 +132,21 @@ class BlockStore:
         """`Method.work`; for a context that is joined, the work that is left once its blocks are encoded."""
         if context not in self.contexts:
             return self.method.work(context, queries, once)
-        row, kept = self.method.layout(len(context.prefix), context.lengths), self.method.footprint(context).kept
+        row, kept = (
+            self.method.layout(len(context.prefix), context.lengths),
+            self.method.footprint(context).kept,
+        )
         joined = len(context.tokens)
-        return [ContextWork(context, sorted(queries.items()), len(row) - joined, kept, max(joined, kept), alone=False)]
+        return [
+            ContextWork(
+                context,
+                sorted(queries.items()),
+                len(row) - joined,
+                kept,
+                max(joined, kept),
+                alone=False,
+            )
+        ]
 
     def encode(self, blocks: Sequence[Context]) -> list[Memory]:
         """`Method.encode`, or the memories of blocks with the same prefix: from one pass on the prefix's memory, in
@@ -125,10 +157,18 @@ class BlockStore:
         [prefix] = self.store.several([Context(blocks[0].prefix, ())])
         lengths, names = [*map(len, parts)], {f"D{i + 1}" for i in range(len(parts))}
         row = _on_memory_of({"P"}, self.method.layout(start, lengths).take({"P", *names}))
-        [layers] = masked_pass(self.model, [[token for part in parts for token in part]], [row], [prefix])
-        split = [(keys.split(lengths, dim=2), values.split(lengths, dim=2)) for keys, values in layers]
+        [layers] = masked_pass(
+            self.model, [[token for part in parts for token in part]], [row], [prefix]
+        )
+        split = [
+            (keys.split(lengths, dim=2), values.split(lengths, dim=2)) for keys, values in layers
+        ]
         return [  # copies, since a view of one block would keep all blocks from being freed
-            Memory([(keys[i].clone(), values[i].clone()) for keys, values in split], list(part), start + len(part))
+            Memory(
+                [(keys[i].clone(), values[i].clone()) for keys, values in split],
+                list(part),
+                start + len(part),
+            )
             for i, part in enumerate(parts)
         ]
 
@@ -142,11 +182,19 @@ class BlockStore:
         rows = [self.method.layout(len(context.prefix), context.lengths) for context in contexts]
         memories = []
         for context, prefix, row in zip(contexts, prefixes, rows, strict=True):
-            layers = _joined([prefix.layers, *(encoded[block].layers for block in self.contexts[context])])
+            layers = _joined(
+                [prefix.layers, *(encoded[block].layers for block in self.contexts[context])]
+            )
             memories.append(Memory(layers, context.tokens, row.end))
         longer = [i for i, row in enumerate(rows) if len(row) > len(memories[i])]
         if longer:  # these rows also have tokens that see several demonstrations
-            firsts = {"P", *(f"D{i + 1}" for i in range(max(len(context.demonstrations) for context in contexts)))}
+            firsts = {
+                "P",
+                *(
+                    f"D{i + 1}"
+                    for i in range(max(len(context.demonstrations) for context in contexts))
+                ),
+            }
             tokens = {i: [contexts[i].tokens[at] for at in rows[i].source] for i in longer}
             new = [tokens[i][len(memories[i]) :] for i in longer]
             layouts = [_on_memory_of(firsts, rows[i]) for i in longer]
@@ -156,12 +204,18 @@ class BlockStore:
                 memories[i] = kept_of(rows[i], whole)
         return list(map(self.method.read, memories, contexts))
 
-    def beginning_alike(self, prompts: Sequence[tuple[TokenizedPrompt, Ids]]) -> list[tuple[TokenizedPrompt, Ids]]:
+    def beginning_alike(
+        self, prompts: Sequence[tuple[TokenizedPrompt, Ids]]
+    ) -> list[tuple[TokenizedPrompt, Ids]]:
         """The same prompts, with their answers, divided elsewhere: if several contexts begin with the same
         demonstrations, these become the context, and later demonstrations belong to the query. This is done only if
         contexts are ordinary causal passes, and if it saves more tokens than `pack_tokens`."""
         groups: dict[object, dict[Context, None]] = defaultdict(dict)
-        for context in (prompt.context for prompt, _ in prompts if self.can_divide and prompt.context.demonstrations):
+        for context in (
+            prompt.context
+            for prompt, _ in prompts
+            if self.can_divide and prompt.context.demonstrations
+        ):
             groups[context.prefix, context.demonstrations[0]][context] = None
         beginning: dict[Context, Context] = {}
         for contexts in groups.values():
@@ -174,24 +228,36 @@ class BlockStore:
                 beginning |= dict.fromkeys(contexts, shared)
 
         def divided(prompt: TokenizedPrompt, shared: Context) -> TokenizedPrompt:
-            return TokenizedPrompt(shared, (*prompt.context.tokens[len(shared.tokens) :], *prompt.query))
+            return TokenizedPrompt(
+                shared, (*prompt.context.tokens[len(shared.tokens) :], *prompt.query)
+            )
 
-        return [(divided(p, beginning[p.context]) if p.context in beginning else p, a) for p, a in prompts]
+        return [
+            (divided(p, beginning[p.context]) if p.context in beginning else p, a)
+            for p, a in prompts
+        ]
 
     def _together(self, blocks: Sequence[Context]) -> int:
         """How many of the first blocks are encoded in one pass."""
         alike = [*takewhile(lambda block: block.prefix == blocks[0].prefix, blocks)]
-        ends = accumulate((len(block.demonstrations[0]) for block in alike), initial=len(blocks[0].prefix))
+        ends = accumulate(
+            (len(block.demonstrations[0]) for block in alike), initial=len(blocks[0].prefix)
+        )
         most = self.budget.sizes.pack_tokens
         return max(sum(end <= most and self.can.sees_all_of(end) for end in ends) - 1, 1)
 
 
 def _on_memory_of(names: Collection[str], row: Layout) -> Layout:
     """A row in which the blocks with these names are entries of a memory."""
-    return replace(row, blocks=tuple(replace(b, name="M") if b.name in names else b for b in row.blocks))
+    return replace(
+        row, blocks=tuple(replace(b, name="M") if b.name in names else b for b in row.blocks)
+    )
 
 
 def _joined(parts: Sequence[KeyValues]) -> KeyValues:
     """The entries of several memories, joined in order."""
     layers = zip(*filter(None, parts), strict=True)
-    return [(torch.cat([k for k, _ in layer], 2), torch.cat([v for _, v in layer], 2)) for layer in layers]
+    return [
+        (torch.cat([k for k, _ in layer], 2), torch.cat([v for _, v in layer], 2))
+        for layer in layers
+    ]

@@ -13,7 +13,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl import methods
-from lm_eval_icl.inference.memory import KeyValues, Memory, causal_pass, encode_all, kept_of, masked_pass
+from lm_eval_icl.inference.memory import (
+    KeyValues,
+    Memory,
+    causal_pass,
+    encode_all,
+    kept_of,
+    masked_pass,
+)
 from lm_eval_icl.methods.base import Method, Passes, Whole, must, number
 from lm_eval_icl.prompts.layouts import Layout, Pattern
 from lm_eval_icl.prompts.tokens import Context
@@ -53,14 +60,22 @@ class DeepThink(Method):
     T: Whole = 5
     eta: Annotated[float, number("above 0 and at most 1", lambda value: 0 < value <= 1)] = 0.01
     momentum: Annotated[float, number("from 0 to below 1", lambda value: 0 <= value < 1)] = 0.0
-    restart_positions: Annotated[bool, must("True or False", lambda value: isinstance(value, bool))] = False
+    restart_positions: Annotated[
+        bool, must("True or False", lambda value: isinstance(value, bool))
+    ] = False
     layout: str = "icl"  # type: ignore[assignment]
-    reads: Annotated[str | None, must("all or layout", lambda value: value in ("all", "layout"))] = None
+    reads: Annotated[
+        str | None, must("all or layout", lambda value: value in ("all", "layout"))
+    ] = None
 
     def __post_init__(self) -> None:
         first = methods.find(self.layout) if self.layout in methods.NAMES else DeepThink
         fine = first.one_pass and not first.memory_depends_on_query
-        self._check("layout", fine=fine, must="a method of one pass for all queries: icl, nope, prefixicl, pcw, ...")
+        self._check(
+            "layout",
+            fine=fine,
+            must="a method of one pass for all queries: icl, nope, prefixicl, pcw, ...",
+        )
         if self.positions == "layout":
             object.__setattr__(self, "positions", first.positions)
         if self.reads is None:
@@ -93,7 +108,9 @@ class DeepThink(Method):
     def pattern(self, n: int) -> Pattern:
         return self.first.pattern(n)
 
-    def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
+    def passes(
+        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
+    ) -> Passes:
         """Pass 1, one layout for all later passes, and the query on the last memory."""
         row = self.first.layout(prefix, demonstrations, query, answer)
         if self.T == 1 or not demonstrations:
@@ -101,7 +118,9 @@ class DeepThink(Method):
         first = self.first.layout(prefix, demonstrations)
         reads = torch.tensor(first.kept) if self.reads == "all" else None
         again = first.again(0 if self.restart_positions else first.end, reads)
-        velocity = "present - M" if not self.momentum else f"velocity, which decays by {self.momentum:g}"
+        velocity = (
+            "present - M" if not self.momentum else f"velocity, which decays by {self.momentum:g}"
+        )
         title = "pass 2" if self.T == 2 else f"passes 2 to {self.T}, each"
         return [
             ("pass 1: its keys and values are the memory M", first),
@@ -116,7 +135,9 @@ class DeepThink(Method):
     def memories(self, model: PreTrainedModel, context: Context) -> Iterator[Memory]:
         return (memory for (memory,) in self._iterations(model, [context]))
 
-    def _iterations(self, model: PreTrainedModel, contexts: Sequence[Context]) -> Iterator[list[Memory]]:
+    def _iterations(
+        self, model: PreTrainedModel, contexts: Sequence[Context]
+    ) -> Iterator[list[Memory]]:
         """The memories of all contexts after each of the T passes. Without demonstrations, only the first pass runs."""
         firsts = [self.first.layout(len(context.prefix), context.lengths) for context in contexts]
         # The next pass also attends to entries that no query attends to.
@@ -132,7 +153,9 @@ class DeepThink(Method):
         dtype = memories[0].layers[0][0].dtype
         wide_dtype = torch.promote_types(dtype, torch.float32)
         # The lists [keys, values, keys, values, ...] of all layers, since the update is the same for both.
-        histories = [[entry.to(wide_dtype) for entry in chain(*memory.layers)] for memory in memories]
+        histories = [
+            [entry.to(wide_dtype) for entry in chain(*memory.layers)] for memory in memories
+        ]
         velocities: list[list[Tensor | float]] = [[0.0] * len(history) for history in histories]
         for _ in range(2, self.T + 1):
             passes = [[*chain(*layers)] for layers in self._again(model, memories, layouts)]
@@ -150,7 +173,9 @@ class DeepThink(Method):
             ]
             yield list(map(kept_of, firsts, memories))
 
-    def _again(self, model: PreTrainedModel, memories: Sequence[Memory], layouts: Sequence[Layout]) -> list[KeyValues]:
+    def _again(
+        self, model: PreTrainedModel, memories: Sequence[Memory], layouts: Sequence[Layout]
+    ) -> list[KeyValues]:
         """The keys and values of one more pass over all contexts, each on its memory."""
         if len(memories) > 1 or self.needs_mask:
             return masked_pass(model, [memory.tokens for memory in memories], layouts, memories)

@@ -19,7 +19,11 @@ Combine = Annotated[str, must("poe, moe or max", lambda value: value in ("poe", 
 
 
 def _weights(weights: Any) -> tuple[float, ...]:
-    fine = isinstance(weights, (list, tuple)) and weights and all(is_number(each) and each > 0 for each in weights)
+    fine = (
+        isinstance(weights, (list, tuple))
+        and weights
+        and all(is_number(each) and each > 0 for each in weights)
+    )
     if not fine:
         raise ValueError("must be a list of numbers above 0")
     return tuple(weights)

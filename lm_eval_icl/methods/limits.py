@@ -16,8 +16,12 @@ class Request:
 
     prompt: TokenizedPrompt
     answer: Ids  # the continuation to score; empty if text is to be generated
-    answer_positions: int  # how many positions the answer or the generated text needs after the prompt
-    left_out: tuple[int, ...] = ()  # the indices of the demonstrations left out (in canonical order, if it is used)
+    answer_positions: (
+        int  # how many positions the answer or the generated text needs after the prompt
+    )
+    left_out: tuple[
+        int, ...
+    ] = ()  # the indices of the demonstrations left out (in canonical order, if it is used)
     cut: int = 0  # how many tokens were cut off the beginning of the prompt, which then has no demonstrations
     arguments: tuple[Any, ...] = ()  # the arguments of the harness's request
 
@@ -38,7 +42,9 @@ class TooLong:
     """Why a prompt does not fit."""
 
     why: str  # the end of a sentence about such prompts: "do not fit the model's 1024 positions"
-    takes: tuple[int, int, int]  # the numbers of positions, or of tokens in a row, of context, query and answer
+    takes: tuple[
+        int, int, int
+    ]  # the numbers of positions, or of tokens in a row, of context, query and answer
     hint: str  # advice of the method, if the demonstrations take more positions to encode than in the prompt
 
     @property
@@ -48,7 +54,9 @@ class TooLong:
     def sum(self, answer: str) -> str:
         """`needed` as a sum of its parts, in words; `answer` is the name of the answer."""
         parts = zip(("prefix and demonstrations", "query", answer), self.takes, strict=True)
-        return f"{self.needed}: " + " + ".join(f"{name} {number}" for name, number in parts if number)
+        return f"{self.needed}: " + " + ".join(
+            f"{name} {number}" for name, number in parts if number
+        )
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,12 @@ class PromptLimits:
     method: Method
     model: str  # the model's name, for messages
     positions: int  # how many positions the model has
-    window: int | None  # how many tokens a row may have under the method's mask; None for as many as positions
-    switch: tuple[int, bool] | None  # the length from which rotary angles change (`positions.position_switch`)
+    window: (
+        int | None
+    )  # how many tokens a row may have under the method's mask; None for as many as positions
+    switch: (
+        tuple[int, bool] | None
+    )  # the length from which rotary angles change (`positions.position_switch`)
     hint: str  # advice for the error, in addition to fewer demonstrations, if encoding takes too many positions
     keeps_window: bool = False  # whether rows may be longer than the window (`needs.keeps_window`)
 
@@ -92,7 +104,9 @@ class PromptLimits:
             return None
         return TooLong(why, terms, self.hint if sum(terms) > len(prompt) + answer else "")
 
-    def _takes(self, prompt: TokenizedPrompt, answer: int, tokens: bool = False) -> tuple[int, int, int]:
+    def _takes(
+        self, prompt: TokenizedPrompt, answer: int, tokens: bool = False
+    ) -> tuple[int, int, int]:
         """How many positions context, query and answer take in the longer of two passes: the pass that encodes the
         context, and the pass of the query. If `tokens`, how many tokens, entries of memories included."""
         footprint, query = self.method.footprint(prompt.context), len(prompt.query)
@@ -115,7 +129,11 @@ class PromptLimits:
         if not self.longest_go_first:
             return 0
         n = max(len(prompt.context.demonstrations) for prompt, _ in prompts)
-        prompts = [(prompt, answer) for prompt, answer in prompts if len(prompt.context.demonstrations) == n]
+        prompts = [
+            (prompt, answer)
+            for prompt, answer in prompts
+            if len(prompt.context.demonstrations) == n
+        ]
 
         def size(i: int) -> tuple[int, list[Ids]]:
             alone = max(sum(self._takes(prompt.keeping([i]), answer)) for prompt, answer in prompts)
@@ -130,18 +148,27 @@ Tokenize = Callable[[tuple[int, ...]], list[Request]]
 
 def fits(limits: PromptLimits, requests: Iterable[Request]) -> bool:
     """Whether all of these requests fit."""
-    return all(limits.too_long(request.prompt, request.answer_positions) is None for request in requests)
+    return all(
+        limits.too_long(request.prompt, request.answer_positions) is None for request in requests
+    )
 
 
 def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits) -> list[Request]:
     """The requests of a document that does not fit, without some demonstrations: as few as possible, in the order of
     `PromptLimits.leaves_out`. All prompts of the document lose the same demonstrations, so that its options stay
     comparable. A prompt that does not even fit without demonstrations is cut from the left (`truncated`)."""
-    longest_answers: dict[TokenizedPrompt, int] = {}  # prompt -> the positions of its longest answer
+    longest_answers: dict[
+        TokenizedPrompt, int
+    ] = {}  # prompt -> the positions of its longest answer
     for request in requests:
-        longest_answers[request.prompt] = max(request.answer_positions, longest_answers.get(request.prompt, 0))
+        longest_answers[request.prompt] = max(
+            request.answer_positions, longest_answers.get(request.prompt, 0)
+        )
 
-    kept, left_out = list(range(max(len(prompt.context.demonstrations) for prompt in longest_answers))), list[int]()
+    kept, left_out = (
+        list(range(max(len(prompt.context.demonstrations) for prompt in longest_answers))),
+        list[int](),
+    )
     fewer = list(longest_answers.items())
     while kept and not fits(limits, requests):
         left_out.append(kept.pop(limits.leaves_out(fewer)))
@@ -150,20 +177,26 @@ def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits)
         fewer = [(prompt.keeping(kept), answer) for prompt, answer in longest_answers.items()]
         if not kept or all(limits.too_long(*prompt) is None for prompt in fewer):
             requests = tokenize(tuple(sorted(left_out)))
-    while len(left_out) > 1 and fits(limits, requests):  # there may now be fewer tokens: take demonstrations back
+    while len(left_out) > 1 and fits(
+        limits, requests
+    ):  # there may now be fewer tokens: take demonstrations back
         more = tokenize(tuple(sorted(left_out[:-1])))
         if not fits(limits, more):
             break
         requests = more
         kept.append(left_out.pop())
-    return requests if fits(limits, requests) else [truncated(request, limits) for request in requests]
+    return (
+        requests if fits(limits, requests) else [truncated(request, limits) for request in requests]
+    )
 
 
 def truncated(request: Request, limits: PromptLimits) -> Request:
     """A request without demonstrations, with only the last tokens of its prompt that fit, as in `hf`: BOS and
     description are cut first. At least one token stays, and an answer is never cut."""
     tokens = (*request.prompt.context.tokens, *request.prompt.query)
-    positions = limits.positions if limits.switch is None else min(limits.positions, limits.switch[0])
+    positions = (
+        limits.positions if limits.switch is None else min(limits.positions, limits.switch[0])
+    )
     cut = min(len(tokens) + request.answer_positions - positions, len(tokens) - 1)
     if cut <= 0:
         return request

@@ -50,7 +50,9 @@ class NBCE(Several):
             ascending, tokens = logprobs.sort(-1)
             outside = ascending.exp().cumsum(-1) <= 1 - self.top_p
             outside[..., -1] = False
-            truncated = logprobs.masked_fill(torch.zeros_like(outside).scatter(-1, tokens, outside), -math.inf)
+            truncated = logprobs.masked_fill(
+                torch.zeros_like(outside).scatter(-1, tokens, outside), -math.inf
+            )
         entropy = -(truncated.exp() * truncated.clip(-100, 0)).sum(-1)[:, :-1]
         if state is not None:
             entropy[texts, state] -= self.eta

@@ -25,7 +25,9 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
             f"{method.name} continues from a memory of the demonstrations, and {name} does not continue from its cache "
             f"({can.no_memory}). icl works with this model."
         )
-    ordinary = method.one_pass and not (method.needs_mask or method.needs_positions or method.memory_depends_on_query)
+    ordinary = method.one_pass and not (
+        method.needs_mask or method.needs_positions or method.memory_depends_on_query
+    )
     if can.is_hybrid and not ordinary:
         raise Unsupported(
             f"{method.name} works on keys and values, and {name} keeps more than these (linear attention, a state "
@@ -37,7 +39,9 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
             "obey: use another attn_implementation (sdpa, eager) or another model."
         )
     shots = next((n for n in range(2, 1000) if not method.why_not(n)), 2)
-    ahead = not can.sees_ahead and any(layout.looks_ahead for _, layout in method.passes(1, [2] * shots, 2, 2))
+    ahead = not can.sees_ahead and any(
+        layout.looks_ahead for _, layout in method.passes(1, [2] * shots, 2, 2)
+    )
     if method.needs_mask and ahead:
         raise Unsupported(
             f"{method.name} lets tokens see later tokens, but in {name} they never do, whatever the mask shows "
@@ -67,7 +71,11 @@ def _check_parts(method: Method, model: PreTrainedModel) -> None:
         unread = memory.divided(3, Reading(log_weight=-1e5))
         changed = [(2 - keys, values.flip(2) + 1) for keys, values in unread.parts[0].layers]
         other = replace(unread, parts=(replace(unread.parts[0], layers=changed),))
-        if attention == "sdpa" and scores(unread) == scores(other) and scores(unread) != scores(memory):
+        if (
+            attention == "sdpa"
+            and scores(unread) == scores(other)
+            and scores(unread) != scores(memory)
+        ):
             return
     except (ValueError, RuntimeError) as error:
         if should_reduce_batch_size(error):
@@ -88,7 +96,9 @@ def check_no_positions(method: Method, model: PreTrainedModel) -> None:
         )
 
 
-def check_generates(method: Method, model: PreTrainedModel, can: Capabilities, context: Context) -> None:
+def check_generates(
+    method: Method, model: PreTrainedModel, can: Capabilities, context: Context
+) -> None:
     """Check that `generate` continues from this model's cache, or that the method does not need it for this context."""
     if not (can.can_generate or (model.can_generate() and method.is_ordinary(context))):
         raise Unsupported(
@@ -117,7 +127,12 @@ def check_generates_together(
 def keeps_window(method: Method, can: Capabilities) -> bool:
     """Whether rows may be longer than the model's window though some layers hide all tokens before it, whatever the
     mask shows (GPT-Neo). transformers runs such rows in the same way. The method is then not invariant."""
-    return can.keeps_window and method.needs_mask and method.one_pass and not method.memory_depends_on_query
+    return (
+        can.keeps_window
+        and method.needs_mask
+        and method.one_pass
+        and not method.memory_depends_on_query
+    )
 
 
 def longest_row(method: Method, can: Capabilities) -> int | None:

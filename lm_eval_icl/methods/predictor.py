@@ -65,7 +65,10 @@ class Predictor:
         )
         self._batch_size = int(batch_size)
         if max_length is None:
-            max_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+            max_length = (
+                getattr(model.config.get_text_config(), "max_position_embeddings", None)
+                or sys.maxsize
+            )
         self.limits = self.runner.limits(checked_whole("max_length", max_length))
 
     def score(
@@ -95,11 +98,18 @@ class Predictor:
         """
         per_query, shown = (
             _listed_by_query(name, listed, len(queries))
-            for name, listed in (("options", options), ("demonstrations", demonstrations or [()] * len(queries)))
+            for name, listed in (
+                ("options", options),
+                ("demonstrations", demonstrations or [()] * len(queries)),
+            )
         )
         names, pairs = [], []
         for q, (query, texts, shots) in enumerate(zip(queries, per_query, shown, strict=True)):
-            for name, listed in (("demonstrations", shots), ("queries", queries), ("options", texts)):
+            for name, listed in (
+                ("demonstrations", shots),
+                ("queries", queries),
+                ("options", texts),
+            ):
                 if isinstance(listed, str):  # the text would be read as a list of its characters
                     raise InputError(f"{name}={listed!r}: must be a list of texts, not a text.")
             if why := self.runner.method.why_not(len(shots)):
@@ -111,11 +121,15 @@ class Predictor:
                 names.append(f"query {q}, option {o}")
                 if not (answer and tokens.query):
                     empty = "query" if answer else "option"
-                    raise InputError(f"{names[-1]}: the {empty} is empty: there is nothing to score.")
+                    raise InputError(
+                        f"{names[-1]}: the {empty} is empty: there is nothing to score."
+                    )
                 if reason := self.limits.too_long(tokens, len(answer) - 1):
                     needs = f"this one needs {reason.sum('answer without its last token')}"
                     advice = "Give fewer demonstrations." if shots else "Shorten the query."
-                    raise DoesNotFit(f"{names[-1]}: prompts {reason.why}; {needs}. {reason.hint}{advice}")
+                    raise DoesNotFit(
+                        f"{names[-1]}: prompts {reason.why}; {needs}. {reason.hint}{advice}"
+                    )
                 pairs.append((tokens, answer))
 
         scores: dict[int, Score] = {}
@@ -138,5 +152,7 @@ def _listed_by_query(name: str, listed: Any, n: int) -> list[Any]:
     if isinstance(listed, str) or any(isinstance(text, str) for text in listed):
         return [listed] * n
     if len(listed) != n:
-        raise InputError(f"{name}: {len(listed)} lists for {n} queries: give one list, or one for each query.")
+        raise InputError(
+            f"{name}: {len(listed)} lists for {n} queries: give one list, or one for each query."
+        )
     return list(listed)

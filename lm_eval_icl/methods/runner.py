@@ -18,13 +18,33 @@ from lm_eval_icl.inference.budget import MemoryBudget
 from lm_eval_icl.inference.capabilities import Capabilities, probe
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.gelu import fused_gelu
-from lm_eval_icl.inference.generation import GenerationSettings, combining, continue_from, stop_on_nonfinite
+from lm_eval_icl.inference.generation import (
+    GenerationSettings,
+    combining,
+    continue_from,
+    stop_on_nonfinite,
+)
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.inference.prefix_cache import PrefixCache
-from lm_eval_icl.inference.schedule import Batch, ContextQueryAnswer, Sizes, Text, first_texts, schedule, side_by_side
-from lm_eval_icl.inference.scoring import Score, Scores, States, score_packed, score_rows, score_together
+from lm_eval_icl.inference.schedule import (
+    Batch,
+    ContextQueryAnswer,
+    Sizes,
+    Text,
+    first_texts,
+    schedule,
+    side_by_side,
+)
+from lm_eval_icl.inference.scoring import (
+    Score,
+    Scores,
+    States,
+    score_packed,
+    score_rows,
+    score_together,
+)
 from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.blocks import BlockStore
@@ -91,7 +111,11 @@ class MethodRunner:
         self.pack_tokens = checked_whole("pack_tokens", pack_tokens)
         batch_size = checked_whole("batch_size", batch_size)
         self.store_bytes = checked_whole("store_bytes", store_bytes)
-        self.model, self.softmax_dtype, self.mixed_precision_dtype = model, softmax_dtype, mixed_precision_dtype
+        self.model, self.softmax_dtype, self.mixed_precision_dtype = (
+            model,
+            softmax_dtype,
+            mixed_precision_dtype,
+        )
         self.tensor_parallel = tensor_parallel
         # The learned position embeddings that are switched off while the model runs; None if positions are not removed.
         self.without_positions: list[nn.Embedding] | None = None
@@ -100,7 +124,9 @@ class MethodRunner:
             self.capabilities = capabilities or probe(model)
             needs.check(method, model, self.capabilities)
             needs.warn(method, model, self.capabilities)
-            self.without_positions = position_embeddings(model) if method.positions == "none" else None
+            self.without_positions = (
+                position_embeddings(model) if method.positions == "none" else None
+            )
         with self.inference_mode():
             if method.positions == "none":
                 needs.check_no_positions(method, model)
@@ -115,7 +141,9 @@ class MethodRunner:
         sizes = Sizes(self.pack_tokens, 1 if device.type == "cpu" else batch_size, batch_size)
         # How many further packs are begun before the scores of a pack are returned, so that an accelerator is not idle.
         self.packs_ahead = 0 if device.type == "cpu" else 1
-        self.budget = MemoryBudget(self.store, sizes, f"{type(self.model).__name__} on {device}", self.tensor_parallel)
+        self.budget = MemoryBudget(
+            self.store, sizes, f"{type(self.model).__name__} on {device}", self.tensor_parallel
+        )
         self.blocks = BlockStore(self.model, self.method, self.capabilities, self.budget)
         self.tokens_run = self.passes_run = 0
 
@@ -123,8 +151,13 @@ class MethodRunner:
         """The limits of prompts, for a model that has, or may use, `max_length` positions."""
         name, can = type(self.model).__name__, self.capabilities
         hint = self.method.overflow_hint if can.obeys_positions else ""
-        window, keeps_window = needs.longest_row(self.method, can), needs.keeps_window(self.method, can)
-        return PromptLimits(self.method, name, max_length, window, can.position_switch, hint, keeps_window)
+        window, keeps_window = (
+            needs.longest_row(self.method, can),
+            needs.keeps_window(self.method, can),
+        )
+        return PromptLimits(
+            self.method, name, max_length, window, can.position_switch, hint, keeps_window
+        )
 
     @property
     def invariant(self) -> bool:
@@ -160,7 +193,10 @@ class MethodRunner:
             self.tokens_run += (args[0] if args else kwargs["input_ids"]).numel()
             self.passes_run += 1
 
-        with self.inference_mode(), self.model.register_forward_pre_hook(count_tokens, with_kwargs=True):
+        with (
+            self.inference_mode(),
+            self.model.register_forward_pre_hook(count_tokens, with_kwargs=True),
+        ):
             yield
 
     def method_positions(self) -> AbstractContextManager[None]:
@@ -179,7 +215,11 @@ class MethodRunner:
         """The memories of contexts. Those that are not stored are encoded, as many in one pass as fit, and stored."""
 
         def together(missing: Sequence[Context]) -> int:
-            work = [part for context in missing for part in self.method.window_method.work(context, {}, once=True)]
+            work = [
+                part
+                for context in missing
+                for part in self.method.window_method.work(context, {}, once=True)
+            ]
             return max(side_by_side(work, self.budget.sizes, self.capabilities)[0], 1)
 
         return self.store.several(contexts, together)
@@ -203,7 +243,9 @@ class MethodRunner:
                 for i in groups[context][query][answer]
             ]
 
-    def score(self, work: Mapping[Context, Queries], once: bool = False, states: States = None) -> Iterator[Scored]:
+    def score(
+        self, work: Mapping[Context, Queries], once: bool = False, states: States = None
+    ) -> Iterator[Scored]:
         """Score all answers of all queries of all contexts.
 
         Args:
@@ -229,24 +271,41 @@ class MethodRunner:
         yield from begun
 
     def _batches(
-        self, work: Mapping[Context, Queries], once: bool = False, states: States = None, memory: Memory | None = None
+        self,
+        work: Mapping[Context, Queries],
+        once: bool = False,
+        states: States = None,
+        memory: Memory | None = None,
     ) -> Iterator[Scored]:
         """Yields as `score` does; a device may still be computing the scores. `memory`: that of the only context."""
         unscored = {context: dict(queries) for context, queries in work.items() if queries}
         if memory is None:
             with self.counting():
-                unscored = {context: unscored[context] for context in self.blocks.divide([*unscored])}
+                unscored = {
+                    context: unscored[context] for context in self.blocks.divide([*unscored])
+                }
         # The memories in use and, if they depend on a query, the tokens of the query that are still to be run.
-        in_use: tuple[list[Memory], Ids | None] | None = None if memory is None else ([memory], None)
+        in_use: tuple[list[Memory], Ids | None] | None = (
+            None if memory is None else ([memory], None)
+        )
         while unscored:
-            parts = [part for context in unscored for part in self.blocks.work(context, unscored[context], once)]
+            parts = [
+                part
+                for context in unscored
+                for part in self.blocks.work(context, unscored[context], once)
+            ]
             for batch in schedule(parts, self.budget.sizes, self.capabilities):
                 context, query, _ = batch.queries[0]
                 with self.counting():
                     if batch.encoding == "before" and in_use is None:
                         in_use = self.budget.fit(partial(self._encoded, context, query))
-                    halve, used = partial(self.budget.halve, batch.tokens, batch.rows_used), context if in_use else None
-                    scores = self.budget.attempt(partial(self._score, batch, in_use, states), halve, used)
+                    halve, used = (
+                        partial(self.budget.halve, batch.tokens, batch.rows_used),
+                        context if in_use else None,
+                    )
+                    scores = self.budget.attempt(
+                        partial(self._score, batch, in_use, states), halve, used
+                    )
                 if scores is None:
                     break  # the sizes are smaller now: all unscored requests are scheduled again
                 yield batch.requests, scores
@@ -265,27 +324,42 @@ class MethodRunner:
             return [*self.blocks.memories([context])], None
         if not self.method.memory_depends_on_query:
             return self._memories(self.method.contexts(context)), None
-        [(memory, rest)] = self.method.encode_queries(self.model, [(context, query)], self._memories)
+        [(memory, rest)] = self.method.encode_queries(
+            self.model, [(context, query)], self._memories
+        )
         return [memory], rest
 
-    def _score(self, batch: Batch, in_use: tuple[list[Memory], Ids | None] | None, states: States) -> Scores:
+    def _score(
+        self, batch: Batch, in_use: tuple[list[Memory], Ids | None] | None, states: States
+    ) -> Scores:
         """Run a batch, on the memories `in_use` if there are some."""
         if in_use is not None:
             (memory, *more), rest = in_use
             if more:
                 assert isinstance(self.method, Several)
-                pairs, at_once = [(query, answer) for _, query, answer in batch.requests], bool(batch.tokens)
-                return score_together(self.model, in_use[0], pairs, self.method, self.softmax_dtype, at_once)
+                pairs, at_once = (
+                    [(query, answer) for _, query, answer in batch.requests],
+                    bool(batch.tokens),
+                )
+                return score_together(
+                    self.model, in_use[0], pairs, self.method, self.softmax_dtype, at_once
+                )
             queries = [(rest or query, answers) for _, query, answers in batch.queries]
             if not batch.tokens:
-                return score_rows(self.model, memory, queries, self.softmax_dtype, batch.rows, states)
+                return score_rows(
+                    self.model, memory, queries, self.softmax_dtype, batch.rows, states
+                )
             work = [(memory, [(query, answer) for query, answers in queries for answer in answers])]
         elif batch.encoding == "never":
-            pairs = [((*context.tokens, *query), answer) for context, query, answer in batch.requests]
+            pairs = [
+                ((*context.tokens, *query), answer) for context, query, answer in batch.requests
+            ]
             work = [(Memory([], [], 0), pairs)]
         elif self.method.memory_depends_on_query:
             context_queries = [(context, query) for context, query, _ in batch.queries]
-            encoded = self.method.encode_queries(self.model, context_queries, self._memories, packed=True)
+            encoded = self.method.encode_queries(
+                self.model, context_queries, self._memories, packed=True
+            )
             work = [
                 (memory, [(rest, answer) for answer in answers])
                 for (memory, rest), (*_, answers) in zip(encoded, batch.queries, strict=True)
@@ -351,28 +425,47 @@ class MethodRunner:
             for prompt in prompts[: self.budget.sizes.texts]:
                 is_single = may_be_single and (prompt.context in single or not can.can_generate)
                 texts.append(Text(prompt, method.footprint(prompt.context).kept, is_single))
-            return texts[: first_texts(texts, max_new_tokens, self.budget.sizes, can, settings, by_query)]
+            return texts[
+                : first_texts(texts, max_new_tokens, self.budget.sizes, can, settings, by_query)
+            ]
 
         def run() -> list[list[int]]:
             texts = first()
-            contexts, queries = [text.prompt.context for text in texts], [text.prompt.query for text in texts]
+            contexts, queries = (
+                [text.prompt.context for text in texts],
+                [text.prompt.query for text in texts],
+            )
             together: AbstractContextManager[None] = nullcontext()
             if by_query:
-                [(memory, queries[0])] = method.encode_queries(self.model, [(contexts[0], queries[0])], self._memories)
+                [(memory, queries[0])] = method.encode_queries(
+                    self.model, [(contexts[0], queries[0])], self._memories
+                )
                 memories = [memory]
-            elif texts[0].single and all(map(method.is_ordinary, contexts)):  # context and query run as one row
+            elif texts[0].single and all(
+                map(method.is_ordinary, contexts)
+            ):  # context and query run as one row
                 memories = [Memory([], [], 0)]
-                queries = [(*context.tokens, *query) for context, query in zip(contexts, queries, strict=True)]
+                queries = [
+                    (*context.tokens, *query)
+                    for context, query in zip(contexts, queries, strict=True)
+                ]
             else:
                 memories = self._memories(contexts if texts[0].single else windows)
             if isinstance(method, Several) and len(windows) > 1:
                 queries = [query for query in queries for _ in windows]
-                memories, together = memories * len(texts), combining(self.model, len(windows), method.next_token)
+                memories, together = (
+                    memories * len(texts),
+                    combining(self.model, len(windows), method.next_token),
+                )
             longest = max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
             shared = can.can_share and can.sees_all_of(longest)
             with stop_on_nonfinite(self.model, names[: len(texts)]), together:
-                rows = continue_from(self.model, generate, memories, queries, settings.beams, shared)
+                rows = continue_from(
+                    self.model, generate, memories, queries, settings.beams, shared
+                )
             return rows[:: len(windows)]
 
         with self.inference_mode():
-            return self.budget.fit(run, lambda: self.budget.halve(0, len(first())), prompts[0].context)
+            return self.budget.fit(
+                run, lambda: self.budget.halve(0, len(first())), prompts[0].context
+            )

@@ -29,11 +29,20 @@ class SAICL(Method):
         return Pattern(nothing(n), query=True)
 
     def encode_queries(
-        self, model: PreTrainedModel, queries: Sequence[ContextQuery], memories: Memories, packed: bool = False
+        self,
+        model: PreTrainedModel,
+        queries: Sequence[ContextQuery],
+        memories: Memories,
+        packed: bool = False,
     ) -> list[tuple[Memory, tuple[int, ...]]]:
         """Run demonstrations and query in one pass. The query's last token runs again later, to predict the answer."""
-        layouts = [self.layout(len(context.prefix), context.lengths, len(query)) for context, query in queries]
-        encoded = encode_all(model, layouts, [[*context.tokens, *query] for context, query in queries])
+        layouts = [
+            self.layout(len(context.prefix), context.lengths, len(query))
+            for context, query in queries
+        ]
+        encoded = encode_all(
+            model, layouts, [[*context.tokens, *query] for context, query in queries]
+        )
         return [
             (memory.without_last(query_start=int(layout.positions[-1])), query[-1:])
             for memory, layout, (_, query) in zip(encoded, layouts, queries, strict=True)

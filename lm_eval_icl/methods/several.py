@@ -72,20 +72,38 @@ class Several(PCW):
         starts = range(0, max(len(demonstrations), 1), size)
         return [Context(context.prefix, demonstrations[start : start + size]) for start in starts]
 
-    def passes(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Passes:
+    def passes(
+        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
+    ) -> Passes:
         """One pass for each of `contexts`."""
-        whole, layouts = Context((0,) * prefix, tuple((0,) * length for length in demonstrations)), []
+        whole, layouts = (
+            Context((0,) * prefix, tuple((0,) * length for length in demonstrations)),
+            [],
+        )
         for i, context in enumerate(self.contexts(whole)):
             layout = self.window_method.layout(prefix, context.lengths, query, answer)
-            title = f"memory {i + 1}" if context.demonstrations else f"memory {i + 1}: no demonstrations"
+            title = (
+                f"memory {i + 1}"
+                if context.demonstrations
+                else f"memory {i + 1}: no demonstrations"
+            )
             layouts.append((title, layout.numbered_from(i * self.window_size)))
         return layouts
 
     def footprint(self, context: Context) -> Footprint:
         """The largest of each number over all windows, and the shortest pass of those that have tokens."""
-        footprints = [dataclasses.astuple(self.window_method.footprint(window)) for window in self.contexts(context)]
+        footprints = [
+            dataclasses.astuple(self.window_method.footprint(window))
+            for window in self.contexts(context)
+        ]
         tokens, kept, positions, shortest, start = zip(*footprints, strict=True)
-        return Footprint(max(tokens), max(kept), max(positions), min(filter(None, shortest), default=0), max(start))
+        return Footprint(
+            max(tokens),
+            max(kept),
+            max(positions),
+            min(filter(None, shortest), default=0),
+            max(start),
+        )
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of windows."""

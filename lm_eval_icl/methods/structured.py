@@ -39,7 +39,9 @@ class Structured(PCW):
     factor: Annotated[float | None, optional(number("above 0", lambda value: value > 0))] = None
     align: Annotated[str, must("right or left", lambda value: value in ("right", "left"))] = "right"
 
-    def layout(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
+    def layout(
+        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
+    ) -> Layout:
         """The layout of `pcw`, with all windows moved so that they end with the longest window."""
         row = super().layout(prefix, demonstrations, query, answer)
         if self.positions != "symmetric" or self.align == "left":
@@ -62,5 +64,7 @@ class Structured(PCW):
             windows = math.ceil(len(context.demonstrations) * self.repeat / self.window_size)
             factor = (windows if self.factor is None else self.factor) if windows else 1
             plain = factor == 1 or not memory.layers
-            memories.append(memory if plain else memory.divided(0, Reading(log_weight=-math.log(factor))))
+            memories.append(
+                memory if plain else memory.divided(0, Reading(log_weight=-math.log(factor)))
+            )
         return memories

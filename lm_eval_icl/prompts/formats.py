@@ -75,7 +75,9 @@ class Format:
 @functools.cache
 def _formats() -> list[Format]:
     """All formats, in a random order that is the same in every process."""
-    grid = itertools.product(_CASINGS, _AFTER_NAMES, _BETWEEN_FIELDS, _BETWEEN_DEMONSTRATIONS, _LETTERS)
+    grid = itertools.product(
+        _CASINGS, _AFTER_NAMES, _BETWEEN_FIELDS, _BETWEEN_DEMONSTRATIONS, _LETTERS
+    )
     # If a line break ends a demonstration, no field may end with a line break.
     formats = [made for values in grid if not ((made := Format(*values)).between_demonstrations == "\n"
                and "\n" in made.between_fields + made.after_name)]  # fmt: skip
@@ -93,7 +95,9 @@ def format_of(template: Template, number: int) -> Format | None:
     if number == 0:
         return None
     if not any(match["name"] for match in _PARTS.finditer(template.text)):
-        raise InputError(f"the template {template.text[:60]!r} has no line `Field: value` that a format could change.")
+        raise InputError(
+            f"the template {template.text[:60]!r} has no line `Field: value` that a format could change."
+        )
     known = {template}
     for candidate in _formats():
         if (variant := candidate.of(template)) not in known:

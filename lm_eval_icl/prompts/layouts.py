@@ -99,7 +99,9 @@ class Layout:
         Entries of a memory attend to nothing.
         """
         parts = (self._block, self.sees, self._itself, self._place)
-        block, sees, itself, place = (part.to(query.device, non_blocking=query.is_cuda) for part in parts)
+        block, sees, itself, place = (
+            part.to(query.device, non_blocking=query.is_cuda) for part in parts
+        )
         row, column = block[query], block[key]
         return sees[row, column] | (itself[row, column] & (place[query] >= place[key]))
 
@@ -113,7 +115,9 @@ class Layout:
         first, last = int(block[rows.start]), int(block[rows.stop - 1])
         sees, causal = self.sees[first : last + 1], self._itself[first : last + 1].any(dim=0)[block]
         all_see, some_see = sees.all(dim=0)[block], sees.any(dim=0)[block]
-        if first == last:  # the rows are in one block: all of them see the block's tokens before the first row
+        if (
+            first == last
+        ):  # the rows are in one block: all of them see the block's tokens before the first row
             all_see |= causal & (place < place[rows.start])
             causal &= place <= place[rows.stop - 1]
         return slices(all_see), slices((some_see | causal) & ~all_see)
@@ -139,20 +143,27 @@ class Layout:
     @cached_property
     def kept_tokens(self) -> list[int]:
         """The indices in the row of the tokens to which tokens after the row attend."""
-        indices: list[int] = torch.tensor(self.kept, dtype=torch.bool)[self._block].nonzero()[:, 0].tolist()
+        indices: list[int] = (
+            torch.tensor(self.kept, dtype=torch.bool)[self._block].nonzero()[:, 0].tolist()
+        )
         return indices
 
     @cached_property
     def causal(self) -> bool:
         """Whether every token sees exactly itself and the tokens before it, so that no mask is needed."""
         single = torch.tensor([block.length == 1 for block in self.blocks], dtype=torch.bool)
-        sees = self.sees & ~torch.diag(single)  # for a block of one token, the diagonal makes no difference
+        sees = self.sees & ~torch.diag(
+            single
+        )  # for a block of one token, the diagonal makes no difference
         return bool(self._runs.all()) and torch.equal(sees, before(len(self.blocks)))
 
     @property
     def looks_ahead(self) -> bool:
         """Whether some token sees a later token."""
-        both_ways = torch.tensor([block.length > 1 for block in self.blocks], dtype=torch.bool) & self.sees.diagonal()
+        both_ways = (
+            torch.tensor([block.length > 1 for block in self.blocks], dtype=torch.bool)
+            & self.sees.diagonal()
+        )
         return bool(self.sees.triu(1).any() or both_ways.any())
 
     @property
@@ -169,7 +180,9 @@ class Layout:
     @property
     def reach(self) -> int:
         """How many positions the row takes: its largest position plus 1."""
-        return max((block.start + self.step * (block.length - 1) + 1 for block in self.blocks), default=0)
+        return max(
+            (block.start + self.step * (block.length - 1) + 1 for block in self.blocks), default=0
+        )
 
     def take(self, names: Collection[str]) -> Layout:
         """The layout of only the blocks with these names. A string such as "PQ" stands for names of one letter each."""
@@ -183,19 +196,31 @@ class Layout:
 
         def name(block: Block) -> str:
             bare = block.name.rstrip("'")
-            return f"D{int(bare[1:]) + first}{block.name[len(bare) :]}" if bare.startswith("D") else bare
+            return (
+                f"D{int(bare[1:]) + first}{block.name[len(bare) :]}"
+                if bare.startswith("D")
+                else bare
+            )
 
-        return replace(self, blocks=tuple(replace(block, name=name(block)) for block in self.blocks))
+        return replace(
+            self, blocks=tuple(replace(block, name=name(block)) for block in self.blocks)
+        )
 
     def on_memory(self, memory: Layout) -> Layout:
         """This row, run on the memory of another row. The blocks that the other row keeps become blocks M at the
         beginning of this row, and all tokens of this row see them."""
-        entries = [replace(block, name="M") for block, keep in zip(memory.blocks, memory.kept, strict=True) if keep]
+        entries = [
+            replace(block, name="M")
+            for block, keep in zip(memory.blocks, memory.kept, strict=True)
+            if keep
+        ]
         n, rows = len(entries), len(self.blocks)
         sees = nothing(n + rows)
         sees[n:, :n] = True
         sees[n:, n:] = self.sees
-        return replace(self, blocks=(*entries, *self.blocks), sees=sees, kept=(True,) * n + self.kept)
+        return replace(
+            self, blocks=(*entries, *self.blocks), sees=sees, kept=(True,) * n + self.kept
+        )
 
     def again(self, by: int, reads: Tensor | None = None) -> Layout:
         """This row, run once more with all positions increased by `by`, on the memory of the first run, in which every
@@ -207,7 +232,9 @@ class Layout:
         """
         n = len(self.blocks)
         blocks = tuple(replace(block, start=block.start + by) for block in self.blocks)
-        row = replace(self, blocks=blocks, end=self.end + by).on_memory(replace(self, kept=(True,) * n))
+        row = replace(self, blocks=blocks, end=self.end + by).on_memory(
+            replace(self, kept=(True,) * n)
+        )
         row.sees[n:, :n] = self.sees if reads is None else reads
         return replace(row, kept=self.kept * 2, sees_earlier_pass=reads is None)
 
@@ -220,7 +247,9 @@ class Layout:
     @cached_property
     def _place(self) -> Tensor:
         """[n] int64: the index of each token in its block."""
-        firsts = torch.tensor([*accumulate((block.length for block in self.blocks), initial=0)], dtype=torch.long)
+        firsts = torch.tensor(
+            [*accumulate((block.length for block in self.blocks), initial=0)], dtype=torch.long
+        )
         return torch.arange(len(self)) - firsts[self._block]
 
     @cached_property
@@ -240,7 +269,9 @@ class Layout:
 
 def slices(marked: Tensor) -> list[slice]:
     """The slices in which a vector of booleans is True."""
-    edges = torch.diff(marked.int(), prepend=marked.new_zeros(1).int(), append=marked.new_zeros(1).int())
+    edges = torch.diff(
+        marked.int(), prepend=marked.new_zeros(1).int(), append=marked.new_zeros(1).int()
+    )
     bounds = edges.nonzero()[:, 0].tolist()
     return [slice(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
 
@@ -256,7 +287,9 @@ def side_by_side(layouts: Sequence[Layout]) -> Layout:
         return layouts[0]
     blocks = [block for layout in layouts for block in layout.blocks]
     kept = [keep for layout in layouts for keep in layout.kept]
-    order = sorted(range(len(blocks)), key=lambda i: blocks[i].name != "M")  # stable: the others keep their order
+    order = sorted(
+        range(len(blocks)), key=lambda i: blocks[i].name != "M"
+    )  # stable: the others keep their order
     return Layout(
         blocks=tuple(blocks[i] for i in order),
         sees=torch.block_diag(*(layout.sees for layout in layouts)).bool()[order][:, order],
@@ -299,7 +332,9 @@ def lay_out(
     lengths = list(demonstrations) * repeat * pattern.copies
     if pattern.sees.dtype != torch.bool or pattern.sees.shape != (len(lengths), len(lengths)):
         found = f"{pattern.sees.dtype} of shape {list(pattern.sees.shape)}"
-        raise InputError(f"sees must be booleans of shape [{len(lengths)}, {len(lengths)}], and is {found}.")
+        raise InputError(
+            f"sees must be booleans of shape [{len(lengths)}, {len(lengths)}], and is {found}."
+        )
     windows = list(range(len(lengths))) if pattern.windows is None else pattern.windows.tolist()
     windows = [0] * len(lengths) if positions == "sequential" else windows
     ends, start = dict.fromkeys(windows, prefix), []
@@ -315,7 +350,10 @@ def lay_out(
     for i, (length, at) in enumerate(zip(lengths, start, strict=True)):
         name = f"D{i % n + 1}" + "'" * (i // n)
         blocks.append(Block(name, length, at, source[i % len(demonstrations)]))
-    blocks += [Block("Q", query, end, source[-1]), Block("A", answer, end + step * query, source[-1] + query)]
+    blocks += [
+        Block("Q", query, end, source[-1]),
+        Block("A", answer, end + step * query, source[-1] + query),
+    ]
 
     # Block 0 is the prefix, blocks 1 to -3 are the demonstrations, -2 is the query and -1 the continuation.
     sees = nothing(len(blocks))

@@ -48,7 +48,11 @@ def encoder(tokenizer: PreTrainedTokenizerBase, add_special_tokens: bool = True)
         offsets = encoding.offsets
         starts, begun, ended = list[int](), 0, 0
         for token, (start, end) in zip(encoding.ids, offsets, strict=True):
-            at = ended if start > ended and owns_blanks_before(token, text[start : start + 1]) else start
+            at = (
+                ended
+                if start > ended and owns_blanks_before(token, text[start : start + 1])
+                else start
+            )
             begun = at if at > begun else begun  # max would take seven times as long
             starts.append(begun)
             ended = end if end > ended else ended
@@ -99,7 +103,9 @@ class WholeSplitter:
         self.encode, self.bare, self.by_line = encode, bare, by_line
         self._line_break_tokens = len(bare("\n")[0])
 
-    def __call__(self, prompt: FewShotPrompt, text: str, head: Head | None = None) -> tuple[list[Ids], Head | None]:
+    def __call__(
+        self, prompt: FewShotPrompt, text: str, head: Head | None = None
+    ) -> tuple[list[Ids], Head | None]:
         """The ids of the prefix, of each demonstration and of the query (at least one token); and the context's head.
 
         Args:
@@ -114,7 +120,9 @@ class WholeSplitter:
             end = len(prompt) - len(prompt.query)
             begin = max(0, end - len((prompt.prefix, *prompt.demonstrations)[-1]) - 1)
             share = self.by_line and not head
-            line_breaks = [match.start() for match in _LINE_BREAK.finditer(text, begin, end)] if share else []
+            line_breaks = (
+                [match.start() for match in _LINE_BREAK.finditer(text, begin, end)] if share else []
+            )
             if line_breaks and (tail := self._tail(text, line_breaks[-1])):
                 before = len(ids) - len(tail[0])
                 if before >= 0 and (ids[before:], starts[before:]) == tail:
@@ -124,7 +132,9 @@ class WholeSplitter:
         for part in (*prompt.demonstrations, prompt.query):
             cuts.append(max(added, bisect_left(starts, at)))
             at += len(part)
-        last = max(0, min(cuts[-1], len(ids) - 1))  # the query has a token, even if its text is empty
+        last = max(
+            0, min(cuts[-1], len(ids) - 1)
+        )  # the query has a token, even if its text is empty
         cuts = [min(cut, last) for cut in cuts]
         return [tuple(ids[a:b]) for a, b in itertools.pairwise([*cuts, len(ids)])], head
 
@@ -136,7 +146,11 @@ class WholeSplitter:
         """
         ids, starts, _ = self.bare(text[line_break:])
         n = self._line_break_tokens
-        return (ids[n:], [line_break + start for start in starts[n:]]) if starts[n : n + 1] == [1] else None
+        return (
+            (ids[n:], [line_break + start for start in starts[n:]])
+            if starts[n : n + 1] == [1]
+            else None
+        )
 
 
 # Characters to put before a part that is tokenized by itself. They are tried in this order, until one is found that the
@@ -172,7 +186,11 @@ class PartSplitter:
             )
         following = self.beginning(query)
         demonstrations = [self.demonstration(part, following)[0] for part in prompt.demonstrations]
-        return [self._prefix_ids(prompt.prefix, following), *demonstrations, self._middle(query, "")[0]]
+        return [
+            self._prefix_ids(prompt.prefix, following),
+            *demonstrations,
+            self._middle(query, "")[0],
+        ]
 
     def _prefix(self, prefix: str, following: str) -> Ids:
         """The ids of the prefix, tokenized at the beginning of a text and followed by the text `following`."""
@@ -213,7 +231,15 @@ class PartSplitter:
         ids, starts, _ = self.bare(front + part + following)
         after = outer[len(before) :]
         end = len(ids) - len(after)
-        clean = outer[: len(before)] == ids[: len(before)] == before and ids[end:] == after and end >= len(before)
+        clean = (
+            outer[: len(before)] == ids[: len(before)] == before
+            and ids[end:] == after
+            and end >= len(before)
+        )
         inside = slice(len(before), end)
         clean = clean and all(start >= len(front) for start in starts[inside])
-        return (tuple(ids[inside]), [start - len(front) for start in starts[inside]]) if clean else None
+        return (
+            (tuple(ids[inside]), [start - len(front) for start in starts[inside]])
+            if clean
+            else None
+        )

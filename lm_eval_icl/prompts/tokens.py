@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompts.prompt import FewShotPrompt
-from lm_eval_icl.prompts.splitting import Encode, Head, Ids, PartSplitter, WholeSplitter, encoder, tokenizes_by_line
+from lm_eval_icl.prompts.splitting import (
+    Encode,
+    Head,
+    Ids,
+    PartSplitter,
+    WholeSplitter,
+    encoder,
+    tokenizes_by_line,
+)
 
-if TYPE_CHECKING:  # layouts are computed and drawn without transformers, which takes a second to import
+if (
+    TYPE_CHECKING
+):  # layouts are computed and drawn without transformers, which takes a second to import
     from transformers import PreTrainedTokenizerBase
 
 
@@ -22,7 +32,9 @@ class Context:
     """The prefix and the demonstrations of a prompt, as token ids. A context is hashable, since memories are stored by
     context."""
 
-    prefix: tuple[int, ...]  # BOS, if the tokenizer adds it, and the task's description or system text
+    prefix: tuple[
+        int, ...
+    ]  # BOS, if the tokenizer adds it, and the task's description or system text
     demonstrations: tuple[tuple[int, ...], ...]
 
     @functools.cached_property
@@ -88,11 +100,15 @@ class PairEncoder:
         """`encode`, `bare` and `by_line` are as for `WholeSplitter`; `by_part` uses `PartSplitter`."""
         self.encode, self.bare, self.by_line = encode, bare, by_line
         alone, _, added = encode("x")
-        self._closes = len(alone) > added + len(bare("x")[0])  # whether a token is put at the end of every text
+        self._closes = len(alone) > added + len(
+            bare("x")[0]
+        )  # whether a token is put at the end of every text
         self._split_whole = WholeSplitter(encode, bare, by_line)
         self._split_parts = PartSplitter(encode, bare) if by_part else None
         self._ids = functools.lru_cache(maxsize=100_000)(lambda text: bare(text)[0])
-        self._shared = functools.lru_cache(maxsize=64)(lambda prefix, demonstrations: _SharedContext())
+        self._shared = functools.lru_cache(maxsize=64)(
+            lambda prefix, demonstrations: _SharedContext()
+        )
 
     def split(self, prompt: FewShotPrompt, text: str) -> TokenizedPrompt:
         """The prompt's ids by part. `text` is the prompt, or the prompt without the blanks at its end."""
@@ -100,20 +116,28 @@ class PairEncoder:
         if self._split_parts and prompt.demonstrations:
             prefix, *demonstrations, query = self._split_parts(prompt, text)
         else:
-            (prefix, *demonstrations, query), shared.head = self._split_whole(prompt, text, shared.head)
+            (prefix, *demonstrations, query), shared.head = self._split_whole(
+                prompt, text, shared.head
+            )
         context = Context(prefix, tuple(demonstrations))
         if shared.context != context:
             shared.context = context
         return TokenizedPrompt(shared.context, query)
 
-    def inside(self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    def inside(
+        self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
         """See `PromptTokenizer.inside`."""
         text = prompt.rstrip()
         if self._split_parts:
             following = self._split_parts.beginning(text[len(prompt) - len(prompt.query) :])
-            starts = [self._split_parts.demonstration(part, following)[1] for part in prompt.demonstrations]
+            starts = [
+                self._split_parts.demonstration(part, following)[1]
+                for part in prompt.demonstrations
+            ]
             return [
-                (bisect_left(at, begin), bisect_left(at, end)) for at, (begin, end) in zip(starts, spans, strict=True)
+                (bisect_left(at, begin), bisect_left(at, end))
+                for at, (begin, end) in zip(starts, spans, strict=True)
             ]
         pieces = [
             piece
@@ -124,7 +148,9 @@ class PairEncoder:
         lengths = list(map(len, parts[1:-1]))
         return [(lengths[i], lengths[i] + lengths[i + 1]) for i in range(0, len(lengths), 3)]
 
-    def __call__(self, prompt: FewShotPrompt, continuations: Sequence[str]) -> tuple[TokenizedPrompt, list[Ids]]:
+    def __call__(
+        self, prompt: FewShotPrompt, continuations: Sequence[str]
+    ) -> tuple[TokenizedPrompt, list[Ids]]:
         """The prompt's ids by part, and the ids of each continuation."""
         text = prompt.rstrip()
         tokens, blanks = self.split(prompt, text), prompt[len(text) :]
@@ -143,7 +169,9 @@ class PairEncoder:
             if tail and not line[1].isspace() and whole[-len(tail) :] == tail:
                 ids, text = self._ids, line
         before = len(ids(text))
-        return tokens, [tuple(ids(text + blanks + continuation)[before:]) for continuation in continuations]
+        return tokens, [
+            tuple(ids(text + blanks + continuation)[before:]) for continuation in continuations
+        ]
 
 
 class PromptTokenizer:
@@ -178,7 +206,9 @@ class PromptTokenizer:
                 "divided into its parts: use a fast tokenizer (use_fast_tokenizer=True)."
             )
         if prefix_token_id is None:
-            prefix_token_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+            prefix_token_id = (
+                tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+            )
         self.tokenizer, self.prefix_token_id = tokenizer, prefix_token_id
         self.canonical, self.vocabulary = canonical, vocabulary
         self.bare = encoder(tokenizer, add_special_tokens=False)
@@ -186,12 +216,16 @@ class PromptTokenizer:
 
         def without_second(bos: str | None) -> Encode:
             # A text that begins with BOS already (from a chat template) gets no second BOS from the tokenizer.
-            return lambda text: (self.bare if bos is not None and text.startswith(bos) else default)(text)
+            return lambda text: (
+                self.bare if bos is not None and text.startswith(bos) else default
+            )(text)
 
         by_line = tokenizes_by_line(tokenizer)
         bos = str(tokenizer.decode(prefix_token_id))
         self._pair = PairEncoder(without_second(bos), self.bare, by_part, by_line)
-        self._continued = PairEncoder(without_second(tokenizer.bos_token), self.bare, by_part, by_line)
+        self._continued = PairEncoder(
+            without_second(tokenizer.bos_token), self.bare, by_part, by_line
+        )
 
     @property
     def nothing(self) -> TokenizedPrompt:
@@ -212,21 +246,28 @@ class PromptTokenizer:
         tokens, (answer,) = self.pairs(prompt, [continuation])
         return tokens, answer
 
-    def pairs(self, prompt: FewShotPrompt, continuations: Sequence[str]) -> tuple[TokenizedPrompt, list[Ids]]:
+    def pairs(
+        self, prompt: FewShotPrompt, continuations: Sequence[str]
+    ) -> tuple[TokenizedPrompt, list[Ids]]:
         """The ids of a prompt, by part, and of continuations to score, as `TemplateLM.loglikelihood` makes them.
 
         Raises:
             InputError: the query is empty, though parts are tokenized by themselves; or the model has no such id.
         """
         if prompt == "":
-            tokens, answers = self.nothing, [tuple(self.bare(continuation)[0]) for continuation in continuations]
+            tokens, answers = (
+                self.nothing,
+                [tuple(self.bare(continuation)[0]) for continuation in continuations],
+            )
             answers = [answer[1:] if answer[:1] == tokens.query else answer for answer in answers]
         else:
             tokens, answers = self._pair(prompt, continuations)
         self.check_known(tokens, *answers)
         return tokens, answers
 
-    def inside(self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    def inside(
+        self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
         """The tokens of one piece of each demonstration, such as its answer: for each demonstration, the indices
         (begin, end) of the piece among its tokens.
 

@@ -27,7 +27,9 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 def shown(text: str) -> str:
     """A text from a stranger's file on one line, shortened, without control characters that a terminal would obey."""
-    plain = "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text[: 2 * _LENGTH])
+    plain = "".join(
+        c if c.isprintable() else " " if c.isspace() else "?" for c in text[: 2 * _LENGTH]
+    )
     plain = " ".join(plain.split())
     return plain if len(plain) <= _LENGTH else f"{plain[: _LENGTH - 3]}..."
 
@@ -84,14 +86,24 @@ class BoardCell:
     difference: Difference | None = None
     # The metric minus that of the same runs without the decision rule; None for entries without a rule.
     to_raw: Difference | None = None
-    is_best: bool = False  # whether it has the best mean of its column among entries of the same rule
-    is_worse: bool | None = None  # than the best entry, significantly, on the same prompts (Holm); None: not compared
-    sets: tuple[PromptSet, ...] = ()  # the prompt sets of a task; empty for groups, and for results without samples
-    sensitivity: Estimate | None = None  # order sensitivity: the pairwise flip rate between orders; None with one order
+    is_best: bool = (
+        False  # whether it has the best mean of its column among entries of the same rule
+    )
+    is_worse: bool | None = (
+        None  # than the best entry, significantly, on the same prompts (Holm); None: not compared
+    )
+    sets: tuple[
+        PromptSet, ...
+    ] = ()  # the prompt sets of a task; empty for groups, and for results without samples
+    sensitivity: Estimate | None = (
+        None  # order sensitivity: the pairwise flip rate between orders; None with one order
+    )
     # "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or a sentence about its files.
     marks: tuple[str, ...] = ()
     left_out: int = 0  # how many demonstrations were left out because prompts were too long
-    majority: float | None = None  # the score of always giving the most frequent right answer; None if not known
+    majority: float | None = (
+        None  # the score of always giving the most frequent right answer; None if not known
+    )
     to_majority: Difference | None = None  # the metric minus that score
     # Task -> with how many prompts nearly all answers are the same although others are right, and of how many prompts.
     collapsed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -105,7 +117,9 @@ Cells = Mapping[str, BoardCell]  # the cells of a row, by task or column
 class Column:
     """A task, a group, or the average over all tasks."""
 
-    name: str  # the task, with words that tell columns of this task apart; or the group; or `AVERAGE`
+    name: (
+        str  # the task, with words that tell columns of this task apart; or the group; or `AVERAGE`
+    )
     kind: str  # "task", "group" or "average"
     metric: str  # "acc", ..
     percent: bool  # whether the metric lies between 0 and 1, and is shown as percent
@@ -143,13 +157,20 @@ class Entry:
     cells: Cells  # by the name of the column; with cells for tasks of groups that are not columns
     rule: str | None = None  # the name of the decision rule; None for the model's own answers
     reads: tuple[str, ...] = ()  # what the decision rule uses (`RuleFacts.reads`)
-    shots: tuple[int, int] = (0, 0)  # the smallest and the largest number of demonstrations among its tasks
+    shots: tuple[int, int] = (
+        0,
+        0,
+    )  # the smallest and the largest number of demonstrations among its tasks
 
     @property
     def label(self) -> str:
         """The method with its arguments, the decision rule, and conditions."""
         rule = f"decide: {self.rule}" if self.rule is not None else ""
-        return ", ".join(filter(None, [" ".join(filter(None, [self.method, self.arguments])), self.conditions, rule]))
+        return ", ".join(
+            filter(
+                None, [" ".join(filter(None, [self.method, self.arguments])), self.conditions, rule]
+            )
+        )
 
     @property
     def on(self) -> str:
@@ -165,7 +186,9 @@ class Property:
     what: str  # the property in words
     better: str  # "higher" or "lower" if such values are better, or else ""
     percent: bool = True
-    labels: str = ""  # the labels of the demonstrations, if the property is the accuracy that they cost
+    labels: str = (
+        ""  # the labels of the demonstrations, if the property is the accuracy that they cost
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,14 +217,22 @@ class Board:
     entries: tuple[Entry, ...]
     # Entry's name -> the name of its baseline, if it has one.
     baseline: Mapping[str, str]
-    summary: tuple[str, ...]  # sentences that say which entries are best, and which differ from their baseline
+    summary: tuple[
+        str, ...
+    ]  # sentences that say which entries are best, and which differ from their baseline
     left_out: tuple[LeftOutFile, ...]  # files that were not used
     card: Card | None = None  # None if neither labels nor formats are varied
-    common: tuple[str, ...] = ()  # words that hold for all entries and columns: "8 shots", "limit=60"
+    common: tuple[
+        str, ...
+    ] = ()  # words that hold for all entries and columns: "8 shots", "limit=60"
 
     def majority(self, column: Column) -> float | None:
         """The score of always giving the most frequent right answer; None if entries have different documents."""
-        majorities = {entry.cells[column.name].majority for entry in self.entries if column.name in entry.cells}
+        majorities = {
+            entry.cells[column.name].majority
+            for entry in self.entries
+            if column.name in entry.cells
+        }
         return majorities.pop() if len(majorities) == 1 else None
 
     def named(self, name: str | None) -> Entry | None:

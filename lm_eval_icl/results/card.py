@@ -14,21 +14,50 @@ from dataclasses import replace
 import numpy as np
 
 from lm_eval_icl.results import statistics
-from lm_eval_icl.results.board import Card, CardRow, Column, Entry, PromptSet, Property, RowKey, TaskRun
+from lm_eval_icl.results.board import (
+    Card,
+    CardRow,
+    Column,
+    Entry,
+    PromptSet,
+    Property,
+    RowKey,
+    TaskRun,
+)
 from lm_eval_icl.results.cells import estimated, matrix
 from lm_eval_icl.results.metrics import CALIBRATION, bootstrap
 from lm_eval_icl.results.records import Answers
 from lm_eval_icl.results.statistics import Bounds, Difference, Estimate
 
-ACCURACY = Property("accuracy", "with the right labels, in the task's own format, over sets and orders", "higher")
-FLIPS = Property("order flips", "how often two orders of the same demonstrations give different predictions", "lower")
-FORMATS = Property("format spread", "accuracy in the best format less that in the worst, the mean over sets", "lower")
-SETS = Property("set spread", "accuracy with the best set of demonstrations less that with the worst", "lower")
-SHOTS = Property("shots gain", "accuracy with the most demonstrations less that with the fewest (not none)", "")
+ACCURACY = Property(
+    "accuracy", "with the right labels, in the task's own format, over sets and orders", "higher"
+)
+FLIPS = Property(
+    "order flips",
+    "how often two orders of the same demonstrations give different predictions",
+    "lower",
+)
+FORMATS = Property(
+    "format spread",
+    "accuracy in the best format less that in the worst, the mean over sets",
+    "lower",
+)
+SETS = Property(
+    "set spread", "accuracy with the best set of demonstrations less that with the worst", "lower"
+)
+SHOTS = Property(
+    "shots gain", "accuracy with the most demonstrations less that with the fewest (not none)", ""
+)
 CONFIDENCE = {
-    "ece": Property("ece", "expected calibration error of the options' probabilities, in 15 bins", "lower"),
-    "brier": Property("brier", "the sum over options of (probability - whether right) squared", "lower", False),
-    "log_probability": Property("log-prob", "the log-probability of the right option", "higher", False),
+    "ece": Property(
+        "ece", "expected calibration error of the options' probabilities, in 15 bins", "lower"
+    ),
+    "brier": Property(
+        "brier", "the sum over options of (probability - whether right) squared", "lower", False
+    ),
+    "log_probability": Property(
+        "log-prob", "the log-probability of the right option", "higher", False
+    ),
 }
 # Words in the conditions of rows of the board that are one row of the card.
 _VARIED = r"\d+( to \d+)? shots?|labels=.*|no labels"
@@ -48,37 +77,66 @@ def card_of(key_of: Mapping[Entry, RowKey], columns: Sequence[Column]) -> Card |
     for entry, key in key_of.items():
         labels = dict(key.setting).get("labels", "")
         setting = tuple(pair for pair in key.setting if pair[0] != "labels")
-        row = replace(key, setting=setting, switches=tuple(pair for pair in key.switches if pair[0] != "shots"))
+        row = replace(
+            key,
+            setting=setting,
+            switches=tuple(pair for pair in key.switches if pair[0] != "shots"),
+        )
         entries.setdefault(row, entry)
         for task in tasks.keys() & entry.cells.keys():
             if sets := entry.cells[task].sets:
                 result = sets[0].answered[0].result
                 if result.aggregation == "mean":  # of the scores of single documents
                     by_labels.setdefault(row, {}).setdefault(task, {})[labels, result.shots] = sets
-    used = [task for task in tasks if any(_is_varied(by_task.get(task, {})) for by_task in by_labels.values())]
+    used = [
+        task
+        for task in tasks
+        if any(_is_varied(by_task.get(task, {})) for by_task in by_labels.values())
+    ]
     rows = []
     for row, entry in entries.items():
         on_tasks = [dict(properties(by_labels.get(row, {}).get(task, {}))) for task in used]
-        known = [column for column in (on_tasks[0] if on_tasks else ()) if all(column in values for values in on_tasks)]
-        values = {column: _mean(column, [on_task[column] for on_task in on_tasks]) for column in known}
+        known = [
+            column
+            for column in (on_tasks[0] if on_tasks else ())
+            if all(column in values for values in on_tasks)
+        ]
+        values = {
+            column: _mean(column, [on_task[column] for on_task in on_tasks]) for column in known
+        }
         if values:
-            words = [word for word in entry.conditions.split(", ") if not re.fullmatch(_VARIED, word)]
+            words = [
+                word for word in entry.conditions.split(", ") if not re.fullmatch(_VARIED, word)
+            ]
             rows.append(CardRow(replace(entry, conditions=", ".join(filter(None, words))), values))
     rules = list(dict.fromkeys(card_row.entry.rule for card_row in rows))
-    rows.sort(key=lambda card_row: (rules.index(card_row.entry.rule), -card_row.values[ACCURACY].mean))
+    rows.sort(
+        key=lambda card_row: (rules.index(card_row.entry.rule), -card_row.values[ACCURACY].mean)
+    )
     shown = dict.fromkeys(column for card_row in rows for column in card_row.values)
     labels_cost = [column for column in shown if column.labels]
     ordered = [ACCURACY, FLIPS, *labels_cost, FORMATS, SETS, SHOTS, *CONFIDENCE.values()]
-    return Card(tuple(column for column in ordered if column in shown), tuple(rows), tuple(used)) if rows else None
+    return (
+        Card(tuple(column for column in ordered if column in shown), tuple(rows), tuple(used))
+        if rows
+        else None
+    )
 
 
 def _is_varied(by_labels: SetsByLabels) -> bool:
-    formats = (unit.run.format for sets in by_labels.values() for prompt_set in sets for unit in prompt_set.answered)
+    formats = (
+        unit.run.format
+        for sets in by_labels.values()
+        for prompt_set in sets
+        for unit in prompt_set.answered
+    )
     return any(labels for labels, _ in by_labels) or any(formats)
 
 
 def _bounds(column: Property) -> Bounds:
-    return _SHARE if column.percent else (0.0, 2.0) if column.better == "lower" else (-math.inf, 0.0)
+    return (
+        _SHARE if column.percent else (0.0, 2.0) if column.better == "lower" else (-math.inf, 0.0)
+    )
 
 
 def _mean(column: Property, parts: Sequence[Estimate]) -> Estimate:
@@ -94,7 +152,11 @@ def _mean(column: Property, parts: Sequence[Estimate]) -> Estimate:
 def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     """The known properties of a row on a task, with the number of demonstrations that most runs have. Other labels,
     formats and numbers of demonstrations are compared in the first order alone."""
-    runs = {n: sum(len(one_set.answered) for one_set in sets) for (labels, n), sets in by_labels.items() if not labels}
+    runs = {
+        n: sum(len(one_set.answered) for one_set in sets)
+        for (labels, n), sets in by_labels.items()
+        if not labels
+    }
     if not runs:
         return
     shots = max(runs, key=runs.__getitem__)
@@ -102,16 +164,26 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     if not base:
         return
     yield ACCURACY, statistics.estimate(matrix(base), bounds=_SHARE)
-    by_set = [[unit.answers.predictions for unit in one_set.answered] for one_set in base if len(one_set.answered) > 1]
+    by_set = [
+        [unit.answers.predictions for unit in one_set.answered]
+        for one_set in base
+        if len(one_set.answered) > 1
+    ]
     known = (orders for orders in by_set if not any(order is None for order in orders))
     flips = statistics.order_sensitivity(np.array(orders).T for orders in known)
     if flips is not None:
         yield FLIPS, flips
     first = _in_first_order(base)
     for (labels, n), sets in sorted(by_labels.items()):
-        if labels and n == shots and (cost := _difference(first, _in_first_order(sets))) is not None:
+        if (
+            labels
+            and n == shots
+            and (cost := _difference(first, _in_first_order(sets))) is not None
+        ):
             what = f"accuracy with the right labels less that with {labels} labels in the demonstrations"
-            name = "random labels cost" if labels == "random" else f"{labels.replace(':', ' ')} cost"
+            name = (
+                "random labels cost" if labels == "random" else f"{labels.replace(':', ' ')} cost"
+            )
             yield Property(name, what, "", labels=labels), cost
     formats = _formats(by_labels["", shots])
     if formats is not None:
@@ -137,7 +209,9 @@ def spread(scores: np.ndarray) -> Estimate:
         scores: (documents, sets, variants).
     """
     sums = np.concatenate([scores, np.ones((*scores.shape[:2], 1))], axis=2)
-    result = bootstrap(sums, lambda sums: np.ptp(sums[..., :-1], axis=-1) / sums[..., -1], bounds=_SHARE)
+    result = bootstrap(
+        sums, lambda sums: np.ptp(sums[..., :-1], axis=-1) / sums[..., -1], bounds=_SHARE
+    )
     # If no document shows a variation, the share of documents that vary is at most the end of Wilson's interval for 0.
     unseen = statistics.wilson(0, len(scores))[1] if result.error == 0 else 0.0
     return replace(result, high=min(1.0, max(result.high, result.mean + unseen)))
@@ -157,7 +231,9 @@ def _difference(first: Sets, second: Sets) -> Difference | None:
     """The first scores minus the second, on sets of the same seeds; None without such sets."""
     others = {one_set.label: one_set for one_set in second}
     pairs = [(one_set, others[one_set.label]) for one_set in first if one_set.label in others]
-    documents = {unit.answers.documents for pair in pairs for one_set in pair for unit in one_set.answered}
+    documents = {
+        unit.answers.documents for pair in pairs for one_set in pair for unit in one_set.answered
+    }
     if len(documents) != 1:
         return None
     mine, theirs = zip(*pairs, strict=True)
@@ -167,11 +243,15 @@ def _difference(first: Sets, second: Sets) -> Difference | None:
 def _formats(sets: Sets) -> np.ndarray | None:
     """(documents, sets, formats) scores in the first order, in the formats that all sets have; None if it is one."""
     in_order = _only(sets, lambda unit: unit.run.order == 0)
-    by_set = [{unit.run.format: unit.answers.items for unit in one_set.answered} for one_set in in_order]
+    by_set = [
+        {unit.run.format: unit.answers.items for unit in one_set.answered} for one_set in in_order
+    ]
     numbers = sorted(set.intersection(*map(set, by_set))) if by_set else []
     if len(numbers) < 2:
         return None
-    return np.stack([np.stack([scores[number] for number in numbers], axis=1) for scores in by_set], axis=1)
+    return np.stack(
+        [np.stack([scores[number] for number in numbers], axis=1) for scores in by_set], axis=1
+    )
 
 
 def _calibration(sets: Sets, name: str) -> Estimate:

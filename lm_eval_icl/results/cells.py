@@ -11,7 +11,16 @@ import numpy as np
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results import statistics
-from lm_eval_icl.results.board import BoardCell, Cells, Column, Entry, PromptSet, RowKey, TaskRun, grouped
+from lm_eval_icl.results.board import (
+    BoardCell,
+    Cells,
+    Column,
+    Entry,
+    PromptSet,
+    RowKey,
+    TaskRun,
+    grouped,
+)
 from lm_eval_icl.results.metrics import AGGREGATIONS, bootstrap, bootstrap_difference
 from lm_eval_icl.results.records import Answers, at, count, number
 from lm_eval_icl.results.statistics import Bounds, Difference, Estimate
@@ -19,7 +28,10 @@ from lm_eval_icl.results.statistics import Bounds, Difference, Estimate
 _LISTED = 20  # the most names in a message
 _FEW_SETS = 5
 _NO_SET = "no demonstrations"
-_COLLAPSED, _FEW_DOCUMENTS = 0.95, 10  # the share of one prediction that gets a mark, from so many documents on
+_COLLAPSED, _FEW_DOCUMENTS = (
+    0.95,
+    10,
+)  # the share of one prediction that gets a mark, from so many documents on
 _NORMAL = 1.96  # half of a 95% interval, in standard errors
 Values = Callable[[Answers], np.ndarray]
 _ITEMS: Values = attrgetter("items")
@@ -35,23 +47,35 @@ def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
 
     lost, shortened, cut = most("left_out", "demonstrations"), most("left_out"), most("truncated")
     if lost:
-        marks.append(f"{lost} demonstrations were left out of {shortened} documents' prompts, which were too long.")
+        marks.append(
+            f"{lost} demonstrations were left out of {shortened} documents' prompts, which were too long."
+        )
     if cut:
-        marks.append(f"{cut} documents were cut at their beginning: they do not fit even without demonstrations.")
+        marks.append(
+            f"{cut} documents were cut at their beginning: they do not fit even without demonstrations."
+        )
     if copies := most("own_demonstrations"):
         marks.append(f"{copies} documents stand among their own demonstrations, with the answer.")
-    cell = _from_answers(answered, is_share, marks) if answered else BoardCell(_reported(units, is_share))
+    cell = (
+        _from_answers(answered, is_share, marks)
+        if answered
+        else BoardCell(_reported(units, is_share))
+    )
     if not answered:
         marks.append("aggregate only")
     elif len(answered) < len(units):
-        marks.append(f"{len(units) - len(answered)} of {len(units)} runs without samples are not counted.")
+        marks.append(
+            f"{len(units) - len(answered)} of {len(units)} runs without samples are not counted."
+        )
     expected = _expected(units, units[0].result.task)
     return replace(cell, marks=tuple(dict.fromkeys(marks)), left_out=lost, expected=expected)
 
 
 def _expected(units: Iterable[TaskRun], column: str) -> float | None:
     """The paper's value of a column, if all runs give the same value; None for results under a decision rule."""
-    values = [None if unit.result.rule else number(unit.run.study.expected.get(column)) for unit in units]
+    values = [
+        None if unit.result.rule else number(unit.run.study.expected.get(column)) for unit in units
+    ]
     return values[0] if values.count(values[0]) == len(values) else None
 
 
@@ -59,17 +83,30 @@ def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) ->
     """The numbers of a row on a task from its samples. Marks about the samples are added to `marks`."""
     result, sets = units[0].result, _prompt_sets(units, marks)
     marks += ["few seeds"] * (1 < len(sets) < _FEW_SETS)
-    orders_of = [u for s in sets if s.label != _NO_SET for u in grouped(s.answered, lambda u: u.run.format).values()]
-    by_set = [[unit.answers.predictions for unit in in_format] for in_format in orders_of if len(in_format) > 1]
+    orders_of = [
+        u
+        for s in sets
+        if s.label != _NO_SET
+        for u in grouped(s.answered, lambda u: u.run.format).values()
+    ]
+    by_set = [
+        [unit.answers.predictions for unit in in_format]
+        for in_format in orders_of
+        if len(in_format) > 1
+    ]
     are_known = all(order is not None for orders in by_set for order in orders)
     answers = [unit.answers for s in sets for unit in s.answered]
     one = _one_answer(answers, len(sets)) if result.metric == "acc" else None
     return BoardCell(
         estimated(sets, result.aggregation, (0.0, 1.0) if is_share else None),
         sets=sets,
-        sensitivity=statistics.order_sensitivity(np.array(orders).T for orders in by_set) if are_known else None,
+        sensitivity=statistics.order_sensitivity(np.array(orders).T for orders in by_set)
+        if are_known
+        else None,
         majority=None if one is None else float(one.mean()),
-        to_majority=None if one is None else statistics.difference(matrix(sets), one, bounds=(0.0, 1.0)),
+        to_majority=None
+        if one is None
+        else statistics.difference(matrix(sets), one, bounds=(0.0, 1.0)),
         collapsed={result.task: _collapsed(answers)},
     )
 
@@ -86,7 +123,9 @@ def _collapsed(answers: Sequence[Answers]) -> tuple[int, int]:
     """With how many prompts nearly all predictions are one option, and of how many; (0, 0) if that is no fault."""
 
     def is_one(options: np.ndarray | None) -> bool:
-        return options is not None and max(np.unique(options, return_counts=True)[1]) >= _COLLAPSED * len(options)
+        return options is not None and max(
+            np.unique(options, return_counts=True)[1]
+        ) >= _COLLAPSED * len(options)
 
     known = [one.predictions for one in answers if one.predictions is not None]
     enough = len(answers[0].items) >= _FEW_DOCUMENTS and not is_one(answers[0].golds)
@@ -111,13 +150,22 @@ def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet,
     by_seed = {unit.run.seed: unit.answers.demonstrations for unit in units if not unit.run.format}
     orders: dict[str | None, list[TaskRun]] = {}
     # If a method sorts the demonstrations, the prompts are the same in all orders of a study.
-    for first, *others in grouped(units, lambda unit: (unit.answers.prompts, unit.run.order)).values():
-        others = [unit for unit in others if unit.run.date != first.run.date]  # of the same date, it is the same run
+    for first, *others in grouped(
+        units, lambda unit: (unit.answers.prompts, unit.run.order)
+    ).values():
+        others = [
+            unit for unit in others if unit.run.date != first.run.date
+        ]  # of the same date, it is the same run
         if others:
-            agree = all(np.array_equal(first.answers.items, unit.answers.items, equal_nan=True) for unit in others)
+            agree = all(
+                np.array_equal(first.answers.items, unit.answers.items, equal_nan=True)
+                for unit in others
+            )
             marks.append("confirmed" if agree else "differs")
         texts, seed = first.answers.demonstrations, first.run.seed
-        demonstrations = by_seed.get(seed, f"seed {seed}") if first.run.format and texts is not None else texts
+        demonstrations = (
+            by_seed.get(seed, f"seed {seed}") if first.run.format and texts is not None else texts
+        )
         orders.setdefault(demonstrations, []).append(first)
     if "differs" in marks:  # then "confirmed" is only true of other prompts
         marks[:] = [mark for mark in marks if mark != "confirmed"]
@@ -129,7 +177,10 @@ def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet,
         label = f"set {demonstrations[:6]}" if demonstrations and seed is None else f"seed {seed}"
         prompt_set = PromptSet(_NO_SET if demonstrations is None else label, tuple(answered))
         sets.append((-1 if seed is None else seed, prompt_set))
-    return tuple(prompt_set for _, prompt_set in sorted(sets, key=lambda seeded: (seeded[0], seeded[1].label)))
+    return tuple(
+        prompt_set
+        for _, prompt_set in sorted(sets, key=lambda seeded: (seeded[0], seeded[1].label))
+    )
 
 
 def matrix(sets: Sequence[PromptSet], values: Values = _ITEMS) -> np.ndarray:
@@ -138,12 +189,16 @@ def matrix(sets: Sequence[PromptSet], values: Values = _ITEMS) -> np.ndarray:
     return np.stack([np.mean(orders, axis=0) for orders in by_set], axis=1)
 
 
-def estimated(sets: Sequence[PromptSet], aggregation: str, bounds: Bounds | None, items: Values = _ITEMS) -> Estimate:
+def estimated(
+    sets: Sequence[PromptSet], aggregation: str, bounds: Bounds | None, items: Values = _ITEMS
+) -> Estimate:
     """The mean over sets of a metric of the answers' items; the bounds are those of a metric that is a mean."""
     if aggregation == "mean":
         return statistics.estimate(matrix(sets, items), bounds=bounds)
     metric = AGGREGATIONS[aggregation]
-    return bootstrap(matrix(sets, lambda one: metric.features(items(one))), metric.value, bounds=metric.bounds)
+    return bootstrap(
+        matrix(sets, lambda one: metric.features(items(one))), metric.value, bounds=metric.bounds
+    )
 
 
 def _reported(units: Sequence[TaskRun], is_share: bool) -> Estimate:
@@ -152,12 +207,17 @@ def _reported(units: Sequence[TaskRun], is_share: bool) -> Estimate:
     values = [float(np.mean([unit.result.value for unit in same])) for same in by_seed]
     errors = [math.inf if unit.result.stderr is None else unit.result.stderr for unit in units]
     seed_variance = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else 0.0
-    mean, error = float(np.mean(values)), math.sqrt(float(np.mean(np.square(errors))) + seed_variance)
+    mean, error = (
+        float(np.mean(values)),
+        math.sqrt(float(np.mean(np.square(errors))) + seed_variance),
+    )
     low, high = mean - _NORMAL * error, mean + _NORMAL * error
     if is_share:
         low, high = max(low, 0.0), min(high, 1.0)
     documents = units[0].result.documents
-    return Estimate(mean, low, high, error, math.inf, documents, len(values), None, None, "reported")
+    return Estimate(
+        mean, low, high, error, math.inf, documents, len(values), None, None, "reported"
+    )
 
 
 def combined(cells: Mapping[str, BoardCell], units: Iterable[TaskRun], column: Column) -> BoardCell:
@@ -167,22 +227,38 @@ def combined(cells: Mapping[str, BoardCell], units: Iterable[TaskRun], column: C
     majorities = [part.majority for part in parts if part.majority is not None]
     above = [part.to_majority for part in parts if part.to_majority is not None]
     n = len(parts)
-    notes = (f"{task}: {m}" if m.endswith(".") else m for task in column.weights for m in cells[task].marks)
+    notes = (
+        f"{task}: {m}" if m.endswith(".") else m
+        for task in column.weights
+        for m in cells[task].marks
+    )
     return BoardCell(
         statistics.estimate_group([part.estimate for part in parts], weights, bounds=column.bounds),
-        sensitivity=statistics.estimate_group(flips, weights, bounds=(0.0, 1.0)) if len(flips) == n else None,
+        sensitivity=statistics.estimate_group(flips, weights, bounds=(0.0, 1.0))
+        if len(flips) == n
+        else None,
         marks=tuple(dict.fromkeys(notes)),
         left_out=sum(part.left_out for part in parts),
-        majority=math.fsum(map(math.prod, zip(weights, majorities, strict=True))) if len(majorities) == n else None,
-        to_majority=statistics.difference_group(above, weights, bounds=column.bounds) if len(above) == n else None,
-        collapsed={task: counts for task in column.weights for counts in cells[task].collapsed.values()},
+        majority=math.fsum(map(math.prod, zip(weights, majorities, strict=True)))
+        if len(majorities) == n
+        else None,
+        to_majority=statistics.difference_group(above, weights, bounds=column.bounds)
+        if len(above) == n
+        else None,
+        collapsed={
+            task: counts for task in column.weights for counts in cells[task].collapsed.values()
+        },
         expected=_expected(units, column.name),
     )
 
 
-def common(first: Sequence[PromptSet], second: Sequence[PromptSet]) -> list[tuple[PromptSet, PromptSet]]:
+def common(
+    first: Sequence[PromptSet], second: Sequence[PromptSet]
+) -> list[tuple[PromptSet, PromptSet]]:
     """The pairs of sets with the same prompts in both, reduced to the orders that both have."""
-    by_prompts = {order.answers.prompts: order for prompt_set in second for order in prompt_set.answered}
+    by_prompts = {
+        order.answers.prompts: order for prompt_set in second for order in prompt_set.answered
+    }
     pairs = []
     for prompt_set in first:
         matches = ((order, by_prompts.get(order.answers.prompts)) for order in prompt_set.answered)
@@ -208,19 +284,27 @@ def compare(first: Cells, second: Cells, columns: Sequence[Column]) -> dict[str,
     return differences
 
 
-def _difference(first: Sequence[PromptSet], second: Sequence[PromptSet], bounds: Bounds | None) -> Difference | None:
+def _difference(
+    first: Sequence[PromptSet], second: Sequence[PromptSet], bounds: Bounds | None
+) -> Difference | None:
     """The first row minus the second on one task; None if they have no common prompt."""
     if not (pairs := common(first, second)):
         return None
     mine, theirs = zip(*pairs, strict=True)
     ours, other = mine[0].answered[0].result, theirs[0].answered[0].result
     # Two files that are compared may have columns of the same name with different metrics.
-    if (ours.metric, ours.filter, ours.aggregation) != (other.metric, other.filter, other.aggregation):
+    if (ours.metric, ours.filter, ours.aggregation) != (
+        other.metric,
+        other.filter,
+        other.aggregation,
+    ):
         return None
     if ours.aggregation == "mean":
         return statistics.difference(matrix(mine), matrix(theirs), bounds=bounds)
     metric = AGGREGATIONS[ours.aggregation]
-    own, others = (matrix(sets, lambda answers: metric.features(answers.items)) for sets in (mine, theirs))
+    own, others = (
+        matrix(sets, lambda answers: metric.features(answers.items)) for sets in (mine, theirs)
+    )
     return bootstrap_difference(own, others, metric.value, bounds=metric.bounds)
 
 
@@ -228,15 +312,25 @@ def named(entries: Sequence[Entry], name: str, what: str = "") -> Entry:
     """The entry with this name, or label, or label and checkpoint. `InputError` is raised unless it is exactly one."""
     exact = [e for e in entries if name in (e.name, e.label, f"{e.label} on {e.checkpoint}")]
     # A method's name stands for its entry without a decision rule.
-    matching = exact or [e for e in entries if e.rule is None and name in (e.method, f"{e.method} {e.arguments}")]
+    matching = exact or [
+        e for e in entries if e.rule is None and name in (e.method, f"{e.method} {e.arguments}")
+    ]
     if len(matching) != 1:
-        names = "; ".join(f"{e.name}: {e.label} on {e.checkpoint}" for e in (matching or entries)[:_LISTED])
-        how = "several entries have this name. Give one of" if matching else "there is no such entry. There are"
+        names = "; ".join(
+            f"{e.name}: {e.label} on {e.checkpoint}" for e in (matching or entries)[:_LISTED]
+        )
+        how = (
+            "several entries have this name. Give one of"
+            if matching
+            else "there is no such entry. There are"
+        )
         raise InputError(f"{what}{name}: {how} {names}.")
     return matching[0]
 
 
-def baselines_of(entries: Sequence[Entry], key_of: Mapping[Entry, RowKey], baseline: str | None) -> dict[str, Entry]:
+def baselines_of(
+    entries: Sequence[Entry], key_of: Mapping[Entry, RowKey], baseline: str | None
+) -> dict[str, Entry]:
     """Entry's name -> its baseline: an entry of the baseline's method, without arguments if the entry has this method
     too, on the same checkpoint, under the same rule. Of several, one with the same switches is preferred, and then the
     one with common prompts on most tasks."""
@@ -254,37 +348,61 @@ def baselines_of(entries: Sequence[Entry], key_of: Mapping[Entry, RowKey], basel
             comparable = entry.method != baseline or (entry.arguments and not rival.arguments)
             if comparable and dict(key_of[rival].method).get("method") == baseline:
                 tasks = entry.cells.keys() & rival.cells.keys()
-                paired = sum(bool(common(entry.cells[task].sets, rival.cells[task].sets)) for task in tasks)
-                nearness[rival] = key_of[rival].switches == key_of[entry].switches, paired, -len(rival.arguments)
+                paired = sum(
+                    bool(common(entry.cells[task].sets, rival.cells[task].sets)) for task in tasks
+                )
+                nearness[rival] = (
+                    key_of[rival].switches == key_of[entry].switches,
+                    paired,
+                    -len(rival.arguments),
+                )
         if nearness:
             bases[entry.name] = max(nearness, key=nearness.__getitem__)
     return bases
 
 
 def compare_all(
-    entries: Sequence[Entry], key_of: Mapping[Entry, RowKey], columns: Sequence[Column], baseline: str | None
+    entries: Sequence[Entry],
+    key_of: Mapping[Entry, RowKey],
+    columns: Sequence[Column],
+    baseline: str | None,
 ) -> tuple[tuple[Entry, ...], dict[str, str]]:
     """The entries with differences and marks; and entry's name -> the name of its baseline."""
     bases = baselines_of(entries, key_of, baseline)
     raw = {replace(key, rule=()): entry for entry, key in key_of.items() if not key.rule}
-    raws = {e.name: r for e in entries if (r := raw.get(replace(key_of[e], rule=()))) is not None and r is not e}
+    raws = {
+        e.name: r
+        for e in entries
+        if (r := raw.get(replace(key_of[e], rule=()))) is not None and r is not e
+    }
     cells: dict[str, dict[str, BoardCell]] = {entry.name: {} for entry in entries}
     for column in columns:
         column_entries = [entry for entry in entries if column.name in entry.cells]
-        to_baseline, to_raw = _differences(column_entries, bases, column), _differences(column_entries, raws, column)
+        to_baseline, to_raw = (
+            _differences(column_entries, bases, column),
+            _differences(column_entries, raws, column),
+        )
         to_majority = _adjusted({e.name: e.cells[column.name].to_majority for e in column_entries})
         for rule_entries in grouped(column_entries, lambda entry: entry.rule).values():
-            best = max(rule_entries, key=lambda entry: column.sign * entry.cells[column.name].estimate.mean)
-            to_best = _differences(rule_entries, {e.name: best for e in rule_entries if e is not best}, column)
+            best = max(
+                rule_entries, key=lambda entry: column.sign * entry.cells[column.name].estimate.mean
+            )
+            to_best = _differences(
+                rule_entries, {e.name: best for e in rule_entries if e is not best}, column
+            )
             for entry in rule_entries:
                 cell = entry.cells[column.name]
                 difference, below = to_baseline.get(entry.name), to_best.get(entry.name)
                 marks = cell.marks + _collapse_marks(cell.collapsed)
                 if difference is not None:
                     if difference.sets < cell.estimate.sets:
-                        marks += (f"Paired on {difference.sets} of {cell.estimate.sets} sets of demonstrations.",)
+                        marks += (
+                            f"Paired on {difference.sets} of {cell.estimate.sets} sets of demonstrations.",
+                        )
                     if lost := bases[entry.name].cells[column.name].left_out:
-                        marks += (f"{lost} demonstrations were left out of its baseline's prompts.",)
+                        marks += (
+                            f"{lost} demonstrations were left out of its baseline's prompts.",
+                        )
                 elif entry.name in bases and column.name in bases[entry.name].cells:
                     marks += ("unpaired",) * ("aggregate only" not in marks)
                 cells[entry.name][column.name] = replace(
@@ -292,7 +410,8 @@ def compare_all(
                     difference=difference,
                     to_raw=to_raw.get(entry.name),
                     to_majority=to_majority.get(entry.name),
-                    is_best=abs(cell.estimate.mean - best.cells[column.name].estimate.mean) <= 1e-12,
+                    is_best=abs(cell.estimate.mean - best.cells[column.name].estimate.mean)
+                    <= 1e-12,
                     is_worse=None if below is None else column.judged(below) == "worse",
                     marks=marks,
                 )
@@ -301,9 +420,15 @@ def compare_all(
     return ordered, {name: base.name for name, base in bases.items()}
 
 
-def _differences(entries: Sequence[Entry], others: Mapping[str, Entry], column: Column) -> dict[str, Difference]:
+def _differences(
+    entries: Sequence[Entry], others: Mapping[str, Entry], column: Column
+) -> dict[str, Difference]:
     """Entry's name -> its difference on a column to its entry in `others`, for entries that are compared."""
-    compared = {e.name: compare(e.cells, others[e.name].cells, [column]) for e in entries if e.name in others}
+    compared = {
+        e.name: compare(e.cells, others[e.name].cells, [column])
+        for e in entries
+        if e.name in others
+    }
     return _adjusted({name: by_column.get(column.name) for name, by_column in compared.items()})
 
 

@@ -24,8 +24,15 @@ Documents = dict[str, list[DocumentRow]]  # by task
 
 def name_of(results: Mapping[str, Any], documents: Documents) -> str:
     """The name of a run's file: digests of its results and of its rows without the predicted texts."""
-    rows = ((task, row, row.prediction if row.options else None) for task, rows in documents.items() for row in rows)
-    texts = (json.dumps([task, *row[:6], *row[7:10], prediction], sort_keys=True) for task, row, prediction in rows)
+    rows = (
+        (task, row, row.prediction if row.options else None)
+        for task, rows in documents.items()
+        for row in rows
+    )
+    texts = (
+        json.dumps([task, *row[:6], *row[7:10], prediction], sort_keys=True)
+        for task, row, prediction in rows
+    )
     return f"{digest([json.dumps(results, sort_keys=True)])}-{digest(texts)[:8]}"
 
 
@@ -45,7 +52,9 @@ def load(path: Path) -> tuple[dict[str, Any], Documents]:
         for task, *row in zip(*values.values(), strict=True):
             documents.setdefault(task, []).append(DocumentRow(*row))
     except Exception as error:  # pyarrow's are of many kinds
-        raise Unusable(f"is damaged, or not a file of `lm-eval-icl collect` ({one_line(error)[:200]})") from None
+        raise Unusable(
+            f"is damaged, or not a file of `lm-eval-icl collect` ({one_line(error)[:200]})"
+        ) from None
     return results, documents
 
 
@@ -70,7 +79,9 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
         for task, row in ((task, row) for task, rows in documents.items() for row in rows):
             prediction = row.prediction if row.options else None  # predicted texts are not written
             metrics = json.dumps(row.metrics, sort_keys=True)
-            columns.append({"task": task, **row._asdict(), "prediction": prediction, "metrics": metrics})
+            columns.append(
+                {"task": task, **row._asdict(), "prediction": prediction, "metrics": metrics}
+            )
         kinds = {**dict.fromkeys(("task", "filter", "document", "prompt", "demonstrations", "metrics"), pa.string()),
                  "doc_id": pa.int64(), **dict.fromkeys(("options", "prediction", "gold"), pa.int32()),
                  "logprobs": pa.list_(pa.float64())}  # fmt: skip
@@ -93,29 +104,44 @@ def faults(path: Path) -> list[str]:
     results, documents = load(path)
     sentences = []
     if path.stem != name_of(results, documents):
-        sentences.append("was changed after `lm-eval-icl collect` wrote it, or was renamed: collect it again.")
+        sentences.append(
+            "was changed after `lm-eval-icl collect` wrote it, or was renamed: collect it again."
+        )
     for task, task_rows in documents.items():
         by_filter = grouped(task_rows, lambda row: row.filter)
-        prompts = [sorted((row.doc_id, row.document, row.prompt) for row in rows) for rows in by_filter.values()]
+        prompts = [
+            sorted((row.doc_id, row.document, row.prompt) for row in rows)
+            for rows in by_filter.values()
+        ]
         if any(filter_prompts != prompts[0] for filter_prompts in prompts):
-            sentences.append(f"task {task!r}: the answers under its filters and rules are not to the same documents.")
+            sentences.append(
+                f"task {task!r}: the answers under its filters and rules are not to the same documents."
+            )
         for row in task_rows:
             chosen = row.logprobs.index(max(row.logprobs)) if row.logprobs else row.prediction
-            has_score = row.gold is not None and isinstance(row.prediction, int) and "acc" in row.metrics
+            has_score = (
+                row.gold is not None and isinstance(row.prediction, int) and "acc" in row.metrics
+            )
             if (chosen != row.prediction and "metaicl" not in row.metrics) or (
                 has_score and float(row.metrics["acc"]) != float(row.prediction == row.gold)
             ):
-                sentences.append(f"task {task!r}, document {row.doc_id}, {row.filter!r}: another answer or score.")
+                sentences.append(
+                    f"task {task!r}, document {row.doc_id}, {row.filter!r}: another answer or score."
+                )
                 break
         for key, value in mapping(results["results"].get(task)).items():
             metric, comma, filter_name = key.partition(",")
             if not comma or metric.endswith("_stderr") or number(value) is None:
                 continue
             try:
-                given = aggregated(by_filter.get(filter_name, []), metric, mapping(results["configs"].get(task)))
+                given = aggregated(
+                    by_filter.get(filter_name, []), metric, mapping(results["configs"].get(task))
+                )
             except ValueError as error:
                 sentences.append(f"task {task!r}, {key}: {error}.")
             else:
-                if given is not None and not math.isclose(given, value, rel_tol=1e-9, abs_tol=1e-12):
+                if given is not None and not math.isclose(
+                    given, value, rel_tol=1e-9, abs_tol=1e-12
+                ):
                     sentences.append(f"task {task!r}: the answers do not give its {key}.")
     return sentences

@@ -85,7 +85,14 @@ FIELDS = (
 )  # fmt: skip
 _DECLARED = {path: field for field in FIELDS for path in field.paths.split()}
 # The fields that make a task's prompts, besides the demonstrations. Demonstrations have the query's unless they differ.
-_TEMPLATE = ("doc_to_text", "doc_to_target", "doc_to_choice", "gen_prefix", "target_delimiter", "fewshot_delimiter")
+_TEMPLATE = (
+    "doc_to_text",
+    "doc_to_target",
+    "doc_to_choice",
+    "gen_prefix",
+    "target_delimiter",
+    "fewshot_delimiter",
+)
 _SHORT = 32  # shorter texts are compared and shown as they are, others by their digest
 
 
@@ -106,7 +113,9 @@ def model_arguments(recorded: Any) -> dict[str, Any]:
     for part in filter(None, recorded.split(",")):
         name, _, text = part.partition("=")
         with suppress(ValueError):
-            text = json.loads(text.lower()) if text.lower() in ("true", "false") else json.loads(text)
+            text = (
+                json.loads(text.lower()) if text.lower() in ("true", "false") else json.loads(text)
+            )
         arguments[name.strip()] = text
     return arguments
 
@@ -118,7 +127,11 @@ def declared(kind: str, sources: Mapping[str, Any], task: str = "") -> dict[str,
     for field in FIELDS:
         for path in field.paths.split() if field.kind == kind else ():
             value = at(sources, *path.split("."))
-            value = value.get(task) if isinstance(value, dict) and path in ("file.n-shot", "file.versions") else value
+            value = (
+                value.get(task)
+                if isinstance(value, dict) and path in ("file.n-shot", "file.versions")
+                else value
+            )
             if value not in (None, "", [], {}, False):
                 values.setdefault(field.name, value)
     return values
@@ -142,7 +155,11 @@ def as_text(value: Any) -> str:
     """A value as text: 5.0 is written as 5, addresses in memory are removed, and a long text becomes its digest."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    text = (
+        value
+        if isinstance(value, str)
+        else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    )
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", text)
     return text if len(text) < _SHORT else digest([text])
 
@@ -151,7 +168,9 @@ def row_fields(results: Mapping[str, Any], study: StudyFacts) -> dict[str, dict[
     """The fields that say who answered, as texts by name, in the parts "model", "method" and "setting"."""
     config = mapping(results.get("config"))
     icl, arguments = mapping(config.get("icl")), model_arguments(config.get("model_args"))
-    task = next(iter(mapping(results.get("configs")).values()), None)  # all tasks of a run have its metadata
+    task = next(
+        iter(mapping(results.get("configs")).values()), None
+    )  # all tasks of a run have its metadata
     sources = {"config": config, "icl": icl, "model_args": arguments, "file": results, "task": task}
     values = declared("row", sources)
     if study.model is not None and study.training is not None:
@@ -169,35 +188,60 @@ def row_fields(results: Mapping[str, Any], study: StudyFacts) -> dict[str, dict[
     # A study's training is a switch; `trained` would also tell apart the models that it has trained.
     reported = undeclared("icl", {**icl, "trained": None} if study.training is not None else icl)
     # A model of this package reports all its arguments, with defaults. The arguments of other models are added.
-    given = {name: text for name, text in undeclared("model_args", arguments).items() if name not in reported}
+    given = {
+        name: text
+        for name, text in undeclared("model_args", arguments).items()
+        if name not in reported
+    }
     on_dev = {name: CHOSEN for name in study.chosen if name in reported | given or name == "seeds"}
     rows["method"] |= given | reported | on_dev
     return rows
 
 
-def column_fields(results: Mapping[str, Any], task: str, metric: str, filter_name: str, size: int) -> dict[str, str]:
+def column_fields(
+    results: Mapping[str, Any], task: str, metric: str, filter_name: str, size: int
+) -> dict[str, str]:
     """The fields that say what was asked, as texts by name."""
     config, arguments = mapping(at(results, "configs", task)), mapping(at(results, "config"))
     values = declared("column", {"config": arguments, "file": results, "task": config}, task)
-    if unformatted := mapping(at(config, "metadata", "unformatted")):  # in every format, it is the same task
-        shots = {**mapping(config.get("fewshot_config")), **mapping(unformatted.get("fewshot_config"))}
+    if unformatted := mapping(
+        at(config, "metadata", "unformatted")
+    ):  # in every format, it is the same task
+        shots = {
+            **mapping(config.get("fewshot_config")),
+            **mapping(unformatted.get("fewshot_config")),
+        }
         config = {**config, **unformatted, "fewshot_config": shots}
     shots = mapping(config.get("fewshot_config"))
     query = [config.get(key) for key in _TEMPLATE]
     demonstration = [config.get(key) if shots.get(key) is None else shots[key] for key in _TEMPLATE]
-    template = json.dumps([query, demonstration, config.get("description") or ""], sort_keys=True, default=str)
-    given = model_arguments(arguments.get("model_args"))  # lm-eval adds them to the metadata of tasks
-    metadata = {key: value for key, value in mapping(config.get("metadata")).items() if key not in given}
+    template = json.dumps(
+        [query, demonstration, config.get("description") or ""], sort_keys=True, default=str
+    )
+    given = model_arguments(
+        arguments.get("model_args")
+    )  # lm-eval adds them to the metadata of tasks
+    metadata = {
+        key: value for key, value in mapping(config.get("metadata")).items() if key not in given
+    }
     shots = {key: value for key, value in shots.items() if key not in (*_TEMPLATE, "sampler")}
     shots["split"] = shots.get("split") or config.get("fewshot_split")
     function = re.match(r"<function (\w+)", str(shots.get("process_docs")))
-    if function and f"def {function[1]}(" in str(config.get("process_docs")):  # lm-eval does not write its code
+    if function and f"def {function[1]}(" in str(
+        config.get("process_docs")
+    ):  # lm-eval does not write its code
         del shots["process_docs"]
     rest = {key: value for key, value in config.items() if key not in (*_TEMPLATE, "description")}
     rest |= {"metadata": _portable(metadata), "fewshot_config": shots}
-    rest |= {key: _portable(config[key]) for key in ("dataset_path", "dataset_kwargs") if key in config}
+    rest |= {
+        key: _portable(config[key]) for key in ("dataset_path", "dataset_kwargs") if key in config
+    }
     filters = config.get("filter_list")
-    entries = [entry for entry in filters if at(entry, "name") == filter_name] if isinstance(filters, list) else []
+    entries = (
+        [entry for entry in filters if at(entry, "name") == filter_name]
+        if isinstance(filters, list)
+        else []
+    )
     return {
         **{"metric": metric, "filter": as_text([filter_name, entries] if entries else filter_name)},
         **{name: as_text(value) for name, value in values.items()},

@@ -15,7 +15,15 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 import lm_eval_icl.results.statistics as statistics
-from lm_eval_icl.results.statistics import Bounds, Difference, Estimate, Spread, checked, crossed, is_binary
+from lm_eval_icl.results.statistics import (
+    Bounds,
+    Difference,
+    Estimate,
+    Spread,
+    checked,
+    crossed,
+    is_binary,
+)
 
 BINS = 15  # of equal width (Guo et al. 2017, "On Calibration of Modern Neural Networks")
 _CLASSES = 1000  # a macro-F1 has fewer classes
@@ -27,7 +35,9 @@ Value = Callable[[np.ndarray], np.ndarray]
 class Aggregation:
     """A metric that is a function of sums over documents."""
 
-    features: Callable[[ArrayLike], np.ndarray]  # lm-eval's items of n documents -> (n, k) numbers that are summed
+    features: Callable[
+        [ArrayLike], np.ndarray
+    ]  # lm-eval's items of n documents -> (n, k) numbers that are summed
     value: Value  # (..., k) sums -> (...) the metric
     bounds: Bounds | None  # the least and the greatest value of the metric
 
@@ -36,7 +46,9 @@ class Aggregation:
 class CalibrationMetric:
     """A metric that is computed from log-likelihoods."""
 
-    items: Callable[[Logprobs, Iterable[int]], np.ndarray]  # log-likelihoods and right options -> items to aggregate
+    items: Callable[
+        [Logprobs, Iterable[int]], np.ndarray
+    ]  # log-likelihoods and right options -> items to aggregate
     aggregation: str  # a name of `AGGREGATIONS`
     higher_is_better: bool
 
@@ -50,13 +62,20 @@ def probabilities(logprobs: ArrayLike) -> np.ndarray:
 def confidences(logprobs: Logprobs, golds: Iterable[int]) -> np.ndarray:
     """(documents, 2): the probability of the predicted option, and whether it is the right one."""
     by_document = [probabilities(values) for values in logprobs]
-    return np.array([[p.max(), float(p.argmax() == gold)] for p, gold in zip(by_document, golds, strict=True)])
+    return np.array(
+        [[p.max(), float(p.argmax() == gold)] for p, gold in zip(by_document, golds, strict=True)]
+    )
 
 
 def _squared(logprobs: Logprobs, golds: Iterable[int]) -> np.ndarray:
     """(documents,) the sums over options of (probability - whether it is right)^2."""
     by_document = [probabilities(values) for values in logprobs]
-    return np.array([((p - (np.arange(len(p)) == g)) ** 2).sum() for p, g in zip(by_document, golds, strict=True)])
+    return np.array(
+        [
+            ((p - (np.arange(len(p)) == g)) ** 2).sum()
+            for p, g in zip(by_document, golds, strict=True)
+        ]
+    )
 
 
 def _right_log_probabilities(logprobs: Logprobs, golds: Iterable[int]) -> np.ndarray:
@@ -118,7 +137,9 @@ def _class_counts(items: ArrayLike) -> np.ndarray:
     right, whether it is predicted, and both."""
     right, predicted = _items(items, 2).T
     if not (right == np.floor(np.abs(right))).all() or right.max() >= _CLASSES:
-        raise ValueError(f"the right class of each document must be a whole number below {_CLASSES:,}")
+        raise ValueError(
+            f"the right class of each document must be a whole number below {_CLASSES:,}"
+        )
     classes = np.arange(right.max() + 1)
     is_right, is_predicted = right[:, None] == classes, predicted[:, None] == classes
     return np.hstack([is_right, is_predicted, is_right & is_predicted]).astype(float)
@@ -144,7 +165,12 @@ def _f1(sums: np.ndarray) -> np.ndarray:
 
 def _matthews(sums: np.ndarray) -> np.ndarray:
     hits, false_alarms, misses, rejections = np.moveaxis(sums, -1, 0)
-    margins = np.sqrt((hits + false_alarms) * (hits + misses) * (rejections + false_alarms) * (rejections + misses))
+    margins = np.sqrt(
+        (hits + false_alarms)
+        * (hits + misses)
+        * (rejections + false_alarms)
+        * (rejections + misses)
+    )
     return _ratio(hits * rejections - false_alarms * misses, margins)
 
 
@@ -152,7 +178,9 @@ def _macro_f1(sums: np.ndarray) -> np.ndarray:
     """The mean F1 of the classes that are right for some document (MetaICL's metric of classification)."""
     right, predicted, both = np.split(sums, 3, axis=-1)
     counts = right > 0
-    mean: np.ndarray = (counts * _ratio(2 * both, right + predicted)).sum(axis=-1) / counts.sum(axis=-1)
+    mean: np.ndarray = (counts * _ratio(2 * both, right + predicted)).sum(axis=-1) / counts.sum(
+        axis=-1
+    )
     return mean
 
 
@@ -167,12 +195,16 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
     "matthews_corrcoef": Aggregation(_confusions, _matthews, (-1, 1)),
     "perplexity": Aggregation(_counted, _perplexity, (0, math.inf)),
     "weighted_perplexity": Aggregation(_pairs, _perplexity, (0, math.inf)),
-    "bits_per_byte": Aggregation(_pairs, lambda sums: -_quotient(sums) / math.log(2), (0, math.inf)),
+    "bits_per_byte": Aggregation(
+        _pairs, lambda sums: -_quotient(sums) / math.log(2), (0, math.inf)
+    ),
     "ece": Aggregation(binned, calibration_error, (0, 1)),
 }
 
 
-def bootstrap(sums: np.ndarray, value: Value, draws: int = 2000, *, bounds: Bounds | None = None) -> Estimate:
+def bootstrap(
+    sums: np.ndarray, value: Value, draws: int = 2000, *, bounds: Bounds | None = None
+) -> Estimate:
     """The mean over sets of a metric, with the pigeonhole bootstrap (Owen 2007, Ann Appl Stat 1:386).
 
     In each draw, documents and sets are drawn with replacement, independently of each other. The metric deviates by a
@@ -186,11 +218,18 @@ def bootstrap(sums: np.ndarray, value: Value, draws: int = 2000, *, bounds: Boun
     """
     sums = checked(sums, axes=3)
     mean = float(value(sums.sum(axis=0)).mean())
-    return statistics.from_t(mean, _resampled([sums], value, draws), sums.shape[0], sums.shape[1], bounds, "bootstrap")
+    return statistics.from_t(
+        mean, _resampled([sums], value, draws), sums.shape[0], sums.shape[1], bounds, "bootstrap"
+    )
 
 
 def bootstrap_difference(
-    first: np.ndarray, second: np.ndarray, value: Value, draws: int = 2000, *, bounds: Bounds | None = None
+    first: np.ndarray,
+    second: np.ndarray,
+    value: Value,
+    draws: int = 2000,
+    *,
+    bounds: Bounds | None = None,
 ) -> Difference:
     """The difference of two entries' metrics, as in `bootstrap`. The same documents and sets are drawn for both."""
     first, second = checked(first, axes=3), checked(second, axes=3, like=first)
@@ -209,7 +248,10 @@ def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int) -> Sprea
 
     def by_set(weights: np.ndarray) -> np.ndarray:
         """(draws, documents) how often each document is drawn -> (draws, sets) the metric of each set."""
-        metrics = [value((weights @ sums.reshape(n, -1)).reshape(-1, sets, sums.shape[2])) for sums in entries]
+        metrics = [
+            value((weights @ sums.reshape(n, -1)).reshape(-1, sets, sums.shape[2]))
+            for sums in entries
+        ]
         return metrics[0] - metrics[1] if len(metrics) == 2 else metrics[0]
 
     whole = by_set(np.ones((1, n)))[0]
@@ -223,7 +265,9 @@ def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int) -> Sprea
         documents = np.bincount(places.ravel(), minlength=rows * n).reshape(rows, n).astype(float)
         columns = rng.multinomial(sets, np.full(sets, 1 / sets), size=rows).astype(float)
         metrics = by_set(documents)
-        chunks.append([metrics.mean(axis=1), (whole * columns).mean(axis=1), (metrics * columns).mean(axis=1)])
+        chunks.append(
+            [metrics.mean(axis=1), (whole * columns).mean(axis=1), (metrics * columns).mean(axis=1)]
+        )
     a, b, both = np.concatenate(chunks, axis=1)
     if not np.isfinite([a, b, both]).all():
         return Spread(math.inf, 0)

@@ -17,7 +17,17 @@ from tqdm import tqdm
 from lm_eval_icl.errors import InputError, one_line
 from lm_eval_icl.results.collect import Documents, load
 from lm_eval_icl.results.fields import declared, digest, model_arguments, row_fields
-from lm_eval_icl.results.records import LeftOutFile, Run, StudyFacts, TaskResult, Unusable, at, count, mapping, number
+from lm_eval_icl.results.records import (
+    LeftOutFile,
+    Run,
+    StudyFacts,
+    TaskResult,
+    Unusable,
+    at,
+    count,
+    mapping,
+    number,
+)
 from lm_eval_icl.results.tasks import DocumentRow, parse, results_of, rows_from_samples, sentence
 
 _PARENTS = 5  # so many folders above a results file may have its study's `study.json`
@@ -61,11 +71,17 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     files: dict[str, Path] = {}
     for path in paths:
         if not path.exists():
-            raise InputError(f"{path} does not exist: give results files of lm-eval, or their folders.")
+            raise InputError(
+                f"{path} does not exist: give results files of lm-eval, or their folders."
+            )
         in_path = [path]
         if path.is_dir():
             found = sorted([*path.rglob("results*.json"), *path.rglob("*.parquet")])
-            in_path = [f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts)]
+            in_path = [
+                f
+                for f in found
+                if not any(part.startswith(".") for part in f.relative_to(path).parts)
+            ]
         for file in in_path:
             files.setdefault(os.path.realpath(file), file)
     return list(files.values())
@@ -79,11 +95,17 @@ def _load(path: Path) -> tuple[dict[str, Any], Documents | None]:
         return load(path)
     data = path.read_bytes()
     results = parse(data)
-    if re.search(rb"\\u[dD][89a-fA-F]", data):  # a lone surrogate, which Python cannot print or write
+    if re.search(
+        rb"\\u[dD][89a-fA-F]", data
+    ):  # a lone surrogate, which Python cannot print or write
         results = json.loads(json.dumps(results, ensure_ascii=False).encode("utf-8", "replace"))
     if any(not isinstance(at(results, key), dict) for key in ("results", "configs", "config")):
-        raise Unusable("is not a results file of lm-eval, which has 'results', 'configs' and 'config'")
-    results.pop("samples", None)  # they are large; only Python's `simple_evaluate` returns them with the results
+        raise Unusable(
+            "is not a results file of lm-eval, which has 'results', 'configs' and 'config'"
+        )
+    results.pop(
+        "samples", None
+    )  # they are large; only Python's `simple_evaluate` returns them with the results
     return results, None
 
 
@@ -101,13 +123,17 @@ def _cell_facts(path: Path, known: dict[Path, Mapping[str, Any]]) -> Mapping[str
     return {}
 
 
-def _run(path: Path, cell_facts: Mapping[str, Any], dev: bool, wanted: str | None) -> tuple[Run, list[str]]:
+def _run(
+    path: Path, cell_facts: Mapping[str, Any], dev: bool, wanted: str | None
+) -> tuple[Run, list[str]]:
     """A results file as a run, and sentences about tasks and groups that are left out."""
     results, kept = _load(path)
     config, icl = results["config"], mapping(at(results, "config", "icl"))
     study = StudyFacts.of(mapping(icl.get("study")), cell_facts)
     if study.split == "dev" and not dev:
-        raise Unusable("is a run on the dev set of a study, on which its hyperparameters were chosen")
+        raise Unusable(
+            "is a run on the dev set of a study, on which its hyperparameters were chosen"
+        )
     groups = mapping(results.get("group_subtasks"))
     tasks: dict[str, TaskResult] = {}
     decided: list[TaskResult] = []
@@ -117,7 +143,9 @@ def _run(path: Path, cell_facts: Mapping[str, Any], dev: bool, wanted: str | Non
             continue
         documents: list[DocumentRow] | Unusable
         try:
-            documents = rows_from_samples(path, results, task) if kept is None else kept.get(task, [])
+            documents = (
+                rows_from_samples(path, results, task) if kept is None else kept.get(task, [])
+            )
         except Unusable as error:
             documents = error
         try:
@@ -130,13 +158,19 @@ def _run(path: Path, cell_facts: Mapping[str, Any], dev: bool, wanted: str | Non
     weights = {}
     for group in groups:
         try:
-            if group_weights := _weights(mapping(at(results, "groups", group)), _leaves(group, groups), tasks, results):
+            if group_weights := _weights(
+                mapping(at(results, "groups", group)), _leaves(group, groups), tasks, results
+            ):
                 weights[group] = group_weights
         except Unusable as error:
             notes.append(f"group {group!r} is left out: {error}")
     rows = row_fields(results, study)
     apart = ("pretrained", "revision", "dtype")  # these are fields of their own
-    arguments = {name: x for name, x in model_arguments(config.get("model_args")).items() if name not in apart}
+    arguments = {
+        name: x
+        for name, x in model_arguments(config.get("model_args")).items()
+        if name not in apart
+    }
     first = results["configs"].get(next(iter(tasks)))
     repetition = declared("repetition", {"config": config, "icl": icl, "task": first})
     date = number(results.get("date")) or 0.0
@@ -163,7 +197,9 @@ def _run(path: Path, cell_facts: Mapping[str, Any], dev: bool, wanted: str | Non
     ), notes
 
 
-def _leaves(group: str, groups: Mapping[str, Sequence[str]], above: tuple[str, ...] = ()) -> dict[str, None]:
+def _leaves(
+    group: str, groups: Mapping[str, Sequence[str]], above: tuple[str, ...] = ()
+) -> dict[str, None]:
     """The tasks of a group, including those of groups inside it."""
     leaves: dict[str, None] = {}
     for name in groups[group]:
@@ -175,7 +211,10 @@ def _leaves(group: str, groups: Mapping[str, Sequence[str]], above: tuple[str, .
 
 
 def _weights(
-    values: Mapping[str, Any], members: Mapping[str, None], tasks: Mapping[str, TaskResult], results: Mapping[str, Any]
+    values: Mapping[str, Any],
+    members: Mapping[str, None],
+    tasks: Mapping[str, TaskResult],
+    results: Mapping[str, Any],
 ) -> dict[str, float]:
     """Task -> weight in a group; empty if the group has no value and is only a name for several tasks.
 

@@ -23,7 +23,9 @@ def at(value: Any, *keys: str) -> Any:
 
 def number(value: Any) -> float | None:
     """A number whose square is finite; None for anything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
+    is_number = (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
+    )
     return float(value) if is_number else None
 
 
@@ -46,7 +48,9 @@ class Answers:
 
     documents: str  # digest of the documents and their targets
     prompts: str  # digest of the documents, their prompts and their targets
-    demonstrations: str | None  # digest of the demonstrations of all prompts, whatever their order. None without any
+    demonstrations: (
+        str | None
+    )  # digest of the demonstrations of all prompts, whatever their order. None without any
     # (documents,) or (documents, 2) floats that lm-eval's metric aggregates: a score for most metrics, the right and
     # the predicted answer for F1 and MCC.
     items: np.ndarray
@@ -63,7 +67,9 @@ class RuleFacts:
     """The facts that a run reports about a decision rule of one of its tasks (`decided` in the task's metadata)."""
 
     name: str  # the name of the filter with the rule's values: "batch:m=64:of=pool"
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # all arguments of the rule, with defaults
+    arguments: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # all arguments of the rule, with defaults
     # What the rule uses besides the prompt: "transductive" (a decision depends on the other documents), "labels: 2016"
     # (labeled documents), "pool: 64" (documents of the few-shot split, without labels).
     reads: tuple[str, ...] = ()
@@ -72,7 +78,11 @@ class RuleFacts:
     def of(cls, name: str, facts: Mapping[str, Any]) -> RuleFacts:
         """From an object of JSON."""
         arguments, labels = mapping(facts.get("arguments")), count(facts.get("labels"))
-        pool = (count(arguments.get("m")) or count(facts.get("corpus"))) if arguments.get("of") == "pool" else None
+        pool = (
+            (count(arguments.get("m")) or count(facts.get("corpus")))
+            if arguments.get("of") == "pool"
+            else None
+        )
         numbers = {"labels": labels, "pool": pool}
         reads = [f"{what}: {number}" for what, number in numbers.items() if number is not None]
         return cls(name, arguments, (*("transductive",) * bool(facts.get("transductive")), *reads))
@@ -86,7 +96,9 @@ class StudyFacts:
     order: int = 0  # the number of the order of the seed's demonstrations
     model: str | None = None  # the checkpoint that the study names
     training: str | None = None  # the name of the training that made this model from the checkpoint
-    chosen: tuple[str, ...] = ()  # the settings that were chosen on the dev set: names of arguments, "seeds", "decide"
+    chosen: tuple[
+        str, ...
+    ] = ()  # the settings that were chosen on the dev set: names of arguments, "seeds", "decide"
     rule: str | None = None  # the decision rule that was chosen; None for the model's own answers
     metric: str | None = None  # the metric of the task; None for the usual one
     expected: Mapping[str, Any] = field(default_factory=dict)  # the paper's numbers, by column
@@ -100,7 +112,9 @@ class StudyFacts:
         return cls(
             **texts,
             order=count(cell.get("order")) or 0,
-            chosen=tuple(x for x in (chosen if isinstance(chosen, list) else ()) if isinstance(x, str)),
+            chosen=tuple(
+                x for x in (chosen if isinstance(chosen, list) else ()) if isinstance(x, str)
+            ),
             expected=mapping(study.get("expected", cell.get("expected"))),
         )
 
@@ -120,7 +134,9 @@ class TaskResult:
     documents: int  # how many documents were scored
     answers: Answers | None  # None if there are no samples, or they are not used: `marks` say why
     marks: tuple[str, ...] = ()  # sentences about what is wrong with this result
-    rule: RuleFacts | None = None  # the decision rule of this result; None for the model's own answers
+    rule: RuleFacts | None = (
+        None  # the decision rule of this result; None for the model's own answers
+    )
     # Name -> text of the fields of the kinds "column" and "switch" (`fields`). None for a switch that is not known.
     column: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, str | None] = field(default_factory=dict)
@@ -148,12 +164,16 @@ class Run:
     date: float  # seconds since 1970
     limit: float | None  # lm-eval's `--limit`
     tasks: Mapping[str, TaskResult]  # task -> the result of the model's own answers
-    groups: Mapping[str, Mapping[str, float]]  # group -> task -> its weight in lm-eval's value of the group
+    groups: Mapping[
+        str, Mapping[str, float]
+    ]  # group -> task -> its weight in lm-eval's value of the group
     results: Mapping[str, Any]  # the whole content of lm-eval's results file
     study: StudyFacts = StudyFacts()
     # The fields of the kind "row" (`fields`), as texts by name, in three parts: "model", "method", "setting".
     rows: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    decided: tuple[TaskResult, ...] = ()  # the results under decision rules, one for each task and rule
+    decided: tuple[
+        TaskResult, ...
+    ] = ()  # the results under decision rules, one for each task and rule
     format: int = 0  # the format of the prompts (`--metadata format=`); 0 is the task's own
 
     @property

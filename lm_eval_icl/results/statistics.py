@@ -71,11 +71,15 @@ def estimate(scores: np.ndarray, *, bounds: Bounds | None = None) -> Estimate:
         low, high = wilson(round(n * mean), n)
         error = max(math.sqrt(spread.variance) if n > 1 else 0.0, (high - low) / (2 * _NORMAL))
         documents_error, sets_error = (None, None) if one_set else (error, 0.0)
-        return Estimate(mean, low, high, error, math.inf, n, sets, documents_error, sets_error, "wilson")
+        return Estimate(
+            mean, low, high, error, math.inf, n, sets, documents_error, sets_error, "wilson"
+        )
     return from_t(mean, spread, n, sets, bounds, "documents" if one_set else "crossed")
 
 
-def difference(first: np.ndarray, second: np.ndarray, *, bounds: Bounds | None = None) -> Difference:
+def difference(
+    first: np.ndarray, second: np.ndarray, *, bounds: Bounds | None = None
+) -> Difference:
     """The mean of the paired differences of two entries, with an interval for other documents and other sets.
 
     The interval and p are those of t. With one set of scores that are 0 or 1, p is the mid-p of McNemar's test, which
@@ -93,7 +97,10 @@ def difference(first: np.ndarray, second: np.ndarray, *, bounds: Bounds | None =
     elif sets == 1 and not binary:
         how = "paired t"
     elif sets == 1:
-        how, p = "mcnemar", mcnemar_mid_p(int((differences > 0).sum()), int((differences < 0).sum()))
+        how, p = (
+            "mcnemar",
+            mcnemar_mid_p(int((differences > 0).sum()), int((differences < 0).sum())),
+        )
     mean = float(differences.mean(axis=0).mean())
     result = paired(mean, _spread(differences, scale), (n, sets), scale, bounds, how, p)
     possible = (0, 1) if binary else bounds
@@ -127,7 +134,9 @@ def _spread(values: np.ndarray, scale: float) -> Spread:
     """
     n, sets = values.shape
     if n == 1:
-        return Spread(math.inf, 0, *((math.inf, float(values.var(ddof=1)) / sets) if sets > 1 else ()))
+        return Spread(
+            math.inf, 0, *((math.inf, float(values.var(ddof=1)) / sets) if sets > 1 else ())
+        )
     if np.ptp(values) <= _TINY * scale:
         return Spread(0, n - 1, *((0.0, 0.0) if sets > 1 else ()))
     if sets == 1:
@@ -156,7 +165,9 @@ def crossed(a: float, b: float, e: float, n: int, sets: int) -> Spread:
     return Spread(variance, df, a, b)
 
 
-def from_t(mean: float, spread: Spread, documents: int, sets: int, bounds: Bounds | None, how: str) -> Estimate:
+def from_t(
+    mean: float, spread: Spread, documents: int, sets: int, bounds: Bounds | None, how: str
+) -> Estimate:
     """An estimate with an interval from t, which is cut at the bounds and contains the mean."""
     error = half = math.sqrt(spread.variance)
     if 0 < error < math.inf:
@@ -164,16 +175,31 @@ def from_t(mean: float, spread: Spread, documents: int, sets: int, bounds: Bound
     low, high = mean - half, mean + half
     if bounds is not None:
         low, high = min(max(low, bounds[0]), mean), max(min(high, bounds[1]), mean)
-    from_documents, from_sets = (None if x is None else math.sqrt(x) for x in (spread.documents, spread.sets))
-    return Estimate(mean, low, high, error, spread.df, documents, sets, from_documents, from_sets, how)
+    from_documents, from_sets = (
+        None if x is None else math.sqrt(x) for x in (spread.documents, spread.sets)
+    )
+    return Estimate(
+        mean, low, high, error, spread.df, documents, sets, from_documents, from_sets, how
+    )
 
 
 def paired(
-    mean: float, spread: Spread, shape: tuple[int, ...], scale: float, bounds: Bounds | None, how: str, p: float | None
+    mean: float,
+    spread: Spread,
+    shape: tuple[int, ...],
+    scale: float,
+    bounds: Bounds | None,
+    how: str,
+    p: float | None,
 ) -> Difference:
     """The difference with this mean over (documents, sets). `bounds` are those of scores. If p is None, it is t's."""
     if how == "identical":
-        mean, spread = 0.0, Spread(0, spread.df, *(None if x is None else 0.0 for x in (spread.documents, spread.sets)))
+        mean, spread = (
+            0.0,
+            Spread(
+                0, spread.df, *(None if x is None else 0.0 for x in (spread.documents, spread.sets))
+            ),
+        )
     elif p is None and spread.variance == 0 and abs(mean) > _TINY * scale:
         p = 2.0 ** (1 - shape[0])
     return _tested(from_t(mean, spread, shape[0], shape[1], _difference_bounds(bounds), how), p)
@@ -214,7 +240,11 @@ def mcnemar_mid_p(better: int, worse: int) -> float:
 
 
 def estimate_group(
-    parts: Sequence[Estimate], weights: Sequence[float], *, bounds: Bounds | None = None, how: str = "group"
+    parts: Sequence[Estimate],
+    weights: Sequence[float],
+    *,
+    bounds: Bounds | None = None,
+    how: str = "group",
 ) -> Estimate:
     """The weighted mean over tasks with independent documents and demonstrations, with Satterthwaite's degrees of
     freedom (1946). The error of a task with one set of demonstrations counts as an error over documents."""
@@ -227,16 +257,26 @@ def estimate_group(
     elif variance == 0:
         df = min(part.df for part, _ in weighted)
     else:
-        below = math.fsum(x**2 / part.df for x, (part, _) in zip(variances, weighted, strict=True) if x)
+        below = math.fsum(
+            x**2 / part.df for x, (part, _) in zip(variances, weighted, strict=True) if x
+        )
         df = variance**2 / below if below else math.inf
     document_variance = set_variance = None
     if any(part.error_sets is not None for part, _ in weighted):
         set_variance = math.fsum((share * (part.error_sets or 0)) ** 2 for part, share in weighted)
-        errors = ((part.error if part.error_documents is None else part.error_documents, w) for part, w in weighted)
+        errors = (
+            (part.error if part.error_documents is None else part.error_documents, w)
+            for part, w in weighted
+        )
         document_variance = math.fsum((share * error) ** 2 for error, share in errors)
     mean = math.fsum(share * part.mean for part, share in weighted)
-    documents, sets = sum(part.documents for part, _ in weighted), sum(part.sets for part, _ in weighted)
-    return from_t(mean, Spread(variance, df, document_variance, set_variance), documents, sets, bounds, how)
+    documents, sets = (
+        sum(part.documents for part, _ in weighted),
+        sum(part.sets for part, _ in weighted),
+    )
+    return from_t(
+        mean, Spread(variance, df, document_variance, set_variance), documents, sets, bounds, how
+    )
 
 
 def difference_group(
@@ -249,15 +289,23 @@ def difference_group(
     mean = estimate_group(parts, weights, bounds=_difference_bounds(bounds), how=how)
     result = _tested(mean, max(differing) if differing and mean.error == 0 else None)
     total = math.fsum(weights)
-    unseen = [w / total * part.detectable for part, w in zip(parts, weights, strict=True) if part.error == 0]
-    return replace(result, detectable=math.hypot(result.detectable if result.error else 0.0, *unseen))
+    unseen = [
+        w / total * part.detectable
+        for part, w in zip(parts, weights, strict=True)
+        if part.error == 0
+    ]
+    return replace(
+        result, detectable=math.hypot(result.detectable if result.error else 0.0, *unseen)
+    )
 
 
 def holm(p: Sequence[float]) -> list[float]:
     """The p-values of a family of tests adjusted by Holm's method (1979, Scand J Statist 6:65), in the same order."""
     values = np.asarray(p, dtype=float)
     order = np.argsort(values, kind="stable")
-    values[order] = np.minimum(np.maximum.accumulate(np.arange(len(order), 0, -1) * values[order]), 1)
+    values[order] = np.minimum(
+        np.maximum.accumulate(np.arange(len(order), 0, -1) * values[order]), 1
+    )
     return values.tolist()
 
 
@@ -280,7 +328,9 @@ def checked(scores: np.ndarray, axes: int = 2, like: np.ndarray | None = None) -
     is_other = like is not None and values.shape != like.shape
     if values.ndim != axes or not values.size or is_other or not np.isfinite(values).all():
         what = f"documents x sets{' x features' * (axes == 3)}, finite numbers"
-        raise ValueError(f"scores must be {what}, not of shape {values.shape}, and of one shape to be compared.")
+        raise ValueError(
+            f"scores must be {what}, not of shape {values.shape}, and of one shape to be compared."
+        )
     return values
 
 

@@ -20,7 +20,17 @@ from lm_eval_icl.results.tasks import options
 _WHICH = ["run", "model", "pretrained", "seed", "order", "task"]
 _RUN = "run path date model pretrained revision dtype arguments chat seed order labels format limit tasks".split()
 _SCORE = [*_WHICH, "metric", "filter", "value", "stderr", "shots", "documents"]
-_DOCUMENT = [*_WHICH, "filter", "shots", "arguments", "options", "doc_id", "document", "prompt", "demonstrations"]
+_DOCUMENT = [
+    *_WHICH,
+    "filter",
+    "shots",
+    "arguments",
+    "options",
+    "doc_id",
+    "document",
+    "prompt",
+    "demonstrations",
+]
 _DOCUMENT += ["target", "gold", "prediction", "loglikelihoods", "probabilities"]
 
 Paths = str | Path | Sequence[str | Path]
@@ -45,7 +55,10 @@ def runs(paths: Paths) -> pd.DataFrame:
     """
     rows = [
         {
-            **{name: getattr(run, name) for name in "model pretrained revision dtype seed order format limit".split()},
+            **{
+                name: getattr(run, name)
+                for name in "model pretrained revision dtype seed order format limit".split()
+            },
             "run": run.digest,
             "path": str(run.path),
             "date": pd.to_datetime(run.date, unit="s", utc=True) if run.date else None,
@@ -70,7 +83,13 @@ def scores(paths: Paths) -> pd.DataFrame:
             for name, value in values.items():
                 metric, comma, filter_name = name.partition(",")
                 if comma and not metric.endswith("_stderr") and type(value) in (int, float):
-                    row = {**_which(run), "task": result.task, "metric": metric, "filter": filter_name, "value": value}
+                    row = {
+                        **_which(run),
+                        "task": result.task,
+                        "metric": metric,
+                        "filter": filter_name,
+                        "value": value,
+                    }
                     row["stderr"] = number(values.get(f"{metric}_stderr,{filter_name}"))
                     rows.append({**row, "shots": result.shots, "documents": result.documents})
     return _table(rows, _SCORE)
@@ -95,13 +114,22 @@ def documents(paths: Paths) -> pd.DataFrame:
     """
     rows = []
     for run in _read(paths):
-        arguments = json.dumps({name: x for name, x in run.rows["method"].items() if name != "method"}, sort_keys=True)
+        arguments = json.dumps(
+            {name: x for name, x in run.rows["method"].items() if name != "method"}, sort_keys=True
+        )
         for task, task_results in grouped(run.all_results, lambda result: result.task).items():
             for result in task_results:
                 for mark in result.marks:
-                    warnings.warn(f"{run.path}: task {task!r}, {result.reported_filter}: {mark}", stacklevel=2)
+                    warnings.warn(
+                        f"{run.path}: task {task!r}, {result.reported_filter}: {mark}", stacklevel=2
+                    )
             unused = {result.reported_filter for result in task_results if result.answers is None}
-            which = {**_which(run), "task": task, "shots": task_results[0].shots, "arguments": arguments}
+            which = {
+                **_which(run),
+                "task": task,
+                "shots": task_results[0].shots,
+                "arguments": arguments,
+            }
             which["options"] = tuple(options(run.results, task))
             for row in document_rows(run, task) if len(unused) < len(task_results) else ():
                 if row.filter in unused:
@@ -109,9 +137,13 @@ def documents(paths: Paths) -> pd.DataFrame:
                 values = row._asdict()
                 del values["options"], values["logprobs"], values["metrics"]
                 values["loglikelihoods"] = row.logprobs
-                values["probabilities"] = tuple(map(float, probabilities(row.logprobs))) if row.logprobs else ()
+                values["probabilities"] = (
+                    tuple(map(float, probabilities(row.logprobs))) if row.logprobs else ()
+                )
                 values["target"] = row.target or (None if row.gold is None else str(row.gold))
-                pairs = {name: tuple(x) if isinstance(x, list) else x for name, x in row.metrics.items()}
+                pairs = {
+                    name: tuple(x) if isinstance(x, list) else x for name, x in row.metrics.items()
+                }
                 rows.append({**which, **values, **pairs})
     return _table(rows, _DOCUMENT)
 
@@ -121,7 +153,9 @@ def _metric(documents: pd.DataFrame, name: str) -> float:
     pairs = zip(documents.loglikelihoods, documents.gold, strict=True)
     rows = [(logprobs, int(gold)) for logprobs, gold in pairs if logprobs and not pd.isna(gold)]
     if not rows:
-        raise ValueError("no document has the log-likelihoods of its options and a right answer that is known.")
+        raise ValueError(
+            "no document has the log-likelihoods of its options and a right answer that is known."
+        )
     logprobs, golds = zip(*rows, strict=True)
     aggregation = AGGREGATIONS[CALIBRATION[name].aggregation]
     items = CALIBRATION[name].items(logprobs, golds)
@@ -144,7 +178,9 @@ def log_probability(documents: pd.DataFrame) -> float:
 
 
 def _which(run: Run) -> dict[str, Any]:
-    return {name: getattr(run, name) for name in ("model", "pretrained", "seed", "order")} | {"run": run.digest}
+    return {name: getattr(run, name) for name in ("model", "pretrained", "seed", "order")} | {
+        "run": run.digest
+    }
 
 
 def _read(paths: Paths) -> list[Run]:

@@ -21,16 +21,36 @@ import numpy as np
 
 from lm_eval_icl.results.fields import column_fields, declared, digest, switch_fields
 from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION
-from lm_eval_icl.results.records import Answers, RuleFacts, StudyFacts, TaskResult, Unusable, at, count, mapping, number
+from lm_eval_icl.results.records import (
+    Answers,
+    RuleFacts,
+    StudyFacts,
+    TaskResult,
+    Unusable,
+    at,
+    count,
+    mapping,
+    number,
+)
 
 _HASH = 16  # how many hexadecimal digits of a hash are kept
 # lm-eval's metrics that are not means over documents (lm_eval/api/metrics.py) -> the aggregation; "" if it is unknown.
 _NO_MEANS = {
-    **{"f1": "f1", "mcc": "matthews_corrcoef", "perplexity": "perplexity", "bits_per_byte": "bits_per_byte"},
+    **{
+        "f1": "f1",
+        "mcc": "matthews_corrcoef",
+        "perplexity": "perplexity",
+        "bits_per_byte": "bits_per_byte",
+    },
     **dict.fromkeys(("word_perplexity", "byte_perplexity"), "weighted_perplexity"),
     **dict.fromkeys(("brier_score", "bleu", "chrf", "chrf++", "ter", "bypass"), ""),
 }
-_ALWAYS = {"acc", "acc_norm", "exact_match", "metaicl"}  # these metrics are computed in the same way for every task
+_ALWAYS = {
+    "acc",
+    "acc_norm",
+    "exact_match",
+    "metaicl",
+}  # these metrics are computed in the same way for every task
 
 
 class DocumentRow(NamedTuple):
@@ -40,11 +60,17 @@ class DocumentRow(NamedTuple):
     doc_id: int  # the document's number in the task
     document: str  # digest of the document and its right answer
     prompt: str  # digest of the prompt
-    demonstrations: str  # digest of the prompt's demonstrations, whatever their order; "" without any
+    demonstrations: (
+        str  # digest of the prompt's demonstrations, whatever their order; "" without any
+    )
     options: int  # the number of options; 0 if there are none
-    prediction: int | str | None  # the number of the predicted option, or the text that the filter returns
+    prediction: (
+        int | str | None
+    )  # the number of the predicted option, or the text that the filter returns
     gold: int | None  # the number of the right option; None if it is not known
-    logprobs: tuple[float, ...]  # the options' log-likelihoods, or their values under a decision rule
+    logprobs: tuple[
+        float, ...
+    ]  # the options' log-likelihoods, or their values under a decision rule
     metrics: Mapping[str, Any]  # lm-eval's name of a metric -> the value that lm-eval aggregates
     target: str = ""  # the right answer, as lm-eval writes it; `collect` leaves it out
 
@@ -67,7 +93,9 @@ def parse(data: bytes) -> Any:
     try:
         return json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise Unusable(f"is damaged, half-written or not JSON ({' '.join(str(error).split())})") from error
+        raise Unusable(
+            f"is damaged, half-written or not JSON ({' '.join(str(error).split())})"
+        ) from error
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -77,8 +105,12 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
             for number, line in enumerate(file, 1):
                 sample = parse(line)
                 hashes = [at(sample, name) for name in ("doc_hash", "prompt_hash", "target_hash")]
-                if type(at(sample, "doc_id")) is not int or not all(isinstance(text, str) for text in hashes):
-                    raise Unusable(f"line {number} is not a sample of lm-eval, which has the hashes of its document")
+                if type(at(sample, "doc_id")) is not int or not all(
+                    isinstance(text, str) for text in hashes
+                ):
+                    raise Unusable(
+                        f"line {number} is not a sample of lm-eval, which has the hashes of its document"
+                    )
                 yield sample
     except (OSError, Unusable) as error:
         raise Unusable(f"{path.name}: {error}") from error
@@ -90,15 +122,34 @@ def rows_of(samples: Iterable[Mapping[str, Any]], facts: SampleFacts) -> Iterato
         prediction: int | str | None
         prediction, options, gold, logprobs = _choice(sample, facts)
         texts = sample.get("filtered_resps")
-        if prediction is None and isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str):
+        if (
+            prediction is None
+            and isinstance(texts, list)
+            and len(texts) == 1
+            and isinstance(texts[0], str)
+        ):
             prediction = texts[0]
         prompt = at(sample, "arguments", "gen_args_0", "arg_0")  # the messages of a chat are a list
         prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
         # The query follows the last delimiter. Without a delimiter, the whole prompt stands for its demonstrations.
-        before = prompt[: prompt.rfind(facts.delimiter)] if facts.delimiter and facts.delimiter in prompt else prompt
-        names, document, hashed = sample.get("metrics"), mapping(sample.get("doc")), sample["doc_hash"]
+        before = (
+            prompt[: prompt.rfind(facts.delimiter)]
+            if facts.delimiter and facts.delimiter in prompt
+            else prompt
+        )
+        names, document, hashed = (
+            sample.get("metrics"),
+            mapping(sample.get("doc")),
+            sample["doc_hash"],
+        )
         if facts.decided:  # the document contains the prediction, which lm-eval has hashed too
-            hashed = digest([json.dumps({n: x for n, x in document.items() if n != "prediction"}, sort_keys=True)])
+            hashed = digest(
+                [
+                    json.dumps(
+                        {n: x for n, x in document.items() if n != "prediction"}, sort_keys=True
+                    )
+                ]
+            )
         yield DocumentRow(
             str(sample.get("filter")),
             sample["doc_id"],
@@ -109,7 +160,10 @@ def rows_of(samples: Iterable[Mapping[str, Any]], facts: SampleFacts) -> Iterato
             prediction,
             gold,
             logprobs,
-            {str(name): sample.get(str(name)) for name in (names if isinstance(names, list) else [])},
+            {
+                str(name): sample.get(str(name))
+                for name in (names if isinstance(names, list) else [])
+            },
             str(sample.get("target")),
         )
 
@@ -119,13 +173,17 @@ def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
     rows = sorted(rows, key=lambda row: row.doc_id)
     if not rows:
         raise Unusable("the samples have none of this filter")
-    if twice := [one.doc_id for one, other in itertools.pairwise(rows) if one.doc_id == other.doc_id]:
+    if twice := [
+        one.doc_id for one, other in itertools.pairwise(rows) if one.doc_id == other.doc_id
+    ]:
         raise Unusable(f"document {twice[0]} is in the samples twice")
     known = all(row.options and isinstance(row.prediction, int) for row in rows)
     golds: list[Any] = [row.gold for row in rows]
     if metric in CALIBRATION:
         if not known or None in golds or any(len(row.logprobs) != row.options for row in rows):
-            raise Unusable(f"{metric} needs the options' log-likelihoods, and which option is right")
+            raise Unusable(
+                f"{metric} needs the options' log-likelihoods, and which option is right"
+            )
         items = CALIBRATION[metric].items([row.logprobs for row in rows], golds)
     else:
         items = _items([row.metrics.get(metric) for row in rows], metric)
@@ -137,7 +195,9 @@ def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
             values[: row.options] = row.logprobs
     return Answers(
         documents=digest(documents),
-        prompts=digest(f"{document} {row.prompt}" for document, row in zip(documents, rows, strict=True)),
+        prompts=digest(
+            f"{document} {row.prompt}" for document, row in zip(documents, rows, strict=True)
+        ),
         demonstrations=digest(row.demonstrations for row in rows) if shots else None,
         items=items,
         predictions=np.array([row.prediction for row in rows]) if known else None,
@@ -146,42 +206,73 @@ def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
     )
 
 
-def _choice(sample: Mapping[str, Any], facts: SampleFacts) -> tuple[int | None, int, int | None, tuple[float, ...]]:
+def _choice(
+    sample: Mapping[str, Any], facts: SampleFacts
+) -> tuple[int | None, int, int | None, tuple[float, ...]]:
     """The predicted option, the number of options, the right option (lm-eval writes its number or its text; None if it
     is not known), and the options' log-likelihoods. They are None, 0, None and () if there are no options."""
     target = str(sample.get("target"))
     try:
-        scores = [float(response[0]) for response in sample["filtered_resps"]] if facts.options else []
-    except (TypeError, ValueError, LookupError, OverflowError):  # a response is not a log-likelihood
+        scores = (
+            [float(response[0]) for response in sample["filtered_resps"]] if facts.options else []
+        )
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        OverflowError,
+    ):  # a response is not a log-likelihood
         scores = []
     if facts.decided:
         content = mapping(sample.get("doc"))
         prediction, options = content.get("prediction"), content.get("options")
-        if type(prediction) is not int or not isinstance(options, list) or not 0 <= prediction < len(options):
+        if (
+            type(prediction) is not int
+            or not isinstance(options, list)
+            or not 0 <= prediction < len(options)
+        ):
             return None, 0, None, ()
         logprobs = tuple(scores) if len(scores) == len(options) else ()
-        return prediction, len(options), options.index(target) if target in options else None, logprobs
+        return (
+            prediction,
+            len(options),
+            options.index(target) if target in options else None,
+            logprobs,
+        )
     if not scores:
         return None, 0, None, ()
     if re.fullmatch("[0-9]{1,9}", target):
         gold = int(target) if int(target) < len(scores) else None
     else:
-        requests = (at(sample, "arguments", f"gen_args_{number}", "arg_1") for number in range(len(scores)))
+        requests = (
+            at(sample, "arguments", f"gen_args_{number}", "arg_1") for number in range(len(scores))
+        )
         texts = [str(text).strip() for text in requests]
         gold = texts.index(target.strip()) if texts.count(target.strip()) == 1 else None
-    return scores.index(max(scores)), len(scores), gold, tuple(scores)  # the first of equals, as lm-eval's `acc`
+    return (
+        scores.index(max(scores)),
+        len(scores),
+        gold,
+        tuple(scores),
+    )  # the first of equals, as lm-eval's `acc`
 
 
 def _items(values: Sequence[Any], metric: str) -> np.ndarray:
     """(documents,) or (documents, 2) what lm-eval aggregates: a number, two numbers, or the names of the right and the
     predicted class. Right classes are numbered in the order of the alphabet; -1 is a class that is never right."""
-    if values and all(isinstance(v, list) and len(v) == 2 and all(isinstance(x, str) for x in v) for v in values):
+    if values and all(
+        isinstance(v, list) and len(v) == 2 and all(isinstance(x, str) for x in v) for v in values
+    ):
         right = {name: place for place, name in enumerate(sorted({name for name, _ in values}))}
         return np.array([[right.get(name, -1) for name in pair] for pair in values], dtype=float)
     items = [value if isinstance(value, list) else [value] for value in values]
     # A boolean is an integer, as for lm-eval.
-    if len(set(map(len, items))) > 1 or not all(isinstance(x, int | float) for item in items for x in item):
-        raise Unusable(f"a document has no {metric} that is a number, a pair of numbers, or the names of two classes")
+    if len(set(map(len, items))) > 1 or not all(
+        isinstance(x, int | float) for item in items for x in item
+    ):
+        raise Unusable(
+            f"a document has no {metric} that is a number, a pair of numbers, or the names of two classes"
+        )
     return np.array(items if len(items[0]) > 1 else [item[0] for item in items], dtype=float)
 
 
@@ -215,7 +306,9 @@ def results_of(
     higher = at(results, "higher_is_better", task, metric)
     higher = entry.get("higher_is_better") if higher is None else higher
     switches, retrieved = switch_fields(results, task), mapping(at(config, "metadata", "retrieved"))
-    size = count(at(results, "n-samples", task, "effective")) or count(values.get("sample_len")) or 0
+    size = (
+        count(at(results, "n-samples", task, "effective")) or count(values.get("sample_len")) or 0
+    )
     task_results = []
     for rule in (None, *rules):
         key = f"{metric},{filter_name if rule is None else rule}"
@@ -231,7 +324,9 @@ def results_of(
                 filter=filter_name,
                 value=math.nan if value is None else value,
                 stderr=number(values.get(key.replace(",", "_stderr,", 1))),
-                higher_is_better=CALIBRATION[metric].higher_is_better if metric in CALIBRATION else higher is not False,
+                higher_is_better=CALIBRATION[metric].higher_is_better
+                if metric in CALIBRATION
+                else higher is not False,
                 aggregation=_aggregation(metric, entry),
                 shots=int(str(switches["shots"])) if str(switches["shots"]).isdecimal() else 0,
                 documents=size,
@@ -241,7 +336,9 @@ def results_of(
                 switches=switches,
             )
             result = _with_answers(result, documents)
-            task_results.append(replace(result, marks=(*result.marks, *_retrieval_marks(retrieved))))
+            task_results.append(
+                replace(result, marks=(*result.marks, *_retrieval_marks(retrieved)))
+            )
         except Unusable as error:
             if rule is None:
                 raise
@@ -254,18 +351,30 @@ def _retrieval_marks(retrieved: Mapping[str, Any]) -> list[str]:
     rows, number = count(at(retrieved, "pool", "rows")), count(retrieved.get("own_copies"))
     if rows is None or number is None:
         return []
-    copies = f"it has copies of {number} documents, which were left out" if number else "it has no copies of documents"
+    copies = (
+        f"it has copies of {number} documents, which were left out"
+        if number
+        else "it has no copies of documents"
+    )
     return [f"Each document's demonstrations are retrieved from a pool of {rows:,} rows; {copies}."]
 
 
 def _metric(
-    values: Mapping[str, Any], config: Mapping[str, Any], wanted: str | None, rules: Mapping[str, Any]
+    values: Mapping[str, Any],
+    config: Mapping[str, Any],
+    wanted: str | None,
+    rules: Mapping[str, Any],
 ) -> tuple[str, str, Mapping[str, Any]]:
     """The metric that stands for a task, its first filter that is not a decision rule, and its `metric_list` entry."""
     filters: dict[str, str] = {}
     for key in values:
         metric, comma, filter_name = key.partition(",")
-        if comma and not metric.endswith("_stderr") and metric != "bypass" and filter_name not in rules:
+        if (
+            comma
+            and not metric.endswith("_stderr")
+            and metric != "bypass"
+            and filter_name not in rules
+        ):
             filters.setdefault(metric, filter_name)
     if wanted in CALIBRATION and filters:
         return str(wanted), next(iter(filters.values())), {}
@@ -283,7 +392,9 @@ def _entries(config: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, Map
     for entry in listed if isinstance(listed, list) else []:
         name = str(at(entry, "metric"))
         for metric in metrics:
-            if name == metric or f"def {metric}(" in name:  # a metric that is a function has its source as its name
+            if (
+                name == metric or f"def {metric}(" in name
+            ):  # a metric that is a function has its source as its name
                 entries.setdefault(metric, entry)
     return entries
 
@@ -301,8 +412,12 @@ def aggregated(rows: Sequence[DocumentRow], metric: str, config: Mapping[str, An
     the configuration does not say how: the task's own class may have computed it. `ValueError` is raised if there are
     no answers, or if a document has no such number."""
     entries = _entries(config, [metric])
-    aggregation = _aggregation(metric, entries.get(metric, {})) if metric in {*entries, *_ALWAYS} else ""
-    return _value(answers_of(rows, metric, 0).items, metric, aggregation)[0] if aggregation else None
+    aggregation = (
+        _aggregation(metric, entries.get(metric, {})) if metric in {*entries, *_ALWAYS} else ""
+    )
+    return (
+        _value(answers_of(rows, metric, 0).items, metric, aggregation)[0] if aggregation else None
+    )
 
 
 def _value(items: np.ndarray, metric: str, aggregation: str) -> tuple[float, str]:
@@ -334,10 +449,13 @@ def sample_facts(results: Mapping[str, Any], task: str) -> SampleFacts:
     values, config = mapping(results["results"][task]), results["configs"][task]
     system, delimiter = results.get("system_instruction"), config.get("fewshot_delimiter", "\n\n")
     delimiter = delimiter if isinstance(delimiter, str) else ""
-    front = (system, delimiter, config.get("description")) if system else (config.get("description"),)
+    front = (
+        (system, delimiter, config.get("description")) if system else (config.get("description"),)
+    )
     return SampleFacts(
         # With acc_mutual_info, there is a second request for each option, without the prompt.
-        options=config.get("output_type") == "multiple_choice" and not _entries(config, ["acc_mutual_info"]),
+        options=config.get("output_type") == "multiple_choice"
+        and not _entries(config, ["acc_mutual_info"]),
         decided=any(key.startswith("metaicl,") for key in values),
         shots=int(declared("switch", {"file": results, "task": config}, task).get("shots", 0)),
         front=tuple(text for text in front if isinstance(text, str)),
@@ -361,7 +479,9 @@ def _with_answers(result: TaskResult, documents: Sequence[DocumentRow] | Unusabl
             answers = answers_of(rows, result.metric, result.shots)
             items = answers.items
             if result.documents and len(items) != result.documents:
-                raise Unusable(f"they are of {len(items)} documents, the results of {result.documents}")
+                raise Unusable(
+                    f"they are of {len(items)} documents, the results of {result.documents}"
+                )
             numbers = items[~np.isnan(items)] if result.aggregation == "nanmean" else items
             if not (np.abs(numbers) < 1e100).all():
                 raise Unusable(f"the {result.metric} of a document is not a finite number")
@@ -369,7 +489,9 @@ def _with_answers(result: TaskResult, documents: Sequence[DocumentRow] | Unusabl
             if result.metric in CALIBRATION:
                 result = replace(result, value=given)
             elif not math.isclose(given, result.value, rel_tol=1e-9, abs_tol=1e-12):
-                raise Unusable(f"their {result.metric} is {given:.6g}, in the results it is {result.value:.6g}")
+                raise Unusable(
+                    f"their {result.metric} is {given:.6g}, in the results it is {result.value:.6g}"
+                )
             result = replace(result, aggregation=aggregation)
         except ValueError as error:
             mark, answers = f"its samples are not used: {error}", None
@@ -379,4 +501,6 @@ def _with_answers(result: TaskResult, documents: Sequence[DocumentRow] | Unusabl
         return replace(result, marks=(sentence(mark),) if mark else ())
     switches = {**result.switches, "documents": answers.documents}
     column = {**result.column, "documents": str(len(answers.items))}
-    return replace(result, documents=len(answers.items), answers=answers, switches=switches, column=column)
+    return replace(
+        result, documents=len(answers.items), answers=answers, switches=switches, column=column
+    )

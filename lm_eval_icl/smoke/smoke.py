@@ -29,7 +29,9 @@ Responses = list[tuple[float, bool] | str]
 Scores = dict[str, dict[str, float | str] | str]
 
 
-def smoke(arch: str = "llama", limit: int = 3, special: Mapping[str, Mapping[str, Any]] | None = None) -> Scores:
+def smoke(
+    arch: str = "llama", limit: int = 3, special: Mapping[str, Mapping[str, Any]] | None = None
+) -> Scores:
     """Run every method through lm-eval on a tiny random model, and check its results.
 
     `icl` must give the log-likelihoods and texts of lm-eval's `hf`, also for prompts longer than the model's attention
@@ -54,25 +56,36 @@ def smoke(arch: str = "llama", limit: int = 3, special: Mapping[str, Mapping[str
 
     scores: Scores = {}
     failures: dict[str, Exception] = {}
-    with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stderr(io.StringIO()):  # no progress bars
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        contextlib.redirect_stderr(io.StringIO()),
+    ):  # no progress bars
         folder = arch if Path(arch).is_dir() else temporary
         if folder == temporary:
             tiny.save(arch, Path(folder), special or tiny.NOTHING_SPECIAL)
-        expected: dict[str, Responses] = {}  # of lm-eval's hf; it runs an encoder-decoder model as a whole
+        expected: dict[
+            str, Responses
+        ] = {}  # of lm-eval's hf; it runs an encoder-decoder model as a whole
         try:
             if not tiny.is_encoder_decoder(arch):
                 hf = _load("hf", folder)
                 expected = {name: _run(hf, name, limit)[1] for name in _TASKS_OF_ICL}
         except Exception as error:
-            raise tiny.NoTinyModel(arch, f"lm-eval's hf fails on it ({one_line(error)[:200]})") from error
+            raise tiny.NoTinyModel(
+                arch, f"lm-eval's hf fails on it ({one_line(error)[:200]})"
+            ) from error
         for name in methods.NAMES:
             try:
                 scores[name] = _check(name, folder, limit, expected)
             except Exception as error:
                 failures[name] = error
     if failures:
-        messages = (f"{name}: {getattr(error, 'message', error)}"[:300] for name, error in failures.items())
-        raise InputError(f"smoke test on {arch}: {'; '.join(messages)}") from next(iter(failures.values()))
+        messages = (
+            f"{name}: {getattr(error, 'message', error)}"[:300] for name, error in failures.items()
+        )
+        raise InputError(f"smoke test on {arch}: {'; '.join(messages)}") from next(
+            iter(failures.values())
+        )
     return scores
 
 
@@ -83,11 +96,15 @@ def refusals(scores: Scores) -> dict[str, str]:
         if isinstance(by_task, str):
             refused[name] = by_task
         else:
-            refused |= {f"{name} (texts)": score for score in by_task.values() if isinstance(score, str)}
+            refused |= {
+                f"{name} (texts)": score for score in by_task.values() if isinstance(score, str)
+            }
     return refused
 
 
-def _check(name: str, folder: str, limit: int, expected: dict[str, Responses]) -> dict[str, float | str] | str:
+def _check(
+    name: str, folder: str, limit: int, expected: dict[str, Responses]
+) -> dict[str, float | str] | str:
     """The scores of a method's tasks, or the message with which it refuses the model. Raises a ValueError if a response
     is wrong, such as a response of `icl` that differs from the response of `hf`."""
     try:
@@ -109,7 +126,12 @@ def _check(name: str, folder: str, limit: int, expected: dict[str, Responses]) -
     if lm.runner.invariant:
         lm = _load(name, folder, canonical_order=False)
         _, permuted = _run(lm, "smoke_permuted", limit)
-        _compare("smoke_permuted", permuted, responses["smoke_loglikelihood"], "the first order of demonstrations")
+        _compare(
+            "smoke_permuted",
+            permuted,
+            responses["smoke_loglikelihood"],
+            "the first order of demonstrations",
+        )
     return scores
 
 
@@ -120,9 +142,13 @@ def _load(name: str, folder: str, **arguments: Any) -> Any:
     from lm_eval_icl.harness import plugin
 
     plugin.register_models()
-    batch_size = 1 if name == "hf" else 2  # `hf` would pad the shorter prompt, and some models see the padding
+    batch_size = (
+        1 if name == "hf" else 2
+    )  # `hf` would pad the shorter prompt, and some models see the padding
     arguments |= {"pretrained": folder, "dtype": "float32"}
-    return get_model(name).create_from_arg_obj(arguments, {"device": "cpu", "batch_size": batch_size})
+    return get_model(name).create_from_arg_obj(
+        arguments, {"device": "cpu", "batch_size": batch_size}
+    )
 
 
 @functools.cache
@@ -139,7 +165,11 @@ def _tasks() -> dict[str, Any]:
     }
     choice = {**task, "output_type": "multiple_choice", "doc_to_choice": ["amber", "very square"]}
     choice["doc_to_target"] = "label"
-    generation = {**task, "output_type": "generate_until", "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 5}}
+    generation = {
+        **task,
+        "output_type": "generate_until",
+        "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 5},
+    }
     generation["doc_to_target"] = "{{['amber', 'very square'][label]}}"
     kinds: dict[str, tuple[dict[str, Any], list[int]]] = {
         "smoke_loglikelihood": (choice, _SHORT),
@@ -151,7 +181,9 @@ def _tasks() -> dict[str, Any]:
     configs: list[dict[str, Any]] = []
     for name, (kind, shots) in kinds.items():
         demonstrations = {"sampler": "first_n", "samples": [rows[i] for i in shots]}
-        configs.append({**kind, "task": name, "num_fewshot": len(shots), "fewshot_config": demonstrations})
+        configs.append(
+            {**kind, "task": name, "num_fewshot": len(shots), "fewshot_config": demonstrations}
+        )
     tasks: dict[str, Any] = TaskManager(include_defaults=False).load(configs)["tasks"]
     return tasks
 
@@ -161,14 +193,18 @@ def _run(lm: Any, name: str, limit: int) -> tuple[float, Responses]:
     import lm_eval
 
     task = _tasks()[name]
-    results: Any = lm_eval.evaluate(lm, {"tasks": {name: task}, "groups": {}}, limit=limit, bootstrap_iters=0)
+    results: Any = lm_eval.evaluate(
+        lm, {"tasks": {name: task}, "groups": {}}, limit=limit, bootstrap_iters=0
+    )
     responses: Responses = []
     for sample in results["samples"][name]:
         for (response,) in sample["resps"]:
             text = isinstance(response, str)
             responses.append(response if text else (float(response[0]), str(response[1]) == "True"))
             if not text and not math.isfinite(float(response[0])):
-                raise ValueError(f"{name}, document {sample['doc_id']}: log-likelihood {response[0]}")
+                raise ValueError(
+                    f"{name}, document {sample['doc_id']}: log-likelihood {response[0]}"
+                )
     metric = "acc,none" if task.OUTPUT_TYPE == "multiple_choice" else "exact_match,none"
     return float(results["results"][name][metric]), responses
 
@@ -189,10 +225,14 @@ def _likeliest(lm: Any, name: str) -> Responses:
     for instance in _tasks()[name].instances:
         prompt = lm.tokenize([instance])[0].prompt
         (ids,) = lm.runner.generate([prompt], [name], 5, generate, GenerationSettings())
-        texts.append(text_of(lm, ids, ["\n\n", lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)]))
+        texts.append(
+            text_of(lm, ids, ["\n\n", lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)])
+        )
         for _, scores in lm.runner.score({prompt.context: {prompt.query: [tuple(ids)]}}):
             if not scores[0][1]:
-                raise ValueError(f"{name}: {texts[-1]!r} is generated, which is not the likeliest in a whole pass")
+                raise ValueError(
+                    f"{name}: {texts[-1]!r} is generated, which is not the likeliest in a whole pass"
+                )
     return texts
 
 
@@ -205,8 +245,13 @@ def _compare(task: str, ours: Responses, theirs: Responses, what: str) -> None:
                 raise ValueError(f"{task}: {response!r} is generated, with {what} {other!r}")
             continue
         if response[1] != other[1]:
-            raise ValueError(f"{task}: whether an answer is the greedy one is not the same with {what}")
+            raise ValueError(
+                f"{task}: whether an answer is the greedy one is not the same with {what}"
+            )
         difference = abs(response[0] - other[0]) / abs(other[0])
-        worst = max(worst, (difference, f"a log-likelihood is {response[0]:.6f}, with {what} {other[0]:.6f}"))
+        worst = max(
+            worst,
+            (difference, f"a log-likelihood is {response[0]:.6f}, with {what} {other[0]:.6f}"),
+        )
     if worst[0] > TOLERANCE:
         raise ValueError(f"{task}: {worst[1]} ({worst[0]:.1e} of its size)")

@@ -90,12 +90,16 @@ def is_encoder_decoder(arch: str) -> bool:
 def check(arch: str) -> None:
     """Raise `NoTinyModel` if transformers has no causal language model of a type."""
     if is_encoder_decoder(arch) and arch not in types():
-        raise NoTinyModel(arch, "it is an encoder-decoder model, and the methods are defined for decoders only")
+        raise NoTinyModel(
+            arch, "it is an encoder-decoder model, and the methods are defined for decoders only"
+        )
     if arch in CONFIG_MAPPING and arch not in types():
         raise NoTinyModel(arch, "transformers has no causal language model of this type")
     if arch not in types():
         near = did_you_mean(arch, types())
-        raise NoTinyModel(arch, "transformers has no such model type" + (f" ({near})" if near else ""))
+        raise NoTinyModel(
+            arch, "transformers has no such model type" + (f" ({near})" if near else "")
+        )
 
 
 def save(arch: str, folder: Path, special: SpecialSettings = NOTHING_SPECIAL) -> None:
@@ -105,7 +109,9 @@ def save(arch: str, folder: Path, special: SpecialSettings = NOTHING_SPECIAL) ->
     tokenizer.save_pretrained(folder)
 
 
-def build(arch: str, vocabulary: int = 1329, special: SpecialSettings = NOTHING_SPECIAL) -> PreTrainedModel:
+def build(
+    arch: str, vocabulary: int = 1329, special: SpecialSettings = NOTHING_SPECIAL
+) -> PreTrainedModel:
     """A tiny random model of a type.
 
     Args:
@@ -122,7 +128,9 @@ def build(arch: str, vocabulary: int = 1329, special: SpecialSettings = NOTHING_
         # Of some types, published checkpoints hold this model, which is larger than the causal language model.
         whole = type(config) in AutoModelForImageTextToText._model_mapping
         torch.manual_seed(0)
-        model: PreTrainedModel = (AutoModelForImageTextToText if whole else AutoModelForCausalLM).from_config(config)
+        model: PreTrainedModel = (
+            AutoModelForImageTextToText if whole else AutoModelForCausalLM
+        ).from_config(config)
     except Exception as error:
         raise NoTinyModel(arch, one_line(error).split(". ")[0][:200]) from error
     spread(model)
@@ -137,7 +145,9 @@ def configuration(
     return AutoConfig.for_model(arch, **_settings(AutoConfig.for_model(arch), vocabulary, special))
 
 
-def _settings(default: PreTrainedConfig, vocabulary: int, special: SpecialSettings) -> dict[str, Any]:
+def _settings(
+    default: PreTrainedConfig, vocabulary: int, special: SpecialSettings
+) -> dict[str, Any]:
     """The settings of a tiny model, or a part of one, that differ from its type's default configuration."""
     fields = {field.name for field in dataclasses.fields(default)}
 
@@ -156,12 +166,15 @@ def _settings(default: PreTrainedConfig, vocabulary: int, special: SpecialSettin
     kinds = {
         name: values
         for name in map(field, _KINDS)
-        if name in fields and (values := further.get(name) or list(dict.fromkeys(getattr(default, name) or ())))
+        if name in fields
+        and (values := further.get(name) or list(dict.fromkeys(getattr(default, name) or ())))
     }
     if kinds:
         depth = field("num_hidden_layers")
         layers = max(settings.get(depth, 0), *map(len, kinds.values()))
-        settings |= {name: [*values, *[values[-1]] * layers][:layers] for name, values in kinds.items()}
+        settings |= {
+            name: [*values, *[values[-1]] * layers][:layers] for name, values in kinds.items()
+        }
         if depth in fields:
             settings[depth] = layers
 
@@ -185,5 +198,7 @@ def spread(model: PreTrainedModel) -> None:
             deviation = float(parameter.std()) if parameter.numel() > 1 else 0.0
             if deviation == 0:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-            elif parameter.dim() > 1 and parameter.mean().abs() < deviation:  # not a decay rate, for example
+            elif (
+                parameter.dim() > 1 and parameter.mean().abs() < deviation
+            ):  # not a decay rate, for example
                 parameter.mul_(max(1, 0.3 / deviation))

@@ -28,7 +28,9 @@ class Model:
     arguments: Mapping[str, Any]  # the arguments of the existing model, as for `--model_args`
     training: Training | None = None
     under: Variant | None = None  # the method that it is trained under
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # the metadata of the tasks that it is trained on
+    metadata: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the metadata of the tasks that it is trained on
     # The resources that the study's file asks Ray for; they change no number.
     resources: Mapping[str, float] = field(default_factory=dict, compare=False)
 
@@ -41,7 +43,9 @@ class Model:
         """The folder of the model's cells: its name, its training's name, and a digest of arguments and checkpoint."""
         arguments = json.dumps(self.arguments, sort_keys=True, default=str)
         names = [self.name.strip("/"), *([self.training.name] if self.training else [])]
-        return f"{','.join(plain(name, 60) for name in names)}-{digest(arguments + self.checkpoint)}"
+        return (
+            f"{','.join(plain(name, 60) for name in names)}-{digest(arguments + self.checkpoint)}"
+        )
 
     @property
     def training_arguments(self) -> dict[str, Any]:
@@ -54,9 +58,17 @@ class Model:
         """The name of the trained checkpoint, with a digest of all that its weights depend on; "" without training."""
         if self.training is None or self.under is None:
             return ""
-        options = {key: value for key, value in self.training.options.items() if key not in ("save_steps", "data")}
+        options = {
+            key: value
+            for key, value in self.training.options.items()
+            if key not in ("save_steps", "data")
+        }
         inputs = [self.training_arguments, self.under.method, options, self.metadata]
-        names = plain(self.name.strip("/"), 60), plain(self.training.name, 60), plain(self.under.name, 60)
+        names = (
+            plain(self.name.strip("/"), 60),
+            plain(self.training.name, 60),
+            plain(self.under.name, 60),
+        )
         return f"{','.join(names)}-{digest(json.dumps(inputs, sort_keys=True, default=str))}"
 
 
@@ -83,12 +95,20 @@ class Cell:
     seed: int
     order: int = 0
     split: str = "test"  # or "dev"
-    limit: float | None = None  # lm-eval's `--limit`; None on the dev set, whose size is set already
+    limit: float | None = (
+        None  # lm-eval's `--limit`; None on the dev set, whose size is set already
+    )
     data: str = ""  # a digest of the data (`StudyTask.data`)
-    chosen: tuple[str, ...] = ()  # the settings that were chosen on the dev set: names of arguments, "seeds", "decide"
+    chosen: tuple[
+        str, ...
+    ] = ()  # the settings that were chosen on the dev set: names of arguments, "seeds", "decide"
     rule: str = ""  # the decision rule that was chosen; "" for no rule, and if rules are not chosen
-    decide: str = ""  # the decision rules whose values the cell has, besides the model's own answers
-    labels: str | None = None  # the labels of the demonstrations (`harness.varying`); None for the right labels
+    decide: str = (
+        ""  # the decision rules whose values the cell has, besides the model's own answers
+    )
+    labels: str | None = (
+        None  # the labels of the demonstrations (`harness.varying`); None for the right labels
+    )
     format: int = 0  # the format of the prompts; 0 for the task's own
 
     @property
@@ -113,7 +133,9 @@ class Cell:
             "rule": (self.rule or "none") if "decide" in self.chosen else None,
             "data": self.data or None,
         }
-        task = ",".join([self.task, *(f"{name}={value}" for name, value in axes.items() if value is not None)])
+        task = ",".join(
+            [self.task, *(f"{name}={value}" for name, value in axes.items() if value is not None)]
+        )
         source = _source(self.variant.method)  # a digest of the code of a user's method
         variant = plain(self.variant.name) + (f"-{source}" if source else "")
         return "/".join(["cells", self.model.folder, variant, plain(task)])
@@ -128,10 +150,14 @@ class StudyTask:
 
     name: str
     shots: tuple[int, ...]
-    inside: Mapping[str, tuple[str, ...]]  # name in the study's `tasks` that has this task -> its groups with the task
+    inside: Mapping[
+        str, tuple[str, ...]
+    ]  # name in the study's `tasks` that has this task -> its groups with the task
     alike: frozenset[str] = frozenset()  # the groups of this task whose tasks have equal weights
     loaded: Any = None  # lm-eval's task, which is never changed
-    dev: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # row of the training split -> document
+    dev: Mapping[int, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # row of the training split -> document
     # (number, way, seed of the demonstrations; split) -> a digest of the documents, prompts, pool and demonstrations;
     # and of the dev set, if its documents are evaluated, or if a model chooses demonstrations, which are then others.
     data: Mapping[tuple[int, str, int, str], str] = field(default_factory=dict)
@@ -169,19 +195,29 @@ class Grid:
             resources = {**study.resources, **given.get("resources", {})}
             if not study.trainings:
                 models.append(Model(arguments, resources=resources))
-            for training, under in itertools.product(study.trainings, map(trained_under, study.variants)):
+            for training, under in itertools.product(
+                study.trainings, map(trained_under, study.variants)
+            ):
                 if (model := Model(arguments, training, under, metadata, resources)) not in models:
                     models.append(model)
         return models
 
     def variants(self, model: Model) -> list[Variant]:
         """The variants that run on a model."""
-        return [v for v in self.study.variants if model.training is None or trained_under(v) == model.under]
+        return [
+            v
+            for v in self.study.variants
+            if model.training is None or trained_under(v) == model.under
+        ]
 
     def tasks_of(self, model: Model) -> list[StudyTask]:
         """The tasks that a model is evaluated on: if the study trains the model, the targets of its training."""
         targets = model.training.targets if model.training else ()
-        return [task for task in self.tasks.values() if not targets or not task.inside.keys().isdisjoint(targets)]
+        return [
+            task
+            for task in self.tasks.values()
+            if not targets or not task.inside.keys().isdisjoint(targets)
+        ]
 
     @cached_property
     def alternatives(self) -> list[tuple[Candidate, ...]]:
@@ -193,10 +229,20 @@ class Grid:
         groups: dict[Any, list[Candidate]] = defaultdict(list)
         for model in self.models:
             for variant, task in itertools.product(self.variants(model), self.tasks_of(model)):
-                fixed = str(sorted((key, value) for key, value in variant.arguments.items() if key not in choose))
+                fixed = str(
+                    sorted(
+                        (key, value)
+                        for key, value in variant.arguments.items()
+                        if key not in choose
+                    )
+                )
                 axes = task.shots, study.labels, study.formats, study.demonstrations, study.seeds
                 for shots, labels, number, how, seed in itertools.product(*axes):
-                    others = (shots != task.shots[0]) + (labels != study.labels[0]) + (number != study.formats[0])
+                    others = (
+                        (shots != task.shots[0])
+                        + (labels != study.labels[0])
+                        + (number != study.formats[0])
+                    )
                     if study.one_at_a_time and others > 1:
                         continue
                     orders = 1 if study.one_at_a_time and others else study.orders
@@ -212,7 +258,11 @@ class Grid:
                     )
                     test = tuple(replace(first, order=order) for order in range(orders))
                     data = task.data.get((shots, str(how), seed, "dev"), "")
-                    dev = tuple(replace(cell, split="dev", data=data, limit=None) for cell in test) if study.dev else ()
+                    dev = (
+                        tuple(replace(cell, split="dev", data=data, limit=None) for cell in test)
+                        if study.dev
+                        else ()
+                    )
                     groups[key] += [Candidate(rule, dev, test) for rule in rules]
         return [tuple(candidates) for candidates in groups.values()]
 
@@ -223,9 +273,22 @@ def batches(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
     alike: dict[Any, list[Cell]] = defaultdict(list)
     for cell in cells:
         name, passes = passes_of(cell.variant)
-        arguments = sorted((key, value) for key, value in cell.variant.arguments.items() if key != name)
-        axes = cell.task, cell.num_fewshot, cell.drawn, cell.labels, cell.format, cell.seed, cell.split, cell.data
-        alike[cell.model.folder, *axes, cell.variant.method, str(arguments), passes == 1].append(cell)
+        arguments = sorted(
+            (key, value) for key, value in cell.variant.arguments.items() if key != name
+        )
+        axes = (
+            cell.task,
+            cell.num_fewshot,
+            cell.drawn,
+            cell.labels,
+            cell.format,
+            cell.seed,
+            cell.split,
+            cell.data,
+        )
+        alike[cell.model.folder, *axes, cell.variant.method, str(arguments), passes == 1].append(
+            cell
+        )
     return [tuple(batch) for batch in alike.values()]
 
 
@@ -236,22 +299,34 @@ def passes_of(variant: Variant) -> tuple[str, int]:
     return name, getattr(variant.make(), name)
 
 
-def choose(grid: Grid, candidates: Sequence[Candidate], scores: Sequence[Sequence[float]]) -> DevChoice:
+def choose(
+    grid: Grid, candidates: Sequence[Candidate], scores: Sequence[Sequence[float]]
+) -> DevChoice:
     """Choose the candidate whose `scores` on the dev set have the best mean over orders; of equal means (up to
     rounding), the first. A score that is not finite counts as the worst."""
     dev = grid.study.dev
     assert dev is not None
     higher = grid.tasks[candidates[0].test[0].task].higher_is_better
     worst = -math.inf if higher else math.inf
-    means = [math.fsum(x if math.isfinite(x) else worst for x in by_order) / len(by_order) for by_order in scores]
+    means = [
+        math.fsum(x if math.isfinite(x) else worst for x in by_order) / len(by_order)
+        for by_order in scores
+    ]
     top = max(means) if higher else min(means)
-    chosen = candidates[next(i for i, mean in enumerate(means) if math.isclose(mean, top, rel_tol=1e-9))]
+    chosen = candidates[
+        next(i for i, mean in enumerate(means) if math.isclose(mean, top, rel_tol=1e-9))
+    ]
     curve: list[dict[str, Any]] = []
     for (rule, _, cells), mean in zip(candidates, means, strict=True):
-        arguments = {**cells[0].variant.arguments, **({"decide": rule or "none"} if "decide" in dev.choose else {})}
+        arguments = {
+            **cells[0].variant.arguments,
+            **({"decide": rule or "none"} if "decide" in dev.choose else {}),
+        }
         curve.append({"arguments": arguments, "seed": cells[0].seed, "score": mean})
     values = [{**point["arguments"], "seeds": point["seed"]} for point in curve]
-    names = tuple(name for name in dev.choose if len({str(point.get(name)) for point in values}) > 1)
+    names = tuple(
+        name for name in dev.choose if len({str(point.get(name)) for point in values}) > 1
+    )
     rule = chosen.rule if "decide" in names else ""
     return tuple(replace(cell, chosen=names, rule=rule) for cell in chosen.test), curve
 

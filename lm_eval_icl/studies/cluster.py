@@ -54,9 +54,16 @@ class OnRay(Executor):
         needs: maps a model to the resources that its workers need.
     """
 
-    def __init__(self, ray: Any, worker: type, arguments: Sequence[Any], needs: Callable[[Model], Needs]) -> None:
+    def __init__(
+        self, ray: Any, worker: type, arguments: Sequence[Any], needs: Callable[[Model], Needs]
+    ) -> None:
         super().__init__()
-        self.ray, self._class, self._arguments, self.needs = ray, ray.remote(worker), arguments, needs
+        self.ray, self._class, self._arguments, self.needs = (
+            ray,
+            ray.remote(worker),
+            arguments,
+            needs,
+        )
         self.workers: list[Hired] = []
 
     def __enter__(self) -> Self:
@@ -90,10 +97,15 @@ class OnRay(Executor):
 
         def room(needs: Needs) -> int:
             """How many more workers with these needs would fit if all workers had the same needs."""
-            fit = sum(min(int(node.get(_RAY[name], 0) // each) for name, each in needs if each) for node in nodes)
+            fit = sum(
+                min(int(node.get(_RAY[name], 0) // each) for name, each in needs if each)
+                for node in nodes
+            )
             return fit - sum(worker.needs == needs for worker in self.workers)
 
-        needs_of = {folder: self.needs(units[0][0].model) for folder, units in self.waiting.items() if units}
+        needs_of = {
+            folder: self.needs(units[0][0].model) for folder, units in self.waiting.items() if units
+        }
         waiting = Counter[Needs]()
         for folder, needs in needs_of.items():
             waiting[needs] += len(self.waiting[folder])
@@ -101,14 +113,23 @@ class OnRay(Executor):
             idle = sum(worker.unit is None and worker.needs == needs for worker in self.workers)
             for _ in range(min(room(needs), number - idle)):
                 options = {**dict(needs), "max_restarts": _RESTARTS, "max_task_retries": _TRIES - 1}
-                actor = self._class.options(**options, scheduling_strategy="SPREAD").remote(*self._arguments)
+                actor = self._class.options(**options, scheduling_strategy="SPREAD").remote(
+                    *self._arguments
+                )
                 self.workers.append(Hired(actor, needs))
         for worker in [worker for worker in self.workers if worker.unit is None]:
             holders = Counter(other.held for other in self.workers)
-            worker.unit = self.take(worker.held, holders, [f for f, needs in needs_of.items() if needs == worker.needs])
+            worker.unit = self.take(
+                worker.held, holders, [f for f, needs in needs_of.items() if needs == worker.needs]
+            )
             if worker.unit is not None:
-                worker.held, worker.call = worker.unit[0].model.folder, worker.actor.run.remote(worker.unit)
-            elif room(worker.needs) < 0 or any(other.unit and other.needs != worker.needs for other in self.workers):
+                worker.held, worker.call = (
+                    worker.unit[0].model.folder,
+                    worker.actor.run.remote(worker.unit),
+                )
+            elif room(worker.needs) < 0 or any(
+                other.unit and other.needs != worker.needs for other in self.workers
+            ):
                 self._dismiss(worker)
 
     def _answer(self, worker: Hired) -> Sequence[Outcome]:
@@ -117,13 +138,20 @@ class OnRay(Executor):
         assert unit is not None
         try:
             outcomes: Sequence[Outcome] = self.ray.get(worker.call)
-        except self.ray.exceptions.RayError as error:  # it cannot begin, was killed too often, or its node is lost
+        except (
+            self.ray.exceptions.RayError
+        ) as error:  # it cannot begin, was killed too often, or its node is lost
             self._dismiss(worker)
             if "creation task" in str(error):
                 why = str(error).strip().splitlines()[-1].rpartition("InputError: lm-eval-icl: ")[2]
-                raise InputError(f"--ray: a worker cannot begin ({why.removesuffix('.')}).") from error
+                raise InputError(
+                    f"--ray: a worker cannot begin ({why.removesuffix('.')})."
+                ) from error
             why = " ".join(str(error).rpartition("is dead because ")[2].split())[:300]
-            return [(target, Failure(f"its worker was lost {_TRIES} times; the last time: {why}")) for target in unit]
+            return [
+                (target, Failure(f"its worker was lost {_TRIES} times; the last time: {why}"))
+                for target in unit
+            ]
         return outcomes
 
     def _dismiss(self, worker: Hired) -> None:
@@ -137,16 +165,27 @@ def connected(address: str) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise InputError("--ray: Ray is not installed: pip install 'lm-eval-icl[cluster]'.") from error
+        raise InputError(
+            "--ray: Ray is not installed: pip install 'lm-eval-icl[cluster]'."
+        ) from error
     terminated = signal.getsignal(signal.SIGTERM)
     try:
         host, _, port = address.removeprefix("ray://").rpartition(":")
         if port.isdecimal():  # if nothing answers, Ray would try for minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         dashboard = None if address else False  # a running cluster has decided this
-        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
+        ray.init(
+            address or "local",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            include_dashboard=dashboard,
+        )
     except Exception as error:  # a node that takes too long raises an Exception of no other class
-        how = f"--ray {address}: this cluster cannot be joined" if address else "--ray: Ray cannot be started"
+        how = (
+            f"--ray {address}: this cluster cannot be joined"
+            if address
+            else "--ray: Ray cannot be started"
+        )
         raise InputError(f"{how} ({one_line(error)}).") from error
     signal.signal(signal.SIGTERM, terminated)  # Ray has replaced the handler
     return ray
@@ -155,7 +194,10 @@ def connected(address: str) -> Any:
 def versions() -> dict[str, str]:
     """The versions of libraries on which numbers depend, and which all workers must share."""
     names = ("lm_eval", "transformers", "torch")
-    return {"lm-eval-icl": version.version(), **{name: importlib.metadata.version(name) for name in names}}
+    return {
+        "lm-eval-icl": version.version(),
+        **{name: importlib.metadata.version(name) for name in names},
+    }
 
 
 class StudyWorker:
@@ -185,21 +227,32 @@ class StudyWorker:
 
 
 def study_on_ray(
-    address: str, grid: Grid, options: Options, folder: Path, trainer: Trainer, include_path: str | None
+    address: str,
+    grid: Grid,
+    options: Options,
+    folder: Path,
+    trainer: Trainer,
+    include_path: str | None,
 ) -> OnRay:
     """The workers of a study. Each gets a core, and a GPU if the cluster has any, or else what the study asks for."""
     ray = connected(address)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    gpus = float((options.device or "cuda") != "cpu" and any(node.get("GPU", 0) >= 1 for node in nodes))
+    gpus = float(
+        (options.device or "cuda") != "cpu" and any(node.get("GPU", 0) >= 1 for node in nodes)
+    )
 
     def needs(model: Model) -> Needs:
         return tuple({"num_cpus": 1.0, "num_gpus": gpus, **model.resources}.items())
 
     for model in grid.models:
         needed = [(name, number) for name, number in needs(model) if number]
-        if not needed or not any(all(node.get(_RAY[name], 0) >= n for name, n in needed) for node in nodes):
+        if not needed or not any(
+            all(node.get(_RAY[name], 0) >= n for name, n in needed) for node in nodes
+        ):
             ray.shutdown()
-            what = ", ".join(f"{name}={number:g}" for name, number in needed) or "no need of anything"
+            what = (
+                ", ".join(f"{name}={number:g}" for name, number in needed) or "no need of anything"
+            )
             raise InputError(f"resources: {model.name}: no node of the cluster has {what}.")
     reference = ray.put((grid.study, Path.cwd(), options, folder, trainer, include_path))
     return OnRay(ray, StudyWorker, (versions(), [reference]), needs)

@@ -47,7 +47,9 @@ class Executor:
         folders = [folder for folder in among if self.waiting[folder]]
         if not folders:
             return None
-        return self.waiting[min(folders, key=lambda folder: (folder != held, holders.get(folder, 0)))].popleft()
+        return self.waiting[
+            min(folders, key=lambda folder: (folder != held, holders.get(folder, 0)))
+        ].popleft()
 
     def wait(self) -> Sequence[Outcome]:
         """Wait for outcomes that were not returned yet, and return one or more of them."""
@@ -74,7 +76,11 @@ class Here(Executor):
 
 def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[str, str]) -> None:
     """Make the missing targets of a study. `failed` gets the reasons of targets that fail, by path."""
-    missing = [target for target, state in states(grid, folder, failed) if state != DONE and isinstance(target, Cell)]
+    missing = [
+        target
+        for target, state in states(grid, folder, failed)
+        if state != DONE and isinstance(target, Cell)
+    ]
     more = True  # whether more units may be ready; no target waits for a cell on the test set
     with tqdm(total=len(missing), desc="cells") as bar:
         while True:
@@ -83,7 +89,9 @@ def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[st
             if not executor.running:
                 return
             outcomes = executor.wait()
-            more = any(not isinstance(target, Cell) or target.split == "dev" for target, _ in outcomes)
+            more = any(
+                not isinstance(target, Cell) or target.split == "dev" for target, _ in outcomes
+            )
             for target, outcome in outcomes:
                 if isinstance(outcome, Failure):
                     failed[target.path] = outcome
@@ -93,7 +101,9 @@ def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[st
                 bar.update(isinstance(target, Cell))
 
 
-def units_to_start(grid: Grid, folder: StudyFolder, running: Collection[str], failed: Mapping[str, str]) -> list[Unit]:
+def units_to_start(
+    grid: Grid, folder: StudyFolder, running: Collection[str], failed: Mapping[str, str]
+) -> list[Unit]:
     """The units that can be run now: trainings and batches of cells whose inputs are in the folder and whose outputs
     are not, without targets that are running or have failed."""
     known = states(grid, folder, failed)
@@ -110,14 +120,23 @@ def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[t
 
     def state_of(target: Target) -> str:
         if (path := target.path) not in known:
-            known[path] = target, DONE if folder.has(target) else failed.get(path) or state_by_checkpoint(target)
+            known[path] = (
+                target,
+                DONE if folder.has(target) else failed.get(path) or state_by_checkpoint(target),
+            )
         return known[path][1]
 
     def state_by_checkpoint(target: Target) -> str:
         if isinstance(target, Checkpoint) or not target.model.training:
             return READY
         state = state_of(checkpoint := Checkpoint(target.model))
-        return READY if state == DONE else WAITING if state in KNOWN else f"{checkpoint.path} failed: {state}"
+        return (
+            READY
+            if state == DONE
+            else WAITING
+            if state in KNOWN
+            else f"{checkpoint.path} failed: {state}"
+        )
 
     for candidates in grid.alternatives:
         on_dev = {cell.path: state_of(cell) for candidate in candidates for cell in candidate.dev}
@@ -125,7 +144,9 @@ def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[t
         if len(candidates) > 1 and all(state == DONE for state in on_dev.values()):
             tested, _ = folder.choice(grid, candidates)
         elif len(candidates) > 1:
-            broken = [f"{path} failed: {state}" for path, state in on_dev.items() if state not in KNOWN]
+            broken = [
+                f"{path} failed: {state}" for path, state in on_dev.items() if state not in KNOWN
+            ]
             why = f"nothing can be chosen on the dev set, as {broken[0]}" if broken else WAITING
             known |= {cell.path: (cell, why) for cell in tested}
             continue

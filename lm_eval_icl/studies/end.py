@@ -35,14 +35,20 @@ from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study, Training
 
 Results = Sequence[tuple[Cell, Run]]
-_TASKS = 8  # with more tasks, the columns are the names in `tasks` of the study's file, such as groups
+_TASKS = (
+    8  # with more tasks, the columns are the names in `tasks` of the study's file, such as groups
+)
 
 
 def conclude(
     grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console
 ) -> Mapping[str, str]:
     """Write `study.json`, and write and print the results. Return path -> reason of all targets that were not made."""
-    study, columns, known = grid.study, columns_of(grid.study, grid.tasks), states(grid, folder, failed)
+    study, columns, known = (
+        grid.study,
+        columns_of(grid.study, grid.tasks),
+        states(grid, folder, failed),
+    )
     failures = {target.path: state for target, state in known if state not in KNOWN}
     done = [target for target, state in known if state == DONE and isinstance(target, Cell)]
     tested = [cell for cell in done if cell.split == "test"]
@@ -51,15 +57,23 @@ def conclude(
     written = "study.json, no results on the test set"
     if found := results_of(folder, tested):
         paths = [run.path for _, run in found]
-        folder.write_file("study.csv", tables.runs(paths).merge(tables.scores(paths)).to_csv(index=False))
+        folder.write_file(
+            "study.csv", tables.runs(paths).merge(tables.scores(paths)).to_csv(index=False)
+        )
         board = board_of(found, columns)
         drawn = figures.draw(board, folder.path / "figures", study.figures)
         folder.write_file("board.html", page(board, figures.svgs(board)))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
-        flips = {entry.name: rate for entry in board.entries if (rate := flips_of(entry, columns)) is not None}
+        flips = {
+            entry.name: rate
+            for entry in board.entries
+            if (rate := flips_of(entry, columns)) is not None
+        }
         title = " ".join(filter(None, [study.paper, study.title]))
         if board.card is None or not study.one_at_a_time:
-            console.print(study_table.table(board, columns.names, in_order(board, found), flips, title))
+            console.print(
+                study_table.table(board, columns.names, in_order(board, found), flips, title)
+            )
         if board.card is not None:
             console.print(card.table(board.card, title))
     for sentence in study.deviates:
@@ -76,23 +90,37 @@ class Columns:
     """The columns of a study."""
 
     names: tuple[str, ...]  # the names of all columns; each average follows its columns
-    tasks: Mapping[str, frozenset[Trained]]  # column that is no average -> the trainings and tasks that count in it
-    alike: frozenset[str]  # the columns whose tasks have equal weights, however many documents they have
-    averages: Mapping[str, tuple[str, ...]]  # name of an average -> its columns, which have equal weights
+    tasks: Mapping[
+        str, frozenset[Trained]
+    ]  # column that is no average -> the trainings and tasks that count in it
+    alike: frozenset[
+        str
+    ]  # the columns whose tasks have equal weights, however many documents they have
+    averages: Mapping[
+        str, tuple[str, ...]
+    ]  # name of an average -> its columns, which have equal weights
 
-    def groups(self, documents: Mapping[Trained, int], names: Mapping[Trained, str]) -> dict[str, dict[str, float]]:
+    def groups(
+        self, documents: Mapping[Trained, int], names: Mapping[Trained, str]
+    ) -> dict[str, dict[str, float]]:
         """Column -> name of a task on the board -> its weight, for all columns whose results are complete. `documents`
         are the numbers of documents that were scored."""
         weights = {}
         for column, tasks in self.tasks.items():
             if tasks and tasks <= documents.keys():
-                counts = {task: 1 if column in self.alike else documents[task] for task in sorted(tasks)}
-                weights[column] = {names[task]: number / sum(counts.values()) for task, number in counts.items()}
+                counts = {
+                    task: 1 if column in self.alike else documents[task] for task in sorted(tasks)
+                }
+                weights[column] = {
+                    names[task]: number / sum(counts.values()) for task, number in counts.items()
+                }
         for average, columns in self.averages.items():
             if weights.keys() >= {*columns}:
                 parts = [weights[column] for column in columns]
                 in_parts = dict.fromkeys(itertools.chain(*parts))
-                weights[average] = {task: sum(w.get(task, 0) for w in parts) / len(columns) for task in in_parts}
+                weights[average] = {
+                    task: sum(w.get(task, 0) for w in parts) / len(columns) for task in in_parts
+                }
         # A task is a column by itself, and no group.
         return {column: by_task for column, by_task in weights.items() if list(by_task) != [column]}
 
@@ -104,7 +132,9 @@ def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
         listed = [task if isinstance(task, str) else str(task["task"]) for task in study.tasks]
         parts = {"": list(leaves) if len(leaves) <= _TASKS else listed}
     trainings: Sequence[Training | None] = study.trainings or [None]
-    tasks: dict[str, set[Trained]] = {column: set() for columns in parts.values() for column in columns}
+    tasks: dict[str, set[Trained]] = {
+        column: set() for columns in parts.values() for column in columns
+    }
     for leaf, training in itertools.product(leaves.values(), trainings):
         targets = training.targets if training and training.targets else leaf.inside.keys()
         groups = [leaf.inside[name] for name in leaf.inside.keys() & targets]
@@ -118,7 +148,12 @@ def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
             names.append(f"{AVERAGE}, {part}" if part else AVERAGE)
             averages[names[-1]] = tuple(columns)
     alike = frozenset(group for leaf in leaves.values() for group in leaf.alike)
-    return Columns(tuple(names), {column: frozenset(trained) for column, trained in tasks.items()}, alike, averages)
+    return Columns(
+        tuple(names),
+        {column: frozenset(trained) for column, trained in tasks.items()},
+        alike,
+        averages,
+    )
 
 
 def board_of(results: Results, columns: Columns) -> Board:
@@ -126,7 +161,9 @@ def board_of(results: Results, columns: Columns) -> Board:
     trainings share a row, and a task that has results of two trainings has a column for each."""
     documents = {_trained(cell): run.all_results[0].documents for cell, run in reversed(results)}
     trainings = list(dict.fromkeys(_trained(cell)[0] for cell, _ in results))
-    are_of_one = all(len({training for training, _ in tasks}) < 2 for tasks in columns.tasks.values())
+    are_of_one = all(
+        len({training for training, _ in tasks}) < 2 for tasks in columns.tasks.values()
+    )
     together = len(trainings) > 1 and are_of_one
     often = Counter(task for _, task in documents)
     names = {
@@ -146,34 +183,51 @@ def _trained(cell: Cell) -> Trained:
 def flips_of(entry: Entry, columns: Columns) -> Estimate | None:
     """An entry's order sensitivity on the average, or the mean of several averages; None if one of them is missing."""
     cells = [entry.cells.get(column) for column in columns.averages or columns.tasks]
-    flips = [cell.sensitivity for cell in cells if cell is not None and cell.sensitivity is not None]
+    flips = [
+        cell.sensitivity for cell in cells if cell is not None and cell.sensitivity is not None
+    ]
     if not flips or len(flips) < len(cells):
         return None
-    return flips[0] if len(flips) == 1 else statistics.estimate_group(flips, [1] * len(flips), bounds=(0.0, 1.0))
+    return (
+        flips[0]
+        if len(flips) == 1
+        else statistics.estimate_group(flips, [1] * len(flips), bounds=(0.0, 1.0))
+    )
 
 
 def in_order(board: Board, results: Results) -> list[Entry]:
     """The board's entries in the order of the study's models and methods."""
     models = list(dict.fromkeys(cell.model.name for cell, _ in results))
-    places = {run.path: (models.index(cell.model.name), cell.variant.entry, i) for i, (cell, run) in enumerate(results)}
+    places = {
+        run.path: (models.index(cell.model.name), cell.variant.entry, i)
+        for i, (cell, run) in enumerate(results)
+    }
     return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
 
 
-def cell_records(grid: Grid, folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+def cell_records(
+    grid: Grid, folder: StudyFolder, cells: Sequence[Cell]
+) -> dict[str, dict[str, Any]]:
     """The records in `study.json` of cells on the test set that are done, by the path of the results file."""
     curves: dict[str, Any] = {}
     for candidates in grid.alternatives if grid.study.dev else ():
         if all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
             chosen, curve = folder.choice(grid, candidates)
             curves |= {cell.path: curve for cell in chosen}
-    records = [{"expected": expected_of(grid.study, cell), "curve": curves.get(cell.path, [])} for cell in cells]
+    records = [
+        {"expected": expected_of(grid.study, cell), "curve": curves.get(cell.path, [])}
+        for cell in cells
+    ]
     paths = [folder.results_path(cell).relative_to(folder.path).as_posix() for cell in cells]
     return dict(zip(paths, records, strict=True))
 
 
 def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
     """The cells that have results, with the results."""
-    runs = {run.path: run for run in read([folder.results_path(cell) for cell in cells], quiet=True, dev=True)[0]}
+    runs = {
+        run.path: run
+        for run in read([folder.results_path(cell) for cell in cells], quiet=True, dev=True)[0]
+    }
     return [(cell, runs[path]) for cell in cells if (path := folder.results_path(cell)) in runs]
 
 
@@ -200,11 +254,15 @@ def print_states(grid: Grid, folder: StudyFolder, console: Console, verbose: boo
 
     def say(text: str) -> None:
         # Reasons contain texts of other people's tasks, from which characters that a terminal would obey are removed.
-        console.print(Text("".join(c if c.isprintable() else "\ufffd" for c in text)), soft_wrap=True)
+        console.print(
+            Text("".join(c if c.isprintable() else "\ufffd" for c in text)), soft_wrap=True
+        )
 
     names = {DONE: "done", READY: "missing", WAITING: "waiting for others"}
     known = states(grid, folder, folder.failures())
-    cells = Counter((target.split, names.get(s, "failed")) for target, s in known if isinstance(target, Cell))
+    cells = Counter(
+        (target.split, names.get(s, "failed")) for target, s in known if isinstance(target, Cell)
+    )
     for (split, state), number in cells.items():
         say(f"{number:,} cells on the {split} set: {state}")
     if trained := sum(not isinstance(target, Cell) for target, _ in known):

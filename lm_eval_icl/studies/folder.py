@@ -26,7 +26,17 @@ from lm_eval.loggers import EvaluationTracker
 
 from lm_eval_icl.errors import CannotWrite, InputError, refusing, writing
 from lm_eval_icl.files import write_atomically
-from lm_eval_icl.studies.cells import Candidate, Cell, Checkpoint, DevChoice, Grid, Model, Target, choose, digest
+from lm_eval_icl.studies.cells import (
+    Candidate,
+    Cell,
+    Checkpoint,
+    DevChoice,
+    Grid,
+    Model,
+    Target,
+    choose,
+    digest,
+)
 
 
 class StudyFolder:
@@ -74,12 +84,16 @@ class StudyFolder:
         def score(cell: Cell, rule: str) -> float:
             values = self.results(cell)["results"][cell.task]
             return float(
-                values[metric + rule] if rule else next(values[name] for name in values if name.startswith(metric))
+                values[metric + rule]
+                if rule
+                else next(values[name] for name in values if name.startswith(metric))
             )
 
         key = candidates[0].dev[0].path
         if key not in self._choices:
-            scores = [[score(cell, candidate.rule) for cell in candidate.dev] for candidate in candidates]
+            scores = [
+                [score(cell, candidate.rule) for cell in candidate.dev] for candidate in candidates
+            ]
             self._choices[key] = choose(grid, candidates, scores)
         return self._choices[key]
 
@@ -98,12 +112,20 @@ class StudyFolder:
     def failures(self) -> dict[str, str]:
         """Path -> reason of the targets that could not be made when the study ended, from `study.json`."""
         record = self.path / "study.json"
-        return dict(json.loads(record.read_text(encoding="utf-8"))["failures"]) if record.is_file() else {}
+        return (
+            dict(json.loads(record.read_text(encoding="utf-8"))["failures"])
+            if record.is_file()
+            else {}
+        )
 
     def forget(self, grid: Grid, pattern: str) -> list[str]:
         """Treat the targets whose paths match a pattern, such as "cells/*/icl/*", and all targets that depend on them
         as missing, so that they are made again. Each file stays until a new one replaces it. Return the paths."""
-        forgotten = {path for path in self.there if path.startswith("checkpoints/") and fnmatch(path, pattern)}
+        forgotten = {
+            path
+            for path in self.there
+            if path.startswith("checkpoints/") and fnmatch(path, pattern)
+        }
 
         def matches(cell: Cell) -> bool:
             return fnmatch(cell.path, pattern) or Checkpoint(cell.model).path in forgotten
@@ -139,7 +161,9 @@ class StudyFolder:
         half = place.with_name(f".{uuid.uuid4().hex}")
         tracker = EvaluationTracker(output_path=str(half / "results.json"))
         arguments = dict(results["config"]["model_args"])
-        tracker.general_config_tracker.log_experiment_args(cell.variant.method, arguments, None, None, False)
+        tracker.general_config_tracker.log_experiment_args(
+            cell.variant.method, arguments, None, None, False
+        )
         aggregated, samples = dict(results), results["samples"]
         del aggregated["samples"]
         try:
@@ -147,9 +171,15 @@ class StudyFolder:
             for task, task_samples in samples.items():
                 tracker.save_results_samples(task_name=task, samples=task_samples)
             files = sorted(half.iterdir()) if half.is_dir() else []
-            if len(files) < 1 + len(samples) or any(file.read_bytes().rstrip()[-1:] != b"}" for file in files):
-                raise CannotWrite(f"--output {self.path}: {cell.path} cannot be written: is the disk full?")
-            for file in files:  # lm-eval names them by the date, and only warns if it cannot write one
+            if len(files) < 1 + len(samples) or any(
+                file.read_bytes().rstrip()[-1:] != b"}" for file in files
+            ):
+                raise CannotWrite(
+                    f"--output {self.path}: {cell.path} cannot be written: is the disk full?"
+                )
+            for (
+                file
+            ) in files:  # lm-eval names them by the date, and only warns if it cannot write one
                 file.rename(half / file.name.replace(str(tracker.date_id), digest(cell.path)))
             _replace(place, half)
         finally:

@@ -39,7 +39,9 @@ if TYPE_CHECKING:  # which imports torch
 _NAMED = resources.files(__package__) / "named"
 HF = "hf"
 _OVER_TASKS = ("average", "order flips")  # the paper's numbers over all its tasks begin like this
-CANONICAL = "canonical_order"  # the only argument of `CommonArguments` that a study may give to a method
+CANONICAL = (
+    "canonical_order"  # the only argument of `CommonArguments` that a study may give to a method
+)
 
 # How a model chooses demonstrations, or how they are retrieved; or the text "stratified", "random", "first" or a file.
 Demonstrations = how.How | how.Similar | str
@@ -56,11 +58,16 @@ class Variant:
     @property
     def name(self) -> str:
         """The method and its arguments, as `--model` and `--model_args` take them."""
-        return ",".join([self.method, *(f"{name}={value}" for name, value in self.arguments.items())])
+        return ",".join(
+            [self.method, *(f"{name}={value}" for name, value in self.arguments.items())]
+        )
 
     def make(self) -> Method:
         """The method with its arguments, without `canonical_order`, which is an argument of models."""
-        return methods.make(self.method, {name: value for name, value in self.arguments.items() if name != CANONICAL})
+        return methods.make(
+            self.method,
+            {name: value for name, value in self.arguments.items() if name != CANONICAL},
+        )
 
 
 @dataclass(frozen=True)
@@ -69,14 +76,18 @@ class Training:
 
     name: str
     options: Mapping[str, Any]  # the options of `lm-eval-icl train`
-    targets: tuple[str, ...]  # the names in the study's `tasks` on which these models are evaluated; empty for all
+    targets: tuple[
+        str, ...
+    ]  # the names in the study's `tasks` on which these models are evaluated; empty for all
 
 
 def expanded(given: Any) -> list[Any]:
     """The different values of a key: a list or a single value, with ranges such as 0..9, which include both ends."""
     values: list[Any] = []
     for value in given if isinstance(given, list | tuple) else [] if given is None else [given]:
-        if isinstance(value, str) and (ends := re.fullmatch(r"\s*(-?\d+)\s*\.\.\s*(-?\d+)\s*", value)):
+        if isinstance(value, str) and (
+            ends := re.fullmatch(r"\s*(-?\d+)\s*\.\.\s*(-?\d+)\s*", value)
+        ):
             first, last = int(ends[1]), int(ends[2])
             if last < first:
                 raise InputError(f"the range {value} is empty.")
@@ -91,16 +102,22 @@ def _model(given: Any, base: bool = True) -> dict[str, Any]:
     if isinstance(given, str) and all("=" in part for part in given.split(",")):
         given = simple_parse_args_string(given)
     if not isinstance(given, Mapping) or (base and "pretrained" not in given):
-        raise InputError(f"models: {given!r}: must be arguments as --model_args takes them, such as pretrained=gpt2.")
+        raise InputError(
+            f"models: {given!r}: must be arguments as --model_args takes them, such as pretrained=gpt2."
+        )
     return dict(given)
 
 
 def _variants(given: Any) -> list[Variant]:
     variants = []
     for number, entry in enumerate(expanded(given)):
-        name, arguments = next(iter(entry.items()), ("", {})) if isinstance(entry, Mapping) else (entry, {})
+        name, arguments = (
+            next(iter(entry.items()), ("", {})) if isinstance(entry, Mapping) else (entry, {})
+        )
         if not isinstance(name, str) or not isinstance(arguments, Mapping | None):
-            raise InputError(f"methods: {entry!r}: must be a name, or a name with arguments: {{invicl: {{...}}}}.")
+            raise InputError(
+                f"methods: {entry!r}: must be a name, or a name with arguments: {{invicl: {{...}}}}."
+            )
         if name == HF and arguments:
             raise InputError("methods: hf has no arguments of its own: give them in `models`.")
         with naming(f"methods: {name}"):
@@ -122,7 +139,9 @@ def _rules(given: Any) -> list[Rule | None]:
     for entry in expanded(given):
         rules += [None] if entry in (None, "none") else read_rules(entry)
     if reads := [str(rule) for rule in rules if rule is not None and rule.name in NEIGHBORS]:
-        raise InputError(f"decide: {reads[0]} needs more than a study keeps: run lm_eval --metadata decide={reads[0]}.")
+        raise InputError(
+            f"decide: {reads[0]} needs more than a study keeps: run lm_eval --metadata decide={reads[0]}."
+        )
     return rules
 
 
@@ -135,7 +154,9 @@ def _labels(given: Any) -> list[str | None]:
 
 def _trainings(given: Any) -> list[Training]:
     if not isinstance(given, Mapping):
-        raise InputError(f"train: {given!r}: must be options of `lm-eval-icl train`, such as {{steps: 100}}.")
+        raise InputError(
+            f"train: {given!r}: must be options of `lm-eval-icl train`, such as {{steps: 100}}."
+        )
     common = {key: value for key, value in given.items() if not isinstance(value, Mapping)}
     several = {str(key): value for key, value in given.items() if isinstance(value, Mapping)}
     trainings = []
@@ -144,7 +165,10 @@ def _trainings(given: Any) -> list[Training]:
         targets = tuple(map(str, expanded(options.pop("targets", None))))
         with naming(f"train: {name}" if name else "train"):
             options = with_numbers(options)
-        what = next((str(options[key]) for key in ("metaicl", "tasks", "episodes") if key in options), "trained")
+        what = next(
+            (str(options[key]) for key in ("metaicl", "tasks", "episodes") if key in options),
+            "trained",
+        )
         trainings.append(Training(name or what, options, targets))
     return trainings
 
@@ -174,7 +198,9 @@ class Dev(BaseModel):
     it (names of arguments, "seeds", "decide")."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    size: Annotated[Positive | None, BeforeValidator(lambda size: None if size == "test" else size)] = None
+    size: Annotated[
+        Positive | None, BeforeValidator(lambda size: None if size == "test" else size)
+    ] = None
     choose: Annotated[tuple[str, ...], Several] = ()
 
 
@@ -185,14 +211,22 @@ class Study(BaseModel):
     one of these."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-    models: Annotated[tuple[Annotated[ModelArguments, BeforeValidator(_model)], ...], Several, Field(min_length=1)]
-    variants: Annotated[tuple[Variant, ...], BeforeValidator(_variants), Field(alias="methods", min_length=1)]
+    models: Annotated[
+        tuple[Annotated[ModelArguments, BeforeValidator(_model)], ...], Several, Field(min_length=1)
+    ]
+    variants: Annotated[
+        tuple[Variant, ...], BeforeValidator(_variants), Field(alias="methods", min_length=1)
+    ]
     tasks: Annotated[tuple[str | Mapping[str, Any], ...], Several, Field(min_length=1)]
     num_fewshot: Annotated[tuple[Whole | None, ...], Several, Field(min_length=1)] = (None,)
     seeds: Annotated[tuple[Whole, ...], Several, Field(min_length=1)] = (1234,)
     orders: Positive = 1
-    demonstrations: Annotated[tuple[Demonstrations | None, ...], BeforeValidator(_demonstrations)] = (None,)
-    labels: Annotated[tuple[str | None, ...], BeforeValidator(_labels), Field(min_length=1)] = (None,)
+    demonstrations: Annotated[
+        tuple[Demonstrations | None, ...], BeforeValidator(_demonstrations)
+    ] = (None,)
+    labels: Annotated[tuple[str | None, ...], BeforeValidator(_labels), Field(min_length=1)] = (
+        None,
+    )
     formats: Annotated[tuple[Whole, ...], Several, Field(min_length=1)] = (0,)
     one_at_a_time: bool = False
     decide: Annotated[tuple[Rule | None, ...], BeforeValidator(_rules)] = (None,)
@@ -201,7 +235,9 @@ class Study(BaseModel):
     title: str = ""
     paper: str = ""
     deviates: Annotated[tuple[str, ...], Several] = ()
-    trainings: Annotated[tuple[Training, ...], BeforeValidator(_trainings), Field(alias="train")] = ()
+    trainings: Annotated[
+        tuple[Training, ...], BeforeValidator(_trainings), Field(alias="train")
+    ] = ()
     metadata: Mapping[str, Any] = {}
     resources: Resources = {}
     columns: Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(_columns)] = {}
@@ -218,21 +254,34 @@ class Study(BaseModel):
         if twice := sorted({"decide", "demonstrations", "labels", "format"} & self.metadata.keys()):
             raise InputError(f"metadata: {twice[0]}: is a key of the study itself: give it there.")
         tasks = {str(task if isinstance(task, str) else task.get("task")) for task in self.tasks}
-        if foreign := sorted({target for training in self.trainings for target in training.targets} - tasks):
+        if foreign := sorted(
+            {target for training in self.trainings for target in training.targets} - tasks
+        ):
             raise InputError(f"train: targets: {foreign[0]!r} is none of the study's tasks.")
         for name in self.dev.choose if self.dev else ():
-            if name not in ("seeds", "decide") and not any(name in variant.arguments for variant in self.variants):
+            if name not in ("seeds", "decide") and not any(
+                name in variant.arguments for variant in self.variants
+            ):
                 raise InputError(f"dev: choose: no method of this study has the argument {name!r}.")
-            if self.trainings and any(name in trained_under(variant).arguments for variant in self.variants):
-                raise InputError(f"dev: choose: {name!r}: `train` trains a model for each value: give each by itself.")
+            if self.trainings and any(
+                name in trained_under(variant).arguments for variant in self.variants
+            ):
+                raise InputError(
+                    f"dev: choose: {name!r}: `train` trains a model for each value: give each by itself."
+                )
         return self
 
 
 @functools.cache
 def named() -> dict[str, str]:
     """The studies that ship with the package: name -> the paper's table or figure, or a title."""
-    files = sorted((file for file in _NAMED.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
-    studies = {file.name.removesuffix(".yaml"): yaml.safe_load(file.read_text("utf-8")) for file in files}
+    files = sorted(
+        (file for file in _NAMED.iterdir() if file.name.endswith(".yaml")),
+        key=lambda file: file.name,
+    )
+    studies = {
+        file.name.removesuffix(".yaml"): yaml.safe_load(file.read_text("utf-8")) for file in files
+    }
     return {name: study.get("paper", study["title"]) for name, study in studies.items()}
 
 
@@ -252,14 +301,22 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         raise InputError(f"{source}: must be keys and values, such as `methods: [icl, invicl]`.")
     try:
         merged = _merged(content, overrides)
-        return Study.model_validate({key: value for key, value in merged.items() if value is not None})
+        return Study.model_validate(
+            {key: value for key, value in merged.items() if value is not None}
+        )
     except ValidationError as error:
-        fault = min(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
+        fault = min(
+            error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden"
+        )
         if isinstance(cause := fault.get("ctx", {}).get("error"), InputError):
             raise InputError(f"{source}: {cause.message}") from error
         where = ": ".join(part for part in fault["loc"] if isinstance(part, str))
         near = did_you_mean(where, Study.model_fields) or "docs/studies.md has all keys."
-        why = f"there is no such key; {near}" if fault["type"] == "extra_forbidden" else f"{cause or fault['msg']}."
+        why = (
+            f"there is no such key; {near}"
+            if fault["type"] == "extra_forbidden"
+            else f"{cause or fault['msg']}."
+        )
         raise InputError(f"{source}: {where}: {fault['input']!r}: {why}") from error
 
 
@@ -271,27 +328,50 @@ def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
     if "model_args" in overrides:
         more = _model(overrides["model_args"], base=False)
         models = [_model(model) for model in expanded(content.get("models"))]
-        merged["models"] = [more] if "pretrained" in more else [{**model, **more} for model in models]
+        merged["models"] = (
+            [more] if "pretrained" in more else [{**model, **more} for model in models]
+        )
     if "methods" in overrides:
-        entries = [entry if isinstance(entry, dict) else {entry: {}} for entry in expanded(content.get("methods"))]
-        by_name = {name: [entry for entry in entries if name in entry] for name in overrides["methods"]}
-        merged["methods"] = [entry for name, in_file in by_name.items() for entry in in_file or [name]]
+        entries = [
+            entry if isinstance(entry, dict) else {entry: {}}
+            for entry in expanded(content.get("methods"))
+        ]
+        by_name = {
+            name: [entry for entry in entries if name in entry] for name in overrides["methods"]
+        }
+        merged["methods"] = [
+            entry for name, in_file in by_name.items() for entry in in_file or [name]
+        ]
     if "metadata" in overrides:
         merged["metadata"] = {**(content.get("metadata") or {}), **overrides["metadata"]}
     if "train" in overrides:
         options, more = content.get("train") or {}, overrides["train"]
-        merged["train"] = {k: {**v, **more} if isinstance(v, dict) else v for k, v in options.items()} | more
+        merged["train"] = {
+            k: {**v, **more} if isinstance(v, dict) else v for k, v in options.items()
+        } | more
     if "tasks" in overrides:
         tasks = overrides["tasks"]
         parts = columns if isinstance(columns := content.get("columns"), dict) else {"": columns}
-        merged["columns"] = {k: [name for name in expanded(v) if name in tasks] for k, v in parts.items()}
+        merged["columns"] = {
+            k: [name for name in expanded(v) if name in tasks] for k, v in parts.items()
+        }
         for name, options in (merged.get("train") or {}).copy().items():
             if isinstance(options, dict) and "targets" in options:
-                merged["train"][name] = {**options, "targets": [t for t in expanded(options["targets"]) if t in tasks]}
+                merged["train"][name] = {
+                    **options,
+                    "targets": [t for t in expanded(options["targets"]) if t in tasks],
+                }
                 if not merged["train"][name]["targets"]:
                     del merged["train"][name]
         merged["expected"] = [
-            {**entry, "values": {k: v for k, v in entry.get("values", {}).items() if not k.startswith(_OVER_TASKS)}}
+            {
+                **entry,
+                "values": {
+                    k: v
+                    for k, v in entry.get("values", {}).items()
+                    if not k.startswith(_OVER_TASKS)
+                },
+            }
             for entry in expanded(content.get("expected"))
         ]
     return merged
@@ -307,4 +387,6 @@ def trained_under(variant: Variant) -> Variant:
     name = variant.method if method.one_pass else method.trained_under
     trained = methods.make(name)
     shared = {field.name: getattr(method, field.name) for field in fields(trained)}
-    return Variant(name, {key: value for key, value in shared.items() if value != getattr(trained, key)}, 0)
+    return Variant(
+        name, {key: value for key, value in shared.items() if value != getattr(trained, key)}, 0
+    )

@@ -36,14 +36,26 @@ class Plan:
     """
 
     def __init__(self, grid: Grid, model: Model) -> None:
-        self.grid, self.model, self._requests = grid, model, dict[tuple[Any, ...], Sequence[Request]]()
+        self.grid, self.model, self._requests = (
+            grid,
+            model,
+            dict[tuple[Any, ...], Sequence[Request]](),
+        )
         given, name = model.arguments, model.name
-        hub = {key: given[key] for key in ("revision", "subfolder", "trust_remote_code") if key in given}
-        with refusing(f"tokenizer={(where := str(given.get('tokenizer', name)))!r}: the tokenizer cannot be loaded"):
+        hub = {
+            key: given[key]
+            for key in ("revision", "subfolder", "trust_remote_code")
+            if key in given
+        }
+        with refusing(
+            f"tokenizer={(where := str(given.get('tokenizer', name)))!r}: the tokenizer cannot be loaded"
+        ):
             self.tokenizer = AutoTokenizer.from_pretrained(where, **hub)
         with refusing(f"pretrained={name!r}: the configuration cannot be loaded"):
             config = AutoConfig.from_pretrained(name, **hub)
-        self.positions = int(given.get("max_length") or resolve_max_length(config, self.tokenizer, default=2048))
+        self.positions = int(
+            given.get("max_length") or resolve_max_length(config, self.tokenizer, default=2048)
+        )
         known = {field.name for field in fields(CommonArguments)} & given.keys()
         self.common = CommonArguments(**{name: given[name] for name in known})
 
@@ -55,7 +67,9 @@ class Plan:
         numbers = {passes_of(cell.variant)[1] for cell in cells}
         orders = len({cell.order for cell in cells})
         first = max(cells, key=lambda cell: passes_of(cell.variant)[1])
-        answers = Counter[Any]()  # (context, query) -> tokens of its answers; a text is as long as it may be
+        answers = Counter[
+            Any
+        ]()  # (context, query) -> tokens of its answers; a text is as long as it may be
         for request in self.requests(first):
             answers[request.prompt.context, request.prompt.query] += request.answer_positions
         tokens = sum(len(query) + answer for (_, query), answer in answers.items())
@@ -67,9 +81,13 @@ class Plan:
         orders = 1 if self._is_canonical(first) else orders
         if not method.memory_depends_on_query:
             contexts = list(dict.fromkeys(contexts))
-        encoded = sum(len(method.passes(len(context.prefix), context.lengths)[0][1]) for context in contexts)
+        encoded = sum(
+            len(method.passes(len(context.prefix), context.lengths)[0][1]) for context in contexts
+        )
         passes = max(numbers) * len(contexts) + len(numbers) * -(-tokens // self.common.pack_tokens)
-        return Counter(passes=orders * passes, tokens=orders * (max(numbers) * encoded + len(numbers) * tokens))
+        return Counter(
+            passes=orders * passes, tokens=orders * (max(numbers) * encoded + len(numbers) * tokens)
+        )
 
     def requests(self, cell: Cell) -> Sequence[Request]:
         """The requests of a cell, shortened to fit the model. Requests of other seeds, orders, labels and formats are
@@ -79,15 +97,24 @@ class Plan:
         key = str(method), cell.task, cell.num_fewshot, cell.drawn, cell.split
         if key not in self._requests:
             alike, canonical = method.treats_demonstrations_alike, self._is_canonical(cell)
-            tokenize = RequestTokenizer(PromptTokenizer(self.tokenizer, None, bos, alike, canonical), _GENERATED)
+            tokenize = RequestTokenizer(
+                PromptTokenizer(self.tokenizer, None, bos, alike, canonical), _GENERATED
+            )
             # The rows that a model will choose are not known: rows that are drawn stand for them.
             how = "random" if isinstance(cell.demonstrations, How) else cell.demonstrations
-            stand_in, metaicl = replace(cell, order=0, demonstrations=how), reader(self.tokenizer, bos, self.positions)
+            stand_in, metaicl = (
+                replace(cell, order=0, demonstrations=how),
+                reader(self.tokenizer, bos, self.positions),
+            )
             task = prepare(self.grid.study, self.grid.tasks[cell.task], stand_in, None, metaicl)
             instances = [i for i in task.instances if i.request_type != "loglikelihood_rolling"]
-            limits = PromptLimits(method, self.model.name, self.positions, None, None, method.overflow_hint)
+            limits = PromptLimits(
+                method, self.model.name, self.positions, None, None, method.overflow_hint
+            )
             overflow = "drop" if cell.variant.method == HF else self.common.overflow
-            self._requests[key] = fit_requests(instances, tokenize, limits, overflow, quiet=True) if instances else []
+            self._requests[key] = (
+                fit_requests(instances, tokenize, limits, overflow, quiet=True) if instances else []
+            )
         return self._requests[key]
 
     def _is_canonical(self, cell: Cell) -> bool:
@@ -104,7 +131,9 @@ def print_plan(grid: Grid, folder: StudyFolder, console: Console) -> None:
     most: dict[str, Cell] = {}
     for candidates in grid.alternatives:
         largest = max(candidates, key=lambda candidate: passes_of(candidate.test[0].variant)[1])
-        most |= {cell.path: large for cell, large in zip(candidates[0].test, largest.test, strict=True)}
+        most |= {
+            cell.path: large for cell, large in zip(candidates[0].test, largest.test, strict=True)
+        }
     missing: dict[str, list[Cell]] = defaultdict(list)
     for target, state in states(grid, folder, {}):
         if isinstance(target, Cell) and state != DONE:

@@ -61,12 +61,19 @@ class UnitRunner:
     trainings, which write their unfinished models there."""
 
     def __init__(
-        self, grid: Grid, options: Options, folder: StudyFolder, trainer: Trainer, include_path: str | None
+        self,
+        grid: Grid,
+        options: Options,
+        folder: StudyFolder,
+        trainer: Trainer,
+        include_path: str | None,
     ) -> None:
         self.grid, self.options, self.folder = grid, options, folder
         self.trainer, self.include_path = trainer, include_path
         self._model: Model | None = None
-        self._lm: ICLModel | None = None  # the model under plain ICL, which has loaded the checkpoint
+        self._lm: ICLModel | None = (
+            None  # the model under plain ICL, which has loaded the checkpoint
+        )
         self._chooser: tuple[Any, Chooser] | None = None
 
     def run(self, unit: Unit) -> Iterator[Outcome]:
@@ -78,7 +85,9 @@ class UnitRunner:
                 yield target, outcome
         except Exception as error:
             # A broken device can run nothing else in this process. Out of memory is an error of one unit only.
-            if isinstance(error, getattr(torch, "AcceleratorError", ())) and "out of memory" not in str(error):
+            if isinstance(
+                error, getattr(torch, "AcceleratorError", ())
+            ) and "out of memory" not in str(error):
                 raise
             why = reason(error)
         else:
@@ -102,7 +111,9 @@ class UnitRunner:
         metadata = self.grid.study.metadata
         assert model.training and model.under
         where = f"train: {model.training.name}"
-        if other := sorted({"peft", "delta", "gguf_file", "gptqmodel", "autogptq"} & model.arguments.keys()):
+        if other := sorted(
+            {"peft", "delta", "gguf_file", "gptqmodel", "autogptq"} & model.arguments.keys()
+        ):
             raise InputError(f"models: {other[0]}: {where} makes new weights: leave it out.")
         options = dict(model.training.options)
         if "metaicl" in options:
@@ -119,7 +130,9 @@ class UnitRunner:
             "device": device.removesuffix(":0") if device else None,
         }
         with naming(where):
-            return self.trainer({name: value for name, value in arguments.items() if value is not None})
+            return self.trainer(
+                {name: value for name, value in arguments.items() if value is not None}
+            )
 
     def _forget(self) -> None:
         self._model = self._lm = self._chooser = None
@@ -134,7 +147,9 @@ class UnitRunner:
             arguments = {**self.folder.arguments(model), **several}
             self._lm, self._model = model_class("icl").create_from_arg_obj(arguments, where), model
             if self._lm._is_tensor_parallel:
-                raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
+                raise InputError(
+                    "models: tp_plan: a study does not divide the passes of a model: leave it out."
+                )
             identity = json.dumps(self._lm.model_identity(), sort_keys=True)
             self._weights = self._lm.model_files_digest or digest(identity)
         return self._lm
@@ -144,13 +159,18 @@ class UnitRunner:
         task, how = self.grid.tasks[cell.task], cell.demonstrations
         if not isinstance(how, How) or not cell.num_fewshot:
             return None
-        if self._chooser is None or self._chooser[0] != (cell.task, how.pool):  # making one reads the documents
+        if self._chooser is None or self._chooser[0] != (
+            cell.task,
+            how.pool,
+        ):  # making one reads the documents
             pool = PoolOfTask(task.loaded, list(task.dev.values()))
             self._chooser = (cell.task, how.pool), Chooser(pool, predictor(lm), how.pool)
         chooser = self._chooser[1]
         about = kept.about_model(str(lm.pretrained), lm.model_identity())
         about |= {"max_length": lm.max_length, "add_bos_token": lm.add_bos_token, "data": cell.data}
-        return kept.chosen(kept.Wanted(chooser.pool, how, cell.num_fewshot, cell.seed, about), chooser)
+        return kept.chosen(
+            kept.Wanted(chooser.pool, how, cell.num_fewshot, cell.seed, about), chooser
+        )
 
     def _run_cells(self, loaded: ICLModel, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """Run cells that differ only in the order of the demonstrations and the number of passes."""
@@ -162,7 +182,9 @@ class UnitRunner:
         study, task = self.grid.study, self.grid.tasks[first.task]
         tasks = {cell.order: prepare(study, task, cell, choice, lm) for cell in cells}
         begun = time.perf_counter()
-        for cell_task in tasks.values():  # decision rules add queries that depend on what the model leaves out
+        for (
+            cell_task
+        ) in tasks.values():  # decision rules add queries that depend on what the model leaves out
             give_rules(cell_task, lm)
             cell_task.build_all_requests()
         name = passes_of(first.variant)[0]
@@ -175,7 +197,9 @@ class UnitRunner:
         shared["seconds"] = round(time.perf_counter() - begun, 3)
         for cell in cells:
             _set_passes(lm, name, numbers[cell.path])
-            results = self._evaluate(Answered(lm, answers[numbers[cell.path]]), cell, tasks[cell.order])
+            results = self._evaluate(
+                Answered(lm, answers[numbers[cell.path]]), cell, tasks[cell.order]
+            )
             yield cell, self._recorded(cell, results, tasks[cell.order], shared)
 
     def _evaluate(self, lm: LM, cell: Cell, task: ConfigurableTask) -> dict[str, Any]:
@@ -183,7 +207,10 @@ class UnitRunner:
         for instance in task.instances:  # which still have the responses of the last cell
             instance.resps, instance.filtered_resps = [], {}
         environment, commit = _origin()
-        once: Any = {"add_env_info": lambda info: info.update(environment), "get_git_commit_hash": lambda: commit}
+        once: Any = {
+            "add_env_info": lambda info: info.update(environment),
+            "get_git_commit_hash": lambda: commit,
+        }
         with mock.patch.multiple(lm_eval.evaluator, **once):
             results: dict[str, Any] = lm_eval.simple_evaluate(
                 model=lm,
@@ -196,7 +223,9 @@ class UnitRunner:
             )
         return results
 
-    def _recorded(self, cell: Cell, results: dict[str, Any], task: Any, shared: Mapping[str, Any]) -> dict[str, Any]:
+    def _recorded(
+        self, cell: Cell, results: dict[str, Any], task: Any, shared: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """A cell's results, with the cell's axes under `config.icl.study`. `shared` has the numbers of cells that were
         scored together, of their orders, of passes and of seconds."""
         metric, training = self.grid.study.metric, cell.model.training
@@ -216,10 +245,21 @@ class UnitRunner:
             "shared": dict(shared),
         }
         # `hf` has none of the arguments of this package's models.
-        foreign = {field.name for field in fields(CommonArguments)} if cell.variant.method == HF else set()
-        arguments = {name: value for name, value in self.folder.arguments(cell.model).items() if name not in foreign}
+        foreign = (
+            {field.name for field in fields(CommonArguments)}
+            if cell.variant.method == HF
+            else set()
+        )
+        arguments = {
+            name: value
+            for name, value in self.folder.arguments(cell.model).items()
+            if name not in foreign
+        }
         config = results["config"]
-        config |= {"model": cell.variant.method, "model_args": {**arguments, **cell.variant.arguments}}
+        config |= {
+            "model": cell.variant.method,
+            "model_args": {**arguments, **cell.variant.arguments},
+        }
         known = {name: value for name, value in facts.items() if value not in (None, "")}
         assert self._lm is not None  # its origin is recorded for lm-eval's own model too
         config["icl"] = {**self._lm._origin, **config.get("icl", {}), "study": known}
@@ -248,12 +288,18 @@ def _set_passes(lm: Any, name: str, number: int) -> None:
         lm.runner.method = replace(lm.runner.method, **{name: number})
 
 
-def answer(lm: Any, tasks: Sequence[Any], name: str, numbers: set[int]) -> dict[int, dict[int, Iterator[Any]]]:
+def answer(
+    lm: Any, tasks: Sequence[Any], name: str, numbers: set[int]
+) -> dict[int, dict[int, Iterator[Any]]]:
     """Number of passes -> id(instance) -> the responses of a model to all requests of these tasks. `name` is the
     argument that sets the number of passes, or "" (`passes_of`)."""
     instances = [instance for task in tasks for instance in task.instances]
     kinds = sorted({instance.request_type for instance in instances})
-    if isinstance(lm, ICLModel) and kinds == ["loglikelihood"] and not lm.runner.capabilities.no_memory:
+    if (
+        isinstance(lm, ICLModel)
+        and kinds == ["loglikelihood"]
+        and not lm.runner.capabilities.no_memory
+    ):
         return _log_likelihoods(lm, tasks, instances, numbers)
     answers = {}
     for number in numbers:
@@ -264,7 +310,9 @@ def answer(lm: Any, tasks: Sequence[Any], name: str, numbers: set[int]) -> dict[
         for kind in kinds:
             same_kind = [instance for instance in instances if instance.request_type == kind]
             repeated = [instance for instance in same_kind for _ in range(instance.repeats)]
-            for instance, response in zip(repeated, getattr(lm, kind)(repeated, disable_tqdm=True), strict=True):
+            for instance, response in zip(
+                repeated, getattr(lm, kind)(repeated, disable_tqdm=True), strict=True
+            ):
                 responses[id(instance)].append(response)
         answers[number] = {key: iter(several) for key, several in responses.items()}
     return answers
@@ -278,10 +326,14 @@ def _log_likelihoods(
     run, runner = lm.run, lm.runner
     run.logs = False  # the study shows the progress of its cells
     requests = run.requests(instances)
-    run.tokens_alone += sum({id(request): request.length for request in requests}.values()) * len(numbers)
+    run.tokens_alone += sum({id(request): request.length for request in requests}.values()) * len(
+        numbers
+    )
     answers: dict[int, dict[int, Iterator[Any]]] = {number: {} for number in numbers}
     with runner.mixed_precision():
-        for context, queries in grouped((request.prompt, request.answer) for request in requests).items():
+        for context, queries in grouped(
+            (request.prompt, request.answer) for request in requests
+        ).items():
             options = {query: list(answers) for query, answers in queries.items()}
             if lm.method.counts_memories and context.demonstrations:
                 memories = runner.score_memories(context, options, numbers)

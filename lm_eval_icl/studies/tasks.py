@@ -25,7 +25,14 @@ from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.deciding import check_options
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.tasks import FixedSampler, GivenSampler, RetrievingSampler, among, bind, template_of
+from lm_eval_icl.harness.tasks import (
+    FixedSampler,
+    GivenSampler,
+    RetrievingSampler,
+    among,
+    bind,
+    template_of,
+)
 from lm_eval_icl.harness.training import task_manager, unknown_task
 from lm_eval_icl.harness.varying import vary
 from lm_eval_icl.studies.cells import Cell, Grid, StudyTask, digest
@@ -41,13 +48,21 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
     for name, task in tasks.items():
         loaded, data, used = task.loaded, dict[Any, str](), dict[int, Any]()
         if study.metric not in (known := loaded.aggregation()):
-            raise InputError(f"metric: task {name!r} has no {study.metric!r}, only {', '.join(sorted(known))}.")
+            raise InputError(
+                f"metric: task {name!r} has no {study.metric!r}, only {', '.join(sorted(known))}."
+            )
         if study.rules:
             check_options(loaded, study.rules)
         for labels, number in itertools.product(study.labels, study.formats):
             varied(loaded, labels, number)
-        default = loaded.config.num_fewshot  # as in lm-eval, a task with 0 in its configuration keeps 0
-        shots = tuple(dict.fromkeys(int(default or 0) if n is None or default == 0 else n for n in study.num_fewshot))
+        default = (
+            loaded.config.num_fewshot
+        )  # as in lm-eval, a task with 0 in its configuration keeps 0
+        shots = tuple(
+            dict.fromkeys(
+                int(default or 0) if n is None or default == 0 else n for n in study.num_fewshot
+            )
+        )
         axes = list(itertools.product(shots, study.demonstrations, study.seeds))
         drawn = [draw(task, n, how, seed) for n, how, seed in axes]
         for (n, how, seed), demonstrations in zip(axes, drawn, strict=True):
@@ -58,10 +73,19 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
                 why = "draws other demonstrations for every document, which may be documents of the dev set"
                 raise InputError(f"dev: task {name!r} {why}: give `demonstrations`.")
         dev = dev_set(task, study.dev.size, limit, list(used.values())) if study.dev else {}
-        contents = digest_of([template_of(loaded), list(loaded.eval_docs), _pool(loaded), getattr(loaded, "pmi", None)])
+        contents = digest_of(
+            [
+                template_of(loaded),
+                list(loaded.eval_docs),
+                _pool(loaded),
+                getattr(loaded, "pmi", None),
+            ]
+        )
         for (n, how, seed), demonstrations in zip(axes, drawn, strict=True):
             inputs = [contents, None if demonstrations is None else list(demonstrations.items())]
-            data[n, str(how), seed, "dev"] = on_dev = digest_of([*inputs, digest_of(list(dev.items()))])
+            data[n, str(how), seed, "dev"] = on_dev = digest_of(
+                [*inputs, digest_of(list(dev.items()))]
+            )
             data[n, str(how), seed, "test"] = on_dev if isinstance(how, How) else digest_of(inputs)
         better = loaded.higher_is_better().get(study.metric, True)
         tasks[name] = replace(task, shots=shots, dev=dev, data=data, higher_is_better=better)
@@ -80,21 +104,38 @@ def load(
         if listed not in manager.all_tasks and not Path(listed).is_file():
             raise InputError(f"tasks: {unknown_task(listed, manager.all_tasks, include_path)}")
         # As part of a group, a task's configuration is merged with the changes.
-        wanted = [{"group": "study", "task": [{"task": listed, **changes}]}] if changes else [listed]
+        wanted = (
+            [{"group": "study", "task": [{"task": listed, **changes}]}] if changes else [listed]
+        )
         with refusing(f"tasks: {listed}: cannot be loaded"):
             loaded = manager.load(wanted)
-        groups = {name: {task.task_name for task in group.get_all_tasks()} for name, group in loaded["groups"].items()}
-        means = {name: group.aggregate_metric_list or () for name, group in loaded["groups"].items()}
-        alike = frozenset(name for name, every in means.items() if every and not any(m.weight_by_size for m in every))
+        groups = {
+            name: {task.task_name for task in group.get_all_tasks()}
+            for name, group in loaded["groups"].items()
+        }
+        means = {
+            name: group.aggregate_metric_list or () for name, group in loaded["groups"].items()
+        }
+        alike = frozenset(
+            name
+            for name, every in means.items()
+            if every and not any(m.weight_by_size for m in every)
+        )
         for name, task in loaded["tasks"].items():
             if not isinstance(task, ConfigurableTask):
-                raise InputError(f"tasks: {name}: its own class builds its prompts, so that a study cannot run it.")
+                raise InputError(
+                    f"tasks: {name}: its own class builds its prompts, so that a study cannot run it."
+                )
             if name in tasks and (changes or name in changed):
                 raise InputError(f"tasks: {name} is there twice: two cells would write one file.")
             changed |= {name} if changes else set()
             known = tasks.get(name, StudyTask(name, (), {}, loaded=task))
-            inside = tuple(group for group, tasks_in in groups.items() if name in tasks_in and not changes)
-            tasks[name] = replace(known, inside={**known.inside, listed: inside}, alike=known.alike | alike)
+            inside = tuple(
+                group for group, tasks_in in groups.items() if name in tasks_in and not changes
+            )
+            tasks[name] = replace(
+                known, inside={**known.inside, listed: inside}, alike=known.alike | alike
+            )
     return tasks
 
 
@@ -106,7 +147,9 @@ def digest_of(value: Any) -> str:
     return digest(re.sub(r" at 0x[0-9a-f]+", "", json.dumps(value, sort_keys=True, default=str)))
 
 
-def prepare(study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any] | None, model: Any) -> Any:
+def prepare(
+    study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any] | None, model: Any
+) -> Any:
     """A copy of lm-eval's task for a cell, with its demonstrations and requests, which are built once.
 
     Args:
@@ -119,19 +162,33 @@ def prepare(study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any]
         task_copy.sampler = copy.copy(task_copy.sampler)  # its seed is set below
     task_copy.set_config("num_fewshot", cell.num_fewshot)
     if study.rules:
-        task_copy.set_config("metadata", {**(task_copy.config.metadata or {}), "decide": written(study.rules)})
-    drawn = draw(task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order, choice, task_copy)
+        task_copy.set_config(
+            "metadata", {**(task_copy.config.metadata or {}), "decide": written(study.rules)}
+        )
+    drawn = draw(
+        task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order, choice, task_copy
+    )
     if isinstance(cell.demonstrations, Similar):
         task_copy.sampler = RetrievingSampler(_pool(task.loaded), cell.demonstrations, task_copy)
     task_copy.set_fewshot_seed(cell.seed)
     if drawn is not None:
-        has_seed = cell.demonstrations is not None or isinstance(task_copy.sampler, FixedSampler)  # rules draw by it
-        task_copy.sampler = GivenSampler(list(drawn.values()), _pool(task_copy), cell.seed if has_seed else None)
+        has_seed = cell.demonstrations is not None or isinstance(
+            task_copy.sampler, FixedSampler
+        )  # rules draw by it
+        task_copy.sampler = GivenSampler(
+            list(drawn.values()), _pool(task_copy), cell.seed if has_seed else None
+        )
     if cell.split == "dev":
         task_copy.dataset = {**task_copy.dataset, "dev": list(task.dev.values())}
-        task_copy._config.test_split, task_copy._config.process_docs = "dev", None  # they are processed
+        task_copy._config.test_split, task_copy._config.process_docs = (
+            "dev",
+            None,
+        )  # they are processed
     bind(task_copy, model)
-    with recording(), mock.patch("lm_eval.api.task.tqdm", functools.partial(lm_eval.api.task.tqdm, disable=True)):
+    with (
+        recording(),
+        mock.patch("lm_eval.api.task.tqdm", functools.partial(lm_eval.api.task.tqdm, disable=True)),
+    ):
         task_copy.build_all_requests(limit=get_sample_size(task_copy, cell.limit))
     task_copy.demonstrations, task_copy.chosen = None if drawn is None else list(drawn), choice
     task_copy.requests_are_made = True  # from now on, it only builds the requests of decision rules
@@ -169,7 +226,11 @@ def draw(
         return None
     else:
         sampler, for_each = seeded.sampler, isinstance(how, Similar)
-        seeded.sampler = copy.copy(sampler) if how is None or for_each else FixedSampler(sampler.df, how, task.loaded)
+        seeded.sampler = (
+            copy.copy(sampler)
+            if how is None or for_each
+            else FixedSampler(sampler.df, how, task.loaded)
+        )
         if for_each or not hasattr(seeded.sampler, "rows"):
             if order:
                 why = "draws other demonstrations for every document, which have no orders"
@@ -183,7 +244,9 @@ def draw(
 def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
     """The permutation of number `order`: 0 is the given order, and the others are drawn at random, all different."""
     if order >= math.factorial(len(indices)):
-        raise InputError(f"orders: {order + 1}: task {task!r} has {len(indices)} demonstrations: give fewer orders.")
+        raise InputError(
+            f"orders: {order + 1}: task {task!r} has {len(indices)} demonstrations: give fewer orders."
+        )
     rnd, permutations = Random(seed), [indices]
     while len(permutations) <= order:
         if (permutation := rnd.sample(indices, len(indices))) not in permutations:
@@ -198,7 +261,9 @@ def dev_set(
     demonstrations. A `size` of None is that of the test set; `limit` holds for both sets."""
     loaded = task.loaded
     if not loaded.has_training_docs():
-        raise InputError(f"dev: task {task.name!r} has no training split, from which its documents would be drawn.")
+        raise InputError(
+            f"dev: task {task.name!r} has no training split, from which its documents would be drawn."
+        )
     rows, documents = loaded.training_docs(), len(loaded.eval_docs)
     documents = min(documents, get_sample_size(loaded, limit) or documents)
     wanted = documents if size is None else size if limit is None else min(size, documents)

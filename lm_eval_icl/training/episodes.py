@@ -141,14 +141,23 @@ class EpisodePool:
         copies = {row for row in shown if text is not None and self.task.text(row) == text}
         if not copies:
             return Episode(self.task, tuple(shown), query)
-        drawn = Random(f"in place of copies of {query} in {shown}").sample(self.rows, len(self.rows))
-        others = [*islice((row for row in drawn if row not in shown and self.task.text(row) != text), len(copies))]
+        drawn = Random(f"in place of copies of {query} in {shown}").sample(
+            self.rows, len(self.rows)
+        )
+        others = [
+            *islice(
+                (row for row in drawn if row not in shown and self.task.text(row) != text),
+                len(copies),
+            )
+        ]
         if len(others) < len(copies):
             raise InputError(
                 f"task {self.task.name!r}: fewer than {self.shots} of its rows have another text than row {query}: "
                 "lower --num_fewshot."
             )
-        return Episode(self.task, tuple(others.pop() if row in copies else row for row in shown), query)
+        return Episode(
+            self.task, tuple(others.pop() if row in copies else row for row in shown), query
+        )
 
     def evaluation(self) -> list[Episode]:
         """An episode for every row that is held out, as its query. Every eight queries share their demonstrations."""
@@ -168,7 +177,9 @@ def draw_episode(pools: Sequence[EpisodePool], seed: int, number: int, attempt: 
             is drawn.
     """
     tasks_before = attempt // ATTEMPTS_OF_A_TASK
-    pool = Random(f"{seed} {number}" + f" in place of {tasks_before}" * bool(tasks_before)).choice(pools)
+    pool = Random(f"{seed} {number}" + f" in place of {tasks_before}" * bool(tasks_before)).choice(
+        pools
+    )
     return pool.draw(Random(f"{seed} {number} {attempt}"))
 
 
@@ -192,19 +203,30 @@ class RowDraw:
     """
 
     def __init__(
-        self, pools: Sequence[EpisodePool], seed: int, methods: Sequence[Method] = (), all_remain: bool = False
+        self,
+        pools: Sequence[EpisodePool],
+        seed: int,
+        methods: Sequence[Method] = (),
+        all_remain: bool = False,
     ) -> None:
         self.seed = seed
         self.rows = [(pool, row) for pool in pools for row in pool.rows]
         episodes: list[Any] = [self._episode(*row) for row in self.rows if methods]
-        remain = {method.name: [episode.task.remains(method, episode) for episode in episodes] for method in methods}
+        remain = {
+            method.name: [episode.task.remains(method, episode) for episode in episodes]
+            for method in methods
+        }
         self.shares = {name: sum(is_whole) / len(self.rows) for name, is_whole in remain.items()}
         if all_remain and methods:
             self.rows = [
-                row for row, kept in zip(self.rows, zip(*remain.values(), strict=True), strict=True) if all(kept)
+                row
+                for row, kept in zip(self.rows, zip(*remain.values(), strict=True), strict=True)
+                if all(kept)
             ]
         if not self.rows:
-            raise InputError(f"--fits: no row is short enough under {', '.join(remain)}: lower --num_fewshot.")
+            raise InputError(
+                f"--fits: no row is short enough under {', '.join(remain)}: lower --num_fewshot."
+            )
         self._order = functools.lru_cache(maxsize=2)(self._shuffled)
 
     def __call__(self, number: int, attempt: int = 0) -> Episode:
@@ -239,7 +261,9 @@ class FileTask:
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         shown, row = [self.rows[i] for i in demonstrations], self.rows[query]
         options = row.options or (row.output,)
-        prompt = FewShotPrompt("", [f"{other.input} {other.output}\n\n" for other in shown], row.input)
+        prompt = FewShotPrompt(
+            "", [f"{other.input} {other.output}\n\n" for other in shown], row.input
+        )
         return Example(prompt, tuple(f" {option}" for option in options), options.index(row.output))
 
 
@@ -255,5 +279,7 @@ def read_file(path: Path) -> list[FileTask]:
         for name in ("task", "input", "output"):
             if not fields[name]:
                 raise InputError(f"{where}: {name!r} must not be empty.")
-        rows[fields["task"]].append(Row(fields["input"], fields["output"], tuple(fields["options"])))
+        rows[fields["task"]].append(
+            Row(fields["input"], fields["output"], tuple(fields["options"]))
+        )
     return [FileTask(name, tuple(task_rows)) for name, task_rows in rows.items()]

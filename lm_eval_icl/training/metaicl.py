@@ -41,8 +41,12 @@ class SettingTask:
         prompt, answer = encoded(joined, self.reader, {})
         if self.channel or not row.options:
             return Example(prompt, (answer,), 0)
-        targets = [sequences.encoded_options(row, not shown, [option])[0].target for option in row.options]
-        options = [encoded(replace(joined, target=target), self.reader, {})[1] for target in targets]
+        targets = [
+            sequences.encoded_options(row, not shown, [option])[0].target for option in row.options
+        ]
+        options = [
+            encoded(replace(joined, target=target), self.reader, {})[1] for target in targets
+        ]
         options[row.right] = answer
         return Example(prompt, tuple(options), row.right)
 
@@ -74,7 +78,9 @@ def _copies(method: Method, shots: int) -> int:
     return len(method.layout(0, [1] * shots)) // shots if shots else 1
 
 
-def load_rows(setting: str, folder: MetaICLFolder, k: int, skip_missing: bool) -> dict[str, tuple[Row, ...]]:
+def load_rows(
+    setting: str, folder: MetaICLFolder, k: int, skip_missing: bool
+) -> dict[str, tuple[Row, ...]]:
     """The rows of the tasks that MetaICL trains on in a setting, by task.
 
     Args:
@@ -92,7 +98,10 @@ def load_rows(setting: str, folder: MetaICLFolder, k: int, skip_missing: bool) -
 
 
 def setting_tasks(
-    rows: Mapping[str, tuple[Row, ...]], predictor: Predictor, channel: bool, add_bos_token: bool | None
+    rows: Mapping[str, tuple[Row, ...]],
+    predictor: Predictor,
+    channel: bool,
+    add_bos_token: bool | None,
 ) -> list[SettingTask]:
     """The tasks of these rows, as sequences for a model under its method."""
     model_reader = replace(

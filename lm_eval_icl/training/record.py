@@ -10,7 +10,12 @@ from transformers import PreTrainedConfig
 from lm_eval_icl.methods.base import Method
 
 KEY = "lm_eval_icl"  # the key in `config.json`
-NEED_TRAINING = ("nope", "prefixicl", "saicl", "invicl")  # their papers train a model under the method
+NEED_TRAINING = (
+    "nope",
+    "prefixicl",
+    "saicl",
+    "invicl",
+)  # their papers train a model under the method
 
 
 def write(config: PreTrainedConfig, trained: dict[str, Any]) -> None:
@@ -27,10 +32,18 @@ def read(config: PreTrainedConfig) -> dict[str, Any]:
 
 def mismatch(trained: dict[str, Any], method: Method) -> str:
     """The warning about evaluating a method on a checkpoint of this record; empty if they match."""
-    names = [name for name in (trained.get("method"), *(trained.get("methods") or ())) if isinstance(name, str)]
+    names = [
+        name
+        for name in (trained.get("method"), *(trained.get("methods") or ()))
+        if isinstance(name, str)
+    ]
     needed = method.trained_under
     if not names:
-        return f"it needs a model trained under {needed}; no record of that is here" if needed in NEED_TRAINING else ""
+        return (
+            f"it needs a model trained under {needed}; no record of that is here"
+            if needed in NEED_TRAINING
+            else ""
+        )
     if needed not in names:
         return f"the checkpoint was trained under {', '.join(names)}, and is evaluated under {method.name}"
     if method.one_pass:

@@ -41,7 +41,9 @@ def check_trainable(method: Method, loss: str = "query") -> None:
 def leaks(method: Method) -> bool:
     """Whether the prediction of a demonstration's answer may depend on that answer, through any number of layers."""
     n = next((n for n in range(3, 1000) if not method.why_not(n)), 3)
-    layout = method.layout(1, [2] * n, 2, 1)  # demonstrations of two tokens: an input, and the answer
+    layout = method.layout(
+        1, [2] * n, 2, 1
+    )  # demonstrations of two tokens: an input, and the answer
     reach = layout.mask
     for _ in range(len(layout.blocks)):
         reach = (reach.float() @ layout.mask.float()) > 0
@@ -87,7 +89,9 @@ def make_row(method: Method, prompt: TokenizedPrompt, answer: Sequence[int]) -> 
     layout = method.layout(len(context.prefix), context.lengths, len(prompt.query), len(answer) - 1)
     tokens = [*context.tokens, *prompt.query, *answer[:-1]]
     first = len(layout) - len(answer)
-    return TrainingRow([tokens[i] for i in layout.source], layout, [(first + i, id) for i, id in enumerate(answer)])
+    return TrainingRow(
+        [tokens[i] for i in layout.source], layout, [(first + i, id) for i, id in enumerate(answer)]
+    )
 
 
 class RowMaker:
@@ -100,7 +104,11 @@ class RowMaker:
 
     def __init__(self, predictor: Predictor, loss: str = "query") -> None:
         check_trainable(predictor.runner.method, loss)
-        self.method, self.tokenizer, self.limits = predictor.runner.method, predictor.tokenizer, predictor.limits
+        self.method, self.tokenizer, self.limits = (
+            predictor.runner.method,
+            predictor.tokenizer,
+            predictor.limits,
+        )
         self.loss = loss
 
     def why_not(self, episode: Episode, by_tokens: bool = False) -> str:
@@ -120,7 +128,9 @@ class RowMaker:
             self.limits.positions,
             self.limits.switch,
         )
-        if (by_tokens or self.limits.keeps_window) and len(layout) > positions:  # a window's mask is no longer
+        if (by_tokens or self.limits.keeps_window) and len(
+            layout
+        ) > positions:  # a window's mask is no longer
             return f"have more tokens than {self.limits.model} has positions ({positions:,})"
         # Beyond that length, rotary angles depend on the longest row of a batch.
         if switch is not None and layout.reach > switch[0]:
@@ -132,9 +142,13 @@ class RowMaker:
         prompt, answer = self.tokens(episode)
         row = make_row(self.method, prompt, answer)
         if self.loss == "all":
-            spans = dict(zip(episode.example.prompt.demonstrations, episode.answer_spans(), strict=True))
+            spans = dict(
+                zip(episode.example.prompt.demonstrations, episode.answer_spans(), strict=True)
+            )
             arranged = self.tokenizer.arranged(episode.example.prompt)
-            inside = self.tokenizer.inside(arranged, [spans[part] for part in arranged.demonstrations])
+            inside = self.tokenizer.inside(
+                arranged, [spans[part] for part in arranged.demonstrations]
+            )
             copies = _kept_demonstrations(row.layout, prompt.context.lengths)
             # No token of a demonstration predicts the demonstration's first token.
             row.targets[:0] = [
@@ -174,8 +188,16 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
         positions = torch.zeros_like(ids)
         for i, row in enumerate(rows):
             positions[i, : len(row.ids)] = row.layout.positions
-        batch |= {"layouts": [row.layout for row in rows], "mask_dtype": dtype, "position_ids": positions}
-    targets = [(i, *target, len(row.targets) * len(rows)) for i, row in enumerate(rows) for target in row.targets]
+        batch |= {
+            "layouts": [row.layout for row in rows],
+            "mask_dtype": dtype,
+            "position_ids": positions,
+        }
+    targets = [
+        (i, *target, len(row.targets) * len(rows))
+        for i, row in enumerate(rows)
+        for target in row.targets
+    ]
     row_number, index, token, share = zip(*targets, strict=True)
     read_at, target_at = torch.tensor(index).unique(return_inverse=True)
     return batch | {

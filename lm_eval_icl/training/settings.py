@@ -75,8 +75,12 @@ class Settings(BaseModel):
             raise InputError("--{} {!r}: {}.".format(*refusal(error))) from error
         if self.lora and importlib.util.find_spec("peft") is None:
             raise InputError("--lora: needs the library peft: pip install peft.")
-        if self.lora and any(os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED")):
-            raise InputError("--lora: adapters are not merged under FSDP or DeepSpeed: leave one of them out.")
+        if self.lora and any(
+            os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED")
+        ):
+            raise InputError(
+                "--lora: adapters are not merged under FSDP or DeepSpeed: leave one of them out."
+            )
 
 
 def with_numbers(options: Mapping[str, Any]) -> dict[str, Any]:

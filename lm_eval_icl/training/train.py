@@ -21,7 +21,12 @@ from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.record import write
 from lm_eval_icl.training.rows import RowMaker, TrainingRow
 from lm_eval_icl.training.settings import Settings as Settings
-from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer, last_checkpoint, training_arguments
+from lm_eval_icl.training.trainer import (
+    EpisodeRows,
+    LayoutTrainer,
+    last_checkpoint,
+    training_arguments,
+)
 
 # A line before the training says how many episodes are left out until this many fit.
 SAMPLE = 200
@@ -42,17 +47,25 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> Path | None:
     known = json.loads(json.dumps(identity))
     if not record.is_file():
         if output.is_dir() and any(output.iterdir()):
-            raise InputError(f"--output {output}: there are other files in it: give an empty or a new folder.")
+            raise InputError(
+                f"--output {output}: there are other files in it: give an empty or a new folder."
+            )
         with writing(f"--output {output}"):
             output.mkdir(parents=True, exist_ok=True)
             write_atomically(record, json.dumps(known, indent=1) + "\n")
         return None
     recorded = json.loads(record.read_text(encoding="utf-8"))
-    if differing := [name for name in {**known, **recorded} if recorded.get(name) != known.get(name)]:
-        raise InputError(f"--output {output}: holds another run, with another {differing[0]}: give another folder.")
+    if differing := [
+        name for name in {**known, **recorded} if recorded.get(name) != known.get(name)
+    ]:
+        raise InputError(
+            f"--output {output}: holds another run, with another {differing[0]}: give another folder."
+        )
     last = last_checkpoint(output / "checkpoints")
     if not resume and (last or (output / "config.json").is_file()):
-        raise InputError(f"--output {output}: holds this run already: give --resume to continue, or another folder.")
+        raise InputError(
+            f"--output {output}: holds this run already: give --resume to continue, or another folder."
+        )
     return last
 
 
@@ -103,9 +116,16 @@ def train(
     if dry_run:
         print(summary)
         return
-    arguments = training_arguments(output, settings, cpu, getattr(model.config, "use_cache", True), bool(held_out))
+    arguments = training_arguments(
+        output, settings, cpu, getattr(model.config, "use_cache", True), bool(held_out)
+    )
     record = _record(method, tasks, settings, fits, source)
-    run = {**record, **settings.model_dump(exclude={"save_steps"}), "model": source, **(identity or {})}
+    run = {
+        **record,
+        **settings.model_dump(exclude={"save_steps"}),
+        "model": source,
+        **(identity or {}),
+    }
     if isinstance(rows.draw, RowDraw):
         run["kept"] = rows.draw.shares
     with arguments.main_process_first(local=False):
@@ -115,7 +135,9 @@ def train(
     arguments.eval_on_start = arguments.do_eval and resume_from is None
     write(model.config, record)
     with predictor.runner.method_positions():
-        trainer = LayoutTrainer(_with_lora(model, settings) if settings.lora else model, arguments, rows, held_out)
+        trainer = LayoutTrainer(
+            _with_lora(model, settings) if settings.lora else model, arguments, rows, held_out
+        )
         trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
         _save(trainer, tokenizer, output)
 
@@ -141,16 +163,26 @@ def _rows(
     if settings.draw == "row":
         # MetaICL cuts rows that are too long. The episodes of all other tasks are used whole or not at all.
         cut = all(isinstance(task, SettingTask) for task in tasks)
-        draw = RowDraw(pools, settings.seed, (all_methods or [method]) if cut else (), all_remain=bool(fits))
+        draw = RowDraw(
+            pools, settings.seed, (all_methods or [method]) if cut else (), all_remain=bool(fits)
+        )
     else:
         draw = partial(draw_episode, pools, settings.seed)
     rows = EpisodeRows(draw, make, makers, settings.steps * settings.batch_size)
     held_out = [episode for pool in pools for episode in pool.evaluation()]
-    answers = RowMaker(predictor)  # only the loss of the query's answer is measured, also if loss="all" trains on more
-    return predictor, rows, [answers.row(episode) for episode in held_out if not rows.why_not(episode)]
+    answers = RowMaker(
+        predictor
+    )  # only the loss of the query's answer is measured, also if loss="all" trains on more
+    return (
+        predictor,
+        rows,
+        [answers.row(episode) for episode in held_out if not rows.why_not(episode)],
+    )
 
 
-def _summary(rows: EpisodeRows, held_out: Sequence[TrainingRow], tasks: Sequence[Task], settings: Settings) -> str:
+def _summary(
+    rows: EpisodeRows, held_out: Sequence[TrainingRow], tasks: Sequence[Task], settings: Settings
+) -> str:
     """Lines that say how many rows there are, and how many are left out."""
     total = sum(map(len, tasks))
     lines = [
@@ -161,10 +193,14 @@ def _summary(rows: EpisodeRows, held_out: Sequence[TrainingRow], tasks: Sequence
         lines.append(f"{len(rows.draw.rows):,} rows are used")
         if rows.draw.shares:
             shares = ", ".join(f"{name} {share:.1%}" for name, share in rows.draw.shares.items())
-            lines.append(f"rows of which nothing is cut if all their tokens under a method have to fit: {shares}")
+            lines.append(
+                f"rows of which nothing is cut if all their tokens under a method have to fit: {shares}"
+            )
     number = min(SAMPLE, len(rows))
     if left_out := sum(rows.episode(i)[1] for i in range(number)):
-        lines.append(f"{left_out:,} episodes that do not fit were left out to have the first {number:,}")
+        lines.append(
+            f"{left_out:,} episodes that do not fit were left out to have the first {number:,}"
+        )
     return "\n".join(lines)
 
 
@@ -193,7 +229,10 @@ def _with_lora(model: PreTrainedModel, settings: Settings) -> Any:
     import peft
 
     config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=settings.lora_rank, lora_alpha=settings.lora_alpha, target_modules=_LORA_TARGETS
+        task_type="CAUSAL_LM",
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        target_modules=_LORA_TARGETS,
     )
     torch.manual_seed(settings.seed)
     return peft.get_peft_model(model, config)

@@ -60,8 +60,13 @@ class EpisodeRows(Dataset[TrainingRow]):
 
     def why_not(self, episode: Episode) -> str:
         """Why an episode does not fit; empty if it fits."""
-        whys = ((maker, maker.why_not(episode, maker is not self.make)) for maker in (self.make, *self.fits))
-        return next((f"under {maker.method.name}, its rows {why}" for maker, why in whys if why), "")
+        whys = (
+            (maker, maker.why_not(episode, maker is not self.make))
+            for maker in (self.make, *self.fits)
+        )
+        return next(
+            (f"under {maker.method.name}, its rows {why}" for maker, why in whys if why), ""
+        )
 
 
 def training_arguments(
@@ -79,7 +84,9 @@ def training_arguments(
     parts = int(os.environ.get("WORLD_SIZE", "1")) * settings.gradient_accumulation_steps
     if settings.batch_size % parts:
         what = "processes x --gradient_accumulation_steps"
-        raise InputError(f"--batch_size {settings.batch_size}: must be a multiple of {parts}: {what}.")
+        raise InputError(
+            f"--batch_size {settings.batch_size}: must be a multiple of {parts}: {what}."
+        )
     renamed = hasattr(TrainingArguments, "activation_checkpointing")  # from transformers 5.23 on
     name = "activation_checkpointing" if renamed else "gradient_checkpointing"
     checkpointing: Any = {name: settings.gradient_checkpointing}
@@ -133,7 +140,9 @@ class LayoutTrainer(Trainer):
     # The loss is a mean over the rows of one batch, which Trainer divides by the number of batches of a step.
     loss_is_scaled_for_ga = False
 
-    def __init__(self, model: Any, args: TrainingArguments, rows: EpisodeRows, held_out: list[TrainingRow]) -> None:
+    def __init__(
+        self, model: Any, args: TrainingArguments, rows: EpisodeRows, held_out: list[TrainingRow]
+    ) -> None:
         data: Any = {"train_dataset": rows, "eval_dataset": held_out or None}
         super().__init__(model, args, data_collator=partial(collate, dtype=model.dtype), **data)
         for callback in (PrinterCallback, ProgressCallback):
@@ -143,10 +152,14 @@ class LayoutTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]  # the draw is random already
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
         return mean_loss(model, inputs)
 
-    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
         with torch.no_grad(), self.compute_loss_context_manager():
             return mean_loss(model, self._prepare_inputs(inputs)), None, None
 
@@ -165,7 +178,9 @@ class LossProgress(ProgressCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.training_bar is not None:
-            self.training_bar.set_postfix({name: logs[name] for name in ("loss", "eval_loss") if name in logs})
+            self.training_bar.set_postfix(
+                {name: logs[name] for name in ("loss", "eval_loss") if name in logs}
+            )
 
 
 def last_checkpoint(folder: Path) -> Path | None:

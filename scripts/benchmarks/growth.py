@@ -37,7 +37,9 @@ def methods(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     instances = synthetic(documents=options.documents)
     model = random_model(options.model, options.device)
     tokenizer = train_tokenizer(instances, model.config.vocab_size)
-    lms = {m: METHODS[m](model, tokenizer=tokenizer, device=options.device) for m in options.methods}
+    lms = {
+        m: METHODS[m](model, tokenizer=tokenizer, device=options.device) for m in options.methods
+    }
     encoding: dict[str, list[float]] = defaultdict(list)
     scoring: dict[str, list[float]] = defaultdict(list)
     peaks: dict[str, int] = defaultdict(int)
@@ -63,7 +65,9 @@ def labels(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Tasks with many labels, beside hf: one demonstration for each label, and options of three tokens."""
     found: dict[str, Any] = {}
     for number in (77, 150):
-        instances = synthetic(options.documents, demonstrations=number, options=number, length=3, shot=20)
+        instances = synthetic(
+            options.documents, demonstrations=number, options=number, length=3, shot=20
+        )
         model = random_model(options.model, options.device)
         tokenizer = train_tokenizer(instances, model.config.vocab_size)
         shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device, "batch_size": 1}
@@ -73,7 +77,12 @@ def labels(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         table = table_of(title, "model", "tokens", "seconds", "times hf")
         runs = {name: measure(lm, instances) for name, lm in lms.items()}
         for name, own in runs.items():
-            table.add_row(name, f"{own.tokens:,}", f"{own.seconds:.2f}", f"{runs['hf'].seconds / own.seconds:.0f}")
+            table.add_row(
+                name,
+                f"{own.tokens:,}",
+                f"{own.seconds:.2f}",
+                f"{runs['hf'].seconds / own.seconds:.0f}",
+            )
         console.print(table)
         found[str(number)] = {name: own._asdict() for name, own in runs.items()}
     return found
@@ -89,7 +98,9 @@ def growth(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     }
     model = random_model(options.model, options.device)
     tokenizer = train_tokenizer(synthetic(), model.config.vocab_size)
-    lms = {m: METHODS[m](model, tokenizer=tokenizer, device=options.device) for m in options.methods}
+    lms = {
+        m: METHODS[m](model, tokenizer=tokenizer, device=options.device) for m in options.methods
+    }
     found: dict[str, Any] = {}
     for size, values in sizes.items():
         title = f"milliseconds a document (without encoding) against {size}; {options.model}, {machine()}"
@@ -100,8 +111,14 @@ def growth(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             documents = len({i.doc_id for i in instances})
             cells = []
             for name, lm in lms.items():
-                whole = [1e3 * measure(lm, instances).seconds / documents for _ in range(options.repetitions)]
-                encoding = [1e3 * time_encoding(lm, instances) / documents for _ in range(options.repetitions)]
+                whole = [
+                    1e3 * measure(lm, instances).seconds / documents
+                    for _ in range(options.repetitions)
+                ]
+                encoding = [
+                    1e3 * time_encoding(lm, instances) / documents
+                    for _ in range(options.repetitions)
+                ]
                 queries = [total - shared for total, shared in zip(whole, encoding, strict=True)]
                 found[size][name][value] = {"document": whole, "query": queries}
                 cells.append(f"{spread(whole)}; {statistics.median(queries):.1f}")
@@ -121,12 +138,24 @@ def draw_growth(found: dict[str, Any], path: Path) -> None:
             for what, style in (("document", "-"), ("query", ":")):
                 times = [statistics.median(point[what]) for point in curve.values()]
                 label = name if what == "document" else f"{name}, demonstrations encoded"
-                axis.plot(list(curve), times, style, color=f"C{color}", marker="o", markersize=3, label=label)
+                axis.plot(
+                    list(curve),
+                    times,
+                    style,
+                    color=f"C{color}",
+                    marker="o",
+                    markersize=3,
+                    label=label,
+                )
         axis.set_xlabel("tokens an option" if size == "length" else size)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("milliseconds a document")
-    axes[0].set_ylim(bottom=0)  # after the last curve: it fixes the upper end, which all panels share
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    axes[0].set_ylim(
+        bottom=0
+    )  # after the last curve: it fixes the upper end, which all panels share
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False
+    )
     save(figure, path)
 
 
@@ -134,9 +163,14 @@ def shots(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """The processor seconds and the memory with which every method encodes growing numbers of demonstrations."""
     found: dict[str, dict[int, Any]] = {name: {} for name in options.methods}
     title = f"Encoding demonstrations of SST-2, {options.model}, {machine()}"
-    table = table_of(title, "demonstrations", "tokens", "model", "seconds", "times icl's", "peak memory, MiB")
+    table = table_of(
+        title, "demonstrations", "tokens", "model", "seconds", "times icl's", "peak memory, MiB"
+    )
     model = random_model(options.model, options.device)
-    requests = {n: build_requests(["icl_sst2"], n, tasks=1, documents=1, max_gen_toks=0) for n in options.shots}
+    requests = {
+        n: build_requests(["icl_sst2"], n, tasks=1, documents=1, max_gen_toks=0)
+        for n in options.shots
+    }
     tokenizer = train_tokenizer(requests[max(options.shots)], model.config.vocab_size)
     for number, instances in requests.items():
         seconds: dict[str, list[float]] = defaultdict(list)
@@ -147,13 +181,22 @@ def shots(options: argparse.Namespace, console: Console) -> dict[str, Any]:
                 method, prompt = lm.runner.method, lm.tokenize(instances[:1])[0].prompt
                 before, start = reset_peak(), busy()
                 with lm.runner.inference_mode():
-                    method.encode_queries(model, [(prompt.context, prompt.query)], partial(method.encode, model))
+                    method.encode_queries(
+                        model, [(prompt.context, prompt.query)], partial(method.encode, model)
+                    )
                 seconds[name].append(busy() - start)
                 peaks[name] = max(peaks[name], peak() - before)
         tokens = len(prompt.context.tokens)
         for name, own in seconds.items():
             ratios = [one / icl for one, icl in zip(own, seconds["icl"], strict=True)]
-            row = (str(number), str(tokens), name, spread(own), spread(ratios), f"{peaks[name] / 2**20:.0f}")
+            row = (
+                str(number),
+                str(tokens),
+                name,
+                spread(own),
+                spread(ratios),
+                f"{peaks[name] / 2**20:.0f}",
+            )
             table.add_row(*row)
             found[name][number] = {"tokens": tokens, "seconds": own, "peak": peaks[name]}
             console.print(*row)
@@ -169,7 +212,13 @@ def draw_shots(found: dict[str, Any], path: Path) -> None:
     axes = figure.subplots(1, 2)
     for name, curve in found.items():
         tokens = [point["tokens"] for point in curve.values()]
-        axes[0].plot(tokens, [point["peak"] / 2**20 for point in curve.values()], marker="o", markersize=3, label=name)
+        axes[0].plot(
+            tokens,
+            [point["peak"] / 2**20 for point in curve.values()],
+            marker="o",
+            markersize=3,
+            label=name,
+        )
         medians = [statistics.median(point["seconds"]) for point in curve.values()]
         axes[1].plot(tokens, medians, marker="o", markersize=3)
     for axis, label in zip(axes, ("peak memory, MiB", "processor seconds"), strict=True):
@@ -177,7 +226,12 @@ def draw_shots(found: dict[str, Any], path: Path) -> None:
         axis.set_ylabel(label)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(found), frameon=False)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=len(found),
+        frameon=False,
+    )
     save(figure, path)
 
 
@@ -189,9 +243,19 @@ def generation(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     tokenizer = train_tokenizer(synthetic(), model.config.vocab_size)
     shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device}
     title = f"texts of {tokens} tokens after 20 demonstrations; {options.model}, {machine()}"
-    columns = ("texts", "model", "seconds", "times hf", "a step, ms", "of a step without demonstrations")
+    columns = (
+        "texts",
+        "model",
+        "seconds",
+        "times hf",
+        "a step, ms",
+        "of a step without demonstrations",
+    )
     table = table_of(title, *columns)
-    hf = {n: HFLM(model, batch_size=n, **shared) for n in {min(texts, most) for texts in options.texts}}
+    hf = {
+        n: HFLM(model, batch_size=n, **shared)
+        for n in {min(texts, most) for texts in options.texts}
+    }
     ours = {m: METHODS[m](model, batch_size=max(options.texts), **shared) for m in options.methods}
     runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for repetition in range(options.repetitions):
@@ -201,7 +265,9 @@ def generation(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             runs[f"{texts} hf"].append((seconds * texts / min(texts, most), step))
             for name, lm in ours.items():
                 runs[f"{texts} {name}"].append(measure_generation(lm, generated(texts, 20, tokens)))
-                runs[f"{texts} {name} alone"].append(measure_generation(lm, generated(texts, 0, tokens)))
+                runs[f"{texts} {name} alone"].append(
+                    measure_generation(lm, generated(texts, 0, tokens))
+                )
             console.print(f"{texts} texts, {repetition + 1}/{options.repetitions}: {dict(runs)}")
     for texts, name in ((texts, name) for texts in options.texts for name in ("hf", *ours)):
         measured, alone = runs[f"{texts} {name}"], runs[f"{texts} {name} alone"]
@@ -211,7 +277,9 @@ def generation(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             spread([seconds for seconds, _ in measured]),
             spread([a / b for (a, _), (b, _) in zip(runs[f"{texts} hf"], measured, strict=True)]),
             spread([1e3 * step for _, step in measured]),
-            spread([a / b for (_, a), (_, b) in zip(measured, alone, strict=True)]) if alone else "",
+            spread([a / b for (_, a), (_, b) in zip(measured, alone, strict=True)])
+            if alone
+            else "",
         )
     console.print(table)
     return runs
@@ -221,7 +289,10 @@ def generated(texts: int, demonstrations: int, tokens: int) -> list[Instance]:
     """Requests for texts of a given length, after demonstrations of about 50 tokens each. No text ends earlier."""
     settings = {"until": [], "max_gen_toks": tokens, "min_new_tokens": tokens, "do_sample": False}
     requests = synthetic(documents=texts, demonstrations=demonstrations, options=1, shot=48)
-    return [Instance("generate_until", {}, (i.args[0], settings), 0, metadata=i.metadata) for i in requests]
+    return [
+        Instance("generate_until", {}, (i.args[0], settings), 0, metadata=i.metadata)
+        for i in requests
+    ]
 
 
 def measure_generation(lm: Any, instances: list[Instance]) -> tuple[float, float]:

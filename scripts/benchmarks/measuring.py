@@ -44,7 +44,9 @@ def run(lm: Any, instances: list[Instance]) -> list[Any]:
 
 
 @contextmanager
-def watched(model: nn.Module, begin: Callable[[torch.Tensor], None], end: Callable[[], None]) -> Iterator[None]:
+def watched(
+    model: nn.Module, begin: Callable[[torch.Tensor], None], end: Callable[[], None]
+) -> Iterator[None]:
     """Inside this context, `begin` is called with the token ids before each pass of the model, and `end` after it."""
 
     def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -116,7 +118,11 @@ def peak() -> int:
 
 
 def _status(field: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith(field)
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -142,5 +148,12 @@ def spread(values: Sequence[float]) -> str:
 def machine() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    cpu = next(
+        (
+            line
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        "",
+    )
     return f"{cpu.partition(': ')[2] or platform.processor()}, {torch.get_num_threads()} threads"

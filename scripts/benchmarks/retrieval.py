@@ -30,18 +30,35 @@ def shared(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     demonstration is encoded once. No model runs."""
     found: dict[str, Any] = {}
     title = "tokens of demonstrations and queries"
-    table = table_of(title, "task", "documents", "distinct demonstrations", "each context", "once", "times fewer")
+    table = table_of(
+        title, "task", "documents", "distinct demonstrations", "each context", "once", "times fewer"
+    )
     for name, (task, how) in WORKLOADS.items():
         instances = retrieved(task, how, SHOTS, options.documents)
         tokenizer = train_tokenizer(instances, CONFIGS["gpt2"].vocab_size)
         prompts = {instance.doc_id: instance.args[0] for instance in instances}.values()
         used = [part for prompt in prompts for part in prompt.demonstrations]
-        length = {text: len(tokenizer(text).input_ids) for text in {*used, *(prompt.query for prompt in prompts)}}
+        length = {
+            text: len(tokenizer(text).input_ids)
+            for text in {*used, *(prompt.query for prompt in prompts)}
+        }
         queries = sum(length[prompt.query] for prompt in prompts)
         apart, once = (queries + sum(map(length.__getitem__, parts)) for parts in (used, set(used)))
         distinct = f"{len(set(used)):,} of {len(used):,}"
-        table.add_row(f"{task}, {how}", f"{len(prompts):,}", distinct, f"{apart:,}", f"{once:,}", f"{apart / once:.2f}")
-        found[name] = {"documents": len(prompts), "distinct": len(set(used)), "apart": apart, "once": once}
+        table.add_row(
+            f"{task}, {how}",
+            f"{len(prompts):,}",
+            distinct,
+            f"{apart:,}",
+            f"{once:,}",
+            f"{apart / once:.2f}",
+        )
+        found[name] = {
+            "documents": len(prompts),
+            "distinct": len(set(used)),
+            "apart": apart,
+            "once": once,
+        }
     console.print(table)
     return found
 
@@ -79,14 +96,20 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             f"icl, {FIXED} fixed and {SHOTS} retrieved": (icl, longer),
         }
         title = f"{task}, {how}, {options.model}, {model.dtype}, {machine()}"
-        seconds = "seconds a document" if torch.cuda.is_available() else "processor seconds a document"
+        seconds = (
+            "seconds a document" if torch.cuda.is_available() else "processor seconds a document"
+        )
         table = table_of(title, "model", "documents", "tokens a document", seconds, "times hf")
         runs: dict[str, tuple[int, float, float]] = {}
         for contender, (lm, requests) in contenders.items():
             documents, begun = len({instance.doc_id for instance in requests}), busy()
             tokens = measure(lm, requests).tokens
             runs[contender] = documents, tokens / documents, (busy() - begun) / documents
-            ratio = next(iter(runs.values()))[2] / runs[contender][2] if requests is not longer else None
+            ratio = (
+                next(iter(runs.values()))[2] / runs[contender][2]
+                if requests is not longer
+                else None
+            )
             row = f"{documents:,}", f"{tokens / documents:.0f}", f"{runs[contender][2]:.3f}"
             table.add_row(contender, *row, f"{ratio:.2f}" if ratio else "")
             console.print(f"{name} {contender}: {runs[contender]}")

@@ -30,35 +30,56 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in options.workloads:
         names, shots = WORKLOADS[name]
-        instances = build_requests(names, shots, options.tasks, options.documents, options.max_gen_toks)
+        instances = build_requests(
+            names, shots, options.tasks, options.documents, options.max_gen_toks
+        )
         model = random_model(options.model, options.device)
         tokenizer = train_tokenizer(instances, model.config.vocab_size)
         shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device}
         kind = "hf with flash attention" if flash else "hf"
-        theirs = {f"{kind}, batch {b}": HFLM(model, batch_size=b, **shared) for b in options.batch_sizes}
+        theirs = {
+            f"{kind}, batch {b}": HFLM(model, batch_size=b, **shared) for b in options.batch_sizes
+        }
         ours = {}
         for m, n in itertools.product(options.methods, options.pack_tokens):
             contender = m if len(options.pack_tokens) == 1 else f"{m}, packs of {n}"
-            ours[contender] = METHODS[m](model, batch_size=max(options.batch_sizes), pack_tokens=n, **shared)
+            ours[contender] = METHODS[m](
+                model, batch_size=max(options.batch_sizes), pack_tokens=n, **shared
+            )
         runs: dict[str, list[Measurement]] = defaultdict(list)
         limits = []
         tokens, answers = distinct(next(iter(ours.values())), instances)
         for repetition in range(options.repetitions):
             for contender, lm in (theirs | ours).items():
                 if flash:
-                    model.set_attn_implementation("flash_attention_2" if contender in theirs else "sdpa")
+                    model.set_attn_implementation(
+                        "flash_attention_2" if contender in theirs else "sdpa"
+                    )
                 runs[contender].append(measure(lm, instances))
-                console.print(f"{name} {repetition + 1}/{options.repetitions} {contender}: {runs[contender][-1]}")
+                console.print(
+                    f"{name} {repetition + 1}/{options.repetitions} {contender}: {runs[contender][-1]}"
+                )
             limits.append(products(model, tokens, answers))
         best = min(theirs, key=lambda hf: statistics.median(run.seconds for run in runs[hf]))
         documents = len({(i.task_name, i.doc_id) for i in instances})
         limit = statistics.median(limits)
-        title = f"{name}: {documents} documents, {len(instances)} requests, {tokens} distinct tokens, "
+        title = (
+            f"{name}: {documents} documents, {len(instances)} requests, {tokens} distinct tokens, "
+        )
         title += f"{options.model}, {model.dtype}, {machine()}; bare matrix products {limit:.1f} s"
-        columns = ["model", "seconds", f"times {best}", "limit reached", "outside", "outside, ms a document"]
+        columns = [
+            "model",
+            "seconds",
+            f"times {best}",
+            "limit reached",
+            "outside",
+            "outside, ms a document",
+        ]
         table = table_of(title, *columns, "tokens / distinct", "peak, MiB")
         for contender, measured in runs.items():
-            ratios = [hf.seconds / own.seconds for hf, own in zip(runs[best], measured, strict=True)]
+            ratios = [
+                hf.seconds / own.seconds for hf, own in zip(runs[best], measured, strict=True)
+            ]
             shares = [bare / own.seconds for bare, own in zip(limits, measured, strict=True)]
             table.add_row(
                 contender,
@@ -76,7 +97,10 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             "requests": len(instances),
             "distinct_tokens": tokens,
             "limit": limits,
-            "runs": {contender: [run._asdict() for run in measured] for contender, measured in runs.items()},
+            "runs": {
+                contender: [run._asdict() for run in measured]
+                for contender, measured in runs.items()
+            },
         }
     return found
 

@@ -25,7 +25,9 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     measured: dict[str, Any] = {}
     for workload in options.workloads:
         names, shots = WORKLOADS[workload]
-        instances = build_requests(names, shots, options.tasks, options.documents, options.max_gen_toks)
+        instances = build_requests(
+            names, shots, options.tasks, options.documents, options.max_gen_toks
+        )
         tasks = list(dict.fromkeys(i.task_name for i in instances)) if options.tasks else names
         shared = ["--tasks", ",".join(map(str, tasks)), "--device", options.device]
         shared += [] if shots is None else ["--num_fewshot", str(shots)]
@@ -33,24 +35,38 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         if any(i.request_type == "generate_until" for i in instances):
             shared += ["--gen_kwargs", f"max_gen_toks={options.max_gen_toks}"]
         contenders = {name: ["--model", name] for name in options.methods}
-        contenders |= {f"hf, batch {n}": ["--model", "hf", "--batch_size", str(n)] for n in options.batch_sizes}
+        contenders |= {
+            f"hf, batch {n}": ["--model", "hf", "--batch_size", str(n)] for n in options.batch_sizes
+        }
         runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
         with tempfile.TemporaryDirectory() as folder:
             for part in tiny_model(instances):
                 part.save_pretrained(folder)
-            command = [*shared, "--model_args", f"pretrained={folder}", "--output_path", f"{folder}/results"]
+            command = [
+                *shared,
+                "--model_args",
+                f"pretrained={folder}",
+                "--output_path",
+                f"{folder}/results",
+            ]
             for repetition in range(options.repetitions):
                 for contender, arguments in contenders.items():
                     runs[contender].append(timed([*arguments, *command]))
                     wall, _ = runs[contender][-1]
-                    console.print(f"{workload} {repetition + 1}/{options.repetitions} {contender}: {wall:.1f} s")
+                    console.print(
+                        f"{workload} {repetition + 1}/{options.repetitions} {contender}: {wall:.1f} s"
+                    )
         documents = len({(i.task_name, i.doc_id) for i in instances})
         title = f"lm_eval --model ... {' '.join(shared)}: {documents} documents, {len(instances)} requests, {machine()}"
         table = Table("model", "wall seconds", "processor seconds", title=title)
         for contender, seconds in runs.items():
             table.add_row(contender, *map(spread, zip(*seconds, strict=True)))
         console.print(table)
-        measured[workload] = {"documents": documents, "requests": len(instances), "wall, processor": runs}
+        measured[workload] = {
+            "documents": documents,
+            "requests": len(instances),
+            "wall, processor": runs,
+        }
     return measured
 
 

@@ -23,7 +23,13 @@ POSITIONS = 8192
 
 
 def _llama(
-    vocabulary: int, hidden: int, inside: int, layers: int, heads: int, shared: int = 4, positions: int = POSITIONS
+    vocabulary: int,
+    hidden: int,
+    inside: int,
+    layers: int,
+    heads: int,
+    shared: int = 4,
+    positions: int = POSITIONS,
 ) -> LlamaConfig:
     """A Llama with these sizes of the vocabulary, the hidden states and inside the MLP; `shared` key-value heads."""
     return LlamaConfig(
@@ -69,7 +75,9 @@ def build_requests(
     instances: list[Instance] = []
     for task in chosen:
         if task.OUTPUT_TYPE == "generate_until":
-            task.set_config(key="generation_kwargs", value={"max_gen_toks": max_gen_toks}, update=True)
+            task.set_config(
+                key="generation_kwargs", value={"max_gen_toks": max_gen_toks}, update=True
+            )
         instances += requests_of(task, shots, documents)
     return instances
 
@@ -103,12 +111,18 @@ def synthetic(
     ]
 
 
-def train_tokenizer(instances: Sequence[Instance], vocabulary: int, most: int = 16_000) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    instances: Sequence[Instance], vocabulary: int, most: int = 16_000
+) -> PreTrainedTokenizerFast:
     """Byte-level BPE on the workload's own text, so that prompts have the lengths they have on a real model."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    texts = {part for i in instances for part in (i.args[0].prefix, *i.args[0].demonstrations, i.args[0].query)}
+    texts = {
+        part
+        for i in instances
+        for part in (i.args[0].prefix, *i.args[0].demonstrations, i.args[0].query)
+    }
     # Options are there as often as they are scored, so that a single token of real tokenizers is one token here too.
     options = [i.args[1] for i in instances if i.request_type == "loglikelihood"]
     trainer = trainers.BpeTrainer(
@@ -118,7 +132,9 @@ def train_tokenizer(instances: Sequence[Instance], vocabulary: int, most: int = 
         show_progress=False,
     )
     tokenizer.train_from_iterator([*sorted(texts), *options], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
+    )
 
 
 def random_model(kind: str, device: str, dtype: torch.dtype | None = None) -> PreTrainedModel:

@@ -16,7 +16,9 @@ FIGURES = ("figure3", "figure6", "figure7", "figure8", "figure9", "figure10")
 
 def main(arguments: list[str]) -> None:
     """Run the command line."""
-    args = options(argparse.ArgumentParser(prog="python -m scripts.regression", allow_abbrev=False), arguments)
+    args = options(
+        argparse.ArgumentParser(prog="python -m scripts.regression", allow_abbrev=False), arguments
+    )
     if args.action == "plot":
         _plot(args)
         return
@@ -27,7 +29,9 @@ def main(arguments: list[str]) -> None:
     try:
         torch.empty(1, device=args.device)
     except (RuntimeError, AssertionError):
-        raise InputError(f"--device {args.device}: there is no such device here: give cpu or cuda.") from None
+        raise InputError(
+            f"--device {args.device}: there is no such device here: give cpu or cuda."
+        ) from None
     if args.action == "train":
         _train(args)
     else:
@@ -41,20 +45,36 @@ def options(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.N
         "examples (InvICL, section 5.1). What is in the folder already is not done again."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
-    train = actions.add_parser("train", help="train a model under each method, with each seed", allow_abbrev=False)
+    train = actions.add_parser(
+        "train", help="train a model under each method, with each seed", allow_abbrev=False
+    )
     train.add_argument("--config", required=True, metavar="NAME", help=", ".join(CONFIGURATIONS))
-    train.add_argument("--methods", default=",".join(METHODS), metavar="M,...", help="(default: %(default)s)")
+    train.add_argument(
+        "--methods", default=",".join(METHODS), metavar="M,...", help="(default: %(default)s)"
+    )
     train.add_argument("--seeds", default="0,1,2", metavar="S,...", help="(default: %(default)s)")
-    train.add_argument("--set", default=[], nargs="+", metavar="KEY=VALUE", help="replace values of the configuration")
+    train.add_argument(
+        "--set",
+        default=[],
+        nargs="+",
+        metavar="KEY=VALUE",
+        help="replace values of the configuration",
+    )
     evaluate = actions.add_parser(
-        "evaluate", help="measure the errors of what was trained, and print tables", allow_abbrev=False
+        "evaluate",
+        help="measure the errors of what was trained, and print tables",
+        allow_abbrev=False,
     )
     for action in (train, evaluate):
-        action.add_argument("--output", required=True, type=Path, metavar="DIR", help="the folder of all trainings")
+        action.add_argument(
+            "--output", required=True, type=Path, metavar="DIR", help="the folder of all trainings"
+        )
         action.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
     plot = actions.add_parser("plot", help="draw a figure of the paper", allow_abbrev=False)
     plot.add_argument("figure", metavar="FIGURE", help=", ".join(FIGURES))
-    plot.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="as --output of evaluate")
+    plot.add_argument(
+        "folders", nargs="+", type=Path, metavar="DIR", help="as --output of evaluate"
+    )
     plot.add_argument("--to", required=True, type=Path, metavar="FILE", help="an SVG or PNG file")
     return parser.parse_args(arguments)
 
@@ -70,7 +90,9 @@ def _train(args: argparse.Namespace) -> None:
     names = args.methods.split(",")
     for name in names:
         method_of(name)
-    for run in [begin(args.output, configuration, name, seed) for seed, name in product(seeds, names)]:
+    for run in [
+        begin(args.output, configuration, name, seed) for seed, name in product(seeds, names)
+    ]:
         train(run, args.device)
 
 
@@ -88,7 +110,9 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 def _plot(args: argparse.Namespace) -> None:
     if args.figure not in FIGURES:
-        raise InputError(f"plot {args.figure}: there is no such figure: give one of {', '.join(FIGURES)}.")
+        raise InputError(
+            f"plot {args.figure}: there is no such figure: give one of {', '.join(FIGURES)}."
+        )
     kind = args.to.suffix[1:]
     if kind not in METADATA:
         raise InputError(f"--to {args.to}: must end in .svg or .png.")

@@ -13,7 +13,10 @@ from tqdm import tqdm
 from lm_eval_icl.errors import InputError
 from scripts.regression.configuration import Configuration
 
-NEIGHBOURS, ALPHA = 3, 0.01  # of nearest neighbours; of Lasso's penalty: one of those that Garg et al. try
+NEIGHBOURS, ALPHA = (
+    3,
+    0.01,
+)  # of nearest neighbours; of Lasso's penalty: one of those that Garg et al. try
 FITTED = 128  # for how many functions the estimators are fitted that scikit-learn fits one by one
 
 # The values predicted for queries [b, d] from examples [b, n, d] with values [b, n].
@@ -33,7 +36,13 @@ def averaging(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
 
 def nearest_neighbours(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
     """The mean of the values at the three nearest points."""
-    near = (x - query[:, None]).square().sum(dim=2).topk(min(NEIGHBOURS, x.shape[1]), largest=False).indices
+    near = (
+        (x - query[:, None])
+        .square()
+        .sum(dim=2)
+        .topk(min(NEIGHBOURS, x.shape[1]), largest=False)
+        .indices
+    )
     return y.gather(1, near).mean(dim=1)
 
 
@@ -41,7 +50,9 @@ def lasso(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
     """Least squares with a penalty on the absolute values of the coefficients."""
     from sklearn.linear_model import Lasso
 
-    return _one_by_one(lambda: Lasso(alpha=ALPHA, fit_intercept=False, max_iter=100_000), x, y, query)
+    return _one_by_one(
+        lambda: Lasso(alpha=ALPHA, fit_intercept=False, max_iter=100_000), x, y, query
+    )
 
 
 def greedy_tree(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
@@ -60,7 +71,9 @@ def boosted_trees(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
 
 def _one_by_one(make: Callable[[], Any], x: Tensor, y: Tensor, query: Tensor) -> Tensor:
     predicted = []
-    for x_i, y_i, query_i in zip(x[:FITTED].numpy(), y[:FITTED].numpy(), query[:FITTED].numpy(), strict=True):
+    for x_i, y_i, query_i in zip(
+        x[:FITTED].numpy(), y[:FITTED].numpy(), query[:FITTED].numpy(), strict=True
+    ):
         predicted.append(make().fit(x_i, y_i).predict(query_i[None])[0])
     return torch.from_numpy(np.array(predicted))
 
@@ -73,7 +86,9 @@ _BASELINES: dict[str, dict[str, Estimator]] = {
 }
 
 
-def baselines(configuration: Configuration, numbers: Sequence[int], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+def baselines(
+    configuration: Configuration, numbers: Sequence[int], x: Tensor, y: Tensor
+) -> dict[str, Tensor]:
     """The squared errors of the estimators that belong to the configuration's functions.
 
     Args:
@@ -92,9 +107,15 @@ def baselines(configuration: Configuration, numbers: Sequence[int], x: Tensor, y
         errors = []
         for n in tqdm(numbers, desc=name, leave=False):
             try:
-                predicted = estimator(x[:, :n], y[:, :n], x[:, n]) if n else torch.zeros(len(y), dtype=y.dtype)
+                predicted = (
+                    estimator(x[:, :n], y[:, :n], x[:, n])
+                    if n
+                    else torch.zeros(len(y), dtype=y.dtype)
+                )
             except ImportError as error:
-                raise InputError(f"{name}: needs scikit-learn: pip install scikit-learn.") from error
+                raise InputError(
+                    f"{name}: needs scikit-learn: pip install scikit-learn."
+                ) from error
             errors.append((predicted - y[: len(predicted), n]).square())
         fitted = min(len(column) for column in errors)
         by_name[name] = torch.stack([column[:fitted] for column in errors], dim=1)

@@ -76,10 +76,14 @@ class Configuration(BaseModel):
             ("early", self.steps, "steps"),
         ):
             if getattr(self, name) > most:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at most {other}, which is {most}")
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: must be at most {other}, which is {most}"
+                )
         for name, other in (("width", "heads"), ("batch_size", "lengths")):
             if getattr(self, name) % getattr(self, other):
-                raise ValueError(f"{name}={getattr(self, name)}: must be a multiple of {other}={getattr(self, other)}")
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: must be a multiple of {other}={getattr(self, other)}"
+                )
         return self
 
     def stage(self, step: int) -> tuple[int, int]:
@@ -92,7 +96,9 @@ class Configuration(BaseModel):
     @property
     def kept(self) -> list[int]:
         """The steps after which the weights are kept."""
-        return sorted({*range(self.keep_every, self.steps + 1, self.keep_every), self.early, self.steps})
+        return sorted(
+            {*range(self.keep_every, self.steps + 1, self.keep_every), self.early, self.steps}
+        )
 
     @property
     def shown(self) -> list[int]:
@@ -114,7 +120,12 @@ CONFIGURATIONS = {
     "linear": Configuration(),  # Figures 3, 7, 8, 9 and 10
     "sparse": Configuration(function="sparse"),  # Figure 6, left
     "tree": Configuration(  # Figure 6, right
-        function="tree", examples=100, longest=200, first_points=26, points_step=5, keep_every=50_000
+        function="tree",
+        examples=100,
+        longest=200,
+        first_points=26,
+        points_step=5,
+        keep_every=50_000,
     ),
     "small": Configuration(
         dimensions=5,
@@ -168,7 +179,9 @@ def configured(name: str, values: Sequence[str] = ()) -> Configuration:
         InputError: there is no such configuration or key, or a value cannot be used.
     """
     if name not in CONFIGURATIONS:
-        raise InputError(f"--config {name}: there is none of this name: give one of {', '.join(CONFIGURATIONS)}.")
+        raise InputError(
+            f"--config {name}: there is none of this name: give one of {', '.join(CONFIGURATIONS)}."
+        )
     replaced: dict[str, Any] = {}
     for setting in values:
         key, _, value = setting.partition("=")

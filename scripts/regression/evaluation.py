@@ -27,7 +27,9 @@ Errors = dict[str, Tensor]
 def test_points(configuration: Configuration, shift: str = "none") -> tuple[Tensor, Tensor]:
     """The functions that all models are tested on: x [tested, longest + 1, d], y [tested, longest + 1]."""
     random = generator("testing", shift)
-    return draw_functions(configuration, random, configuration.tested, configuration.longest + 1, shift=shift)
+    return draw_functions(
+        configuration, random, configuration.tested, configuration.longest + 1, shift=shift
+    )
 
 
 def shifts(configuration: Configuration) -> Sequence[str]:
@@ -41,7 +43,9 @@ def errors(model: Regressor, shift: str = "none") -> Tensor:
     configuration = model.configuration
     squares = []
     for x, y in _batches(model, *test_points(configuration, shift)):
-        squares.append((model.predict(configuration.numbers, x, y) - y[:, configuration.numbers]).square())
+        squares.append(
+            (model.predict(configuration.numbers, x, y) - y[:, configuration.numbers]).square()
+        )
     return torch.cat(squares).cpu().double() / mean_square(configuration, shift)
 
 
@@ -54,20 +58,31 @@ def probes(model: Regressor) -> dict[int, Tensor]:
     """
     configuration, layers = model.configuration, model.configuration.probed
     numbers = [n for n in configuration.numbers if n <= configuration.examples]
-    x, y = draw_functions(configuration, generator("probing"), PROBES_FITTED_ON, configuration.examples + 1)
+    x, y = draw_functions(
+        configuration, generator("probing"), PROBES_FITTED_ON, configuration.examples + 1
+    )
     size = configuration.width + 1
-    gram, moment = torch.zeros(len(layers), size, size).double(), torch.zeros(len(layers), size, 1).double()
+    gram, moment = (
+        torch.zeros(len(layers), size, size).double(),
+        torch.zeros(len(layers), size, 1).double(),
+    )
     for x_i, y_i in _batches(model, x, y):
         states = _with_one(model.states_with(numbers, x_i, y_i, layers))
         gram += states.mT @ states
         moment += states.mT @ y_i[:, numbers].cpu().double().reshape(-1, 1)
     # A trace of a penalty, since hidden states may lie in a subspace.
-    penalty = 1e-9 * gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None] * torch.eye(size).double()
+    penalty = (
+        1e-9 * gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None] * torch.eye(size).double()
+    )
     probe = torch.linalg.solve(gram + penalty, moment)
     squares = []
     for x_i, y_i in _batches(model, *test_points(configuration)):
-        read = (_with_one(model.states_with(configuration.numbers, x_i, y_i, layers)) @ probe)[:, :, 0]
-        squares.append((read.reshape(len(layers), len(y_i), -1) - y_i[:, configuration.numbers].cpu()).square())
+        read = (_with_one(model.states_with(configuration.numbers, x_i, y_i, layers)) @ probe)[
+            :, :, 0
+        ]
+        squares.append(
+            (read.reshape(len(layers), len(y_i), -1) - y_i[:, configuration.numbers].cpu()).square()
+        )
     return dict(zip(layers, torch.cat(squares, dim=1) / mean_square(configuration), strict=True))
 
 
@@ -79,7 +94,10 @@ def _with_one(states: Tensor) -> Tensor:
 
 def _batches(model: Regressor, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
     weight = model.read_in.weight
-    return [(x_i.to(weight), y_i.to(weight)) for x_i, y_i in zip(x.split(_BATCH), y.split(_BATCH), strict=True)]
+    return [
+        (x_i.to(weight), y_i.to(weight))
+        for x_i, y_i in zip(x.split(_BATCH), y.split(_BATCH), strict=True)
+    ]
 
 
 def evaluate(run: RegressionRun, device: str) -> None:
@@ -120,7 +138,9 @@ def evaluate_baselines(output: Path, configuration: Configuration) -> Errors:
     if not file.is_file():
         by_name: Errors = {}
         for shift in shifts(configuration):
-            squares = baselines(configuration, configuration.numbers, *test_points(configuration, shift))
+            squares = baselines(
+                configuration, configuration.numbers, *test_points(configuration, shift)
+            )
             square = mean_square(configuration, shift)
             by_name |= {f"{name}, {shift}": tensor / square for name, tensor in squares.items()}
         write_tensors(file, by_name)
@@ -132,7 +152,9 @@ def _read(file: Path) -> Errors:
         return load_file(file)
 
 
-def interval(of_seeds: Sequence[Tensor], trials: int = 1000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def interval(
+    of_seeds: Sequence[Tensor], trials: int = 1000
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The mean error for each number of examples, and the ends of its 95% bootstrap interval.
 
     Seeds and functions are drawn again, independently of each other, since all seeds are tested on the same functions.

@@ -42,7 +42,9 @@ _TITLES = {
 
 def _one(results: Sequence[Measurements]) -> Measurements:
     if len(results) != 1:
-        raise InputError(f"plot: this figure is of one folder, and {len(results)} are given: give one.")
+        raise InputError(
+            f"plot: this figure is of one folder, and {len(results)} are given: give one."
+        )
     return results[0]
 
 
@@ -61,33 +63,64 @@ def _finish(figure: Figure, grid: np.ndarray, x: str) -> Figure:
         axes.set_xlabel(x)
     for axes in grid[:, 0]:
         axes.set_ylabel("squared error\n(predicting 0: 1)")
-    drawn = [line for axes in grid.flat for line in axes.lines if line.get_color() not in (GREY, _LIGHT)]
-    grid[0, 0].set_ylim(0.7 * min(min(line.get_ydata()) for line in drawn), 2.5)  # least squares goes down to 0
+    drawn = [
+        line for axes in grid.flat for line in axes.lines if line.get_color() not in (GREY, _LIGHT)
+    ]
+    grid[0, 0].set_ylim(
+        0.7 * min(min(line.get_ydata()) for line in drawn), 2.5
+    )  # least squares goes down to 0
     named: dict[str, Artist] = {}
     for axes in grid.flat:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter("")
         axes.grid(axis="y", color="0.9", linewidth=0.6)
         axes.set_axisbelow(True)
-        named |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        named |= {
+            label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
     figure.legend(list(named.values()), list(named), loc="outside right upper")
     return figure
 
 
-def _band(axes: Axes, x: Sequence[int], of_seeds: Sequence[Tensor], label: str, colour: str, marker: str = "") -> None:
+def _band(
+    axes: Axes,
+    x: Sequence[int],
+    of_seeds: Sequence[Tensor],
+    label: str,
+    colour: str,
+    marker: str = "",
+) -> None:
     """The mean and its bootstrap interval."""
     mean, low, high = interval(of_seeds)
     step = max(1, len(x) // 8)
-    axes.plot(x, mean, color=colour, marker=marker, markevery=step, markersize=3.5, linewidth=1.3, label=label)
+    axes.plot(
+        x,
+        mean,
+        color=colour,
+        marker=marker,
+        markevery=step,
+        markersize=3.5,
+        linewidth=1.3,
+        label=label,
+    )
     axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _against_examples(axes: Axes, results: Measurements, title: str, methods: Sequence[str], what: str) -> None:
+def _against_examples(
+    axes: Axes, results: Measurements, title: str, methods: Sequence[str], what: str
+) -> None:
     """A panel: the error of each method by the number of examples."""
     for name in methods:
         if name in results.of:
             colour, marker = method_style(name)
-            _band(axes, results.configuration.numbers, results.errors(name, what), name, colour, marker)
+            _band(
+                axes,
+                results.configuration.numbers,
+                results.errors(name, what),
+                name,
+                colour,
+                marker,
+            )
     _frame(axes, results, title)
 
 
@@ -98,12 +131,21 @@ def _frame(axes: Axes, results: Measurements, title: str) -> None:
     axes.set(yscale="log", xlim=(0, results.configuration.longest))
 
 
-def _baselines(axes: Axes, results: Measurements, shift: str, names: Sequence[str] | None = None) -> None:
+def _baselines(
+    axes: Axes, results: Measurements, shift: str, names: Sequence[str] | None = None
+) -> None:
     for name_and_shift, errors in results.baselines.items():
         name, _, of_shift = name_and_shift.partition(", ")
         if of_shift == shift and (names is None or name in names):
             mean = errors.mean(dim=0)
-            axes.plot(results.configuration.numbers, mean, color=GREY, linestyle=_DASHES[name], linewidth=1, label=name)
+            axes.plot(
+                results.configuration.numbers,
+                mean,
+                color=GREY,
+                linestyle=_DASHES[name],
+                linewidth=1,
+                label=name,
+            )
 
 
 def figure3(folders: Sequence[Measurements]) -> Figure:
@@ -154,7 +196,13 @@ def figure8(folders: Sequence[Measurements]) -> Figure:
         for i, step in enumerate(kept):
             colour = colormaps["viridis"](0.95 - 0.95 * i / max(1, len(kept) - 1))
             mean, _, _ = interval(results.errors(name, f"{step} none"))
-            axes.plot(results.configuration.numbers, mean, color=colour, linewidth=1.2, label=f"{step:,} steps")
+            axes.plot(
+                results.configuration.numbers,
+                mean,
+                color=colour,
+                linewidth=1.2,
+                label=f"{step:,} steps",
+            )
         _frame(axes, results, name)
     return _finish(figure, grid, "examples")
 
@@ -166,7 +214,10 @@ def figure9(folders: Sequence[Measurements]) -> Figure:
     axes, kept = grid[0, 0], results.configuration.kept
     for name, by_seed in results.of.items():
         colour, marker = method_style(name)
-        last = [torch.stack([errors[f"{step} none"][:, -1] for step in kept], dim=1) for errors in by_seed.values()]
+        last = [
+            torch.stack([errors[f"{step} none"][:, -1] for step in kept], dim=1)
+            for errors in by_seed.values()
+        ]
         _band(axes, kept, last, name, colour, marker)
     axes.set(yscale="log", title=f"{results.configuration.longest} examples")
     return _finish(figure, grid, "steps")
@@ -185,11 +236,20 @@ def figure10(folders: Sequence[Measurements]) -> Figure:
         for i, layer in enumerate(configuration.probed):
             colour = to_hex(colormaps["viridis"](0.95 - 0.3 * i))
             _band(
-                axes, configuration.numbers, results.errors(name, f"probe {layer}"), f"probe of layer {layer}", colour
+                axes,
+                configuration.numbers,
+                results.errors(name, f"probe {layer}"),
+                f"probe of layer {layer}",
+                colour,
             )
         mean, _, _ = interval(results.errors(name, f"{configuration.steps} none"))
         axes.plot(
-            configuration.numbers, mean, color=method_style("hf")[0], linestyle="--", linewidth=1, label="the model"
+            configuration.numbers,
+            mean,
+            color=method_style("hf")[0],
+            linestyle="--",
+            linewidth=1,
+            label="the model",
         )
         _frame(axes, results, name)
     return _finish(figure, grid, "examples")

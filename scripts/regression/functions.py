@@ -76,5 +76,7 @@ def _tree(x: Tensor, depth: int, random: torch.Generator) -> Tensor:
 
 def mean_square(configuration: Configuration, shift: str = "none") -> float:
     """The expected square of a value: the error of predicting 0, by which errors are divided."""
-    square = {"linear": configuration.dimensions, "sparse": configuration.sparsity, "tree": 1}[configuration.function]
+    square = {"linear": configuration.dimensions, "sparse": configuration.sparsity, "tree": 1}[
+        configuration.function
+    ]
     return {"offset": square + 1.0, "scale": square * _SCALE**2}.get(shift, float(square))

@@ -109,14 +109,18 @@ class Regressor(nn.Module):
             position_ids=arranged.positions,
             output_hidden_states=True,
         )
-        return torch.stack([output.hidden_states[layer][:, arranged.reads] for layer in layers], dim=2)
+        return torch.stack(
+            [output.hidden_states[layer][:, arranged.reads] for layer in layers], dim=2
+        )
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The predicted values of the last points of the prompt, [b, r]: of every point, or of the query alone."""
         read: Tensor = self.read_out(self.states(x, y, [self.configuration.layers])[:, :, 0])
         return read[:, :, 0]
 
-    def states_with(self, numbers: Sequence[int], x: Tensor, y: Tensor, layers: Sequence[int]) -> Tensor:
+    def states_with(
+        self, numbers: Sequence[int], x: Tensor, y: Tensor, layers: Sequence[int]
+    ) -> Tensor:
         """The hidden states of queries after different numbers of examples: point n after the n points before it.
 
         Under an order-invariant method the examples are put into canonical order, so that the order they are given in
@@ -137,18 +141,25 @@ class Regressor(nn.Module):
             before, values = x[:, :n], y[:, :n]
             if self.method.invariant:
                 before, values = in_canonical_order(before, values)
-            states.append(self.states(torch.cat([before, x[:, n : n + 1]], dim=1), values, layers)[:, -1])
+            states.append(
+                self.states(torch.cat([before, x[:, n : n + 1]], dim=1), values, layers)[:, -1]
+            )
         return torch.stack(states, dim=1)
 
     def predict(self, numbers: Sequence[int], x: Tensor, y: Tensor) -> Tensor:
         """The predicted values of queries after different numbers of examples, [b, numbers] (see `states_with`)."""
-        read: Tensor = self.read_out(self.states_with(numbers, x, y, [self.configuration.layers])[:, :, 0])
+        read: Tensor = self.read_out(
+            self.states_with(numbers, x, y, [self.configuration.layers])[:, :, 0]
+        )
         return read[:, :, 0]
 
 
 def in_canonical_order(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The examples of each prompt, sorted by their coordinates and their value."""
     order = torch.arange(y.shape[1], device=y.device).expand_as(y)
-    for key in (y, *x.flip(-1).unbind(-1)):  # from the last key to the first, as sorts that are stable need it
+    for key in (
+        y,
+        *x.flip(-1).unbind(-1),
+    ):  # from the last key to the first, as sorts that are stable need it
         order = order.gather(1, key.gather(1, order).argsort(dim=1, stable=True))
     return x.gather(1, order[:, :, None].expand_as(x)), y.gather(1, order)

@@ -57,7 +57,11 @@ def tables(results: Measurements) -> str:
     for shift in shifts(configuration):
         steps = configuration.shown
         rows = {
-            f"`{name}`": [cell for step in steps for cell in cells(results.errors(name, f"{step} {shift}"), shown)]
+            f"`{name}`": [
+                cell
+                for step in steps
+                for cell in cells(results.errors(name, f"{step} {shift}"), shown)
+            ]
             for name in results.of
         }
         for name_and_shift, errors in results.baselines.items():
@@ -70,13 +74,19 @@ def tables(results: Measurements) -> str:
     both, rows = (configuration.examples, configuration.longest), {}
     for name in results.of:
         means = [errors.mean(dim=0) for errors in results.errors(name, f"{last} none")]
-        rows[f"`{name}`"] = [", ".join(f"{mean[numbers.index(n)]:.3f}" for mean in means) for n in both]
+        rows[f"`{name}`"] = [
+            ", ".join(f"{mean[numbers.index(n)]:.3f}" for mean in means) for n in both
+        ]
     parts.append(_table(f"seed by seed, {last:,} steps", [f"{n} examples" for n in both], rows))
 
-    probed = {f"layer {layer}": f"probe {layer}" for layer in configuration.probed} | {"the model": f"{last} none"}
+    probed = {f"layer {layer}": f"probe {layer}" for layer in configuration.probed} | {
+        "the model": f"{last} none"
+    }
     most = [configuration.examples]
     rows = {
-        f"`{name}`": [cell for what in probed.values() for cell in cells(results.errors(name, what), most)]
+        f"`{name}`": [
+            cell for what in probed.values() for cell in cells(results.errors(name, what), most)
+        ]
         for name in results.of
     }
     parts.append(_table(f"linear probes, {configuration.examples} examples", list(probed), rows))
@@ -84,5 +94,9 @@ def tables(results: Measurements) -> str:
 
 
 def _table(corner: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
-    lines = [[corner, *columns], ["---"] * (len(columns) + 1), *([name, *cells] for name, cells in rows.items())]
+    lines = [
+        [corner, *columns],
+        ["---"] * (len(columns) + 1),
+        *([name, *cells] for name, cells in rows.items()),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

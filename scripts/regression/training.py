@@ -53,9 +53,13 @@ class RegressionRun:
         """
         file = self.weights(step)
         if not file.is_file():
-            raise InputError(f"{file}: there is no such checkpoint: train {self.name} to the end first.")
+            raise InputError(
+                f"{file}: there is no such checkpoint: train {self.name} to the end first."
+            )
         model = Regressor(self.configuration, method_of(self.method))
-        with refusing(f"{file}: is no checkpoint of this configuration", "Train again, in another folder."):
+        with refusing(
+            f"{file}: is no checkpoint of this configuration", "Train again, in another folder."
+        ):
             model.load_state_dict(load_file(file))
         return model.to(device).eval()
 
@@ -67,7 +71,9 @@ def method_of(name: str) -> Method:
         InputError: it is not one of the methods that are compared here.
     """
     if name not in METHODS:
-        raise InputError(f"--methods {name}: there is no such method here: give some of {', '.join(METHODS)}.")
+        raise InputError(
+            f"--methods {name}: there is no such method here: give some of {', '.join(METHODS)}."
+        )
     return methods.find(name)()
 
 
@@ -108,7 +114,9 @@ def open_run(folder: Path) -> RegressionRun:
         known = json.loads(record.read_text(encoding="utf-8"))
         configuration = Configuration.model_validate(known["configuration"])
         if configuration.model_dump() != known["configuration"]:
-            raise InputError(f"{record}: its configuration is not one of this version: train again, in another folder.")
+            raise InputError(
+                f"{record}: its configuration is not one of this version: train again, in another folder."
+            )
         return RegressionRun(configuration, known["method"], known["seed"], folder)
 
 
@@ -120,7 +128,9 @@ def open_runs(output: Path) -> list[RegressionRun]:
     """
     runs = [open_run(record.parent) for record in output.glob("*/run.json")]
     if not runs:
-        raise InputError(f"--output {output}: there is no training in it: run `train` with this folder first.")
+        raise InputError(
+            f"--output {output}: there is no training in it: run `train` with this folder first."
+        )
     for run in runs:
         if run.configuration != runs[0].configuration:
             raise InputError(
@@ -144,7 +154,9 @@ def train(run: RegressionRun, device: str) -> None:
     optimizer = torch.optim.Adam(weights, configuration.learning_rate, fused=True)
     begun, log = _restore(run, model, optimizer)
     losses: list[Tensor] = []
-    with tqdm(total=configuration.steps, initial=begun, desc=run.name, unit="step", mininterval=1) as bar:
+    with tqdm(
+        total=configuration.steps, initial=begun, desc=run.name, unit="step", mininterval=1
+    ) as bar:
         for step in range(begun, configuration.steps):
             loss = step_loss(model, run.seed, step)
             optimizer.zero_grad()
@@ -187,7 +199,11 @@ def step_loss(model: Regressor, seed: int, step: int) -> Tensor:
 
 
 def _save(
-    run: RegressionRun, model: Regressor, optimizer: torch.optim.Optimizer, step: int, log: list[dict[str, Any]]
+    run: RegressionRun,
+    model: Regressor,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    log: list[dict[str, Any]],
 ) -> None:
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for number, state in optimizer.state_dict()["state"].items():
@@ -216,13 +232,20 @@ def _restore(
                 number, _, name = name.partition(".")
                 state.setdefault(int(number), {})[name] = tensor
         model.load_state_dict(weights)
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        optimizer.load_state_dict(
+            {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+        )
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata()
         return int(metadata["step"]), [json.loads(line) for line in metadata["log"].splitlines()]
 
 
-def write_tensors(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def write_tensors(
+    file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
     """Write tensors to a file, whole or not at all."""
-    with refusing(f"{file}: cannot be written", kinds=(OSError, SafetensorError)), replacing(file) as half:
+    with (
+        refusing(f"{file}: cannot be written", kinds=(OSError, SafetensorError)),
+        replacing(file) as half,
+    ):
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, half, metadata)

@@ -54,9 +54,21 @@ def test_smoke_says_why_there_is_no_tiny_model(arch, says):
 @pytest.mark.parametrize(
     ("name", "broken", "says"),
     [
-        ("score_packed", lambda of: [(x * 1.001, greedy) for x, greedy in of], r"icl: smoke_logl.*\(1.0e-03 of"),
-        ("score_packed", lambda of: [(x, not greedy) for x, greedy in of], "whether an answer is the greedy one"),
-        ("continue_from", lambda of: [row[::-1] for row in of], "icl: smoke_generation: '.*' is generated"),
+        (
+            "score_packed",
+            lambda of: [(x * 1.001, greedy) for x, greedy in of],
+            r"icl: smoke_logl.*\(1.0e-03 of",
+        ),
+        (
+            "score_packed",
+            lambda of: [(x, not greedy) for x, greedy in of],
+            "whether an answer is the greedy one",
+        ),
+        (
+            "continue_from",
+            lambda of: [row[::-1] for row in of],
+            "icl: smoke_generation: '.*' is generated",
+        ),
     ],
 )
 def test_smoke_notices_what_hf_does_not_say(monkeypatch, name, broken, says):
@@ -93,10 +105,17 @@ DEMO = [*MODEL, "--tasks", "icl_demo_short"]
 def test_the_versions_at_once():
     """Of this package and of what it runs on, without the seconds that it takes to import these."""
     program = "import sys; from lm_eval_icl import cli; cli.main(); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=True
+    )
     ours, *others, imported = done.stdout.splitlines()
-    assert ours == f"lm-eval-icl {version.version()} (commit {version.commit()})" and imported == "False"
-    assert others == [f"{name} {metadata.version(name)}" for name in ("lm-eval", "transformers", "torch")]
+    assert (
+        ours == f"lm-eval-icl {version.version()} (commit {version.commit()})"
+        and imported == "False"
+    )
+    assert others == [
+        f"{name} {metadata.version(name)}" for name in ("lm-eval", "transformers", "torch")
+    ]
     assert refusal("studdy") == "lm-eval-icl: there is no command 'studdy': did you mean 'study'?"
 
 
@@ -114,7 +133,10 @@ def test_a_gpu_that_is_not_there_is_one_line(tmp_path):
 @pytest.mark.slow
 def test_an_interrupt_is_one_line():
     with subprocess.Popen([COMMAND, "smoke"], stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None and "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+        while (
+            process.poll() is None
+            and "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+        ):
             time.sleep(0.01)
         time.sleep(5)  # Python or a library may ignore an exception while a module is imported
         process.send_signal(signal.SIGINT)
@@ -136,10 +158,16 @@ def test_an_error_that_nobody_foresaw_is_one_line():
     assert code == 1 and line.startswith("lm-eval-icl: show: ZeroDivisionError: division by zero, ")
     assert line.endswith("(--debug shows the traceback)")
     code, lines = Process(fails, "show", "--debug").finish()
-    assert code == 1 and lines[0].startswith("Traceback") and lines[-1] == "ZeroDivisionError: division by zero"
+    assert (
+        code == 1
+        and lines[0].startswith("Traceback")
+        and lines[-1] == "ZeroDivisionError: division by zero"
+    )
 
 
-@pytest.mark.parametrize(("module", "function"), [("lm_eval.__main__", "cli_evaluate"), ("lm_eval_icl.cli", "main")])
+@pytest.mark.parametrize(
+    ("module", "function"), [("lm_eval.__main__", "cli_evaluate"), ("lm_eval_icl.cli", "main")]
+)
 def test_a_misspelt_model_is_refused_before_torch_is_imported(module, function):
     code = f"import atexit, sys; from {module} import {function} as main\n"
     code += "atexit.register(lambda: print(*{'torch', 'transformers', 'datasets'} & {*sys.modules})); main()"

@@ -50,12 +50,18 @@ def test_batch_by_division_and_by_difference(options):
     same(log_normalized(found), np.log((p / mean) / (p / mean).sum(1, keepdims=True)))
     same(BatchCalibration(by="difference").values(scores, scores), p - mean)
     if options == 2:
-        assert (found.argmax(1) == BatchCalibration(by="difference").values(scores, scores).argmax(1)).all()
+        assert (
+            found.argmax(1) == BatchCalibration(by="difference").values(scores, scores).argmax(1)
+        ).all()
     else:
-        assert (found.argmax(1) != BatchCalibration(by="difference").values(scores, scores).argmax(1)).any()
+        assert (
+            found.argmax(1) != BatchCalibration(by="difference").values(scores, scores).argmax(1)
+        ).any()
         assert (found.argmax(1) != (scores - scores.mean(0)).argmax(1)).any()  # a third function
     others = logs(7, options, seed=2)
-    same(BatchCalibration().values(scores[:1], others), BatchCalibration().values(scores, others)[:1])
+    same(
+        BatchCalibration().values(scores[:1], others), BatchCalibration().values(scores, others)[:1]
+    )
 
 
 @given(st.integers(2, 40), st.integers(2, 5), st.integers(0, 99))
@@ -65,7 +71,9 @@ def test_what_all_options_of_a_document_share_changes_no_decision(n, options, se
         lambda scores: BatchCalibration().values(scores, scores),
         lambda scores: BatchCalibration(by="difference").values(scores, scores),
     ):
-        np.testing.assert_allclose(log_normalized(rule(scores + shift)), log_normalized(rule(scores)), atol=1e-9)
+        np.testing.assert_allclose(
+            log_normalized(rule(scores + shift)), log_normalized(rule(scores)), atol=1e-9
+        )
     constant = logs(3, options, seed + 1)
     moved = Contextual().values(scores, constant - 1000)
     np.testing.assert_allclose(moved - 1000, Contextual().values(scores, constant), atol=1e-9)
@@ -74,14 +82,20 @@ def test_what_all_options_of_a_document_share_changes_no_decision(n, options, se
 def test_one_content_free_text_is_a_premise():
     scores, text = logs(5, 3), logs(1, 3, seed=1)
     same(Contextual().values(scores, text), PMI().values(scores, text))
-    same(PMI().values(scores, text), [[s - t for s, t in zip(row, text[0], strict=True)] for row in scores])
+    same(
+        PMI().values(scores, text),
+        [[s - t for s, t in zip(row, text[0], strict=True)] for row in scores],
+    )
 
 
 def test_hidden_is_the_nearest_centroid():
     rng = np.random.default_rng(0)
     states, anchors, labels = rng.normal(size=(9, 4)), rng.normal(size=(12, 4)), np.arange(12) % 3
     expected = [
-        [-math.dist(state, [sum(anchors[labels == c][:, j]) / 4 for j in range(4)]) for c in range(3)]
+        [
+            -math.dist(state, [sum(anchors[labels == c][:, j]) / 4 for j in range(4)])
+            for c in range(3)
+        ]
         for state in states
     ]
     same(Hidden().values(states, anchors, labels, 3), expected)
@@ -94,10 +108,16 @@ def test_knn_votes_by_the_divergence_of_the_anchor_from_the_query():
     found = KNN().values(queries, anchors, labels, 2)
     backwards = 0
     for query, votes in zip(queries, found, strict=True):
-        kl = [sum(math.exp(a) * (a - q) for a, q in zip(anchor, query, strict=True)) for anchor in anchors]
+        kl = [
+            sum(math.exp(a) * (a - q) for a, q in zip(anchor, query, strict=True))
+            for anchor in anchors
+        ]
         nearest = sorted(range(14), key=kl.__getitem__)[:3]
         assert votes.tolist() == [sum(labels[i] == c for i in nearest) for c in (0, 1)]
-        other = [sum(math.exp(q) * (q - a) for a, q in zip(anchor, query, strict=True)) for anchor in anchors]
+        other = [
+            sum(math.exp(q) * (q - a) for a, q in zip(anchor, query, strict=True))
+            for anchor in anchors
+        ]
         backwards += sorted(range(14), key=other.__getitem__)[:3] != nearest
     assert backwards  # the direction matters
 
@@ -112,7 +132,10 @@ def test_knn_of_tokens_without_probability():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: KNN().values([[math.nan]], [[1.0]] * 3, [0] * 3, 1), "the model's numbers for a query contain NaN"),
+        (
+            lambda: KNN().values([[math.nan]], [[1.0]] * 3, [0] * 3, 1),
+            "the model's numbers for a query contain NaN",
+        ),
         (lambda: Hidden().values([[math.inf]], [[1.0]], [0], 1), "some hidden states are infinite"),
     ],
 )
@@ -125,7 +148,12 @@ def test_rules_as_users_write_them():
     (rule,) = read("contextual")
     assert str(rule) == "contextual" and rule.arguments == {"texts": ("N/A", "", "[MASK]")}
     rules = read("batch:m=64:of=pool+batch+domain:of=test+contextual:texts=N/A|x")
-    assert list(map(str, rules)) == ["batch:m=64:of=pool", "batch", "domain:of=test", "contextual:texts=N/A|x"]
+    assert list(map(str, rules)) == [
+        "batch:m=64:of=pool",
+        "batch",
+        "domain:of=test",
+        "contextual:texts=N/A|x",
+    ]
     assert [rule.is_transductive for rule in rules] == [False, True, True, False]
     assert read({"batch": {"of": "pool", "m": 64}, "pmi": None})[0] == rules[0]
     (premise,) = read("dcpmi:premise=\\n topic:")

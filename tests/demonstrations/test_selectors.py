@@ -26,9 +26,13 @@ def make_pool(seed: int, size: int = 40, width: int = 6, classes: int = 3) -> Po
     """A random pool in which every class has rows."""
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(size) % classes)
-    features = rng.standard_normal((size, width)) * rng.uniform(0.5, 3, width) + rng.standard_normal(width)
+    features = rng.standard_normal((size, width)) * rng.uniform(
+        0.5, 3, width
+    ) + rng.standard_normal(width)
     odds = np.exp(1.5 * rng.standard_normal((size, classes)))
-    return Pool(labels, features.astype(np.float32), (odds / odds.sum(1, keepdims=True)).astype(np.float32))
+    return Pool(
+        labels, features.astype(np.float32), (odds / odds.sum(1, keepdims=True)).astype(np.float32)
+    )
 
 
 def permuted(pool: Pool, order: np.ndarray) -> Pool:
@@ -72,7 +76,14 @@ def slow_k_center(pool, n, first):
     picks = [first]
     while len(picks) < n:
         rows = (row for row in range(len(features)) if row not in picks)
-        picks.append(highest({row: min(math.dist(features[row], features[pick]) for pick in picks) for row in rows}))
+        picks.append(
+            highest(
+                {
+                    row: min(math.dist(features[row], features[pick]) for pick in picks)
+                    for row in rows
+                }
+            )
+        )
     return picks
 
 
@@ -80,7 +91,9 @@ def by_probabilities(measure):
     """The selection of the rows of the highest measure of their probabilities."""
 
     def slow(pool, n, first):
-        return greedy(len(pool.labels), n, lambda _, row: measure(sorted(pool.probabilities[row].tolist())))
+        return greedy(
+            len(pool.labels), n, lambda _, row: measure(sorted(pool.probabilities[row].tolist()))
+        )
 
     return slow
 
@@ -95,9 +108,16 @@ def slow_cal(pool, n, first, k=10):
     probabilities = pool.probabilities.astype(float).tolist()
 
     def score(_, row):
-        others = sorted((math.dist(units[row], units[other]), other) for other in range(len(units)) if other != row)[:k]
+        others = sorted(
+            (math.dist(units[row], units[other]), other)
+            for other in range(len(units))
+            if other != row
+        )[:k]
         divergences = [
-            sum(p * math.log(p / q) for p, q in zip(probabilities[other], probabilities[row], strict=True))
+            sum(
+                p * math.log(p / q)
+                for p, q in zip(probabilities[other], probabilities[row], strict=True)
+            )
             for _, other in others
         ]
         return sum(divergences) / len(divergences)
@@ -108,7 +128,9 @@ def slow_cal(pool, n, first, k=10):
 def gradient_embeddings(pool) -> np.ndarray:
     """(N, C (d + 1)) the gradients themselves."""
     rows = []
-    for label, vector, probabilities in zip(pool.labels, pool.features, pool.probabilities, strict=True):
+    for label, vector, probabilities in zip(
+        pool.labels, pool.features, pool.probabilities, strict=True
+    ):
         residual = probabilities.astype(float) - np.eye(len(probabilities))[label]
         rows.append(np.outer(residual, [1, *vector.astype(float)]).ravel())
     return np.array(rows)
@@ -120,7 +142,10 @@ def slow_craig(pool, n, first):
     above = max(map(max, distance))
 
     def score(picks, row):
-        return sum(max(above - distance[other][pick] for pick in [*picks, row]) for other in range(len(vectors)))
+        return sum(
+            max(above - distance[other][pick] for pick in [*picks, row])
+            for other in range(len(vectors))
+        )
 
     return greedy(len(vectors), n, score)
 
@@ -161,9 +186,13 @@ def slow_gradmatch(pool, n, first, lam=1.0):
     target = vectors.mean(0)
     picks, left = [], target
     while len(picks) < n:
-        picks.append(highest({row: vectors[row] @ left for row in range(len(vectors)) if row not in picks}))
+        picks.append(
+            highest({row: vectors[row] @ left for row in range(len(vectors)) if row not in picks})
+        )
         stacked = np.vstack([vectors[picks].T, math.sqrt(lam) * np.eye(len(picks))])
-        weights = np.linalg.lstsq(stacked, np.concatenate([target, np.zeros(len(picks))]), rcond=None)[0]
+        weights = np.linalg.lstsq(
+            stacked, np.concatenate([target, np.zeros(len(picks))]), rcond=None
+        )[0]
         left = target - weights @ vectors[picks]
     return picks
 
@@ -192,7 +221,8 @@ def test_with_balance_it_follows_its_paper_inside_each_class(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "argument"), [("cal", {"k": 3}), ("gradmatch", {"lam": 50.0}), ("graph_cut", {"lam": 0.1})]
+    ("name", "argument"),
+    [("cal", {"k": 3}), ("gradmatch", {"lam": 50.0}), ("graph_cut", {"lam": 0.1})],
 )
 def test_arguments_of_a_selector(name, argument):
     changed = 0
@@ -211,7 +241,9 @@ def test_gradients_are_never_formed_but_their_inner_products_are_right():
     assert np.allclose(gradients.gram(pool), products, rtol=1e-5, atol=1e-6 * products.max())
     lengths = np.linalg.norm(vectors, axis=1)
     assert np.allclose(
-        gradients.distances(pool), [np.linalg.norm(vectors - one, axis=1) for one in vectors], atol=1e-5 * lengths.max()
+        gradients.distances(pool),
+        [np.linalg.norm(vectors - one, axis=1) for one in vectors],
+        atol=1e-5 * lengths.max(),
     )
 
 
@@ -235,7 +267,9 @@ def test_classes_get_the_same_number_and_the_seed_draws_who_gets_more():
 
 
 def test_what_a_short_class_lacks_is_made_up_for_in_turns():
-    pool = Pool(np.array([0] + [1] * 3 + [2] * 20), np.random.default_rng(0).standard_normal((24, 2)))
+    pool = Pool(
+        np.array([0] + [1] * 3 + [2] * 20), np.random.default_rng(0).standard_normal((24, 2))
+    )
     for seed in range(10):
         assert sorted(quotas(pool, 12, Random(seed)).items()) == [(0, 1), (1, 3), (2, 8)]
         rows = select("herding", pool, 12, seed)
@@ -337,7 +371,9 @@ def test_best_random_is_the_best_of_what_it_draws(balance):
     assert all(count == [2, 2, 2] for count in counts) == balance
 
 
-def slow_lens(pool, n, generator, worth, m, rho, l, beams, iterations, substitutions, shuffles, diversity, dev):  # noqa: E741
+def slow_lens(
+    pool, n, generator, worth, m, rho, l, beams, iterations, substitutions, shuffles, diversity, dev
+):  # noqa: E741
     """The authors' search after the paper's InfoScore, with nothing kept that can be computed again."""
     labels, size = pool.labels.tolist(), len(pool.labels)
     classes = list(range(pool.classes))
@@ -368,13 +404,17 @@ def slow_lens(pool, n, generator, worth, m, rho, l, beams, iterations, substitut
     dev_rows = generator.sample([row for row in range(size) if row not in rows], dev)
 
     features = {row: [c(row, other) for other in inform] for row in rows}
-    mean = {row: sum(features[row]) / len(inform) for row in rows}  # with what it tells about itself
+    mean = {
+        row: sum(features[row]) / len(inform) for row in rows
+    }  # with what it tells about itself
     sim = {(a, b): sum(x * y for x, y in zip(features[a], features[b], strict=True))
            / math.hypot(*features[a]) / math.hypot(*features[b]) for a in rows for b in rows}  # fmt: skip
 
     def standardized(values):
         middle = sum(values.values()) / len(values)
-        spread = math.sqrt(sum((value - middle) ** 2 for value in values.values()) / (len(values) - 1))
+        spread = math.sqrt(
+            sum((value - middle) ** 2 for value in values.values()) / (len(values) - 1)
+        )
         return {key: (value - middle) / spread for key, value in values.items()}
 
     mean, sim = standardized(mean), standardized(sim)
@@ -424,7 +464,16 @@ def slow_lens(pool, n, generator, worth, m, rho, l, beams, iterations, substitut
     return ranked[0]
 
 
-SMALL = {"m": 24, "rho": 2.0, "l": 3, "beams": 4, "iterations": 3, "substitutions": 4, "shuffles": 2, "dev": 7}
+SMALL = {
+    "m": 24,
+    "rho": 2.0,
+    "l": 3,
+    "beams": 4,
+    "iterations": 3,
+    "substitutions": 4,
+    "shuffles": 2,
+    "dev": 7,
+}
 
 
 def test_lens_follows_the_search_of_its_authors():
@@ -443,7 +492,20 @@ def test_the_rounds_of_the_filter_are_the_published_ones():
 
 def test_what_cannot_be_chosen_from_a_pool_is_one_line():
     labels, features = np.array([0, 0, 2]), np.zeros((3, 2))
-    with pytest.raises(InputError, match="label 1 has no rows in the pool of 3: take a larger pool, or choose without"):
+    with pytest.raises(
+        InputError,
+        match="label 1 has no rows in the pool of 3: take a larger pool, or choose without",
+    ):
         select("herding", Pool(labels, features), 2, 0)
-    with pytest.raises(InputError, match="lens: dev=100 rows to score sets on are asked for, and 10 of the pool's 40"):
-        lens(make_pool(0), 6, Random(0), Worth(make_pool(0)).info, Worth(make_pool(0)).score, LensSettings(m=30))
+    with pytest.raises(
+        InputError,
+        match="lens: dev=100 rows to score sets on are asked for, and 10 of the pool's 40",
+    ):
+        lens(
+            make_pool(0),
+            6,
+            Random(0),
+            Worth(make_pool(0)).info,
+            Worth(make_pool(0)).score,
+            LensSettings(m=30),
+        )

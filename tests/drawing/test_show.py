@@ -82,7 +82,9 @@ def test_text_is_the_layout(name, arguments, shots):
     for panel, (_, layout) in zip(panels, passes, strict=True):
         looks = layout.mask.any(dim=1)
         assert panel["blocks"] == [(name, len(block)) for name, block in drawing.columns(layout)]
-        assert [name for name, _ in panel["blocks"]] == list(dict.fromkeys(block.name for block in layout.blocks))
+        assert [name for name, _ in panel["blocks"]] == list(
+            dict.fromkeys(block.name for block in layout.blocks)
+        )
         shown = method.positions != "none"
         assert panel["columns"] == (layout.positions.tolist() if shown else [])
         assert panel["rows"] == (layout.positions[looks].tolist() if shown else [])
@@ -108,7 +110,8 @@ def watched(model, run) -> list[tuple[list[int], torch.Tensor]]:
     positions: list[list[int]] = []
     hooks = [
         model.model.rotary_emb.register_forward_pre_hook(
-            lambda module, args, kwargs: positions.append(kwargs["position_ids"][0].tolist()), with_kwargs=True
+            lambda module, args, kwargs: positions.append(kwargs["position_ids"][0].tolist()),
+            with_kwargs=True,
         ),
         model.model.layers[1].self_attn.register_forward_hook(
             lambda module, args, output: calls.append((positions[-1], output[1][0].amax(0) > 0))
@@ -131,27 +134,47 @@ def part_of(layout: Layout, first: int, end: int) -> tuple[list[int], torch.Tens
 def test_drawing_is_what_the_model_does(model, name, arguments):
     """Positions and attention weights of every forward pass, from the model itself."""
     method = methods.make(name, simple_parse_args_string(arguments))
-    context, query, answer = Context((0, 1), ((2, 3, 4), (5, 6), (7, 8, 9, 10))), (11, 12, 90, 91), (13, 14, 92)
+    context, query, answer = (
+        Context((0, 1), ((2, 3, 4), (5, 6), (7, 8, 9, 10))),
+        (11, 12, 90, 91),
+        (13, 14, 92),
+    )
     bound = method.bind(model)
 
     def run():
-        if method.reads_in_parts:  # by sdpa alone, which returns no weights: test_memories computes what is read
+        if (
+            method.reads_in_parts
+        ):  # by sdpa alone, which returns no weights: test_memories computes what is read
             bound.encode(model, [context])
             return
         if isinstance(bound, Several):
-            for memory in [bound.encode(model, [context])[0] for context in bound.contexts(context)]:
+            for memory in [
+                bound.encode(model, [context])[0] for context in bound.contexts(context)
+            ]:
                 score_rows(model, memory, [(query, [answer])])
             return
-        [(memory, rest)] = bound.encode_queries(model, [(context, query)], partial(tiny.encoded_alone, bound, model))
+        [(memory, rest)] = bound.encode_queries(
+            model, [(context, query)], partial(tiny.encoded_alone, bound, model)
+        )
         score_rows(model, memory, [(tuple(rest), [answer])])
 
-    passes = [layout for _, layout in method.passes(len(context.prefix), context.lengths, len(query), len(answer))]
+    passes = [
+        layout
+        for _, layout in method.passes(
+            len(context.prefix), context.lengths, len(query), len(answer)
+        )
+    ]
     last = passes[-1]
     n, q = len(last), len(query)
     start = n - q - len(answer)
-    tail = [(start, start + q), (start + q, n - 1)]  # the query, and the answer but for what is never read
+    tail = [
+        (start, start + q),
+        (start + q, n - 1),
+    ]  # the query, and the answer but for what is never read
     if name == "saicl":
-        expected = [part_of(last, a, b) for a, b in ((0, start + q), (start + q - 1, start + q), tail[1])]
+        expected = [
+            part_of(last, a, b) for a, b in ((0, start + q), (start + q - 1, start + q), tail[1])
+        ]
     elif name == "deepthink" and method.T > 1:
         once = len(passes[0])
         again = [part_of(passes[1], once, 2 * once)] * (method.T - 1)
@@ -217,7 +240,10 @@ def test_a_value_that_the_model_decides_is_left_out():
         (["icl", "--shots", "100"], "at most 200 are drawn"),
         (["pcw", "--args", "window_size=4"], "pcw: window_size=4: more than the 3 demonstrations"),
         (["icl", "--output", "a.pdf"], "--output a.pdf: must end in .svg or .png"),
-        (["nowhere:Thing"], "'nowhere:Thing' cannot be imported from this folder (ModuleNotFoundError"),
+        (
+            ["nowhere:Thing"],
+            "'nowhere:Thing' cannot be imported from this folder (ModuleNotFoundError",
+        ),
         (["lm_eval_icl.methods:Method"], "has no pattern"),
     ],
 )
@@ -230,4 +256,6 @@ def test_a_drawing_is_no_wider_than_the_terminal():
     for width, names in ((80, NAMES), (60, ["invicl"])):
         for name in names:
             text = terminal.as_text(drawing.draw(methods.make(name), 3), width=width).plain
-            assert max(len(line) for line in text.splitlines() if "│" in line or width == 80) <= width
+            assert (
+                max(len(line) for line in text.splitlines() if "│" in line or width == 80) <= width
+            )

@@ -7,7 +7,16 @@ import pytest
 
 from tests import evaluation, tiny
 
-SCORED = ["one_token", "many_tokens", "described", "spaces", "prefixed", "inputs", "mutual", "likelihood"]
+SCORED = [
+    "one_token",
+    "many_tokens",
+    "described",
+    "spaces",
+    "prefixed",
+    "inputs",
+    "mutual",
+    "likelihood",
+]
 GENERATED = ["generate", "samples"]
 # transformers multiplies with the weights of experts in float32 at most, and computes linear attention and state spaces
 # in float32. Elsewhere a difference in float64 is a different computation; rotary angles and norms stay float32 there.
@@ -23,7 +32,10 @@ def theirs(path, names, shots, dtype):
 
 def assert_as_hf(path, names, shots, tolerance=1e-5, args=None, **kwargs):
     args = {"dtype": "float64", **(args or {})}
-    ours, expected = (evaluation.answers(model, path, names, shots, args=args, **kwargs) for model in ("icl", "hf"))
+    ours, expected = (
+        evaluation.answers(model, path, names, shots, args=args, **kwargs)
+        for model in ("icl", "hf")
+    )
     evaluation.assert_same(ours, expected, tolerance)
 
 
@@ -38,7 +50,11 @@ IN_BATCHES = [("qwen3_next", 3, 16), ("mistral_window", 3, 3), ("bloom", 3, "aut
     ("name", "shots", "batch_size"),
     tiny.slow_but(
         FAST,
-        [*itertools.product(tiny.ARCHITECTURES, [3], [4]), *itertools.product(ZERO_SHOT, [0], [4]), *IN_BATCHES],
+        [
+            *itertools.product(tiny.ARCHITECTURES, [3], [4]),
+            *itertools.product(ZERO_SHOT, [0], [4]),
+            *IN_BATCHES,
+        ],
     ),
 )
 def test_every_request(checkpoint, name, shots, batch_size):
@@ -47,7 +63,9 @@ def test_every_request(checkpoint, name, shots, batch_size):
     if batch_size == "auto":
         args, most = {**args, "max_length": 1024}, {"max_batch_size": 4}
     ours = evaluation.answers("icl", path, names, shots, args=args, batch_size=batch_size, **most)
-    evaluation.assert_same(ours, theirs(path, tuple(names), shots, dtype), TOLERANCE.get(name, 1e-5))
+    evaluation.assert_same(
+        ours, theirs(path, tuple(names), shots, dtype), TOLERANCE.get(name, 1e-5)
+    )
 
 
 def test_prompt_that_ends_with_the_demonstrations(checkpoint):
@@ -81,7 +99,11 @@ def test_queries_that_are_too_long_by_themselves(checkpoint, name, bos):
     tiny.slow_but(["icl", "batchicl"], ["icl", "batchicl", "deepthink", "nbce"]),
 )
 def test_every_method_is_plain_where_no_demonstration_is_left(checkpoint, model):
-    path, names, args = checkpoint("mistral_window"), ["described", "generate"], {"dtype": "float64", "max_length": 30}
+    path, names, args = (
+        checkpoint("mistral_window"),
+        ["described", "generate"],
+        {"dtype": "float64", "max_length": 30},
+    )
     expected = evaluation.answers("hf", path, names, 0, args=args, batch_size=1)
     ours = evaluation.run(model, path, names, 3, args=args)
     assert {count["documents"] for count in ours["config"]["icl"]["truncated"].values()} <= {5, 6}
@@ -101,15 +123,24 @@ def test_how_it_is_computed_does_not_matter(checkpoint, args):
     path, whole = checkpoint("llama3"), {"dtype": "float64"}
     ours = evaluation.answers("icl", path, SCORED, 3, args=whole | args)
     expected = evaluation.answers("icl", path, SCORED, 3, args=whole)
-    evaluation.assert_same(ours, expected, 1e-5 if "attn_implementation" in args else 1e-9)  # eager has float32 inside
+    evaluation.assert_same(
+        ours, expected, 1e-5 if "attn_implementation" in args else 1e-9
+    )  # eager has float32 inside
 
 
-@pytest.mark.parametrize("name", tiny.slow_but(["gpt2", "bloom"], ["gpt2", "bloom", "qwen3_next", "jamba"]))
+@pytest.mark.parametrize(
+    "name", tiny.slow_but(["gpt2", "bloom"], ["gpt2", "bloom", "qwen3_next", "jamba"])
+)
 def test_generation_arguments_reach_generate(checkpoint, name):
     path, args = checkpoint(name), {"dtype": DTYPE.get(name, "float64")}
     settings = {"repetition_penalty": 1.3, "max_gen_toks": 9, "num_beams": 2}
-    expected = evaluation.answers("hf", path, GENERATED, 3, args=args, gen_kwargs=settings, batch_size=1)
-    assert evaluation.answers("icl", path, GENERATED, 3, args=args, gen_kwargs=settings, batch_size=4) == expected
+    expected = evaluation.answers(
+        "hf", path, GENERATED, 3, args=args, gen_kwargs=settings, batch_size=1
+    )
+    assert (
+        evaluation.answers("icl", path, GENERATED, 3, args=args, gen_kwargs=settings, batch_size=4)
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,12 +148,20 @@ def test_generation_arguments_reach_generate(checkpoint, name):
 )
 def test_chat_template(chat_checkpoint, name, multiturn):
     names = ["one_token", "described", "prefixed", "inputs", "likelihood", "generate"]
-    chat = {"apply_chat_template": True, "fewshot_as_multiturn": multiturn, "system_instruction": "In one word."}
+    chat = {
+        "apply_chat_template": True,
+        "fewshot_as_multiturn": multiturn,
+        "system_instruction": "In one word.",
+    }
     assert_as_hf(chat_checkpoint(name), names, 3, **chat)
 
 
 def test_rolling_is_inherited(checkpoint):
-    task = evaluation.task("rolling", output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{text}}")
-    expected, ours = (evaluation.run(model, checkpoint("gpt2"), [task], 0)["results"] for model in ("hf", "icl"))
+    task = evaluation.task(
+        "rolling", output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{text}}"
+    )
+    expected, ours = (
+        evaluation.run(model, checkpoint("gpt2"), [task], 0)["results"] for model in ("hf", "icl")
+    )
     key = "word_perplexity,none"
     assert ours["rolling"][key] == pytest.approx(expected["rolling"][key], rel=1e-6)

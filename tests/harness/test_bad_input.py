@@ -38,12 +38,36 @@ def _no_forward(request, monkeypatch):
     [
         ("deepthink", {"T": 0}, "T=0: must be a whole number, 1 or more"),
         ("deepthink", {"eta": 0}, "eta=0: must be a number above 0 and at most 1"),
-        ("deepthink", {"momentun": 0.1}, "unknown model argument 'momentun': did you mean 'momentum'?"),
-        ("icl", {"prefix_token_id": 421}, "prefix_token_id=421: must be one of the model's tokens, 0 to 420"),
-        ("invicl", {"positions": "symetric"}, "invicl: positions='symetric': must be sequential, symmetric or none."),
-        ("icl", {"device_map": "auto"}, "device_map=auto: has no effect here (it belongs to parallelize=True)"),
-        ("batchicl", {"layer": 4}, "batchicl: layer=4: must be at most 3, the depth of GPT2LMHeadModel."),
-        ("icl", {"eta": 0.1}, "model argument 'eta' belongs to deepthink and nbce, not to this method."),
+        (
+            "deepthink",
+            {"momentun": 0.1},
+            "unknown model argument 'momentun': did you mean 'momentum'?",
+        ),
+        (
+            "icl",
+            {"prefix_token_id": 421},
+            "prefix_token_id=421: must be one of the model's tokens, 0 to 420",
+        ),
+        (
+            "invicl",
+            {"positions": "symetric"},
+            "invicl: positions='symetric': must be sequential, symmetric or none.",
+        ),
+        (
+            "icl",
+            {"device_map": "auto"},
+            "device_map=auto: has no effect here (it belongs to parallelize=True)",
+        ),
+        (
+            "batchicl",
+            {"layer": 4},
+            "batchicl: layer=4: must be at most 3, the depth of GPT2LMHeadModel.",
+        ),
+        (
+            "icl",
+            {"eta": 0.1},
+            "model argument 'eta' belongs to deepthink and nbce, not to this method.",
+        ),
     ],
 )
 def test_arguments(checkpoint, name, arguments, says):
@@ -54,8 +78,20 @@ def test_arguments(checkpoint, name, arguments, says):
 @pytest.mark.parametrize(
     ("model", "task", "shots", "kwargs", "says"),
     [
-        ("pcw", "one_token", 3, {"args": {"window_size": 4}}, "window_size=4: more than the 3 demonstrations"),
-        ("icl", "generate", 1, {"gen_kwargs": {"max_length": 99}}, "generation argument max_length="),
+        (
+            "pcw",
+            "one_token",
+            3,
+            {"args": {"window_size": 4}},
+            "window_size=4: more than the 3 demonstrations",
+        ),
+        (
+            "icl",
+            "generate",
+            1,
+            {"gen_kwargs": {"max_length": 99}},
+            "generation argument max_length=",
+        ),
     ],
 )
 def test_options_of_a_run_that_cannot_be(checkpoint, model, task, shots, kwargs, says):
@@ -72,7 +108,10 @@ def saved(model, path):
 def test_models_that_are_no_decoders(tmp_path):
     T5Config().save_pretrained(tmp_path / "t5")
     smoke_models.save("bert", tmp_path / "bert")  # which transformers loads as a causal model
-    for name, says in (("t5", "'t5' is an encoder-decoder model"), ("bert", "is bidirectional: a token's result cha")):
+    for name, says in (
+        ("t5", "'t5' is an encoder-decoder model"),
+        ("bert", "is bidirectional: a token's result cha"),
+    ):
         with pytest.raises(InputError, match=says):
             ICL(str(tmp_path / name), device="cpu")
 
@@ -85,7 +124,11 @@ def edit(file, **changes):
 def with_code(folder, **config):
     """A checkpoint that brings code of its own, which tells when it runs."""
     (folder / "its_own.py").write_text("raise AssertionError('code of the checkpoint ran')")
-    edit(folder / "config.json", auto_map={"AutoConfig": "its_own.C", "AutoModelForCausalLM": "its_own.M"}, **config)
+    edit(
+        folder / "config.json",
+        auto_map={"AutoConfig": "its_own.C", "AutoModelForCausalLM": "its_own.M"},
+        **config,
+    )
 
 
 # What becomes of a good checkpoint -> what is said of it.
@@ -113,22 +156,35 @@ BOOLEANS = "sees must be booleans of shape [3, 3], and is "
 @pytest.mark.parametrize(
     ("name", "pattern", "says"),
     [
-        ("Stretched", lambda n: Pattern(before(1)), f"{BOOLEANS}torch.bool of shape [1, 1]"),  # torch would stretch it
-        ("SeesTheQuery", lambda n: Pattern(before(n), query=True), "query=True needs memory_depends_on_query"),
+        (
+            "Stretched",
+            lambda n: Pattern(before(1)),
+            f"{BOOLEANS}torch.bool of shape [1, 1]",
+        ),  # torch would stretch it
+        (
+            "SeesTheQuery",
+            lambda n: Pattern(before(n), query=True),
+            "query=True needs memory_depends_on_query",
+        ),
     ],
 )
 def test_a_pattern_that_is_none(monkeypatch, name, pattern, says):
     """Refused before a model is there."""
     members = {"pattern": lambda self, n: pattern(n), "__module__": __name__}
     monkeypatch.setitem(globals(), name, type(name, (Method,), members))
-    with pytest.raises(InputError, match=f"^lm-eval-icl: {re.escape(f'{name.lower()}: pattern: {says}')}"):
+    with pytest.raises(
+        InputError, match=f"^lm-eval-icl: {re.escape(f'{name.lower()}: pattern: {says}')}"
+    ):
         model_class(f"{__name__}:{name}")("no/such")
 
 
 def test_a_token_that_the_model_does_not_know(tmp_path):
     """The tokenizer of another model: an index error deep in the model otherwise, and a dead GPU."""
     saved(tiny.build("gpt2", vocab_size=290, bos_token_id=0, eos_token_id=0), tmp_path)
-    with pytest.raises(InputError, match=r"task 'one_token', document 0: token \d\d\d \('.*'\) is not among the 290"):
+    with pytest.raises(
+        InputError,
+        match=r"task 'one_token', document 0: token \d\d\d \('.*'\) is not among the 290",
+    ):
         evaluation.run("icl", tmp_path, ["one_token"], 2)
 
 
@@ -141,7 +197,9 @@ def small(tmp_path_factory):
 
 def test_context_that_does_not_fit(small):
     says = r"12 of 12 documents \(tasks: described, one_token\) do not fit the model's 220.*needs \d+: .*"
-    with pytest.raises(InputError, match=f"^lm-eval-icl: {says}Lower --num_fewshot, or leave overflow=error out"):
+    with pytest.raises(
+        InputError, match=f"^lm-eval-icl: {says}Lower --num_fewshot, or leave overflow=error out"
+    ):
         evaluation.run("icl", small, ["one_token", "described"], 11, args={"overflow": "error"})
 
 
@@ -151,7 +209,10 @@ def test_what_is_dropped_is_said_in_one_line_a_run(small, caplog):
     with caplog.at_level("WARNING"):
         results = evaluation.run("deepthink", small, ["many_tokens", "generate"], 11)
     left_out = results["config"]["icl"]["left_out"]
-    assert set(left_out) == {"many_tokens", "generate"} and results["config"]["icl"]["overflow"] == "drop"
+    assert (
+        set(left_out) == {"many_tokens", "generate"}
+        and results["config"]["icl"]["overflow"] == "drop"
+    )
     assert left_out["many_tokens"]["documents"] == 6 < left_out["many_tokens"]["demonstrations"]
     assert sum("do not fit" in line for line in caplog.messages) == 1
     json.dumps(results["config"]["icl"])  # what the results file will hold
@@ -159,12 +220,19 @@ def test_what_is_dropped_is_said_in_one_line_a_run(small, caplog):
 
 @pytest.mark.runs
 def test_queries_that_are_too_long_are_cut(small, caplog):
-    long = {**evaluation.TASKS["one_token"], "task": "mmlu_a", "doc_to_text": "{{text * (9 if label else 1)}}"}
+    long = {
+        **evaluation.TASKS["one_token"],
+        "task": "mmlu_a",
+        "doc_to_text": "{{text * (9 if label else 1)}}",
+    }
     logging.getLogger("lm_eval").propagate = True
     icl = evaluation.run("deepthink", small, [long], 0, args={"max_length": 60})["config"]["icl"]
     (cut,) = [line for line in caplog.messages if "do not fit" in line]
     counts = icl["truncated"]["mmlu_a"]
-    assert f"and {counts['documents']} do not fit without any either" in cut and f"({counts['tokens']} in all)" in cut
+    assert (
+        f"and {counts['documents']} do not fit without any either" in cut
+        and f"({counts['tokens']} in all)" in cut
+    )
 
 
 def test_an_answer_that_is_too_long_is_not_cut(small):

@@ -24,7 +24,9 @@ TASK = "icl_demo_four"
 
 
 def load(task: str = TASK, **metadata):
-    manager = TaskManager(include_path=task_dir() / "demo", include_defaults=False, metadata=metadata)
+    manager = TaskManager(
+        include_path=task_dir() / "demo", include_defaults=False, metadata=metadata
+    )
     return manager.load([task])["tasks"][task]
 
 
@@ -57,7 +59,10 @@ def test_a_pass_reads_what_hf_gives(predictor, pool):
         prompt, options, _ = pool.query(row)
         logs = []
         for option in options:
-            whole, start = tokenizer(str(prompt) + option).input_ids, len(tokenizer(str(prompt)).input_ids)
+            whole, start = (
+                tokenizer(str(prompt) + option).input_ids,
+                len(tokenizer(str(prompt)).input_ids),
+            )
             with torch.no_grad():
                 logits = model(torch.tensor([whole])).logits[0].log_softmax(-1)
             logs.append(sum(float(logits[at - 1, whole[at]]) for at in range(start, len(whole))))
@@ -70,7 +75,9 @@ def test_a_pass_reads_what_hf_gives(predictor, pool):
 @pytest.mark.parametrize("how", ["entropy", pytest.param("herding", marks=pytest.mark.slow)])
 def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, capsys, tmp_path):
     file = tmp_path / "chosen.json"
-    select_command(how, *MODEL, "--tasks", TASK, "--num_fewshot", 5, "--seeds", "2..3", "--output", file)
+    select_command(
+        how, *MODEL, "--tasks", TASK, "--num_fewshot", 5, "--seeds", "2..3", "--output", file
+    )
     assert str(file) in capsys.readouterr().out
     found = json.loads(file.read_text())
     chooser = Chooser(pool, predictor, 5000)
@@ -82,7 +89,9 @@ def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, capsy
         expected = select(how, Pool(labels, features, np.stack(probabilities)), 5, seed)
         picked = [rows[i] for i in expected]
         assert said["picked"] == picked and said["indices"] == list(in_prompt_order(picked, seed))
-        assert len({pool.query(row)[2] for row in picked}) == 4  # balanced: the task has four labels
+        assert (
+            len({pool.query(row)[2] for row in picked}) == 4
+        )  # balanced: the task has four labels
 
 
 def test_best_random_is_the_best_of_its_sets(predictor, pool):
@@ -121,11 +130,19 @@ def test_best_random_is_the_best_of_its_sets(predictor, pool):
     [
         ({}, 1, 0, "2 demonstrations were chosen and 1 are asked for"),
         ({}, 2, 1, "nothing was chosen for seed 1, only for 0"),
-        ({"pool": {"rows": 9, "sha256": "0"}}, 2, 0, "chosen from another pool: the data has changed since"),
+        (
+            {"pool": {"rows": 9, "sha256": "0"}},
+            2,
+            0,
+            "chosen from another pool: the data has changed since",
+        ),
     ],
 )
 def test_a_file_for_something_else_is_refused(changes, n, seed, says, pool, tmp_path):
-    file, digest = tmp_path / "chosen.json", {"rows": len(pool.docs), "sha256": pool_digest(pool.docs)}
+    file, digest = (
+        tmp_path / "chosen.json",
+        {"rows": len(pool.docs), "sha256": pool_digest(pool.docs)},
+    )
     of_task = {"n": 2, "pool": digest, "seeds": {"0": {"indices": [4, 8]}}, **changes}
     file.write_text(json.dumps({"about": {}, "tasks": {TASK: of_task}}))
     task = load(demonstrations=str(file))
@@ -144,7 +161,10 @@ def test_a_file_for_something_else_is_refused(changes, n, seed, says, pool, tmp_
     [
         (["herding", *MODEL, "--tasks", "nothing"], "there is no task 'nothing'"),
         (["best_random:dev=500", *MODEL, "--tasks", TASK], "dev=500: the pool has 200 documents"),
-        (["herding", *MODEL, "--tasks", TASK, "--num_fewshot", 0], "--num_fewshot: give how many demonstrations task"),
+        (
+            ["herding", *MODEL, "--tasks", TASK, "--num_fewshot", 0],
+            "--num_fewshot: give how many demonstrations task",
+        ),
     ],
 )
 def test_bad_input_is_one_line(arguments, says, tmp_path):

@@ -57,7 +57,9 @@ def choose(lm, how, *, task=TASK, n=3, seed=0):
 def run(name, path, how):
     """A whole run: what is said of the choice, and the prompts."""
     metadata = {"demonstrations": how}
-    results = evaluation.run(name, path, [TASK], 3, metadata=metadata, limit=2, fewshot_random_seed=0)
+    results = evaluation.run(
+        name, path, [TASK], 3, metadata=metadata, limit=2, fewshot_random_seed=0
+    )
     prompts = [sample["arguments"][0][0] for sample in results["samples"]["chosen"]]
     return results["config"].get("icl", {}).get("chosen", {}).get("chosen"), prompts
 
@@ -73,12 +75,16 @@ def test_what_select_chooses_and_once_for_all_methods(checkpoint, cache, chosen,
     expected = Chooser(pool, Predictor(*tiny.load(path), ICL()), 5000).choose("herding", 3, 0)
     assert chosen == ["herding"] * 2
     assert first["indices"] == list(expected.indices) and first["picked"] == list(expected.picked)
-    assert first["how"] == "herding" and first["made_now"] and first["tokens"] == expected.tokens > 0
+    assert (
+        first["how"] == "herding" and first["made_now"] and first["tokens"] == expected.tokens > 0
+    )
     text = "".join(pool.demonstration(row) for row in expected.indices)
     assert all(prompt.startswith(text) for prompt in prompts)
     second, again = run("icl", path, {"herding": {}})
     assert len(chosen) == 2 and again == prompts
-    assert not second.pop("made_now") and second == {key: value for key, value in first.items() if key != "made_now"}
+    assert not second.pop("made_now") and second == {
+        key: value for key, value in first.items() if key != "made_now"
+    }
     assert len(list(cache.iterdir())) == 1
 
 
@@ -107,13 +113,19 @@ def test_a_model_that_is_not_ours_is_told_to_use_a_file():
     task = loaded("herding")
     task.set_config("num_fewshot", 3)
     task.set_fewshot_seed(0)
-    with pytest.raises(InputError, match=r"demonstrations=herding needs a model of this package.*select herding"):
+    with pytest.raises(
+        InputError, match=r"demonstrations=herding needs a model of this package.*select herding"
+    ):
         task.build_all_requests(limit=1, fewshot_as_multiturn=False)
 
 
 def test_the_name_is_checked_before_the_model_is_loaded():
     class Config:
-        model, model_args, metadata = "icl", {"pretrained": "nothing"}, {"demonstrations": "graphcut"}
+        model, model_args, metadata = (
+            "icl",
+            {"pretrained": "nothing"},
+            {"demonstrations": "graphcut"},
+        )
         include_path = output_path = None
 
     with pytest.raises(InputError, match="did you mean 'graph_cut'"):
@@ -124,9 +136,18 @@ def test_the_name_is_checked_before_the_model_is_loaded():
 
 
 def test_one_text_for_one_method(tmp_path):
-    assert read("lens:rho=3:m=50") == read({"lens": {"m": 50, "rho": 3.0}}) == make("lens", {"m": 50, "rho": 3})
-    assert str(read("lens:rho=3:m=50:pool=100:balance=false")) == "lens:balance=False:m=50:pool=100:rho=3.0"
-    assert str(read("herding:unit=False:pool=5000")) == "herding" and read(str(read("cal:k=3"))) == How("cal", {"k": 3})
+    assert (
+        read("lens:rho=3:m=50")
+        == read({"lens": {"m": 50, "rho": 3.0}})
+        == make("lens", {"m": 50, "rho": 3})
+    )
+    assert (
+        str(read("lens:rho=3:m=50:pool=100:balance=false"))
+        == "lens:balance=False:m=50:pool=100:rho=3.0"
+    )
+    assert str(read("herding:unit=False:pool=5000")) == "herding" and read(
+        str(read("cal:k=3"))
+    ) == How("cal", {"k": 3})
     file = tmp_path / "chosen.json"
     file.write_text("[]")
     assert [read(each) for each in ("stratified", "random", "first", str(file))] == [None] * 4

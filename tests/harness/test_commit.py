@@ -10,13 +10,21 @@ import lm_eval_icl
 from lm_eval_icl import version
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ["lm_eval_icl/__init__.py", "lm_eval_icl/version.py", "lm_eval_icl/commit.txt", "lm_eval_icl.pth", "README.md"]
+FILES = [
+    "lm_eval_icl/__init__.py",
+    "lm_eval_icl/version.py",
+    "lm_eval_icl/commit.txt",
+    "lm_eval_icl.pth",
+    "README.md",
+]
 FILES += ["pyproject.toml", "hatch_build.py", ".gitattributes"]
 
 
 def git(folder, *command):
     who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
-    return subprocess.run(["git", "-C", str(folder), *who, *command], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", "-C", str(folder), *who, *command], check=True, capture_output=True, text=True
+    ).stdout
 
 
 @pytest.fixture

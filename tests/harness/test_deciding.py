@@ -19,7 +19,10 @@ TASKS = {
     "three": evaluation.task("three", **evaluation.CHOICE, doc_to_choice=["no", "yes", "maybe so"]),
     "described": {
         **evaluation.task(
-            "described", **evaluation.CHOICE, doc_to_choice=["no", "yes"], description="Tell what it is.\n\n"
+            "described",
+            **evaluation.CHOICE,
+            doc_to_choice=["no", "yes"],
+            description="Tell what it is.\n\n",
         ),
         "class": ICLTask,
     },
@@ -29,7 +32,8 @@ OPTIONS = evaluation.task(
     **evaluation.CHOICE,
     doc_to_choice="{{[other, 'no ' + other, 'yes']}}",
     metric_list=[
-        {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_mutual_info")
+        {"metric": name, "aggregation": "mean", "higher_is_better": True}
+        for name in ("acc", "acc_mutual_info")
     ],
 )
 
@@ -59,7 +63,10 @@ def contextual(literal, before, text, options, free=FREE):
     def value(text, option):
         return literal(f"{before}Review: {text}\nSentiment:", option)
 
-    return [value(text, y) - math.log(np.mean([math.exp(value(other, y)) for other in free])) for y in options]
+    return [
+        value(text, y) - math.log(np.mean([math.exp(value(other, y)) for other in free]))
+        for y in options
+    ]
 
 
 def before_query(row):
@@ -79,7 +86,9 @@ class Literal:
     def __call__(self, context, option):
         if (context, option) not in self.known:
             request = Instance("loglikelihood", {}, (context, option), 0, ("t", 0, 1))
-            ((self.known[context, option], _),) = self.lm.loglikelihood([request], disable_tqdm=True)
+            ((self.known[context, option], _),) = self.lm.loglikelihood(
+                [request], disable_tqdm=True
+            )
         return self.known[context, option]
 
 
@@ -95,7 +104,9 @@ def expected(rule, literal, rows, said, pool):
     raw = [[literal(context, y) for y in ys] for context, ys in zip(contexts, options, strict=True)]
     free = FREE
     if rule == "domain:n=4":
-        free = [text.removeprefix("Review: ").removesuffix("\nSentiment:") for text in said["texts"]]
+        free = [
+            text.removeprefix("Review: ").removesuffix("\nSentiment:") for text in said["texts"]
+        ]
         every = [word for doc in pool for word in doc["text"].lower().split()]
         for text in free:
             words = text.removesuffix(" .").split(" ")
@@ -113,13 +124,17 @@ def expected(rule, literal, rows, said, pool):
             if "pool" in rule:
                 shown = [doc for doc in pool if f"Review: {doc['text']}\n" in before]
                 assert len(shown) == 2
-                rest = [f"{before}Review: {doc['text']}\nSentiment:" for doc in pool if doc not in shown]
+                rest = [
+                    f"{before}Review: {doc['text']}\nSentiment:" for doc in pool if doc not in shown
+                ]
                 others = [context for context in rest if (context, ys[0]) in literal.drawn]
                 assert len(others) == 5
                 of = [[literal(context, y) for y in ys] for context in others]
             mean = np.mean([p(each) for each in of], axis=0)
             by_difference = "difference" in rule
-            found.append(np.array(p(scores)) - mean if by_difference else np.array(scores) - np.log(mean))
+            found.append(
+                np.array(p(scores)) - mean if by_difference else np.array(scores) - np.log(mean)
+            )
     return found
 
 
@@ -127,7 +142,9 @@ def expected(rule, literal, rows, said, pool):
 def made(monkeypatch):
     """The decisions of the runs of a test, in their order."""
     kept, init = [], deciding.Deciding.__init__
-    monkeypatch.setattr(deciding.Deciding, "__init__", lambda self, *args: (init(self, *args), kept.append(self))[0])
+    monkeypatch.setattr(
+        deciding.Deciding, "__init__", lambda self, *args: (init(self, *args), kept.append(self))[0]
+    )
     return kept
 
 
@@ -151,15 +168,22 @@ def test_each_rule_against_hf(name, checkpoint, made):
             want = expected(rule, literal, rows["none"], decided[rule], pool)
             np.testing.assert_allclose(values(rows[rule]), want, rtol=0, atol=1e-6)
             accuracy = np.mean(
-                [int(np.argmax(row)) == doc["doc"]["label"] for row, doc in zip(want, rows["none"], strict=True)]
+                [
+                    int(np.argmax(row)) == doc["doc"]["label"]
+                    for row, doc in zip(want, rows["none"], strict=True)
+                ]
             )
             assert results["results"][task["task"]][f"acc,{rule}"] == pytest.approx(accuracy)
         of_models[model] = rows
         _, raw = run(model, path, task, None)
         np.testing.assert_allclose(values(raw["none"]), values(rows["none"]), rtol=0, atol=1e-10)
-        assert [row["arguments"] for row in raw["none"]] == [row["arguments"] for row in rows["batch"]]
+        assert [row["arguments"] for row in raw["none"]] == [
+            row["arguments"] for row in rows["batch"]
+        ]
     for rule in RULES.split("+"):
-        np.testing.assert_allclose(values(of_models["hf"][rule]), values(of_models["icl"][rule]), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(
+            values(of_models["hf"][rule]), values(of_models["icl"][rule]), rtol=0, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("model", ["invicl", "saicl", "batchicl", "deepthink"])
@@ -170,7 +194,9 @@ def test_the_queries_have_the_method_of_the_documents(model, checkpoint):
     _, rows = run(model, checkpoint("llama"), task, "contextual+batch", args=args)
     raw = np.array(values(rows["none"]))
     # The last documents are the content-free texts themselves.
-    np.testing.assert_allclose(values(rows["contextual"]), raw - np.log(np.exp(raw[-3:]).mean(0)), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        values(rows["contextual"]), raw - np.log(np.exp(raw[-3:]).mean(0)), rtol=0, atol=1e-6
+    )
 
 
 def with_content_free(**_):
@@ -193,13 +219,17 @@ def test_constants_belong_to_the_context_as_it_ran(checkpoint):
     left = 0
     for row, found in zip(rows["contextual"], values(rows["contextual"]), strict=True):
         query = f"Review: {row['doc']['text']}\nSentiment:"
-        shown = before_query(row).removeprefix("Review: ").removesuffix("\n\n").split("\n\nReview: ")
+        shown = (
+            before_query(row).removeprefix("Review: ").removesuffix("\n\n").split("\n\nReview: ")
+        )
         parts = [f"Review: {part}\n\n" for part in shown]
         assert len(parts) == 4
         while len(tokens("".join(parts) + query + " maybe so")) - 1 > args["max_length"]:
             parts.pop(0)
             left += 1
-        assert found == pytest.approx(contextual(literal, "".join(parts), row["doc"]["text"], options), abs=1e-6)
+        assert found == pytest.approx(
+            contextual(literal, "".join(parts), row["doc"]["text"], options), abs=1e-6
+        )
     icl = results["config"]["icl"]
     assert left == icl["left_out"]["three"]["demonstrations"] > 0
 
@@ -210,7 +240,10 @@ def test_every_document_with_its_own_demonstrations_has_its_own_constants(checkp
     literal = Literal(path)
     for model in ("icl", "hf"):
         _, rows = run(model, path, task, "contextual:texts=N/A", fewshot_random_seed=3)
-        want = [contextual(literal, before_query(row), row["doc"]["text"], options, ["N/A"]) for row in rows["none"]]
+        want = [
+            contextual(literal, before_query(row), row["doc"]["text"], options, ["N/A"])
+            for row in rows["none"]
+        ]
         np.testing.assert_allclose(values(rows["contextual:texts=N/A"]), want, rtol=0, atol=1e-6)
         assert len({row["arguments"][0][0] for row in rows["none"]}) == 6
 
@@ -252,15 +285,22 @@ def test_with_a_chat_template(chat_checkpoint):
     """The rule's query stands in the same messages as a document's."""
     path = chat_checkpoint("llama")
     literal = Literal(path)
-    for kwargs in ({"fewshot_as_multiturn": True}, {"fewshot_as_multiturn": False, "system_instruction": "Be brief."}):
-        _, rows = run("icl", path, TASKS["three"], "contextual:texts=N/A", apply_chat_template=True, **kwargs)
+    for kwargs in (
+        {"fewshot_as_multiturn": True},
+        {"fewshot_as_multiturn": False, "system_instruction": "Be brief."},
+    ):
+        _, rows = run(
+            "icl", path, TASKS["three"], "contextual:texts=N/A", apply_chat_template=True, **kwargs
+        )
         for row in rows["contextual:texts=N/A"]:
             text = row["doc"]["text"]
             context = row["arguments"][0][0]
             at = context.rindex(f"Review: {text}\nSentiment:")
             without_text = context[:at] + context[at:].replace(text, "N/A")
             for (_, y), (value, _) in zip(row["arguments"], row["filtered_resps"], strict=True):
-                assert float(value) == pytest.approx(literal(context, y) - literal(without_text, y), abs=1e-6)
+                assert float(value) == pytest.approx(
+                    literal(context, y) - literal(without_text, y), abs=1e-6
+                )
     with pytest.raises(InputError, match="decide=dcpmi: its premise is a text without messages"):
         run("icl", path, TASKS["three"], "dcpmi", apply_chat_template=True)
 
@@ -296,7 +336,11 @@ def test_content_free_queries(template, query):
 
 def test_lists_of_options_in_the_query():
     """As in lm-eval's mmlu: the options are above the letters, which stay."""
-    doc = {"question": "Which of these?", "choices": {"text": ["first", "last"], "label": ["A", "B"]}, "label": 1}
+    doc = {
+        "question": "Which of these?",
+        "choices": {"text": ["first", "last"], "label": ["A", "B"]},
+        "label": 1,
+    }
     task = queries()
     template = "{{question}}{% for t in choices.text %}\n{{choices.label[loop.index0]}}. {{t}}{% endfor %}\nAnswer:"
     task.task.features, task.task.config.doc_to_text = ["question", "choices"], template

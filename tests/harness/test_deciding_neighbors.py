@@ -30,7 +30,9 @@ def test_neighbors_against_transformers(name, args, checkpoint):
         return output.hidden_states[-1][0, -1].numpy(), output.logits[0, -1].log_softmax(-1).numpy()
 
     pool = evaluation.splits()["train"].to_list()
-    metrics = {key for key in results["results"][task["task"]] if "acc_norm" in key and "stderr" not in key}
+    metrics = {
+        key for key in results["results"][task["task"]] if "acc_norm" in key and "stderr" not in key
+    }
     assert metrics <= {"acc_norm,none"}
     for rule in RULES.split("+"):
         said = results["configs"][task["task"]]["metadata"]["decided"][rule]
@@ -44,7 +46,10 @@ def test_neighbors_against_transformers(name, args, checkpoint):
             state, log_probs = read(row["arguments"][0][0])
             before = before_query(row)
             assert not any(f"Review: {doc['text']}\n" in before for doc in anchors)
-            states, others = zip(*(read(f"{before}Review: {doc['text']}\nSentiment:") for doc in anchors), strict=True)
+            states, others = zip(
+                *(read(f"{before}Review: {doc['text']}\nSentiment:") for doc in anchors),
+                strict=True,
+            )
             if said["rule"] == "hidden":
                 means = [np.array(states)[labels == y].mean(0) for y in (0, 1)]
                 want.append([-np.linalg.norm(state - mean) for mean in means])
@@ -54,7 +59,10 @@ def test_neighbors_against_transformers(name, args, checkpoint):
                 want.append([np.sum(nearest == y) for y in (0, 1)])
         np.testing.assert_allclose(values(rows[rule]), want, rtol=0, atol=1e-6)
         assert len({tuple(value) for value in want}) > 1
-        right = [np.argmax(value) == row["doc"]["label"] for value, row in zip(want, rows["none"], strict=True)]
+        right = [
+            np.argmax(value) == row["doc"]["label"]
+            for value, row in zip(want, rows["none"], strict=True)
+        ]
         assert results["results"][task["task"]][f"acc,{rule}"] == pytest.approx(np.mean(right))
 
 

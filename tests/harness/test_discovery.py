@@ -32,7 +32,9 @@ def test_start_up_imports_the_shim_and_nothing_of_weight(tmp_path):
 
 
 def test_the_next_release_of_lm_eval_finds_every_model_by_its_entry_point():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["lm_eval.models"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
+        "lm_eval.models"
+    ]
     assert list(declared) == list(methods.NAMES)
     for name, value in declared.items():
         model = importlib.metadata.EntryPoint(name, value, "lm_eval.models").load()
@@ -65,4 +67,6 @@ def test_tasks_are_found_without_an_argument_and_include_path_wins(tmp_path):
         "print('icl_trec' in t.all_tasks, TaskManager(include_defaults=False, metadata=given).all_tasks)"
     )
     done = processes.python(code, cwd=tmp_path)
-    assert done.stdout == "mine.yaml\nTrue True\nTrue []\n" and done.stderr.count("did you mean") == 1
+    assert (
+        done.stdout == "mine.yaml\nTrue True\nTrue []\n" and done.stderr.count("did you mean") == 1
+    )

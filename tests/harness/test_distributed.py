@@ -29,7 +29,9 @@ def assert_same_run(found: dict, expected: dict) -> None:
         assert_close([found["results"][task][name] for name in metrics], list(metrics.values()))
     for task, samples in expected["samples"].items():
         assert len(found["samples"][task]) == len(samples) > 0
-        for mine, theirs in zip(*(sorted(of, key=where) for of in (found["samples"][task], samples)), strict=True):
+        for mine, theirs in zip(
+            *(sorted(of, key=where) for of in (found["samples"][task], samples)), strict=True
+        ):
             for key in ("doc_id", "filter", "doc_hash", "prompt_hash", "target_hash"):
                 assert mine[key] == theirs[key]
             assert_close(mine["filtered_resps"], theirs["filtered_resps"])
@@ -58,13 +60,18 @@ def flat(values: object) -> list:
 # Evaluations by one process and by two.
 
 CHOSEN = evaluation.task(  # demonstrations that the model chooses
-    "chosen", **evaluation.CHOICE, doc_to_choice=["no", "yes"], metadata={"version": 1, "demonstrations": "herding"}
+    "chosen",
+    **evaluation.CHOICE,
+    doc_to_choice=["no", "yes"],
+    metadata={"version": 1, "demonstrations": "herding"},
 )
 DECIDED = {**CHOSEN, "task": "decided", "metadata": {"version": 1, "decide": "contextual+batch"}}
 TASKS = evaluation.TASKS | {task["task"]: task for task in (DECIDED, CHOSEN)}
 
 
-def run(model: str, path: Path, names: list[str], *, limit: int = 5, **kwargs: Any) -> dict[str, Any] | None:
+def run(
+    model: str, path: Path, names: list[str], *, limit: int = 5, **kwargs: Any
+) -> dict[str, Any] | None:
     """Five documents: two processes have three and two."""
     args = {"pretrained": str(path), **kwargs.pop("args", {})}
     results = lm_eval.simple_evaluate(
@@ -96,13 +103,17 @@ def everything(folder: Path) -> dict[str, Any]:
             max_batch_size=2,
             args={"max_length": 512},
         )
-    os.environ["LM_EVAL_ICL_CACHE"] = str(folder / "chosen")  # one process reads nothing of what two have chosen
+    os.environ["LM_EVAL_ICL_CACHE"] = str(
+        folder / "chosen"
+    )  # one process reads nothing of what two have chosen
     found["chosen"] = run("icl", folder / "llama", ["chosen"])
     found["decided"] = run("icl", folder / "llama", ["decided"])
     # One model over all processes, each of which has every document.
     with contextlib.suppress(InputError):  # older versions of transformers refuse it
         split = {"tp_plan": "auto"} if divided else {}
-        found["tensor parallel"] = run("invicl", folder / "llama", ["one_token", "generate"], args=split)
+        found["tensor parallel"] = run(
+            "invicl", folder / "llama", ["one_token", "generate"], args=split
+        )
     return found
 
 
@@ -135,13 +146,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_two_processes_give_what_one_gives(runs):
     two, one = runs
-    for name in [*NAMES, "left out", "cache written", "cache read by one process", "chosen", "decided"]:
+    for name in [
+        *NAMES,
+        "left out",
+        "cache written",
+        "cache read by one process",
+        "chosen",
+        "decided",
+    ]:
         assert_same_run(two[name], one[name])
     # One process chooses demonstrations for all, and a mean over documents is over those of all processes.
     two_chosen, one_chosen = (each["chosen"]["config"]["icl"]["chosen"]["chosen"] for each in runs)
     for key in ("indices", "picked", "tokens", "made_now"):
         assert two_chosen[key] == one_chosen[key] != 0, key
-    two_decided, one_decided = (each["decided"]["configs"]["decided"]["metadata"]["decided"] for each in runs)
+    two_decided, one_decided = (
+        each["decided"]["configs"]["decided"]["metadata"]["decided"] for each in runs
+    )
     for rule in ("batch", "contextual"):
         assert_close(two_decided[rule]["constants"], one_decided[rule]["constants"])
 
@@ -155,7 +175,10 @@ def test_one_model_over_two_processes(runs):
 
 @pytest.mark.slow
 def test_the_results_file_counts_what_both_did(runs):
-    two, one = ({name: run["config"]["icl"] for name, run in each.items() if isinstance(run, dict)} for each in runs)
+    two, one = (
+        {name: run["config"]["icl"] for name, run in each.items() if isinstance(run, dict)}
+        for each in runs
+    )
     assert one["left out"]["left_out"]["many_tokens"]["documents"] == 5
     assert one["left out"]["truncated"]["many_tokens"]["tokens"] > 0
     for name in ("left_out", "truncated"):
@@ -163,31 +186,56 @@ def test_the_results_file_counts_what_both_did(runs):
     for name in NAMES:
         mine, alone = two[name], one[name]
         # The same requests, of which each process runs its own, each with the demonstrations.
-        assert mine["tokens_run"] + mine["tokens_saved"] == alone["tokens_run"] + alone["tokens_saved"]
-        assert mine["tokens_run"] > alone["tokens_run"] or name == "saicl"  # which encodes for every query anyway
+        assert (
+            mine["tokens_run"] + mine["tokens_saved"] == alone["tokens_run"] + alone["tokens_saved"]
+        )
+        assert (
+            mine["tokens_run"] > alone["tokens_run"] or name == "saicl"
+        )  # which encodes for every query anyway
     assert two["icl"]["contexts_encoded"] == 2 * one["icl"]["contexts_encoded"]
     # What came from a cache was not run, and not saved by us.
-    assert one["cache read by one process"]["tokens_run"] == one["cache read by one process"]["tokens_saved"] == 0
+    assert (
+        one["cache read by one process"]["tokens_run"]
+        == one["cache read by one process"]["tokens_saved"]
+        == 0
+    )
     assert 0 < two["cache read by one process"]["tokens_run"] < two["cache written"]["tokens_run"]
 
 
 @pytest.mark.slow
 def test_a_command_line(tmp_path):
-    line = ["lm_eval", "--model", "pcw", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short"]
+    line = [
+        "lm_eval",
+        "--model",
+        "pcw",
+        "--model_args",
+        f"pretrained={model_path()}",
+        "--tasks",
+        "icl_demo_short",
+    ]
     line += ["--num_fewshot", "4", "--limit", "5", "--output_path", tmp_path, "--log_samples"]
     for done in processes.ranks(processes.run_command, *line):
         assert done.returncode == 0, done.stderr[-3000:]
     (results,), (samples,) = tmp_path.glob("*/results_*.json"), tmp_path.glob("*/samples_*.jsonl")
     found = json.loads(results.read_text())
-    found["samples"] = {"icl_demo_short": [json.loads(line) for line in samples.read_text().splitlines()]}
+    found["samples"] = {
+        "icl_demo_short": [json.loads(line) for line in samples.read_text().splitlines()]
+    }
     expected = evaluation.run("pcw", model_path(), ["icl_demo_short"], 4, limit=5)
     for run in (found, expected):
         for metrics in run["results"].values():
-            metrics.pop("acc_stderr,none"), metrics.pop("acc_norm_stderr,none")  # the harness asks for none
+            (
+                metrics.pop("acc_stderr,none"),
+                metrics.pop("acc_norm_stderr,none"),
+            )  # the harness asks for none
     assert_same_run(found, expected)
     assert found["config"]["icl"]["contexts_encoded"] == 2
 
 
 def test_total():
-    shares = [{"n": 1, "of": {"a": {"x": 1}}}, {"n": 2, "of": {"b": {"x": 5}}}, {"n": 0, "of": {"a": {"x": 2}}}]
+    shares = [
+        {"n": 1, "of": {"a": {"x": 1}}},
+        {"n": 2, "of": {"b": {"x": 5}}},
+        {"n": 0, "of": {"a": {"x": 2}}},
+    ]
     assert total(shares) == {"n": 3, "of": {"a": {"x": 3}, "b": {"x": 5}}}

@@ -15,7 +15,9 @@ from lm_eval_icl.smoke.demo import model_path
 from tests import evaluation
 
 TEST = [{"id": i, "text": f"Question {i} of the test", "label": i % 2} for i in range(10)]
-TRAIN = [{"id": 100 + i, "text": f"question {i} of the training", "label": i % 2} for i in range(40)]
+TRAIN = [
+    {"id": 100 + i, "text": f"question {i} of the training", "label": i % 2} for i in range(40)
+]
 # Copies of documents that are evaluated, and that --limit leaves out: with another id, case, and blanks.
 COPIES = {3: 9, 8: 6, 17: 5, 22: 8, 30: 4}
 for _row, _of in COPIES.items():
@@ -43,7 +45,9 @@ def config(**changes):
 
 
 def load(how=None, **changes):
-    return evaluation.load_task(config(**changes), **({} if how is None else {"demonstrations": how}))
+    return evaluation.load_task(
+        config(**changes), **({} if how is None else {"demonstrations": how})
+    )
 
 
 def drawn(task, n, seed):
@@ -95,7 +99,10 @@ def test_only_rows_that_are_evaluated_are_replaced(how, of):
 
 @pytest.mark.parametrize(
     ("how", "of", "splits"),
-    [("stratified", "ours", {"fewshot_split": "test"}), ("FILE", "lm-eval's", {"fewshot_split": None})],
+    [
+        ("stratified", "ours", {"fewshot_split": "test"}),
+        ("FILE", "lm-eval's", {"fewshot_split": None}),
+    ],
 )
 def test_a_pool_that_is_evaluated_is_refused(how, of, splits, tmp_path):
     """lm-eval itself does not leave the document out where it has to fall back to the test split."""
@@ -104,7 +111,11 @@ def test_a_pool_that_is_evaluated_is_refused(how, of, splits, tmp_path):
     task = load(str(tmp_path / "rows.json") if how == "FILE" else how, **changes)
     task.set_config("num_fewshot", 3)
     task.set_fewshot_seed(0)
-    says = "row 1 is also among the doc" if how == "FILE" else "the demonstrations would come from the documents that"
+    says = (
+        "row 1 is also among the doc"
+        if how == "FILE"
+        else "the demonstrations would come from the documents that"
+    )
     with pytest.raises(InputError, match=f"^lm-eval-icl: task 'toy': demonstrations=.*{says}"):
         task.build_all_requests(limit=1)
 
@@ -112,7 +123,9 @@ def test_a_pool_that_is_evaluated_is_refused(how, of, splits, tmp_path):
 def test_too_few_others_are_refused():
     task = load("random")
     assert len(drawn(task, 35, 0)) == 35
-    with pytest.raises(InputError, match="36 demonstrations are asked for, and only 35 of the pool's documents are"):
+    with pytest.raises(
+        InputError, match="36 demonstrations are asked for, and only 35 of the pool's documents are"
+    ):
         drawn(task, 36, 0)
 
 
@@ -121,7 +134,9 @@ def test_a_file_of_rows_is_taken_as_it_is_or_refused(tmp_path):
     file.write_text("[7, 4, 9]")
     assert drawn(load(str(file)), 3, 0) == [7, 4, 9]
     file.write_text("[7, 17, 9]")
-    with pytest.raises(InputError, match=r"row 17 is also among the documents that are evaluated.*name another"):
+    with pytest.raises(
+        InputError, match=r"row 17 is also among the documents that are evaluated.*name another"
+    ):
         drawn(load(str(file)), 3, 0)
 
 

@@ -40,7 +40,9 @@ PIECES = [
 ]
 # fmt: on
 # Two in three from those that break things; a lone surrogate now and then.
-CHARACTERS = st.sampled_from(PIECES) | st.sampled_from(PIECES) | st.characters(exclude_categories=["Cs"])
+CHARACTERS = (
+    st.sampled_from(PIECES) | st.sampled_from(PIECES) | st.characters(exclude_categories=["Cs"])
+)
 TEXT = st.lists(CHARACTERS, max_size=8).map("".join)
 
 
@@ -48,11 +50,21 @@ TEXT = st.lists(CHARACTERS, max_size=8).map("".join)
 def requests(draw: st.DrawFn) -> list[tuple[FewShotPrompt, str]]:
     """Prompts with the same demonstrations, and options for each; every fourth time they may be refused."""
     prefix, demonstrations = draw(TEXT), draw(st.lists(TEXT, max_size=6))
-    query, option = TEXT.filter(str.strip), TEXT.filter(bool)  # an option may melt into the end of its query
+    query, option = (
+        TEXT.filter(str.strip),
+        TEXT.filter(bool),
+    )  # an option may melt into the end of its query
     if draw(st.integers(0, 3)) == 0:
         query = option = TEXT
-    queries, options = draw(st.lists(query, min_size=1, max_size=3)), draw(st.lists(option, min_size=1, max_size=4))
-    return [(FewShotPrompt(prefix, demonstrations, query), option) for query in queries for option in options]
+    queries, options = (
+        draw(st.lists(query, min_size=1, max_size=3)),
+        draw(st.lists(option, min_size=1, max_size=4)),
+    )
+    return [
+        (FewShotPrompt(prefix, demonstrations, query), option)
+        for query in queries
+        for option in options
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +96,9 @@ def run(lm: Any, arguments: Sequence[tuple[Any, Any]]) -> list[Any]:
     return lm.loglikelihood(requests, disable_tqdm=True)
 
 
-def numbers_or_one_line(lm: Any, arguments: Sequence[tuple[Any, Any]]) -> list[tuple[float, bool]] | str:
+def numbers_or_one_line(
+    lm: Any, arguments: Sequence[tuple[Any, Any]]
+) -> list[tuple[float, bool]] | str:
     try:
         found = run(lm, arguments)
     except InputError as error:
@@ -96,7 +110,10 @@ def numbers_or_one_line(lm: Any, arguments: Sequence[tuple[Any, Any]]) -> list[t
 
 def assert_near(one: Any, other: Any, tolerance: float) -> None:
     assert [greedy for _, greedy in one] == [greedy for _, greedy in other]
-    assert all(abs(a - b) <= tolerance for (a, _), (b, _) in zip(one, other, strict=True)), (one, other)
+    assert all(abs(a - b) <= tolerance for (a, _), (b, _) in zip(one, other, strict=True)), (
+        one,
+        other,
+    )
 
 
 slowly = settings(
@@ -113,7 +130,10 @@ slowly = settings(
 def test_any_prompt(loaded, architecture, arguments, data):
     lms = loaded(architecture, "float64")
     order = data.draw(st.permutations(range(len(arguments[0][0].demonstrations))))
-    permuted = [(FewShotPrompt(p.prefix, [p.demonstrations[i] for i in order], p.query), o) for p, o in arguments]
+    permuted = [
+        (FewShotPrompt(p.prefix, [p.demonstrations[i] for i in order], p.query), o)
+        for p, o in arguments
+    ]
     for name in CLASSES:
         found = numbers_or_one_line(lms[name], arguments)
         event(f"{name} {type(found).__name__}")
@@ -131,8 +151,16 @@ def test_any_prompt(loaded, architecture, arguments, data):
 
 # What is left out of prompts that do not fit.
 
-WORDS = st.lists(st.sampled_from(["a", " film", " dull", "!\n", " 12", "\n\n", " positive", "é", "  "]), max_size=9)
-SEQUENTIAL = [make("icl"), make("deepthink"), make("nope"), make("invicl", {"positions": "sequential"})]
+WORDS = st.lists(
+    st.sampled_from(["a", " film", " dull", "!\n", " 12", "\n\n", " positive", "é", "  "]),
+    max_size=9,
+)
+SEQUENTIAL = [
+    make("icl"),
+    make("deepthink"),
+    make("nope"),
+    make("invicl", {"positions": "sequential"}),
+]
 LONGEST = [make(name) for name in ("prefixicl", "pcw", "saicl", "invicl", "batchicl")]
 LONGEST += [make("invicl", {"positions": "none"}), make("saicl", {"repeat": 2})]
 
@@ -152,9 +180,15 @@ def byte_level() -> Any:
 def test_the_fewest_are_left_out(method, data):
     """Tried against all that could be left out: the first ones where positions are sequential, elsewhere any."""
     first = next(n for n in range(1, 7) if not method.why_not(n))
-    shots, options = data.draw(st.integers(first, 6)), data.draw(st.lists(WORDS, min_size=1, max_size=3))
+    shots, options = (
+        data.draw(st.integers(first, 6)),
+        data.draw(st.lists(WORDS, min_size=1, max_size=3)),
+    )
     text = WORDS.map(lambda words: "Review:" + "".join(words) + "\n\n")
-    prefix, texts = "Tell. " * data.draw(st.integers(0, 1)), st.lists(text, min_size=shots, max_size=shots)
+    prefix, texts = (
+        "Tell. " * data.draw(st.integers(0, 1)),
+        st.lists(text, min_size=shots, max_size=shots),
+    )
     prompts = [FewShotPrompt(prefix, data.draw(texts), data.draw(text) + "A:")]
     if method in LONGEST[:5] and data.draw(st.booleans()):  # a prompt for each option
         prompts = [FewShotPrompt(prefix, data.draw(texts), data.draw(text) + "A:") for _ in options]
@@ -164,11 +198,15 @@ def test_the_fewest_are_left_out(method, data):
     limits = PromptLimits(method, "GPT2", data.draw(st.integers(5, 120)), window, None, "")
     canonical = method.invariant and data.draw(st.booleans())
     by_part = method.treats_demonstrations_alike
-    tokenize = RequestTokenizer(PromptTokenizer(byte_level(), by_part=by_part, canonical=canonical), 16)
+    tokenize = RequestTokenizer(
+        PromptTokenizer(byte_level(), by_part=by_part, canonical=canonical), 16
+    )
 
     def document(order: Sequence[int]) -> list[Instance]:
         """The requests with the demonstrations in this order."""
-        ordered = [FewShotPrompt(p.prefix, [p.demonstrations[i] for i in order], p.query) for p in prompts]
+        ordered = [
+            FewShotPrompt(p.prefix, [p.demonstrations[i] for i in order], p.query) for p in prompts
+        ]
         pairs = zip(itertools.cycle(ordered), options, strict=False)
         return [
             Instance("loglikelihood", {}, (prompt, "".join(["I", *words])), i, ("fuzz", 0, 1))
@@ -202,4 +240,6 @@ def test_the_fewest_are_left_out(method, data):
     if method.invariant:
         shuffled = fitted(data.draw(st.permutations(everything)))
         for one, other in zip(found, shuffled, strict=True):
-            assert sorted(one.prompt.context.demonstrations) == sorted(other.prompt.context.demonstrations)
+            assert sorted(one.prompt.context.demonstrations) == sorted(
+                other.prompt.context.demonstrations
+            )

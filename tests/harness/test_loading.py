@@ -24,7 +24,9 @@ def assert_as_hf(path, tolerance=1e-4, **args):
 
 def layers(*devices):
     """A device for each of the three layers; what is beside them on the CPU."""
-    beside = dict.fromkeys(["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"], "cpu")
+    beside = dict.fromkeys(
+        ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"], "cpu"
+    )
     return {**beside, **{f"model.layers.{i}": device for i, device in enumerate(devices)}}
 
 
@@ -32,17 +34,24 @@ def layers(*devices):
 @pytest.mark.parametrize("name", ["icl", "invicl", "batchicl", "deepthink", "ape"])
 def test_layers_on_devices_of_their_own(checkpoint, tmp_path, name):
     """accelerate's hooks move what goes from one device to the next."""
-    path, places = checkpoint("llama"), {"device_map": layers("cpu", "disk", "disk"), "offload_folder": str(tmp_path)}
+    path, places = (
+        checkpoint("llama"),
+        {"device_map": layers("cpu", "disk", "disk"), "offload_folder": str(tmp_path)},
+    )
     args = {"parallelize": True, **places}
     assert any(weight.is_meta for weight in ICL(str(path), device="cpu", **args).model.parameters())
     assert run(name, path, **args) == run(name, path)
 
 
-@pytest.mark.parametrize("name", tiny.slow_but(["invicl"], ["icl", "invicl", "batchicl", "deepthink"]))
+@pytest.mark.parametrize(
+    "name", tiny.slow_but(["invicl"], ["icl", "invicl", "batchicl", "deepthink"])
+)
 def test_adapter(checkpoint, tmp_path, name):
     """As the model into which the adapter was merged."""
     path, adapter, merged = checkpoint("llama"), tmp_path / "adapter", tmp_path / "merged"
-    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False
+    )
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(path), config)
     model.save_pretrained(adapter)
     tiny.save("llama", merged)  # for its tokenizer
@@ -65,10 +74,14 @@ def test_code_of_the_checkpoint_s_own(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["auto_map"] = {"AutoModelForCausalLM": "modeling_halved.HalvedForCausalLM"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert assert_as_hf(tmp_path, trust_remote_code=True) != run("icl", tmp_path, trust_remote_code=False)
+    assert assert_as_hf(tmp_path, trust_remote_code=True) != run(
+        "icl", tmp_path, trust_remote_code=False
+    )
 
 
-@pytest.mark.parametrize("args", [{"load_in_8bit": True}, {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}])
+@pytest.mark.parametrize(
+    "args", [{"load_in_8bit": True}, {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}]
+)
 def test_quantization_is_handed_on(checkpoint, monkeypatch, args):
     """As the configuration that transformers takes. (`hf` itself fails, with transformers 5.)"""
     given = {}
@@ -78,7 +91,9 @@ def test_quantization_is_handed_on(checkpoint, monkeypatch, args):
         raise ValueError("as far as it goes\nwithout a GPU")
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
-    with pytest.raises(InputError, match=r"^lm-eval-icl: pretrained=.* as far as it goes without a GPU\)\."):
+    with pytest.raises(
+        InputError, match=r"^lm-eval-icl: pretrained=.* as far as it goes without a GPU\)\."
+    ):
         ICL(str(checkpoint("llama")), device="cpu", **args)
     assert {name: getattr(given["quantization_config"], name) for name in args} == args
     assert not args.keys() & given.keys()

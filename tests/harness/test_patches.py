@@ -42,7 +42,9 @@ def test_what_is_patched_is_there(patch):
     owner, name = place(patch)
     function = inspect.unwrap(getattr(owner, name))
     expected = ARGUMENTS[patch.place.partition(":")[2]]
-    assert expected <= set(inspect.signature(function).parameters) if expected else callable(function)
+    assert (
+        expected <= set(inspect.signature(function).parameters) if expected else callable(function)
+    )
     where, _, ours = patch.wrapper.partition(":")
     wrapper = getattr(importlib.import_module(f"lm_eval_icl.harness.{where}"), ours)
     assert next(iter(inspect.signature(wrapper).parameters)) == "original"
@@ -75,7 +77,9 @@ def test_patching_twice_changes_nothing():
     patches.install()
     for module in shim._Finder.waiting:
         patches.install(module)
-    assert [getattr(*place(patch)) for patch in patches.PATCHES] == before and sys.excepthook is hook
+    assert [
+        getattr(*place(patch)) for patch in patches.PATCHES
+    ] == before and sys.excepthook is hook
 
 
 class Other(LM):
@@ -105,7 +109,9 @@ def test_other_models_run_as_without_us(tmp_path):
 
 def test_a_refusal_that_nobody_catches_is_a_line():
     code = "from lm_eval_icl.harness import patches; patches.install(); "
-    done = processes.python(code + "from lm_eval_icl.methods import make; make('icl', {'repeat': 0})")
+    done = processes.python(
+        code + "from lm_eval_icl.methods import make; make('icl', {'repeat': 0})"
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "lm-eval-icl: icl: repeat=0: must be a whole number, 1 or more.\n"
     done = processes.python(code + "1 / 0")

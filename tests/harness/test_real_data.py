@@ -10,7 +10,13 @@ from tests import evaluation
 pytestmark = pytest.mark.slow
 
 # Deep-Thinking, Tables 4 to 6. (Table 4 counts one too many for SST2 and AGNews.)
-CLASSIFICATION = {"icl_sst2": 872, "icl_sst5": 2210, "icl_mr": 1066, "icl_trec": 500, "icl_agnews": 7600}
+CLASSIFICATION = {
+    "icl_sst2": 872,
+    "icl_sst5": 2210,
+    "icl_mr": 1066,
+    "icl_trec": 500,
+    "icl_agnews": 7600,
+}
 SHOTS = {"icl_sst2": 8, "icl_sst5": 10, "icl_mr": 8, "icl_trec": 12, "icl_agnews": 8}
 BBH = {
     "date_understanding": 212,
@@ -22,7 +28,13 @@ BBH = {
     "snarks": 177,
     "causal_judgement": 187,
 }
-MMLU = {"abstract_algebra": 100, "anatomy": 135, "moral_scenarios": 895, "professional_law": 1534, "virology": 166}
+MMLU = {
+    "abstract_algebra": 100,
+    "anatomy": 135,
+    "moral_scenarios": 895,
+    "professional_law": 1534,
+    "virology": 166,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +54,11 @@ def test_sizes_are_the_papers(tasks):
     assert {name: sizes[name] for name in CLASSIFICATION} == CLASSIFICATION
     assert {name: sizes[f"icl_mmlu_{name}"] for name in MMLU} == MMLU
     assert sum(size for name, size in sizes.items() if name.startswith("icl_mmlu_")) == 14042
-    bbh = {name.removeprefix("icl_bbh_"): size for name, size in sizes.items() if name.startswith("icl_bbh_")}
+    bbh = {
+        name.removeprefix("icl_bbh_"): size
+        for name, size in sizes.items()
+        if name.startswith("icl_bbh_")
+    }
     assert {name: bbh[name] for name in BBH} == BBH
     assert all(size == 250 for name, size in bbh.items() if name not in BBH)
     assert {name: tasks[name].config.num_fewshot for name in SHOTS} == SHOTS
@@ -81,7 +97,11 @@ def test_icl_gives_what_hf_gives(checkpoint, shared, name, shots):
     path = shared / "models" / name if name == "stories260K" else checkpoint(name)
     # The two BBH tasks come with three demonstrations and have no more to give.
     tasks = REAL if shots == 3 else ["mmlu_anatomy", "icl_sst2"]
-    length = 4096 if name == "gpt2" else 8192  # as many positions as it learned, and more where they are computed
+    length = (
+        4096 if name == "gpt2" else 8192
+    )  # as many positions as it learned, and more where they are computed
     kwargs = {"limit": 3, "args": {"max_length": length}, "batch_size": 1}
-    ours, theirs = (evaluation.answers(model, path, tasks, shots, **kwargs) for model in ("icl", "hf"))
+    ours, theirs = (
+        evaluation.answers(model, path, tasks, shots, **kwargs) for model in ("icl", "hf")
+    )
     evaluation.assert_same(ours, theirs, tolerance=1e-4)

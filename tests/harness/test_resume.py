@@ -35,8 +35,12 @@ def load(**_):
 
 
 ROLLING = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"}
-for name, config in zip(NAMES, [evaluation.TASKS["many_tokens"], evaluation.TASKS["generate"], ROLLING], strict=True):
-    evaluation.TASKS[name] = evaluation.task(name, **{**config, "task": name, "custom_dataset": load})
+for name, config in zip(
+    NAMES, [evaluation.TASKS["many_tokens"], evaluation.TASKS["generate"], ROLLING], strict=True
+):
+    evaluation.TASKS[name] = evaluation.task(
+        name, **{**config, "task": name, "custom_dataset": load}
+    )
 
 
 def run(path, where, out=None, model="deepthink", **kwargs):
@@ -47,7 +51,14 @@ def run(path, where, out=None, model="deepthink", **kwargs):
     add = cache._Hook.add_partial
     cache._Hook.add_partial = lambda self, *args: (computed.append(args), add(self, *args))
     results = evaluation.run(
-        model, path, NAMES, 2, args={"pack_tokens": 64}, batch_size=2, use_cache=where and str(where), **kwargs
+        model,
+        path,
+        NAMES,
+        2,
+        args={"pack_tokens": 64},
+        batch_size=2,
+        use_cache=where and str(where),
+        **kwargs,
     )
     if out is not None:
         found = {key: results[key] for key in ("results", "samples")}
@@ -146,9 +157,15 @@ def test_what_is_refused(tmp_path, monkeypatch, change, says):
 
 
 def test_prompts_cut_otherwise_are_other_prompts():
-    cut = [FewShotPrompt("a", ["b", "c"], "d"), FewShotPrompt("ab", ["c"], "d"), FewShotPrompt("", ["ab", "c"], "d")]
+    cut = [
+        FewShotPrompt("a", ["b", "c"], "d"),
+        FewShotPrompt("ab", ["c"], "d"),
+        FewShotPrompt("", ["ab", "c"], "d"),
+    ]
     assert len({*cut}) == 1
-    assert len({cache.response_key("loglikelihood", (prompt, " e")) for prompt in (*cut, "abcd")}) == 4
+    assert (
+        len({cache.response_key("loglikelihood", (prompt, " e")) for prompt in (*cut, "abcd")}) == 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,14 +208,18 @@ def test_a_line_that_was_not_finished_is_computed_again(tmp_path):
 
 def test_sampled_texts_are_not_stored(gpt2, tmp_path):
     for kwargs, n in (({"do_sample": True, "temperature": 0.7}, 0), ({}, 6)):
-        evaluation.run("icl", gpt2, ["generate"], 2, use_cache=str(tmp_path / "c"), gen_kwargs=kwargs)
+        evaluation.run(
+            "icl", gpt2, ["generate"], 2, use_cache=str(tmp_path / "c"), gen_kwargs=kwargs
+        )
         assert stored(tmp_path / "c_rank0.db") == n
 
 
 def test_what_was_left_out_is_part_of_the_request(gpt2):
     """Two documents alike but for an option, which makes one leave out demonstrations: the option they share has two
     log-likelihoods, and a cache must not take one for the other."""
-    prompt = FewShotPrompt("", ("a film of some length, good\n\n", "another one, bad\n\n"), "a third, ")
+    prompt = FewShotPrompt(
+        "", ("a film of some length, good\n\n", "another one, bad\n\n"), "a third, "
+    )
     long = "bad and worse than all that was ever seen in a house of that kind"
     lm = model_class("icl")(str(gpt2), device="cpu", max_length=60, overflow="drop")
     instances = [
@@ -223,6 +244,8 @@ def test_a_second_run_computes_nothing(checkpoint, tmp_path, monkeypatch):
 
     where = str(tmp_path / "c")
     ours = answers("deepthink", use_cache=where)
-    monkeypatch.setattr(runner, "score_packed", None)  # what would be called if anything were computed
+    monkeypatch.setattr(
+        runner, "score_packed", None
+    )  # what would be called if anything were computed
     monkeypatch.setattr(runner, "continue_from", None)
     assert answers("deepthink", use_cache=where) == ours

@@ -33,14 +33,22 @@ def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope):
     parameters = {"rope_type": rope, "rope_theta": 10000.0, "factor": 8.0}
     longest = 150  # where "dynamic" looks
     if rope == "longrope":
-        parameters |= {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6, "original_max_position_embeddings": 150}
+        parameters |= {
+            "short_factor": [1.0] * 6,
+            "long_factor": [4.0] * 6,
+            "original_max_position_embeddings": 150,
+        }
         longest = 1200
     tiny.save("llama", tmp_path, rope_parameters=parameters, max_position_embeddings=longest)
     names, args = ["one_token", "many_tokens"], {"max_length": 1200}
-    fits, refused = ((1, 8), (3,)) if rope == "longrope" else ((1,), (3, 8))  # "dynamic" changes with every length
+    fits, refused = (
+        ((1, 8), (3,)) if rope == "longrope" else ((1,), (3, 8))
+    )  # "dynamic" changes with every length
     for shots in refused:
         with pytest.raises(InputError, match="cross position 150"):
             evaluation.run("icl", tmp_path, names, shots, args=args | {"overflow": "error"})
     for shots in fits:  # all on one side, as hf
         theirs = evaluation.answers("hf", tmp_path, names, shots, batch_size=1, args=args)
-        evaluation.assert_same(evaluation.answers("icl", tmp_path, names, shots, args=args), theirs, 1e-4)
+        evaluation.assert_same(
+            evaluation.answers("icl", tmp_path, names, shots, args=args), theirs, 1e-4
+        )

@@ -27,7 +27,10 @@ def label(doc):
 
 
 def sampled(how, n, seed=1):
-    return [POOL[row] for row in draw(POOL, n, how, label, lambda doc: False, Random(seed), "task", seed)[0]]
+    return [
+        POOL[row]
+        for row in draw(POOL, n, how, label, lambda doc: False, Random(seed), "task", seed)[0]
+    ]
 
 
 @given(n=st.integers(0, 30), seed=st.integers(0, 1000))
@@ -48,7 +51,9 @@ def test_a_seed_has_one_draw(how):
 
 def test_first_and_more_than_there_are():
     assert sampled("first", 4) == POOL[:4]
-    with pytest.raises(InputError, match="31 demonstrations are asked for, and the pool has 30 rows: lower"):
+    with pytest.raises(
+        InputError, match="31 demonstrations are asked for, and the pool has 30 rows: lower"
+    ):
         sampled("random", 31)
 
 
@@ -81,11 +86,17 @@ def test_documents_in_the_order_of_a_seed(name):
             return evaluation.load_task(
                 evaluation.task(name, **evaluation.CHOICE, doc_to_choice=["a", "b"]), **metadata
             )
-        manager = TaskManager(include_path=task_dir() / "demo", include_defaults=False, metadata=metadata)
+        manager = TaskManager(
+            include_path=task_dir() / "demo", include_defaults=False, metadata=metadata
+        )
         return manager.load([name])["tasks"][name]
 
-    plain, first, again, other = (load(**metadata) for metadata in ({}, {"shuffle": 0}, {"shuffle": 0}, {"shuffle": 1}))
-    rows, *shuffled = ([as_row(doc) for doc in task.eval_docs] for task in (plain, first, again, other))
+    plain, first, again, other = (
+        load(**metadata) for metadata in ({}, {"shuffle": 0}, {"shuffle": 0}, {"shuffle": 1})
+    )
+    rows, *shuffled = (
+        [as_row(doc) for doc in task.eval_docs] for task in (plain, first, again, other)
+    )
     assert sorted(rows) == sorted(shuffled[0]) == sorted(shuffled[2])
     assert shuffled[0] == shuffled[1] == Random(0).sample(rows, len(rows)) != shuffled[2] != rows
     assert list(plain.fewshot_docs()) == list(first.fewshot_docs())
@@ -95,9 +106,21 @@ def test_documents_in_the_order_of_a_seed(name):
 
 def test_texts_in_a_document():
     """However deep. The letters that options are listed by stay."""
-    doc = {"q": "one", "n": 3, "c": {"text": ["two", "", ("three",)], "label": ["A", "B"]}, "none": None, "empty": []}
+    doc = {
+        "q": "one",
+        "n": 3,
+        "c": {"text": ["two", "", ("three",)], "label": ["A", "B"]},
+        "none": None,
+        "empty": [],
+    }
     assert texts_in(doc) == ["one", "two", "", "three"]
-    free = {"q": "X", "n": 3, "c": {"text": ["X", "X", ["X"]], "label": ["A", "B"]}, "none": None, "empty": []}
+    free = {
+        "q": "X",
+        "n": 3,
+        "c": {"text": ["X", "X", ["X"]], "label": ["A", "B"]},
+        "none": None,
+        "empty": [],
+    }
     assert with_texts(doc, lambda _: "X") == free
 
 
@@ -136,15 +159,25 @@ def test_every_task_and_group_that_is_promised():
     for path, config in names("bbh/icl_bbh_*.yaml"):
         bbh += [path.stem] if "task" in config else []
         samples = config["fewshot_config"]["samples"]
-        assert [0 <= int(sample["answer"]) < len(sample["choices"]) for sample in samples] == [True] * 3, path
+        assert [0 <= int(sample["answer"]) < len(sample["choices"]) for sample in samples] == [
+            True
+        ] * 3, path
     mmlu = [path.stem for path, config in names("mmlu/icl_mmlu_*.yaml") if "dataset_name" in config]
     assert (len(bbh), len(mmlu)) == (22, 57)
-    groups = {config["group"]: config["task"] for _, config in names("*/*.yaml") if "group" in config}
+    groups = {
+        config["group"]: config["task"] for _, config in names("*/*.yaml") if "group" in config
+    }
     assert len(groups["icl_mmlu"]) == 4
     members = [name for group in groups["icl_mmlu"] for name in groups[group]]
     assert sorted(members) == sorted(mmlu)
     assert sorted(groups["icl_bbh"]) == sorted(bbh)
-    assert groups["icl_classification"] == ["icl_sst2", "icl_sst5", "icl_mr", "icl_trec", "icl_agnews"]
+    assert groups["icl_classification"] == [
+        "icl_sst2",
+        "icl_sst5",
+        "icl_mr",
+        "icl_trec",
+        "icl_agnews",
+    ]
 
 
 def test_generated_files_are_up_to_date(tmp_path):
@@ -174,19 +207,30 @@ def test_pairs_of_sentences_as_batch_icl_writes_them(name, row, query, answer):
     for end, before in (("", ""), ("_instruction", "arrow")):
         config = load_yaml(task_dir() / f"classification/icl_{name}{end}.yaml")
         assert (config.pop("dataset_path"), config.pop("dataset_name")) == ("nyu-mll/glue", name)
-        document = {name: f"{value} Or not." if isinstance(value, str) else value for name, value in rows[0].items()}
+        document = {
+            name: f"{value} Or not." if isinstance(value, str) else value
+            for name, value in rows[0].items()
+        }
         data = {"validation": Dataset.from_list([document]), "train": Dataset.from_list(rows[1:])}
-        task = evaluation.load_task({**config, "custom_dataset": lambda data=data, **_: DatasetDict(data)})
+        task = evaluation.load_task(
+            {**config, "custom_dataset": lambda data=data, **_: DatasetDict(data)}
+        )
         assert task.doc_to_text(rows[0]) == query
         assert task.doc_to_choice(rows[0])[task.doc_to_target(rows[0])] == answer
         prompt = task.fewshot_context(document, 4)
         task.build_all_requests(limit=1)
         assert {request.args[1] for request in task.instances} == set(task.doc_to_choice(rows[0]))
-        assert prompt.endswith(f"\n\n{task.doc_to_text(document)}") and prompt.count("\n\n") == 4 + bool(before)
+        assert prompt.endswith(f"\n\n{task.doc_to_text(document)}") and prompt.count(
+            "\n\n"
+        ) == 4 + bool(before)
         assert f"{query}{answer}\n\n" in prompt  # a demonstration
 
 
-INTENTS = {"icl_banking77": ("label", 77), "icl_clinc150": ("intent", 150), "icl_trec_fine": ("fine_label", 50)}
+INTENTS = {
+    "icl_banking77": ("label", 77),
+    "icl_clinc150": ("intent", 150),
+    "icl_trec_fine": ("fine_label", 50),
+}
 
 
 def many_labels(name, column, count):
@@ -198,10 +242,14 @@ def many_labels(name, column, count):
     features = Features({"text": Value("string"), column: ClassLabel(names=of_classes)})
     numbers = range(3 * len(of_classes))
     data = {
-        split: Dataset.from_list([{"text": f"  {split} {i} ", column: i % len(of_classes)} for i in numbers], features)
+        split: Dataset.from_list(
+            [{"text": f"  {split} {i} ", column: i % len(of_classes)} for i in numbers], features
+        )
         for split in ("train", "test")
     }
-    return evaluation.load_task({**config, "custom_dataset": lambda **_: DatasetDict(data)}), of_classes
+    return evaluation.load_task(
+        {**config, "custom_dataset": lambda **_: DatasetDict(data)}
+    ), of_classes
 
 
 @pytest.mark.parametrize("name", INTENTS)
@@ -219,5 +267,7 @@ def test_tasks_with_many_labels(name):
     drawn = task.sampler.sample(count)
     assert len({doc["answer"] for doc in drawn}) == count  # one of each
     prompt = task.fewshot_context(task.eval_docs[0], count)
-    assert prompt.startswith(f"Query: {drawn[0]['text'].strip()}\nIntent: {drawn[0]['answer']}\n\nQuery: ")
+    assert prompt.startswith(
+        f"Query: {drawn[0]['text'].strip()}\nIntent: {drawn[0]['answer']}\n\nQuery: "
+    )
     assert prompt.endswith("\n\nQuery: test 0\nIntent:")

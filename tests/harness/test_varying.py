@@ -35,18 +35,35 @@ def test_the_same_labels_under_every_model(checkpoint):
     assert own == {doc["text"]: OPTIONS[doc["label"]] for doc in evaluation.documents(12, 50)}
     for key in itertools.product(("hf", "icl", "pcw"), (0, 1)):
         seed = {"fewshot_random_seed": key[1]}
-        runs[key] = evaluation.run(key[0], path, ["many_tokens"], 12, metadata={"labels": "flipped:0.5"}, **seed)
+        runs[key] = evaluation.run(
+            key[0], path, ["many_tokens"], 12, metadata={"labels": "flipped:0.5"}, **seed
+        )
     labels = {key: shown(results) for key, results in runs.items()}
-    assert labels["hf", 0] == labels["icl", 0] == labels["pcw", 0] != labels["icl", 1] == labels["hf", 1]
+    assert (
+        labels["hf", 0]
+        == labels["icl", 0]
+        == labels["pcw", 0]
+        != labels["icl", 1]
+        == labels["hf", 1]
+    )
     changed = sum(labels["hf", 0][text] != label for text, label in own.items())
     said = runs["pcw", 0]["configs"]["many_tokens"]["metadata"]
-    assert said["labels"] == "flipped:0.5" and said["relabeled"] == {"demonstrations": 12, "changed": changed}
-    assert 2 <= changed <= 10 and labels["hf", 0].keys() == own.keys() and set(labels["hf", 0].values()) <= {*OPTIONS}
+    assert said["labels"] == "flipped:0.5" and said["relabeled"] == {
+        "demonstrations": 12,
+        "changed": changed,
+    }
+    assert (
+        2 <= changed <= 10
+        and labels["hf", 0].keys() == own.keys()
+        and set(labels["hf", 0].values()) <= {*OPTIONS}
+    )
     rows = row_fields(json.loads(json.dumps(runs["icl", 0], default=str)), StudyFacts())
     assert rows["setting"]["labels"] == "flipped:0.5"
 
 
-@pytest.mark.parametrize(("how", "share"), [("flipped:0.25", 0.25), ("flipped:1", 1), ("random", 0.8)])
+@pytest.mark.parametrize(
+    ("how", "share"), [("flipped:0.25", 0.25), ("flipped:1", 1), ("random", 0.8)]
+)
 def test_the_rate_of_other_labels(how, share):
     """What is flipped with a probability is so with a higher one."""
     labels = [read(how).label(2, 5, f"row {n}") for n in range(20_000)]
@@ -69,7 +86,10 @@ def test_ten_formats_of_a_template():
     ]
     for form in forms:
         names = re.sub(r"\{\{.*?\}\}", "", form.text)
-        assert re.sub(r"[^a-z]", "", names.lower()) == "reviewsentiment" and "{{text.strip()}}" in form.text
+        assert (
+            re.sub(r"[^a-z]", "", names.lower()) == "reviewsentiment"
+            and "{{text.strip()}}" in form.text
+        )
         assert form.between.strip(" ") != "\n" or "\n" not in form.text + form.before_answer
 
 
@@ -84,16 +104,26 @@ def test_options_keep_their_letters():
 def test_a_run_in_a_format(checkpoint, number):
     """What the model is asked is in the format; the task, the texts and the options are its own."""
     path, metadata = checkpoint("gpt2"), {"format": number}
-    results = {model: evaluation.run(model, path, ["many_tokens"], 2, metadata=metadata) for model in ("hf", "icl")}
+    results = {
+        model: evaluation.run(model, path, ["many_tokens"], 2, metadata=metadata)
+        for model in ("hf", "icl")
+    }
     plain = evaluation.run("icl", path, ["many_tokens"], 2)
-    evaluation.assert_same(evaluation.responses(results["icl"]), evaluation.responses(results["hf"]), 1e-4)
+    evaluation.assert_same(
+        evaluation.responses(results["icl"]), evaluation.responses(results["hf"]), 1e-4
+    )
     own = Template(evaluation.TASKS["many_tokens"]["doc_to_text"], " ", "\n\n")
     form = format_of(own, number).of(own)
     docs = evaluation.documents(2, 50)
-    turns = [form.text.replace("{{text}}", doc["text"]) + form.before_answer + OPTIONS[doc["label"]] for doc in docs]
+    turns = [
+        form.text.replace("{{text}}", doc["text"]) + form.before_answer + OPTIONS[doc["label"]]
+        for doc in docs
+    ]
     query = form.text.replace("{{text}}", evaluation.documents(1, 0)[0]["text"])
     sample = results["icl"]["samples"]["many_tokens"][0]
-    assert [continuation for _, continuation in sample["arguments"]] == [form.before_answer + o for o in OPTIONS]
+    assert [continuation for _, continuation in sample["arguments"]] == [
+        form.before_answer + o for o in OPTIONS
+    ]
     assert sample["arguments"][0][0] == form.between.join([*turns, query])
     # On a board it is the same column.
     both = [json.loads(json.dumps(of, default=str)) for of in (plain, results["icl"])]
@@ -105,8 +135,16 @@ def test_a_run_in_a_format(checkpoint, number):
     ("name", "metadata", "says"),
     [
         ("many_tokens", {"labels": "flipped"}, "labels=flipped: must be random, or flipped:P"),
-        ("generate", {"labels": "random"}, "task 'generate': labels=random: labels are changed only in tasks with"),
-        ("likelihood", {"format": 2}, "task 'likelihood': format=2: the template '{{text}}' has no line `Field: val"),
+        (
+            "generate",
+            {"labels": "random"},
+            "task 'generate': labels=random: labels are changed only in tasks with",
+        ),
+        (
+            "likelihood",
+            {"format": 2},
+            "task 'likelihood': format=2: the template '{{text}}' has no line `Field: val",
+        ),
         ("many_tokens", {"format": -1}, "format=-1"),
         ("many_tokens", {"format": 1, "demonstrations": "herding"}, "choose them first"),
     ],

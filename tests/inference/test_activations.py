@@ -19,21 +19,26 @@ X = torch.cat(
 
 @pytest.mark.parametrize("name", ["gelu_new", "gelu_fast"])
 @pytest.mark.parametrize(
-    ("dtype", "error"), [(torch.float64, 1e-9), (torch.float32, 1e-6), (torch.float16, 0), (torch.bfloat16, 0)]
+    ("dtype", "error"),
+    [(torch.float64, 1e-9), (torch.float32, 1e-6), (torch.float16, 0), (torch.bfloat16, 0)],
 )
 def test_it_is_the_same_function(name, dtype, error):
     module = ACT2FN[name]
     expected, before = module(X.to(dtype)), dict(vars(module))
     with fused_gelu(module):
         assert "forward" in vars(module)
-        torch.testing.assert_close(module(X.to(dtype)), expected, rtol=error, atol=error, equal_nan=True)
+        torch.testing.assert_close(
+            module(X.to(dtype)), expected, rtol=error, atol=error, equal_nan=True
+        )
     assert dict(vars(module)) == before
 
 
 @torch.no_grad()
 def test_a_models_own_come_back():
     model = tiny.build("gpt2")
-    activations = [m for m in model.modules() if isinstance(m, (NewGELUActivation, FastGELUActivation))]
+    activations = [
+        m for m in model.modules() if isinstance(m, (NewGELUActivation, FastGELUActivation))
+    ]
     assert activations
     # As accelerate does with a module it moves.
     activations[0].forward = mine = lambda x: x

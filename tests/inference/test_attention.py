@@ -19,7 +19,12 @@ from tests import tiny
 
 # Models with a window of 24 run packed up to that many tokens.
 CONTEXT = [5, 17, 29, 41, 53, 65, 77]
-PAIRS = [([11, 23, 35], [47, 59, 71]), ([11, 23, 35], [83]), ([11, 24], [47, 60]), ([99, 98, 97, 96], [95])]
+PAIRS = [
+    ([11, 23, 35], [47, 59, 71]),
+    ([11, 23, 35], [83]),
+    ([11, 24], [47, 60]),
+    ([99, 98, 97, 96], [95]),
+]
 SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
 THREE = OfPackedRow(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))])
 
@@ -41,7 +46,13 @@ def divided(monkeypatch):
 @pytest.mark.parametrize(
     "name",
     # Older versions of transformers give Gemma's attention a cap, and then it runs whole.
-    ["gpt2", "gpt_neo", "llama", "mistral_window", pytest.param("gemma2_window", marks=pytest.mark.pinned)],
+    [
+        "gpt2",
+        "gpt_neo",
+        "llama",
+        "mistral_window",
+        pytest.param("gemma2_window", marks=pytest.mark.pinned),
+    ],
 )
 @torch.no_grad()
 def test_scores_are_those_under_the_whole_mask(name, divided, monkeypatch):
@@ -53,7 +64,9 @@ def test_scores_are_those_under_the_whole_mask(name, divided, monkeypatch):
     monkeypatch.setattr(scoring, "attention_by", lambda attention: nullcontext())
     whole = scoring.score_packed(model, [(memory, PAIRS)], torch.float64)
     assert [greedy for _, greedy in scores] == [greedy for _, greedy in whole]
-    assert [score for score, _ in scores] == pytest.approx([score for score, _ in whole], abs=1e-12, rel=0)
+    assert [score for score, _ in scores] == pytest.approx(
+        [score for score, _ in whole], abs=1e-12, rel=0
+    )
 
 
 @settings(deadline=None)
@@ -70,16 +83,22 @@ def test_any_tree_after_any_memory(parents, entries, heads, scaling, seed):
     for node, parent in enumerate(parents):
         if node and parent >= 0:
             sees[node] |= sees[parent % node]
-    mask = additive(torch.cat([torch.ones(n, entries, dtype=torch.bool), sees], dim=1), torch.float64)[None, None]
+    mask = additive(
+        torch.cat([torch.ones(n, entries, dtype=torch.bool), sees], dim=1), torch.float64
+    )[None, None]
     module = nn.Module()
     module.num_key_value_groups = heads[0] // heads[1]
     query = torch.randn(1, heads[0], n, 8, dtype=torch.float64, generator=generator)
     # Far from each other: what the memory and the row weigh differs by orders of magnitude.
-    key, value = 9 * torch.randn(2, 1, heads[1], entries + n, 8, dtype=torch.float64, generator=generator)
+    key, value = 9 * torch.randn(
+        2, 1, heads[1], entries + n, 8, dtype=torch.float64, generator=generator
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "ROW_TOKENS", 5)  # so that most rows are divided
         with attention_by(OfPackedRow(sees, [(slice(0, n), slice(0, entries))])):
-            found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=scaling)
+            found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](
+                module, query, key, value, mask, scaling=scaling
+            )
     expected = scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
     torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-10, atol=1e-10)
 
@@ -97,15 +116,26 @@ def test_any_tree_after_any_memory(parents, entries, heads, scaling, seed):
     ids=lambda change: next(iter(change)),
 )
 def test_what_cannot_be_divided_runs_whole(change, divided):
-    dtype, rows, queries = change.get("dtype", torch.float32), change.get("rows", 1), change.get("queries", 5)
-    query, key = torch.randn(rows, 2, queries, 4, dtype=dtype), torch.randn(rows, 2, 12, 4, dtype=dtype)
+    dtype, rows, queries = (
+        change.get("dtype", torch.float32),
+        change.get("rows", 1),
+        change.get("queries", 5),
+    )
+    query, key = (
+        torch.randn(rows, 2, queries, 4, dtype=dtype),
+        torch.randn(rows, 2, 12, 4, dtype=dtype),
+    )
     value = torch.randn(rows, 2, 12, change.get("width", 4), dtype=dtype)
     mask = change.get("mask", torch.randn(1, 1, queries, 12, dtype=dtype))
     more = {name: bias for name, bias in change.items() if name == "position_bias"}
     with attention_by(OfPackedRow(torch.eye(5, dtype=torch.bool), [(slice(0, 5), slice(0, 7))])):
-        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query, key, value, mask, is_causal=False, **more)
+        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](
+            nn.Module(), query, key, value, mask, is_causal=False, **more
+        )
     assert divided() == 0
-    assert torch.equal(found, SDPA(nn.Module(), query, key, value, mask, is_causal=False, **more)[0])
+    assert torch.equal(
+        found, SDPA(nn.Module(), query, key, value, mask, is_causal=False, **more)[0]
+    )
 
 
 def test_somebody_elses_function_is_called():
@@ -141,12 +171,16 @@ def test_without_the_kernel_attention_runs_whole(name, monkeypatch):
         expected = scoring.score_packed(model, [(memory, pairs)])
         placed = ALL_ATTENTION_FUNCTIONS["sdpa"]
         monkeypatch.setattr(attention, "KERNELS", {})
-        AttentionInterface.register("sdpa", SDPA)  # as in a process where the kernel was never there
+        AttentionInterface.register(
+            "sdpa", SDPA
+        )  # as in a process where the kernel was never there
         try:
             found = scoring.score_packed(model, [(memory, pairs)])
         finally:
             AttentionInterface.register("sdpa", placed)
-    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=1e-10)
+    assert [score for score, _ in found] == pytest.approx(
+        [score for score, _ in expected], abs=1e-10
+    )
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 400, 50_257])
@@ -156,6 +190,10 @@ def test_the_greedy_token_is_the_first_of_the_likeliest(vocabulary):
     logits = torch.randint(0, 5, (30, vocabulary)).float()
     logits[0, -1] = logits[1, 0] = logits[2, vocabulary // 2] = 6
     highest = [(row == row.max()).nonzero()[:, 0].tolist() for row in logits]
-    pairs = [(row, token) for row, tokens in enumerate(highest) for token in {tokens[0], tokens[-1], 0}]
-    _, greedy = scoring._numbers(logits, [[row] for row, _ in pairs], [((), (token,)) for _, token in pairs], None)
+    pairs = [
+        (row, token) for row, tokens in enumerate(highest) for token in {tokens[0], tokens[-1], 0}
+    ]
+    _, greedy = scoring._numbers(
+        logits, [[row] for row, _ in pairs], [((), (token,)) for _, token in pairs], None
+    )
     assert greedy.tolist() == [token == highest[row][0] for row, token in pairs]

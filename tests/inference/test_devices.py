@@ -13,13 +13,17 @@ from lm_eval_icl.training.train import Settings, train
 from tests import evaluation, tiny
 from tests.training.test_training import task
 
-DEMONSTRATIONS = [f"Review: a {word} film\nSentiment: {word}\n\n" for word in ("dull", "odd", "quite warm")]
+DEMONSTRATIONS = [
+    f"Review: a {word} film\nSentiment: {word}\n\n" for word in ("dull", "odd", "quite warm")
+]
 QUERIES = ["Review: a long night\nSentiment:", "Review: bright\nSentiment:"]
 OPTIONS = [" dull", " very warm"]
 
 
 def scores_of(predictor):
-    return [score for scores in predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS) for score in scores]
+    return [
+        score for scores in predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS) for score in scores
+    ]
 
 
 @pytest.mark.gpu
@@ -42,7 +46,9 @@ def test_on_a_gpu_as_on_a_cpu(checkpoint, method):
 @pytest.mark.gpu
 def test_training_on_a_gpu_as_on_a_cpu(checkpoint, tmp_path):
     path, losses = checkpoint("llama"), []
-    settings = Settings(num_fewshot=3, steps=6, batch_size=4, learning_rate=1e-3, eval_steps=3, save_steps=2)
+    settings = Settings(
+        num_fewshot=3, steps=6, batch_size=4, learning_rate=1e-3, eval_steps=3, save_steps=2
+    )
     for cpu in (True, False):
         model, tokenizer = tiny.load(path)
         output = tmp_path / str(cpu)

@@ -52,14 +52,18 @@ def always_shared(monkeypatch):
 def attend(query, key, value, memory, mask, scaling=None):
     module = nn.Module()
     module.num_key_value_groups = query.shape[1] // key.shape[1]
-    found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, keys_on_memory(memory, key), value, mask, scaling=scaling)
+    found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](
+        module, query, keys_on_memory(memory, key), value, mask, scaling=scaling
+    )
     return found
 
 
 @pytest.mark.parametrize("masked", ["not", "boolean", "additive"])
 @pytest.mark.parametrize("heads", [(3, 3), (6, 2), (4, 1)])
 @pytest.mark.parametrize("n", [1, 4])
-def test_a_shared_memory_is_a_copy_for_each_row(n, heads, masked, device="cpu", dtype=torch.float64, tolerance=1e-12):
+def test_a_shared_memory_is_a_copy_for_each_row(
+    n, heads, masked, device="cpu", dtype=torch.float64, tolerance=1e-12
+):
     assert install()
     rows, entries, tokens = 5, 200, n + 3
     query = torch.randn(rows, n, heads[0], 8, dtype=dtype, device=device).transpose(1, 2)
@@ -67,32 +71,51 @@ def test_a_shared_memory_is_a_copy_for_each_row(n, heads, masked, device="cpu", 
     key, value = 9 * torch.randn(2, rows, heads[1], tokens, 8, dtype=dtype, device=device)
     mask = None
     if masked != "not" or n > 1:
-        mask = torch.ones(rows, 1, n, entries + tokens, dtype=torch.bool, device=device).tril(entries + 3)
+        mask = torch.ones(rows, 1, n, entries + tokens, dtype=torch.bool, device=device).tril(
+            entries + 3
+        )
         mask[1, ..., entries : entries + 2] = False
         mask[2, ..., entries : entries + tokens] = False  # padding, whose result nobody reads
     given = mask
     if masked == "additive" and mask is not None:
-        given = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
+        given = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(
+            ~mask, torch.finfo(query.dtype).min
+        )
     with NoSquare(rows * memory[0].nbytes - 1):  # the memory is not copied
         found = attend(query, key, value, memory, given, scaling=0.3)
     pairs = zip(memory, (key, value), strict=True)
-    copies = [torch.cat([shared.expand(rows, -1, -1, -1), own], dim=2).double() for shared, own in pairs]
-    expected = scaled_dot_product_attention(query.double(), *copies, mask, scale=0.3, enable_gqa=True)
-    torch.testing.assert_close(found.double(), expected.transpose(1, 2), rtol=tolerance, atol=tolerance)
+    copies = [
+        torch.cat([shared.expand(rows, -1, -1, -1), own], dim=2).double() for shared, own in pairs
+    ]
+    expected = scaled_dot_product_attention(
+        query.double(), *copies, mask, scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(
+        found.double(), expected.transpose(1, 2), rtol=tolerance, atol=tolerance
+    )
 
 
 @pytest.mark.gpu  # the numbers are about 30: a few units in the last place of that are tolerated
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float16, 0.02), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float16, 0.02), (torch.bfloat16, 0.1)]
+)
 def test_a_shared_memory_on_a_gpu(dtype, tolerance):
-    for n, heads, masked in itertools.product([1, 4], [(3, 3), (6, 2), (4, 1)], ["not", "boolean", "additive"]):
+    for n, heads, masked in itertools.product(
+        [1, 4], [(3, 3), (6, 2), (4, 1)], ["not", "boolean", "additive"]
+    ):
         test_a_shared_memory_is_a_copy_for_each_row(n, heads, masked, "cuda", dtype, tolerance)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 6), (torch.bfloat16, 8)])
 def test_what_cannot_be_divided_runs_on_copies(dtype, width):
     """Half precision, and values that are not as wide as keys, are computed by the library's function."""
-    query, key, shared_key = (torch.randn(r, 2, n, 8, dtype=dtype) for r, n in ((3, 1), (3, 4), (1, 20)))
-    value, shared_value = torch.randn(3, 2, 4, width, dtype=dtype), torch.randn(1, 2, 20, width, dtype=dtype)
+    query, key, shared_key = (
+        torch.randn(r, 2, n, 8, dtype=dtype) for r, n in ((3, 1), (3, 4), (1, 20))
+    )
+    value, shared_value = (
+        torch.randn(3, 2, 4, width, dtype=dtype),
+        torch.randn(1, 2, 20, width, dtype=dtype),
+    )
     found = attend(query, key, value, (shared_key, shared_value), None)
     pairs = ((shared_key, key), (shared_value, value))
     copies = (torch.cat([part.expand(3, -1, -1, -1), own], dim=2) for part, own in pairs)
@@ -111,11 +134,17 @@ def test_somebody_elses_attention_function_gets_copies():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "shares"), [("llama3", True), ("mistral_window", False), ("diffllama", False)])
+@pytest.mark.parametrize(
+    ("name", "shares"), [("llama3", True), ("mistral_window", False), ("diffllama", False)]
+)
 @torch.no_grad()
 def test_who_shares(name, shares, dtype):
     """Not who has a window shorter than the row, or attention of its own (DiffLlama); in every precision."""
-    model = tiny.build(name, dtype) if name in tiny.ARCHITECTURES else smoke_models.build(name).to(dtype)
+    model = (
+        tiny.build(name, dtype)
+        if name in tiny.ARCHITECTURES
+        else smoke_models.build(name).to(dtype)
+    )
     found = probe(model)
     assert (found.can_share and found.sees_all_of(60)) == shares
     assert (found.window == 24) == name.endswith("_window")
@@ -127,7 +156,9 @@ def build(name: str) -> Any:
     return model
 
 
-def run(model: Any, queries: Any, new: int = 6, settings: Any = None, **ways: Any) -> tuple[list[list[int]], list[int]]:
+def run(
+    model: Any, queries: Any, new: int = 6, settings: Any = None, **ways: Any
+) -> tuple[list[list[int]], list[int]]:
     """The texts, and how many rows each forward pass had."""
     rows: list[int] = []
 
@@ -156,9 +187,14 @@ def test_texts_on_a_shared_memory_are_those_on_copies(name, settings, always_sha
 def test_stop_strings_end_texts(checkpoint, always_shared):
     """Each of several stop strings ends the texts that reach it, and a batch's texts are those of single prompts."""
     lm = model_class("icl")(str(checkpoint("gpt2")), device="cpu", dtype="float64")
-    prompts = [FewShotPrompt("", ["a film. dull\n\n"] * 3, f"{doc['text']}:") for doc in evaluation.documents(6, 0)]
+    prompts = [
+        FewShotPrompt("", ["a film. dull\n\n"] * 3, f"{doc['text']}:")
+        for doc in evaluation.documents(6, 0)
+    ]
     rows: list[int] = []
-    lm.model.get_input_embeddings().register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+    lm.model.get_input_embeddings().register_forward_pre_hook(
+        lambda module, args: rows.append(len(args[0]))
+    )
 
     def texts(until: list[str], batch: int) -> list[str]:
         lm.batch_size_per_gpu = batch
@@ -201,7 +237,10 @@ def test_entries_are_appended_in_place():
 
 # Against lm-eval's `hf`, one text at a time.
 
-DEMONSTRATIONS = ["Review: a dull film\nSentiment: no\n\n", "Review: warm , 12 + 30\nSentiment: yes\n\n"]
+DEMONSTRATIONS = [
+    "Review: a dull film\nSentiment: no\n\n",
+    "Review: warm , 12 + 30\nSentiment: yes\n\n",
+]
 PROMPTS = [
     FewShotPrompt("Tell. ", DEMONSTRATIONS, f"Review: {text}\nSentiment:")
     for text in ("odd", "a sharp , slow and funny film", "the plot is flat", "quiet jokes")
@@ -220,7 +259,8 @@ def saved(folder: Path, model: Any, tokenizer: Any, **settings: Any) -> Path:
 def texts_of(lm: Any, prompts: Any = PROMPTS, **settings: Any) -> list[str]:
     settings = {"until": [], "max_gen_toks": 8, **settings}
     requests = [
-        Instance("generate_until", {}, (prompt, settings), 0, ("a task", i, 1)) for i, prompt in enumerate(prompts)
+        Instance("generate_until", {}, (prompt, settings), 0, ("a task", i, 1))
+        for i, prompt in enumerate(prompts)
     ]
     return lm.generate_until(requests, disable_tqdm=True)
 
@@ -254,7 +294,9 @@ def test_settings_of_a_checkpoint(settings, tmp_path):
 
 
 def test_arguments_go_before_the_settings_of_a_checkpoint(tmp_path):
-    path = saved(tmp_path, tiny.build("gpt2"), tiny.byte_level(), num_beams=3, repetition_penalty=2.0)
+    path = saved(
+        tmp_path, tiny.build("gpt2"), tiny.byte_level(), num_beams=3, repetition_penalty=2.0
+    )
     assert texts_of(icl(path), repetition_penalty=1.3) == texts_of(hf(path), repetition_penalty=1.3)
 
 
@@ -287,7 +329,10 @@ def test_padding_is_no_part_of_a_row():
     model = tiny.build("gpt2")
     inputs = _inputs([read_causally(model, CONTEXT)], QUERIES, torch.device("cpu"))
     for row, mask, query in zip(inputs["context"], inputs["attention_mask"], QUERIES, strict=True):
-        assert row[mask.bool()].tolist() == [*CONTEXT, *query] and {*row.tolist()} == {*CONTEXT, *query}
+        assert row[mask.bool()].tolist() == [*CONTEXT, *query] and {*row.tolist()} == {
+            *CONTEXT,
+            *query,
+        }
     for setting in ({"no_repeat_ngram_size": 2}, {"bad_words_ids": [[45]]}, {"min_length": 15}):
         assert settings_in_force(model, setting).reads_rows
     assert not settings_in_force(model, {"repetition_penalty": 1.5}).reads_rows
@@ -308,6 +353,11 @@ def test_positions_that_begin_after_the_padding_token(tmp_path, monkeypatch):
 def test_settings_of_a_checkpoint_do_not_hide_what_the_model_can_do(tmp_path):
     """With these, the texts that are tried are not the likeliest ones."""
     plain = saved(tmp_path / "plain", tiny.build("llama3"), tiny.llama3())
-    settings = {"repetition_penalty": 5.0, "num_beams": 2, "use_cache": False, "forced_eos_token_id": 1}
+    settings = {
+        "repetition_penalty": 5.0,
+        "num_beams": 2,
+        "use_cache": False,
+        "forced_eos_token_id": 1,
+    }
     other = saved(tmp_path / "other", tiny.build("llama3"), tiny.llama3(), **settings)
     assert icl(other).runner.capabilities == icl(plain).runner.capabilities

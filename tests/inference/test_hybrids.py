@@ -22,7 +22,9 @@ QUERIES = {
 
 
 def in_one_pass(model, tokens, answer):
-    logits = model(input_ids=torch.tensor([[*tokens, *answer[:-1]]]), use_cache=False).logits[0, len(tokens) - 1 :]
+    logits = model(input_ids=torch.tensor([[*tokens, *answer[:-1]]]), use_cache=False).logits[
+        0, len(tokens) - 1 :
+    ]
     return float(logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None]).sum())
 
 
@@ -45,7 +47,10 @@ def test_every_query_goes_on_from_the_same_state(name):
 
 @pytest.mark.parametrize(
     ("method", "arguments"),
-    [*((name, {}) for name in ("invicl", "pcw", "nope", "deepthink", "batchicl")), ("icl", {"positions": "symmetric"})],
+    [
+        *((name, {}) for name in ("invicl", "pcw", "nope", "deepthink", "batchicl")),
+        ("icl", {"positions": "symmetric"}),
+    ],
 )
 def test_methods_that_work_on_keys_and_values_are_refused(method, arguments):
     says = f"{method} works on keys and values, and Qwen3NextForCausalLM keeps more than these"
@@ -54,7 +59,9 @@ def test_methods_that_work_on_keys_and_values_are_refused(method, arguments):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "continues"), [("qwen3_5", True), ("qwen3_next", True), ("jamba", False)])
+@pytest.mark.parametrize(
+    ("name", "continues"), [("qwen3_5", True), ("qwen3_next", True), ("jamba", False)]
+)
 @torch.no_grad()
 def test_which_models_continue_from_their_states(name, continues, dtype):
     """Selective state spaces drop their state if they get several tokens at once, of which scores show little."""
@@ -69,5 +76,9 @@ def test_a_model_without_a_memory_runs_icl_as_hf_does(caplog):
     scores = smoke.smoke("jamba", special=smoke_models.TYPES)
     assert {name for name, by_task in scores.items() if not isinstance(by_task, str)} == {"icl"}
     assert "does not continue from its cache" in scores["deepthink"]
-    (said,) = [record.message for record in caplog.records if "does not continue from its cache" in record.message]
+    (said,) = [
+        record.message
+        for record in caplog.records
+        if "does not continue from its cache" in record.message
+    ]
     assert "every prompt is run as a whole, as with --model hf" in said

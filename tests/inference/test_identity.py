@@ -32,13 +32,23 @@ def other_weights(folder):
 
 def test_a_digest_is_of_what_is_loaded(model, tmp_path):
     first = files_digest(str(model))
-    for name in ("README.md", "training_args.bin", "optimizer.bin", "trainer_state.json", "training.json"):
+    for name in (
+        "README.md",
+        "training_args.bin",
+        "optimizer.bin",
+        "trainer_state.json",
+        "training.json",
+    ):
         (model / name).write_text("something else")
     assert files_digest(str(shutil.copytree(model, tmp_path / "copy"))) == first
     loaded = CheckedHFLM(str(model), device="cpu")
     other_weights(model)
     # Not of what is there when the run ends.
-    assert loaded.get_model_info()["model_files_digest"] == loaded.model_identity()["model_files_digest"] == first
+    assert (
+        loaded.get_model_info()["model_files_digest"]
+        == loaded.model_identity()["model_files_digest"]
+        == first
+    )
     second = files_digest(str(model))
     weights = transformers.AutoModelForCausalLM.from_pretrained(model)
     weights.save_pretrained(model, max_shard_size="20KB")
@@ -56,7 +66,10 @@ def test_a_digest_is_of_pickled_weights_and_of_the_tokenizer(model):
     (model / "model.safetensors").unlink()
     digests = []
     for scale in (1.0, 1.5):
-        torch.save({name: scale * value for name, value in weights.state_dict().items()}, model / "pytorch_model.bin")
+        torch.save(
+            {name: scale * value for name, value in weights.state_dict().items()},
+            model / "pytorch_model.bin",
+        )
         digests.append(files_digest(str(model)))
     settings = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps({**settings, "padding_side": "left"}))
@@ -68,7 +81,9 @@ def test_a_digest_is_of_an_adapter_too(model, tmp_path):
     for seed in range(2):
         torch.manual_seed(seed)
         base = transformers.AutoModelForCausalLM.from_pretrained(model)
-        adapter = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+        adapter = peft.get_peft_model(
+            base, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+        )
         adapter.save_pretrained(tmp_path / "adapter")
         found.append(files_digest(str(model), peft=str(tmp_path / "adapter")))
     assert len(set(found)) == 3
@@ -81,7 +96,9 @@ def test_a_model_of_the_hub_has_its_commit(checkpoint, tmp_path, monkeypatch):
     (cache / "refs" / "main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache.parent))
     info = ICL("org/tiny", device="cpu").get_model_info()
-    assert info["model_sha"] == commit == hub_commit("org/tiny") and "model_files_digest" not in info
+    assert (
+        info["model_sha"] == commit == hub_commit("org/tiny") and "model_files_digest" not in info
+    )
     assert hub_commit("org/other") is hub_commit(str(tmp_path)) is None
 
 
@@ -91,12 +108,18 @@ def test_a_model_that_was_made_in_python_has_no_cache(checkpoint):
         ICL(weights, tokenizer=tokenizer).identity()
 
 
-def test_results_have_the_version_the_commit_and_the_file_of_a_method(checkpoint, tmp_path, monkeypatch):
+def test_results_have_the_version_the_commit_and_the_file_of_a_method(
+    checkpoint, tmp_path, monkeypatch
+):
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_in_results.py").write_text("from lm_eval_icl.methods import ICL\nclass Own(ICL):\n    pass\n")
+    (tmp_path / "own_in_results.py").write_text(
+        "from lm_eval_icl.methods import ICL\nclass Own(ICL):\n    pass\n"
+    )
     own, ours = (
         model_class(name)(str(checkpoint("gpt2")), device="cpu").get_model_info()["icl"]
         for name in ("own_in_results:Own", "icl")
     )
-    assert own["source"] == source_digest(methods.find("own_in_results:Own")) and "source" not in ours
+    assert (
+        own["source"] == source_digest(methods.find("own_in_results:Own")) and "source" not in ours
+    )
     assert (ours["version"], ours["commit"]) == (version.version(), version.commit())

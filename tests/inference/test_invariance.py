@@ -26,7 +26,10 @@ def tasks(order, delimiter="\n\n"):
         "doc_to_target": "{{other}}",
         "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 6, "do_sample": False},
     }
-    return [evaluation.task(name, **config, **choice), evaluation.task(f"generate_{name}", **config, **generate)]
+    return [
+        evaluation.task(name, **config, **choice),
+        evaluation.task(f"generate_{name}", **config, **generate),
+    ]
 
 
 def answers(model, path, order, delimiter="\n\n", **kwargs):
@@ -49,7 +52,13 @@ def test_no_bit_depends_on_the_order(checkpoint, model, architecture, delimiter)
     no_bit_depends_on_the_order(model, checkpoint(architecture), delimiter=delimiter)
 
 
-MEMORIES = [("sbp", {}), ("ape", {}), ("structured", {}), ("ensemble", {"combine": "moe"}), ("nbce", {})]
+MEMORIES = [
+    ("sbp", {}),
+    ("ape", {}),
+    ("structured", {}),
+    ("ensemble", {"combine": "moe"}),
+    ("nbce", {}),
+]
 MEMORIES += [
     ("deepthink", {"layout": layout, "reads": reads, "T": 3, "eta": 0.5})
     for layout, reads in (("pcw", "all"), ("invicl", "layout"))
@@ -57,7 +66,9 @@ MEMORIES += [
 
 
 @pytest.mark.parametrize(("model", "args"), tiny.slow_but([("ape", {}), ("nbce", {})], MEMORIES))
-def test_no_bit_depends_on_it_where_memories_are_refined_read_in_parts_or_combined(checkpoint, model, args):
+def test_no_bit_depends_on_it_where_memories_are_refined_read_in_parts_or_combined(
+    checkpoint, model, args
+):
     no_bit_depends_on_the_order(model, checkpoint("llama"), delimiter=" ", args=args)
 
 
@@ -65,7 +76,10 @@ def test_no_bit_depends_on_it_where_memories_are_refined_read_in_parts_or_combin
 def test_permuted_contexts_share_one_memory(checkpoint, model):
     # One for the log-likelihoods, whose demonstrations end in labels, one for generation.
     both = [*tasks([0, 1, 2, 3]), *tasks([3, 1, 0, 2])]
-    assert evaluation.run(model, checkpoint("llama"), both, 4)["config"]["icl"]["contexts_encoded"] == 2
+    assert (
+        evaluation.run(model, checkpoint("llama"), both, 4)["config"]["icl"]["contexts_encoded"]
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,15 +94,24 @@ def test_permuted_contexts_share_one_memory(checkpoint, model):
 )
 def test_an_order_dependence_is_not_hidden(checkpoint, model, args):
     """Canonical order is off where it would hide what somebody means to measure."""
-    runs = [answers(model, checkpoint("gpt2"), order, args=args) for order in ([0, 1, 2, 3], [3, 1, 0, 2])]
+    runs = [
+        answers(model, checkpoint("gpt2"), order, args=args)
+        for order in ([0, 1, 2, 3], [3, 1, 0, 2])
+    ]
     (one, info), (other, _) = runs
     assert info["canonical_order"] is False
-    assert max(abs(a[0] - b[0]) for a, b in zip(one, other, strict=True) if not isinstance(a, str)) > 1e-4
+    assert (
+        max(abs(a[0] - b[0]) for a, b in zip(one, other, strict=True) if not isinstance(a, str))
+        > 1e-4
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "args"),
-    tiny.slow_but([("icl", {})], [("deepthink", {"T": 2}), ("nope", {}), ("star", {}), ("pcw", {"window_size": 2})]),
+    tiny.slow_but(
+        [("icl", {})],
+        [("deepthink", {"T": 2}), ("nope", {}), ("star", {}), ("pcw", {"window_size": 2})],
+    ),
 )
 def test_the_control_sorted_demonstrations(checkpoint, model, args):
     """Under any method, `canonical_order=True` gives what the method gives for demonstrations in sorted order."""
@@ -97,5 +120,7 @@ def test_the_control_sorted_demonstrations(checkpoint, model, args):
     texts = [f"{TEXTS[i]}\nSentiment: {['very bad', 'bad'][i % 2]}\n\n" for i in range(4)]
     of_order = sorted(range(4), key=texts.__getitem__)
     runs = [([0, 1, 2, 3], control), (of_order, args), ([0, 1, 2, 3], args)]
-    one, other, unsorted = (evaluation.answers(model, path, tasks(order)[:1], 4, args=given) for order, given in runs)
+    one, other, unsorted = (
+        evaluation.answers(model, path, tasks(order)[:1], 4, args=given) for order, given in runs
+    )
     assert one == other != unsorted

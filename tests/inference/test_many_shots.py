@@ -22,12 +22,17 @@ QUERY = (5, 6, 7, 8)
 
 def context(demonstrations: int, longest: int = 12) -> Context:
     lengths = [1 + (7 * i) % longest for i in range(demonstrations)]
-    return Context((3, 4), tuple(tuple(20 + (11 * i + 3 * j) % 90 for j in range(n)) for i, n in enumerate(lengths)))
+    return Context(
+        (3, 4),
+        tuple(tuple(20 + (11 * i + 3 * j) % 90 for j in range(n)) for i, n in enumerate(lengths)),
+    )
 
 
 def entries(method, model, given):
     """All keys and values that a query attends to."""
-    [(found, _)] = method.encode_queries(model, [(given, QUERY)], partial(tiny.encoded_alone, method, model))
+    [(found, _)] = method.encode_queries(
+        model, [(given, QUERY)], partial(tiny.encoded_alone, method, model)
+    )
     return [entry for layer in found.layers for entry in layer]
 
 
@@ -91,7 +96,9 @@ def test_a_model_with_attention_of_its_own_runs_under_the_whole_mask(spoil, rows
             hidden, *args, attention_mask=attention_mask.clone(), **kwargs
         )
     rows(16)
-    for one, other in zip(entries(methods.make("invicl"), model, context(12)), expected, strict=True):
+    for one, other in zip(
+        entries(methods.make("invicl"), model, context(12)), expected, strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
     assert (model in memory._with_other_attention) == (spoil == "other")
 

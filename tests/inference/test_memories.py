@@ -25,7 +25,11 @@ from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import tiny
 from tests.methods.test_methods import greedy, read
 
-MODELS = ["gpt2", "llama", "gpt_neox"]  # of three layers; llama has two key-value heads for four heads
+MODELS = [
+    "gpt2",
+    "llama",
+    "gpt_neox",
+]  # of three layers; llama has two key-value heads for four heads
 CONTEXT = Context((5, 9), ((20, 21, 22), (30, 31), (40, 41, 42, 43), (50, 51, 52)))
 QUERIES = {(60, 61, 62): [(70,), (71, 72), (71, 73, 74)], (63, 64): [(70, 75), (76,)]}
 TOLERANCE = 1e-6  # rotary angles are computed in float32
@@ -83,7 +87,9 @@ def literal(module, query, key, value, attention_mask, scaling=None, **options):
     share_a = spec.factor * a.logsumexp(-1) + math.log(spec.weight)
     share_a = torch.where(apart.any(-1), share_a, torch.full_like(share_a, -math.inf))
     shares = torch.stack([share_a, b.logsumexp(-1)], -1).softmax(-1)
-    output = shares[..., :1] * (a.softmax(-1).nan_to_num() @ value) + shares[..., 1:] * (b.softmax(-1) @ value)
+    output = shares[..., :1] * (a.softmax(-1).nan_to_num() @ value) + shares[..., 1:] * (
+        b.softmax(-1) @ value
+    )
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -124,10 +130,16 @@ def row_of(context, layout, window_size=1, positions="symmetric", align="left"):
     labels = [("P", 0, i) for i in range(p)]
     copies = 2 if layout == "invicl" else 1
     labels += [
-        (f"D{copy}", d, i) for copy in range(copies) for d, ids in enumerate(demonstrations) for i in range(len(ids))
+        (f"D{copy}", d, i)
+        for copy in range(copies)
+        for d, ids in enumerate(demonstrations)
+        for i in range(len(ids))
     ]
     window = [d // window_size for d in range(len(demonstrations))]
-    lengths = [sum(len(ids) for d, ids in enumerate(demonstrations) if window[d] == w) for w in range(max(window) + 1)]
+    lengths = [
+        sum(len(ids) for d, ids in enumerate(demonstrations) if window[d] == w)
+        for w in range(max(window) + 1)
+    ]
     longest = max(lengths)
 
     def at(kind, d, i):
@@ -136,7 +148,12 @@ def row_of(context, layout, window_size=1, positions="symmetric", align="left"):
         if positions == "sequential":
             return p + sum(map(len, demonstrations[:d])) + i
         shift = longest - lengths[window[d]] if align == "right" else 0
-        return p + shift + sum(len(ids) for e, ids in enumerate(demonstrations[:d]) if window[e] == window[d]) + i
+        return (
+            p
+            + shift
+            + sum(len(ids) for e, ids in enumerate(demonstrations[:d]) if window[e] == window[d])
+            + i
+        )
 
     def sees(one, other):
         (kind, d, i), (kind2, e, j) = one, other
@@ -192,15 +209,27 @@ def ours(model, method, context=CONTEXT):
     with torch.no_grad():
         (memory,) = method.encode(model, [context])
         packed = score_packed(
-            model, [(memory, [(query, answer) for query, answers in QUERIES.items() for answer in answers])]
+            model,
+            [
+                (
+                    memory,
+                    [(query, answer) for query, answers in QUERIES.items() for answer in answers],
+                )
+            ],
         )
-        rows = [found for query, answers in QUERIES.items() for found in score_rows(model, memory, [(query, answers)])]
+        rows = [
+            found
+            for query, answers in QUERIES.items()
+            for found in score_rows(model, memory, [(query, answers)])
+        ]
     return list(packed), rows
 
 
 def assert_close(found, wanted, tolerance=TOLERANCE):
     assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
-    assert [number for number, _ in found] == pytest.approx([number for number, _ in wanted], rel=tolerance, abs=1e-8)
+    assert [number for number, _ in found] == pytest.approx(
+        [number for number, _ in wanted], rel=tolerance, abs=1e-8
+    )
 
 
 # Layouts.
@@ -220,7 +249,10 @@ def test_sbp(name):
 def test_star_is_every_window_after_a_copy_of_the_first(name, size):
     """The authors' phase 1: a window runs after the first one, whose keys and values are then dropped."""
     model, parts = model_of(name), CONTEXT.demonstrations
-    windows = [[token for part in parts[i : i + size] for token in part] for i in range(0, len(parts), size)]
+    windows = [
+        [token for part in parts[i : i + size] for token in part]
+        for i in range(0, len(parts), size)
+    ]
     first = [*CONTEXT.prefix, *windows[0]]
     memory, _ = causally(model, first)
     start = len(first)
@@ -228,7 +260,10 @@ def test_star_is_every_window_after_a_copy_of_the_first(name, size):
         row, positions = [*first, *window], [*range(len(first)), *range(start, start + len(window))]
         entries, _ = causally(model, row, positions)
         memory = [
-            tuple(torch.cat([kept, new[:, :, len(first) :]], dim=2) for kept, new in zip(*layer, strict=True))
+            tuple(
+                torch.cat([kept, new[:, :, len(first) :]], dim=2)
+                for kept, new in zip(*layer, strict=True)
+            )
             for layer in zip(memory, entries, strict=True)
         ]
         start += len(window)
@@ -238,7 +273,12 @@ def test_star_is_every_window_after_a_copy_of_the_first(name, size):
 
 # Deep-Thinking over layouts.
 
-THINKING = {"icl": "sequential", "pcw": "symmetric", "invicl": "symmetric", "prefixicl": "symmetric"}
+THINKING = {
+    "icl": "sequential",
+    "pcw": "symmetric",
+    "invicl": "symmetric",
+    "prefixicl": "symmetric",
+}
 
 
 def thought(model, context, layout, reads, T, eta, momentum, restart=False):
@@ -255,18 +295,23 @@ def thought(model, context, layout, reads, T, eta, momentum, restart=False):
             for layer in zip(present, memory, velocity, strict=True)
         ]
         memory = [
-            tuple(old + eta * v for old, v in zip(*layer, strict=True)) for layer in zip(memory, velocity, strict=True)
+            tuple(old + eta * v for old, v in zip(*layer, strict=True))
+            for layer in zip(memory, velocity, strict=True)
         ]
     return select(memory, kept), end
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layout", THINKING)
-@pytest.mark.parametrize(("reads", "restart"), [("all", False), ("layout", False), ("layout", True)])
+@pytest.mark.parametrize(
+    ("reads", "restart"), [("all", False), ("layout", False), ("layout", True)]
+)
 def test_thinking_over_a_layout(name, layout, reads, restart):
     model, knobs = model_of(name), {"T": 3, "eta": 0.3, "momentum": 0.5}
     memory, start = thought(model, CONTEXT, layout, reads, **knobs, restart=restart)
-    method = methods.make("deepthink", {"layout": layout, "reads": reads, "restart_positions": restart, **knobs})
+    method = methods.make(
+        "deepthink", {"layout": layout, "reads": reads, "restart_positions": restart, **knobs}
+    )
     for found in ours(model, method):
         assert_close(found, expected(model, memory, start))
 
@@ -274,7 +319,9 @@ def test_thinking_over_a_layout(name, layout, reads, restart):
 def moved(one, other):
     """For each entry, whether keys or values of any layer differ in any bit."""
     changed = [
-        (a != b).any(-1).any(1)[0] for la, lb in zip(one, other, strict=True) for a, b in zip(la, lb, strict=True)
+        (a != b).any(-1).any(1)[0]
+        for la, lb in zip(one, other, strict=True)
+        for a, b in zip(la, lb, strict=True)
     ]
     return torch.stack(changed).any(0).tolist()
 
@@ -285,14 +332,20 @@ def test_nothing_leaks_that_did_not_leak_in_one_pass(layout, reads):
     """Not one bit of an entry before a demonstration's last token, its answer, depends on that token. If passes read
     all of the memory, an input reads its own answer's entry from pass 2 on."""
     model, answer = model_of("llama"), 99
-    changed = Context(CONTEXT.prefix, (CONTEXT.demonstrations[0], (30, answer), *CONTEXT.demonstrations[2:]))
+    changed = Context(
+        CONTEXT.prefix, (CONTEXT.demonstrations[0], (30, answer), *CONTEXT.demonstrations[2:])
+    )
     for T in (1, 2, 3, 4):
         method = methods.make("deepthink", {"layout": layout, "reads": reads, "T": T, "eta": 0.5})
         with torch.no_grad():
-            one, other = (method.encode(model, [context])[0].layers for context in (CONTEXT, changed))
+            one, other = (
+                method.encode(model, [context])[0].layers for context in (CONTEXT, changed)
+            )
         differs = moved(one, other)
         assert differs[5 + 1]  # the answer itself
-        assert differs[5] == (layout == "prefixicl" or (reads == "all" and T > 1))  # the demonstration's input
+        assert differs[5] == (
+            layout == "prefixicl" or (reads == "all" and T > 1)
+        )  # the demonstration's input
         if reads == "layout":
             assert not any(differs[:2])  # the prefix
             assert any(differs[7:]) == (layout in ("icl", "invicl", "prefixicl"))
@@ -301,7 +354,9 @@ def test_nothing_leaks_that_did_not_leak_in_one_pass(layout, reads):
 @pytest.mark.parametrize("layout", ["icl", "nope", "pcw", "star", "invicl", "prefixicl"])
 def test_one_pass_is_the_layouts_own_method(layout):
     model = model_of("llama")
-    assert ours(model, methods.make("deepthink", {"layout": layout, "T": 1})) == ours(model, methods.make(layout))
+    assert ours(model, methods.make("deepthink", {"layout": layout, "T": 1})) == ours(
+        model, methods.make(layout)
+    )
 
 
 # Reading a memory in parts.
@@ -322,18 +377,24 @@ def memory_and_start(name, layout, **arguments):
 def test_ape(name, temperature, scale, weight):
     memory, start = memory_and_start(name, "pcw")
     part = [False] * 2 + [True] * (len(CONTEXT.tokens) - 2)
-    wanted = expected(model_of(name), memory, start, (part, temperature, scale * temperature, weight))
+    wanted = expected(
+        model_of(name), memory, start, (part, temperature, scale * temperature, weight)
+    )
     method = methods.make("ape", {"temperature": temperature, "scale": scale, "weight": weight})
     for found in ours(model_of(name), method):
         assert_close(found, wanted)
     same = temperature == scale == weight == 1
     for found in ours(model_of(name), methods.make("pcw")):
-        close = [number for number, _ in found] == pytest.approx([number for number, _ in wanted], rel=TOLERANCE)
+        close = [number for number, _ in found] == pytest.approx(
+            [number for number, _ in wanted], rel=TOLERANCE
+        )
         assert close == same
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("size", "factor", "align"), [(1, None, "right"), (2, None, "right"), (3, 2.5, "left")])
+@pytest.mark.parametrize(
+    ("size", "factor", "align"), [(1, None, "right"), (2, None, "right"), (3, 2.5, "left")]
+)
 def test_structured(name, size, factor, align):
     """Own columns have M times the weight: all entries of the memory are a part with the weight 1/M."""
     memory, start = memory_and_start(name, "pcw", window_size=size, align=align)
@@ -370,7 +431,12 @@ def generated(model, method, queries, context=CONTEXT, length=5, **settings):
     prompts = [TokenizedPrompt(context, query) for query in sorted(queries, key=len, reverse=True)]
 
     def generate(context, **inputs):
-        plain = {"max_new_tokens": length, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        plain = {
+            "max_new_tokens": length,
+            "do_sample": False,
+            "pad_token_id": 0,
+            "eos_token_id": None,
+        }
         return model.generate(context, **inputs, **{**plain, **settings})
 
     with runner.inference_mode():
@@ -387,16 +453,31 @@ def test_texts_are_generated_in_parts(name):
     method = methods.make("ape", {"temperature": 0.6, "scale": 0.5, "weight": 0.4})
     found = generated(model, method, QUERIES)
     for query in QUERIES:
-        assert tuple(found[query]) == greedy(lambda *pair: logp(model, memory, start, *pair, apart), query, 5)
+        assert tuple(found[query]) == greedy(
+            lambda *pair: logp(model, memory, start, *pair, apart), query, 5
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "attention", "says"),
     [
         # Older versions of transformers run Gemma 2 under sdpa, and then another line refuses it.
-        pytest.param("gemma2_window", None, "ape computes .* apart.*, which Gemma2.*eager", marks=pytest.mark.pinned),
-        ("llama", "eager", "ape computes attention to the demonstrations apart.*attn_implementation=eager"),
-        ("bloom", None, "ape hides tokens from each other|ape needs a model that obeys given positions"),
+        pytest.param(
+            "gemma2_window",
+            None,
+            "ape computes .* apart.*, which Gemma2.*eager",
+            marks=pytest.mark.pinned,
+        ),
+        (
+            "llama",
+            "eager",
+            "ape computes attention to the demonstrations apart.*attn_implementation=eager",
+        ),
+        (
+            "bloom",
+            None,
+            "ape hides tokens from each other|ape needs a model that obeys given positions",
+        ),
     ],
 )
 def test_models_that_do_not_read_in_parts_are_refused(name, attention, says):
@@ -413,9 +494,16 @@ def test_models_that_do_not_read_in_parts_are_refused(name, attention, says):
 def each_window(name, query, answer, size=1, empty=False, context=CONTEXT):
     """log p of an answer's tokens after prefix and window, for every window: [windows, tokens, vocabulary]."""
     model, found = model_of(name), []
-    windows = [context.demonstrations[i : i + size] for i in range(0, len(context.demonstrations), size)]
+    windows = [
+        context.demonstrations[i : i + size] for i in range(0, len(context.demonstrations), size)
+    ]
     for window in [*windows, *[()] * empty]:
-        tokens = [*context.prefix, *(token for ids in window for token in ids), *query, *answer[:-1]]
+        tokens = [
+            *context.prefix,
+            *(token for ids in window for token in ids),
+            *query,
+            *answer[:-1],
+        ]
         found.append(causally(model, tokens)[1][-len(answer) :])
     return torch.stack(found)
 
@@ -425,7 +513,11 @@ def ensembled(numbers, combine, weights):
     weights = weights.reshape(-1, *[1] * (numbers.dim() - 1))
     if combine == "poe":
         return (weights * numbers).sum(0)
-    return (weights * numbers.exp()).sum(0).log() if combine == "moe" else (weights * numbers.exp()).amax(0).log()
+    return (
+        (weights * numbers.exp()).sum(0).log()
+        if combine == "moe"
+        else (weights * numbers.exp()).amax(0).log()
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -439,7 +531,10 @@ def test_ensemble(name, combine, size, weights):
         v = weights or (1.0,) * len(logprobs)
         by_window = logprobs[:, range(len(answer)), list(answer)].sum(-1)
         is_greedy = ensembled(logprobs, combine, v).argmax(-1).tolist() == list(answer)
-        assert number == (pytest.approx(float(ensembled(by_window, combine, v)), rel=TOLERANCE), is_greedy)
+        assert number == (
+            pytest.approx(float(ensembled(by_window, combine, v)), rel=TOLERANCE),
+            is_greedy,
+        )
 
 
 def naive_bayes(logprobs, beta, eta, top_p):
@@ -453,13 +548,17 @@ def naive_bayes(logprobs, beta, eta, top_p):
                 if mass < top_p:
                     inside.add(token)
                 mass += math.exp(context[token])
-            cut.append([number if token in inside else -math.inf for token, number in enumerate(context)])
+            cut.append(
+                [number if token in inside else -math.inf for token, number in enumerate(context)]
+            )
             entropies.append(-sum(math.exp(number) * max(number, -100) for number in cut[-1]))
         if k is not None:
             entropies[k] -= eta
         k = min(range(len(entropies) - 1), key=lambda w: entropies[w])
         of = logprobs[:, t].tolist()
-        z = [(1 + beta) * a - beta * b if b > -100 else a for a, b in zip(of[k], of[-1], strict=True)]
+        z = [
+            (1 + beta) * a - beta * b if b > -100 else a for a, b in zip(of[k], of[-1], strict=True)
+        ]
         total = math.log(sum(map(math.exp, z)))
         rows.append([number - total for number in z])
     return torch.tensor(rows, dtype=torch.float64)
@@ -476,7 +575,9 @@ NBCE = [
 def test_nbce(name, arguments):
     knobs = {"beta": 0.25, "eta": 0.1, "top_p": 0.95, **arguments}
     size = knobs.pop("window_size", 1)
-    for (_, query, answer), (number, is_greedy) in scores(model_of(name), methods.make("nbce", arguments)).items():
+    for (_, query, answer), (number, is_greedy) in scores(
+        model_of(name), methods.make("nbce", arguments)
+    ).items():
         z = naive_bayes(each_window(name, query, answer, size, empty=True), **knobs)
         path = z[range(len(answer)), list(answer)]
         assert number == pytest.approx(float(path.sum()), rel=TOLERANCE)
@@ -484,7 +585,8 @@ def test_nbce(name, arguments):
 
 
 @pytest.mark.parametrize(
-    ("method", "arguments"), [("nbce", {"eta": 1.0}), ("ensemble", {"combine": "moe"}), ("ensemble", {})]
+    ("method", "arguments"),
+    [("nbce", {"eta": 1.0}), ("ensemble", {"combine": "moe"}), ("ensemble", {})],
 )
 def test_texts_are_chosen_by_all_memories_together(method, arguments):
     model = model_of("gpt2")
@@ -492,13 +594,17 @@ def test_texts_are_chosen_by_all_memories_together(method, arguments):
     def combined(query, answer):
         if method == "nbce":
             return naive_bayes(each_window("gpt2", query, answer, empty=True), 0.25, 1.0, 0.95)
-        return ensembled(each_window("gpt2", query, answer), arguments.get("combine", "poe"), (1.0,) * 4)
+        return ensembled(
+            each_window("gpt2", query, answer), arguments.get("combine", "poe"), (1.0,) * 4
+        )
 
     found = generated(model, methods.make(method, arguments), QUERIES)
     for query in QUERIES:
         assert tuple(found[query]) == greedy(combined, query, 5)
     for settings in ({"num_beams": 2}, {"do_sample": True}):
-        with pytest.raises(InputError, match=f"{method}: several memories choose each token together"):
+        with pytest.raises(
+            InputError, match=f"{method}: several memories choose each token together"
+        ):
             generated(model, methods.make(method, arguments), QUERIES, **settings)
 
 
@@ -515,7 +621,9 @@ def test_packs_do_not_matter_and_neither_does_the_order(method, arguments):
     assert_close([*scores(model, method, pack_tokens=3).values()], wanted, 1e-9)
     assert_close([*scores(model, method, (permuted,)).values()], wanted, 1e-9)
     both = scores(model, method, (CONTEXT, OTHER), once=True)
-    assert_close([number for (context, *_), number in both.items() if context == CONTEXT], wanted, 1e-9)
+    assert_close(
+        [number for (context, *_), number in both.items() if context == CONTEXT], wanted, 1e-9
+    )
 
 
 def test_windows_are_stored_by_themselves():
@@ -530,7 +638,9 @@ def test_windows_are_stored_by_themselves():
 @pytest.mark.parametrize("store_bytes", [1, 2**31])
 def test_windows_are_encoded_once_for_all_packs_and_released(store_bytes):
     """Also if they are more than what is stored."""
-    runner = MethodRunner(model_of("gpt2"), methods.make("nbce"), pack_tokens=10, store_bytes=store_bytes)
+    runner = MethodRunner(
+        model_of("gpt2"), methods.make("nbce"), pack_tokens=10, store_bytes=store_bytes
+    )
     with runner.inference_mode():
         packs = len(list(runner.score({CONTEXT: QUERIES}, once=True)))
     assert packs > 1 and runner.store.encoded == 5
@@ -551,4 +661,6 @@ def test_every_window_needs_its_weight():
     with pytest.raises(InputError, match="ensemble: weights: 3 numbers for 2 windows"):
         method.contexts(CONTEXT)
     alone = Context(CONTEXT.prefix, CONTEXT.demonstrations[:2])
-    assert scores(model_of("gpt2"), method, (alone,)) == scores(model_of("gpt2"), methods.make("icl"), (alone,))
+    assert scores(model_of("gpt2"), method, (alone,)) == scores(
+        model_of("gpt2"), methods.make("icl"), (alone,)
+    )

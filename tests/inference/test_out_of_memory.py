@@ -24,7 +24,9 @@ CLASSES = {name: model_class(name) for name in methods.NAMES}
 @pytest.fixture
 def make(checkpoint):
     def make(method: str, **args: Any) -> ICLModel:
-        return CLASSES[method](str(checkpoint("gpt2")), device="cpu", dtype="float64", **{"batch_size": 4, **args})
+        return CLASSES[method](
+            str(checkpoint("gpt2")), device="cpu", dtype="float64", **{"batch_size": 4, **args}
+        )
 
     return make
 
@@ -83,7 +85,10 @@ def test_what_is_halved_and_what_is_forgotten(make, caplog):
     assert any("bytes of memories are kept from here on" in line for line in said)
     assert lm.runner.store.max_bytes < lm.common.store_bytes
     caplog.clear()
-    with device_of(lm, 10**6), caplog.at_level(logging.WARNING):  # a new run begins with all that was asked for
+    with (
+        device_of(lm, 10**6),
+        caplog.at_level(logging.WARNING),
+    ):  # a new run begins with all that was asked for
         run(lm)
     assert lm.runner.store.max_bytes == lm.common.store_bytes
     assert "out of memory" not in caplog.text
@@ -97,11 +102,21 @@ def test_a_pack_holds_so_many_tokens_or_the_least_number_of_queries():
     assert first_packed_batch(queries, 1) == (queries[:1], 10)
     assert first_packed_batch(queries, 2, at_least=3) == (queries[:3], 24)
     assert first_packed_batch(queries, 2, at_least=30) == (queries, 28)
-    assert first_packed_batch(queries, 1, at_least=30) == (queries[:1], 10)  # 16 times as many tokens at most
+    assert first_packed_batch(queries, 1, at_least=30) == (
+        queries[:1],
+        10,
+    )  # 16 times as many tokens at most
     # What queries share is counted once: "5 5 5", a query's own token and the "2" after it.
     queries = [((5, 5, 5, n), [(2, 3), (2, 4), (6,)]) for n in range(10)]
     packs = [first_packed_batch(queries, tokens) for tokens in (4, 5, 6, 7, 9, 100)]
-    assert [(len(pack), tokens) for pack, tokens in packs] == [(1, 5), (1, 5), (1, 5), (2, 7), (3, 9), (10, 23)]
+    assert [(len(pack), tokens) for pack, tokens in packs] == [
+        (1, 5),
+        (1, 5),
+        (1, 5),
+        (2, 7),
+        (3, 9),
+        (10, 23),
+    ]
 
 
 def test_auto_generates_as_many_side_by_side_as_fit(make):

@@ -22,7 +22,9 @@ def log_probabilities(method: str, dtype: str) -> torch.Tensor:
         bootstrap_iters=0,
     )
     samples = results["samples"]["icl_demo_short"]
-    return torch.tensor([[float(response[0]) for (response,) in sample["resps"]] for sample in samples])
+    return torch.tensor(
+        [[float(response[0]) for (response,) in sample["resps"]] for sample in samples]
+    )
 
 
 @pytest.mark.slow

@@ -32,13 +32,17 @@ def distinct_tokens(lm, results, passes):
     for samples in results["samples"].values():
         for sample in samples:
             for prompt, continuation in sample["arguments"]:
-                whole = lm.tok_encode(prompt.rstrip() + prompt[len(prompt.rstrip()) :] + continuation)
+                whole = lm.tok_encode(
+                    prompt.rstrip() + prompt[len(prompt.rstrip()) :] + continuation
+                )
                 context = lm.tok_encode(prompt.rstrip())
                 shared = evaluation.shared_length(lm.tokenizer, prompt)
                 contexts.add(tuple(context[:shared]))
                 nodes |= {tuple(whole[:end]) for end in range(shared + 1, len(whole))}
                 answers |= {tuple(whole[:end]) for end in range(len(context), len(whole))}
-    if passes == 1:  # contexts are read with their queries, and those that begin alike share their beginning
+    if (
+        passes == 1
+    ):  # contexts are read with their queries, and those that begin alike share their beginning
         nodes |= {context[:end] for context in contexts for end in range(1, len(context) + 1)}
         return len(nodes), len(answers)
     # All contexts share each pass, of which one position is projected, the least transformers can do.
@@ -58,12 +62,22 @@ def test_every_distinct_token_runs_once(checkpoint, cls, passes, args, name):
         assert counter.positions == positions
     else:  # one query at a time: queries and options that begin alike do not share their beginnings
         assert tokens <= counter.tokens < 1.5 * tokens
-    assert lm.runner.store.encoded == (0 if read else 2)  # two tasks, each with its own demonstrations
+    assert lm.runner.store.encoded == (
+        0 if read else 2
+    )  # two tasks, each with its own demonstrations
 
-    arguments = [each for samples in results["samples"].values() for sample in samples for each in sample["arguments"]]
+    arguments = [
+        each
+        for samples in results["samples"].values()
+        for sample in samples
+        for each in sample["arguments"]
+    ]
     alone = sum(len(lm.tok_encode(str(prompt) + answer)) - 1 for prompt, answer in arguments)
     counts = results["config"]["icl"]
-    assert (counts["tokens_run"], counts["tokens_saved"]) == (counter.tokens, alone - counter.tokens)
+    assert (counts["tokens_run"], counts["tokens_saved"]) == (
+        counter.tokens,
+        alone - counter.tokens,
+    )
 
 
 def memory(size: int) -> Memory:
@@ -91,7 +105,9 @@ def test_store_forgets_the_least_recently_used():
 
 def test_a_run_forgets_what_never_comes_up_again(checkpoint, monkeypatch):
     """Other demonstrations for every document: at no time more than one memory is kept."""
-    lm = ICL(str(checkpoint("gpt2")), device="cpu", batch_size=4, pack_tokens=1)  # one context at a time
+    lm = ICL(
+        str(checkpoint("gpt2")), device="cpu", batch_size=4, pack_tokens=1
+    )  # one context at a time
     kept: list[int] = []
     lm.model.register_forward_pre_hook(lambda *_: kept.append(len(lm.runner.store._kept)))
     evaluation.run(lm, "", ["described"], 2)
@@ -100,12 +116,19 @@ def test_a_run_forgets_what_never_comes_up_again(checkpoint, monkeypatch):
     assert not lm.runner.store._kept
     assert lm.runner.store._bytes == 0
 
-    monkeypatch.setattr(PreparedRun, "release", lambda *_: None)  # the requests are sent again below
+    monkeypatch.setattr(
+        PreparedRun, "release", lambda *_: None
+    )  # the requests are sent again below
     # Two kinds of request after the same demonstrations.
     same = {"output_type": "generate_until", "doc_to_target": "{{['a', 'b'][label]}}"}
-    answered = evaluation.task("answered", **same, generation_kwargs={"until": ["a"], "max_gen_toks": 2})
+    answered = evaluation.task(
+        "answered", **same, generation_kwargs={"until": ["a"], "max_gen_toks": 2}
+    )
     evaluation.run(lm, "", ["one_token", answered], 2)
-    assert (lm.runner.store.encoded, lm.runner.store.reused) == (2, 1)  # once a kind; six texts, four side by side
+    assert (lm.runner.store.encoded, lm.runner.store.reused) == (
+        2,
+        1,
+    )  # once a kind; six texts, four side by side
     assert not lm.runner.store._kept
 
     requests = [i for i, _ in lm.run._prepared.values() if i.request_type == "loglikelihood"]

@@ -85,7 +85,9 @@ before | rows, 2    | 5:567>9,88""",
 }
 
 
-@pytest.mark.parametrize(("method", "can"), SCHEDULES, ids=["read", "side by side", "by query", "rows"])
+@pytest.mark.parametrize(
+    ("method", "can"), SCHEDULES, ids=["read", "side by side", "by query", "rows"]
+)
 def test_a_schedule(method, can):
     assert printed(scheduled(method, can=can)) == SCHEDULES[method, can].strip("\n")
 
@@ -94,7 +96,9 @@ def test_what_a_model_cannot_see_at_once_is_not_scheduled_at_once():
     """A window of 16 tokens; rotary angles that change with the length of a sequence."""
     windowed = scheduled("icl", can=replace(CAN, window=16))
     assert max(batch.tokens for batch in windowed) <= 16 and len(windowed) > len(scheduled("icl"))
-    assert {batch.encoding for batch in scheduled("icl", can=replace(CAN, position_switch=(64, False)))} == {"before"}
+    assert {
+        batch.encoding for batch in scheduled("icl", can=replace(CAN, position_switch=(64, False)))
+    } == {"before"}
 
 
 NAMES = ["icl", "invicl", "saicl", "batchicl", "deepthink"]
@@ -109,7 +113,12 @@ NAMES = ["icl", "invicl", "saicl", "batchicl", "deepthink"]
 def test_every_request_is_scored_once(method, sizes, can):
     batches = scheduled(method, sizes, can)
     requests = [each for batch in batches for each in batch.requests]
-    whole = [(where, query, answer) for where, qs in ASKED.items() for query, some in qs.items() for answer in some]
+    whole = [
+        (where, query, answer)
+        for where, qs in ASKED.items()
+        for query, some in qs.items()
+        for answer in some
+    ]
     assert len(requests) == len(whole) and set(requests) == set(whole)
 
 
@@ -124,11 +133,19 @@ def test_halving_ends_with_one_row():
 
 
 def test_how_many_texts_are_continued_at_once():
-    own = [Text(TokenizedPrompt(context(i, 3), (5,) * n), 5, single=True) for i, n in enumerate((4, 4, 3))]
-    shared = [replace(text, prompt=replace(text.prompt, context=context(9, 3)), single=False) for text in own]
+    own = [
+        Text(TokenizedPrompt(context(i, 3), (5,) * n), 5, single=True)
+        for i, n in enumerate((4, 4, 3))
+    ]
+    shared = [
+        replace(text, prompt=replace(text.prompt, context=context(9, 3)), single=False)
+        for text in own
+    ]
 
     def first(texts, can=CAN, settings=None, by_query=False, most=8):
-        return first_texts(texts, 10, Sizes(24, 1, most), can, settings or GenerationSettings(), by_query)
+        return first_texts(
+            texts, 10, Sizes(24, 1, most), can, settings or GenerationSettings(), by_query
+        )
 
     assert first([*own, *shared]) == 3 and first([*shared, *own]) == 3
     assert first(own, most=2) == 2
@@ -143,4 +160,10 @@ def test_how_many_texts_are_continued_at_once():
 
 def test_contexts_alone():
     work = [part for each in ASKED for part in methods.make("icl").work(each, {}, once=True)]
-    assert [side_by_side(work, SIZES, CAN, at) for at in range(5)] == [(3, 22), (2, 13), (1, 5), (0, 0), (1, 4)]
+    assert [side_by_side(work, SIZES, CAN, at) for at in range(5)] == [
+        (3, 22),
+        (2, 13),
+        (1, 5),
+        (0, 0),
+        (1, 4),
+    ]

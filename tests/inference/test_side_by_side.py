@@ -39,11 +39,18 @@ METHODS = [
     methods.make("icl", {"positions": "symmetric"}),
     methods.make("deepthink", {"T": 3, "eta": 0.3, "momentum": 0.5}),
     methods.make("deepthink", {"T": 2, "eta": 0.3, "restart_positions": True}),
-    *(methods.make("deepthink", {"layout": layout, "T": 3, "eta": 0.4}) for layout in ("invicl", "pcw")),
+    *(
+        methods.make("deepthink", {"layout": layout, "T": 3, "eta": 0.4})
+        for layout in ("invicl", "pcw")
+    ),
 ]
 # What a query attends to depends on it.
 BY_QUERY = [
-    *(methods.make(name, {"positions": positions}) for name in ("saicl", "batchicl") for positions in POSITIONS[:2]),
+    *(
+        methods.make(name, {"positions": positions})
+        for name in ("saicl", "batchicl")
+        for positions in POSITIONS[:2]
+    ),
     methods.make("saicl", {"repeat": 2}),
     methods.make("batchicl", {"layer": 1}),
 ]
@@ -56,7 +63,12 @@ A_FEW = [
     methods.make("saicl"),
     methods.make("batchicl"),
 ]
-GENERATING = [("invicl",), ("pcw", {"window_size": 2}), ("deepthink", {"T": 3, "eta": 0.9}), ("saicl",)]
+GENERATING = [
+    ("invicl",),
+    ("pcw", {"window_size": 2}),
+    ("deepthink", {"T": 3, "eta": 0.9}),
+    ("saicl",),
+]
 ANSWERS = [(9,), (10, 11, 12), (10, 11, 13)]
 
 
@@ -64,12 +76,17 @@ def context(seed: int, demonstrations: int, longest: int = 9) -> Context:
     random = torch.Generator().manual_seed(seed)
     draw = partial(torch.randint, 5, 110, generator=random)
     lengths = torch.randint(1, longest + 1, (demonstrations,), generator=random).tolist()
-    return Context(tuple(draw((seed % 3,)).tolist()), tuple(tuple(draw((n,)).tolist()) for n in lengths))
+    return Context(
+        tuple(draw((seed % 3,)).tolist()), tuple(tuple(draw((n,)).tolist()) for n in lengths)
+    )
 
 
 # One has a single token, one no demonstrations, two have the same query.
 WORK = {
-    **{context(seed, n): {(5, 6, 7, seed): ANSWERS, (5, 6): ANSWERS[:2]} for seed, n in enumerate((4, 2, 3, 1))},
+    **{
+        context(seed, n): {(5, 6, 7, seed): ANSWERS, (5, 6): ANSWERS[:2]}
+        for seed, n in enumerate((4, 2, 3, 1))
+    },
     Context((), ((8,),)): {(5, 6): ANSWERS},
     Context((3, 4), ()): {(5, 6): ANSWERS},
 }
@@ -77,12 +94,20 @@ WORK = {
 
 def scores(runner: MethodRunner, work=WORK, once=True) -> dict:
     passes = runner.score(work, once)
-    return {which: score for requests, found in passes for which, score in zip(requests, found, strict=True)}
+    return {
+        which: score
+        for requests, found in passes
+        for which, score in zip(requests, found, strict=True)
+    }
 
 
 def one_by_one(runner: MethodRunner, work=WORK) -> dict:
     """The scores of each context by itself."""
-    return {which: score for each in work for which, score in scores(runner, {each: work[each]}, False).items()}
+    return {
+        which: score
+        for each in work
+        for which, score in scores(runner, {each: work[each]}, False).items()
+    }
 
 
 FAST = ["opt", "bloom", "qwen3_next"]
@@ -109,15 +134,21 @@ def test_scores_are_those_of_contexts_that_run_alone(name, monkeypatch):
         taken_at_a_time(10**6)
         expected = one_by_one(alone)
         assert found.keys() == expected.keys()
-        within = {"gpt2": 1e-10, "opt": 1e-10, "bloom": 0, "qwen3_next": 0}.get(name, 1e-5)  # RMSNorm is in float32
+        within = {"gpt2": 1e-10, "opt": 1e-10, "bloom": 0, "qwen3_next": 0}.get(
+            name, 1e-5
+        )  # RMSNorm is in float32
         for which, (logprob, greedy) in expected.items():
             assert found[which][0] == pytest.approx(logprob, abs=within, rel=0)
             assert found[which][1] == greedy
         packs = together.capabilities.can_pack_to(120)
-        if method in METHODS or packs:  # contexts that begin alike share their beginning in one pass
+        if (
+            method in METHODS or packs
+        ):  # contexts that begin alike share their beginning in one pass
             assert together.tokens_run <= alone.tokens_run
             # Where nothing is packed, deepthink's passes run in pieces.
-            assert together.passes_run <= alone.passes_run - packs or (method.name == "deepthink" and not packs)
+            assert together.passes_run <= alone.passes_run - packs or (
+                method.name == "deepthink" and not packs
+            )
 
 
 @dataclass(frozen=True)
@@ -126,7 +157,10 @@ class Scaled(ICL):
 
     def encode(self, model, contexts):
         found = super().encode(model, contexts)
-        return [replace(each, layers=[(keys, 2 * values) for keys, values in each.layers]) for each in found]
+        return [
+            replace(each, layers=[(keys, 2 * values) for keys, values in each.layers])
+            for each in found
+        ]
 
 
 @torch.no_grad()
@@ -136,7 +170,9 @@ def test_a_method_that_overrides_encode_alone():
     found, expected = scores(MethodRunner(model, method)), one_by_one(MethodRunner(model, method))
     for (context, query, answer), (logprob, _) in expected.items():
         assert found[context, query, answer][0] == pytest.approx(logprob, abs=1e-10)
-        (itself, _), *_ = score_packed(model, [(*method.encode(model, [context]), [(query, answer)])])
+        (itself, _), *_ = score_packed(
+            model, [(*method.encode(model, [context]), [(query, answer)])]
+        )
         assert logprob == pytest.approx(itself, abs=1e-10)
 
 
@@ -147,7 +183,9 @@ def test_what_a_method_must_say_of_itself():
         memory_depends_on_query = True
 
     assert not Scaled.one_pass and ByQuery.one_pass
-    with pytest.raises(InputError, match="byquery: memory_depends_on_query = True needs an encode_queries"):
+    with pytest.raises(
+        InputError, match="byquery: memory_depends_on_query = True needs an encode_queries"
+    ):
         scores(MethodRunner(tiny.build("gpt2"), ByQuery()))
 
 
@@ -171,13 +209,19 @@ def test_any_patterns_side_by_side(lengths, seed, n, heads, on_memory, kernel):
         sees = torch.rand(len(each), len(each), generator=random) < 0.5
         layouts.append(lay_out(len(each) % 3, each, Pattern(sees), "sequential"))
         if on_memory:
-            layouts[-1] = layouts[-1].on_memory(lay_out(1, each[:1], Pattern(sees[:1, :1]), "sequential"))
+            layouts[-1] = layouts[-1].on_memory(
+                lay_out(1, each[:1], Pattern(sees[:1, :1]), "sequential")
+            )
     entries = [layout.entries for layout in layouts]
     rows = [len(layout) - layout.entries for layout in layouts]
     expected = torch.cat(
         [
-            torch.block_diag(*(layout.mask[layout.entries :, : layout.entries].int() for layout in layouts)),
-            torch.block_diag(*(layout.mask[layout.entries :, layout.entries :].int() for layout in layouts)),
+            torch.block_diag(
+                *(layout.mask[layout.entries :, : layout.entries].int() for layout in layouts)
+            ),
+            torch.block_diag(
+                *(layout.mask[layout.entries :, layout.entries :].int() for layout in layouts)
+            ),
         ],
         dim=1,
     ).bool()
@@ -190,7 +234,9 @@ def test_any_patterns_side_by_side(lengths, seed, n, heads, on_memory, kernel):
     module.num_key_value_groups = heads[0] // heads[1]
     query = torch.randn(1, heads[0], sum(rows), 8, dtype=torch.float64, generator=random)
     # Far from each other: what the parts weigh differs by orders of magnitude.
-    key, value = 9 * torch.randn(2, 1, heads[1], len(joint), 8, dtype=torch.float64, generator=random)
+    key, value = 9 * torch.randn(
+        2, 1, heads[1], len(joint), 8, dtype=torch.float64, generator=random
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "CONTEXT_TOKENS", n)
         if not kernel:
@@ -199,9 +245,13 @@ def test_any_patterns_side_by_side(lengths, seed, n, heads, on_memory, kernel):
         with attention_by(under):
             mask = under.mask(query.dtype, query.device)
             found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=0.3)
-        pieces = [(some.start - joint.entries, some.stop - joint.entries) for some, *_ in under.parts]
+        pieces = [
+            (some.start - joint.entries, some.stop - joint.entries) for some, *_ in under.parts
+        ]
     assert under.layers == 1
-    attended = scaled_dot_product_attention(query, key, value, expected, scale=0.3, enable_gqa=True).transpose(1, 2)
+    attended = scaled_dot_product_attention(
+        query, key, value, expected, scale=0.3, enable_gqa=True
+    ).transpose(1, 2)
     torch.testing.assert_close(found, attended, rtol=1e-10, atol=1e-10)
     # No row is in two pieces that would have fitted into one, and all tokens are in one piece each.
     assert [i for piece in pieces for i in range(*piece)] == list(range(sum(rows)))
@@ -211,20 +261,33 @@ def test_any_patterns_side_by_side(lengths, seed, n, heads, on_memory, kernel):
         assert len(holding) == max(1, math.ceil(length / n))
 
 
-def generated(runner, prompts: list[TokenizedPrompt], single, beams: int = 1) -> tuple[list[list[int]], list[int]]:
+def generated(
+    runner, prompts: list[TokenizedPrompt], single, beams: int = 1
+) -> tuple[list[list[int]], list[int]]:
     """What follows each prompt, and how many rows each batch had."""
     found: dict[int, list[int]] = {}
     batches = []
 
     def generate(context, **given):
-        given |= {"max_new_tokens": 6, "do_sample": False, "num_beams": beams, "pad_token_id": 0, "eos_token_id": None}
+        given |= {
+            "max_new_tokens": 6,
+            "do_sample": False,
+            "num_beams": beams,
+            "pad_token_id": 0,
+            "eos_token_id": None,
+        }
         return runner.model.generate(input_ids=context, **given)
 
     waiting = in_order(prompts)
     while waiting:
         some = [prompts[i] for i in waiting]
         rows = runner.generate(
-            some, [f"prompt {i}" for i in waiting], 6, generate, GenerationSettings(beams), single=single
+            some,
+            [f"prompt {i}" for i in waiting],
+            6,
+            generate,
+            GenerationSettings(beams),
+            single=single,
         )
         found |= zip(waiting[: len(rows)], rows, strict=True)
         batches.append(len(rows))
@@ -235,7 +298,10 @@ def generated(runner, prompts: list[TokenizedPrompt], single, beams: int = 1) ->
 # One after no demonstrations, one after nothing, and two after the same context.
 SHARED = context(9, 3)
 PROMPTS = [
-    *(TokenizedPrompt(context(seed, 1 + seed % 3), tuple(range(20, 22 + seed))) for seed in range(5)),
+    *(
+        TokenizedPrompt(context(seed, 1 + seed % 3), tuple(range(20, 22 + seed)))
+        for seed in range(5)
+    ),
     TokenizedPrompt(Context((3, 4, 5), ()), (20, 21)),
     TokenizedPrompt(Context((), ()), (20, 21, 22)),
     TokenizedPrompt(SHARED, (30, 31)),
@@ -268,11 +334,19 @@ def test_texts_are_those_of_prompts_that_run_alone(name):
 @torch.no_grad()
 def test_rotary_angles_that_change_with_length():
     """Contexts on both sides of the position where they change are neither encoded nor continued together."""
-    parameters = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
+    parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+    }
     parameters |= {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
     model = tiny.build("llama", rope_parameters=parameters, max_position_embeddings=512)
     lengths = ([35] * 2, [20] * 2, [30] * 3, [5] * 4)
-    contexts = [Context((), tuple(tuple(range(5 + i, 5 + i + n)) for i, n in enumerate(each))) for each in lengths]
+    contexts = [
+        Context((), tuple(tuple(range(5 + i, 5 + i + n)) for i, n in enumerate(each)))
+        for each in lengths
+    ]
     prompts = [TokenizedPrompt(each, (20, 21, 22)) for each in contexts]
     for method in (ICL(), methods.make("pcw", {"window_size": 2})):
         together, alone = MethodRunner(model, method, batch_size=4), MethodRunner(model, method)
@@ -288,7 +362,11 @@ def test_how_texts_begin():
     passes = []
     model.register_forward_pre_hook(lambda module, args: passes.append(module))
     prompts = [TokenizedPrompt(context(seed, 2), (20, 21)) for seed in range(4)]
-    for method, encoding in ((ICL(), 0), (methods.make("invicl"), 1), (methods.make("deepthink", {"T": 5}), 5)):
+    for method, encoding in (
+        (ICL(), 0),
+        (methods.make("invicl"), 1),
+        (methods.make("deepthink", {"T": 5}), 5),
+    ):
         for rows in (1, 4):
             runner = MethodRunner(model, method, batch_size=rows)
             passes.clear()

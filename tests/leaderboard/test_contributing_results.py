@@ -11,7 +11,9 @@ import yaml
 from lm_eval_icl.errors import InputError
 from tests import boards, commands
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/contributing-results.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs/contributing-results.md").read_text(
+    encoding="utf-8"
+)
 WORKFLOW = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])
 CONTRIBUTING = re.search(r"```bash\n(.*?)```", PAGE, re.DOTALL)[1].splitlines()
 CHECKING = [step["run"] for step in WORKFLOW["jobs"]["page"]["steps"] if "run" in step]
@@ -42,7 +44,9 @@ def test_results_of_two_people_become_one_page(run, tmp_path):
         run(CONTRIBUTING[1:], tmp_path)
     (board / "site").mkdir()
     assert run(CHECKING, board).startswith("4 runs are as they should be.\n")
-    page, table = ((board / "site" / name).read_text(encoding="utf-8") for name in ("index.html", "board.csv"))
+    page, table = (
+        (board / "site" / name).read_text(encoding="utf-8") for name in ("index.html", "board.csv")
+    )
     assert {row["method"] for row in csv.DictReader(table.splitlines())} == {"icl", "invicl"}
     assert table.splitlines()[1].split(",")[0] in page
 

@@ -30,9 +30,27 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\
 def results(folder: Path) -> Path:
     """Six rows: three methods, each raw and under a rule; star gains by the rule and is below icl under it."""
     for seed in range(3):
-        write(folder / "icl", "icl", seed, says=[0] * 30 + [1] * 10, rules={"batch": {**RULE, "says": [0, 1] * 20}})
-        write(folder / "star", "star", seed, says=[0] * 40, rules={"batch": {**RULE, "says": [0, 1, 0, 0] * 10}})
-        write(folder / "pcw", "pcw", seed, says=[0, 1] * 18 + [0] * 4, rules={"batch": {**RULE, "says": [0, 1] * 20}})
+        write(
+            folder / "icl",
+            "icl",
+            seed,
+            says=[0] * 30 + [1] * 10,
+            rules={"batch": {**RULE, "says": [0, 1] * 20}},
+        )
+        write(
+            folder / "star",
+            "star",
+            seed,
+            says=[0] * 40,
+            rules={"batch": {**RULE, "says": [0, 1, 0, 0] * 10}},
+        )
+        write(
+            folder / "pcw",
+            "pcw",
+            seed,
+            says=[0, 1] * 18 + [0] * 4,
+            rules={"batch": {**RULE, "says": [0, 1] * 20}},
+        )
     return folder
 
 
@@ -54,8 +72,14 @@ def test_what_a_newcomer_is_told(tmp_path, board):
     assert under.endswith("Better than without the rule: icl (+50.0 points); star (+25.0 points).")
     assert constant == "Always giving the most frequent right answer would score 50.0%."
     one_answer = build(*read([write(tmp_path / "one", says=[0] * 39 + [1])], quiet=True))
-    assert "icl. The best is not significantly different from always giving one answer (+2.5" in one_answer.summary[0]
-    assert "No other difference of this task is significant, which does not show that there is none." in tests
+    assert (
+        "icl. The best is not significantly different from always giving one answer (+2.5"
+        in one_answer.summary[0]
+    )
+    assert (
+        "No other difference of this task is significant, which does not show that there is none."
+        in tests
+    )
     assert [entry.rule for entry in board.entries] == [None] * 3 + ["batch"] * 3
     assert board.common == ("4 shots",) and named(board.entries, "pcw").rule is None
     assert named(board.entries, "pcw, decide: batch").rule == "batch"
@@ -74,25 +98,45 @@ def test_the_terminal(tmp_path, capsys):
     folder = results(tmp_path / "r")
     out = tmp_path / "new" / "folder"
     written = [part for kind in ("csv", "md", "tex") for part in (f"--{kind}", f"{out}/b.{kind}")]
-    commands.run("leaderboard", str(folder), "--output", f"{out}/b.html", *written, "--plots", f"{out}/plots")
+    commands.run(
+        "leaderboard", str(folder), "--output", f"{out}/b.html", *written, "--plots", f"{out}/plots"
+    )
     said = capsys.readouterr().out
-    for text in ("t (org/model, 4 shots)", "vs icl", "vs raw", "points", "+45.0", "always one", "50.0%"):
+    for text in (
+        "t (org/model, 4 shots)",
+        "vs icl",
+        "vs raw",
+        "points",
+        "+45.0",
+        "always one",
+        "50.0%",
+    ):
         assert text in said, text
     rows = list(csv.DictReader((out / "b.csv").open()))
     assert len(rows) == 6 and {row["decide"] for row in rows} == {"", "batch"}
     star = next(row for row in rows if row["method"] == "star" and row["decide"])
     assert float(star["difference"]) == -0.25 and float(star["to_raw"]) == 0.25
-    assert "decide: batch" in (out / "b.md").read_text() and "\\toprule" in (out / "b.tex").read_text()
+    assert (
+        "decide: batch" in (out / "b.md").read_text() and "\\toprule" in (out / "b.tex").read_text()
+    )
     for row in rows:  # with half of the interval
         half = 50 * (float(row["high"]) - float(row["low"]))
         assert f"{100 * float(row['value']):.1f} ± {half:.1f}" in (out / "b.md").read_text()
     html = (out / "b.html").read_text()
     assert all(f"{100 * float(row['value']):.1f}" in html for row in rows)
     assert {"forest.csv", "differences.png"} <= {path.name for path in (out / "plots").iterdir()}
-    parts = {path.stem: ET.parse(path).getroot().itertext() for path in (out / "plots").glob("*.svg")}
+    parts = {
+        path.stem: ET.parse(path).getroot().itertext() for path in (out / "plots").glob("*.svg")
+    }
     text = {name: " ".join(part) for name, part in parts.items()}
-    assert "intervals that are not adjusted" in text["differences"] and "+45.0 ▲" in text["differences"]
-    assert "Sets of demonstrations: accuracy on t" in text["seeds"] and "95% intervals" in text["forest"]
+    assert (
+        "intervals that are not adjusted" in text["differences"]
+        and "+45.0 ▲" in text["differences"]
+    )
+    assert (
+        "Sets of demonstrations: accuracy on t" in text["seeds"]
+        and "95% intervals" in text["forest"]
+    )
     lines = list(csv.DictReader((out / "plots" / "differences.csv").open()))
     assert [float(line["difference"]) for line in lines] == [
         float(row["difference"]) for row in rows if row["difference"]
@@ -152,7 +196,10 @@ def hostile(folder: Path) -> Board:
 
 def test_the_page_is_inert(tmp_path):
     """No text of a stranger becomes a tag, no address is asked for, and only our script may run."""
-    of_hostile, of_plain = hostile(tmp_path / "h"), build(*read([results(tmp_path / "r")], quiet=True))
+    of_hostile, of_plain = (
+        hostile(tmp_path / "h"),
+        build(*read([results(tmp_path / "r")], quiet=True)),
+    )
     known = {tag for tag, _ in Tags(page(of_plain, figures.svgs(of_plain))).tags}
     text = page(of_hostile, figures.svgs(of_hostile))
     parsed = Tags(text)
@@ -163,7 +210,9 @@ def test_the_page_is_inert(tmp_path):
         for name in ("src", "href"):
             assert attributes.get(name, "#").startswith(("#", "data:")), tag
     assert "\x1b" not in text and "\u202e" not in text and "default-src 'none'" in text
-    embedded = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
+    embedded = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL
+    )[1]
     assert json.loads(embedded) == data(of_hostile) and "<" not in embedded
     for table in (tables.as_markdown(of_hostile), tables.as_tex(of_hostile)):
         assert not re.search(r"(?<!\\)<script", table)
@@ -175,9 +224,21 @@ def test_the_page_is_inert(tmp_path):
 def test_without_script_the_table_is_there(board):
     text = page(board, {})
     rows = re.findall(r'<tr data-row="\d+"', text)
-    assert len(rows) == 6 and "Under the rule batch" in text and "always the most frequent answer" in text
-    assert "vs icl ▲" in text and "vs raw ▲" in text and "vs icl ▼" in text and "<i>4 of 6 better</i>" in text
-    assert "on 40 documents of each task and 3 sets of demonstrations. These are few, so intervals are wide." in text
+    assert (
+        len(rows) == 6
+        and "Under the rule batch" in text
+        and "always the most frequent answer" in text
+    )
+    assert (
+        "vs icl ▲" in text
+        and "vs raw ▲" in text
+        and "vs icl ▼" in text
+        and "<i>4 of 6 better</i>" in text
+    )
+    assert (
+        "on 40 documents of each task and 3 sets of demonstrations. These are few, so intervals are wide."
+        in text
+    )
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
@@ -215,6 +276,9 @@ def test_figures_of_curves(tmp_path):
         f"{name}.{kind}" for name in ("T", "shots") for kind in ("svg", "png", "csv")
     }
     lines = list(csv.DictReader((tmp_path / "figures" / "T.csv").open()))
-    assert sorted((float(line["T"]), float(line["mean"])) for line in lines) == [(1, 0.5)] * 2 + [(2, 1.0)] * 2
+    assert (
+        sorted((float(line["T"]), float(line["mean"])) for line in lines)
+        == [(1, 0.5)] * 2 + [(2, 1.0)] * 2
+    )
     with pytest.raises(InputError, match="there is no figure"):
         figures.draw(board, tmp_path / "figures", ["nothing"])

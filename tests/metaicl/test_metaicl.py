@@ -69,7 +69,11 @@ def literal_example(tokenize, row, options, channel, first):
     outputs = [tokenize(given if channel else said) for given, said in pieces]
     longest = max(len(output) for output in outputs)
     inputs = [ids[: 256 - 2 - longest] if len(ids) >= 256 - 2 - longest else ids for ids in inputs]
-    return list(zip(outputs, inputs, strict=True)) if channel else list(zip(inputs, outputs, strict=True))
+    return (
+        list(zip(outputs, inputs, strict=True))
+        if channel
+        else list(zip(inputs, outputs, strict=True))
+    )
 
 
 def literal_sequences(tokenize, shown, row, channel, max_length, options=None):
@@ -79,7 +83,9 @@ def literal_sequences(tokenize, shown, row, channel, max_length, options=None):
         [(given, said)] = literal_example(tokenize, example, [example["output"]], channel, i == 0)
         context += given + said
     found = []
-    for given, said in literal_example(tokenize, row, options or row["options"], channel, not shown):
+    for given, said in literal_example(
+        tokenize, row, options or row["options"], channel, not shown
+    ):
         before = context + given
         if shown:
             most = min(256 * len(shown), 1024, max_length)
@@ -103,8 +109,12 @@ def literal_loss(model, context, target):
 def literal_f1(predictions, groundtruths):
     f1s = []
     for label in set(groundtruths):
-        of_label = [p == label for p, g in zip(predictions, groundtruths, strict=True) if g == label]
-        predicted = [g == label for p, g in zip(predictions, groundtruths, strict=True) if p == label]
+        of_label = [
+            p == label for p, g in zip(predictions, groundtruths, strict=True) if g == label
+        ]
+        predicted = [
+            g == label for p, g in zip(predictions, groundtruths, strict=True) if p == label
+        ]
         recall, precision = np.mean(of_label), np.mean(predicted) if predicted else 1.0
         f1s.append(0 if precision + recall == 0 else 2 * precision * recall / (precision + recall))
     return np.mean(f1s)
@@ -125,9 +135,14 @@ def made_rows(task, n, seed, kind="test"):
         words = rnd.choices(WORDS, k=rnd.choice([3, 12, 40, 40, 180]))
         options = TASKS[task]["options"]
         if options is None:
-            options = [" ".join(rnd.choices(WORDS, k=rnd.randrange(1, 8))) + f" {j}" for j in range(3 + i % 2)]
+            options = [
+                " ".join(rnd.choices(WORDS, k=rnd.randrange(1, 8))) + f" {j}"
+                for j in range(3 + i % 2)
+            ]
         text = rnd.choice(["", "", " "]) + " ".join(words) + rnd.choice([".", "?", " [SEP] so: 12"])
-        rows.append({"task": task, "input": text, "output": rnd.choice(options), "options": options})
+        rows.append(
+            {"task": task, "input": text, "output": rnd.choice(options), "options": options}
+        )
     return rows
 
 
@@ -148,7 +163,10 @@ def made(tmp_path_factory):
     for task in ("ethos-gender", "hotpot_qa", "sciq"):
         rows = made_rows(task if task != "hotpot_qa" else "sciq", 20, 1, "train")
         if task == "hotpot_qa":
-            rows = [{"task": task, "input": row["input"], "output": row["output"], "options": []} for row in rows]
+            rows = [
+                {"task": task, "input": row["input"], "output": row["output"], "options": []}
+                for row in rows
+            ]
         write(folder, task, 40, 100, "train", rows)
     return folder
 
@@ -165,7 +183,11 @@ def real(shared, tmp_path_factory):
 def model(checkpoint):
     """A random GPT-2 of 1,024 positions, and its folder."""
     folder = checkpoint("gpt2")
-    return folder, AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    return (
+        folder,
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
 
 
 def ids_of(model):
@@ -182,7 +204,9 @@ def read(folder, task, seed, split):
 def manager(folder, metadata):
     patches.install("lm_eval.tasks.manager")
     metadata = {"metaicl": str(folder), **dict(metadata)}
-    return TaskManager(include_defaults=False, include_path=str(task_dir() / "metaicl"), metadata=metadata)
+    return TaskManager(
+        include_defaults=False, include_path=str(task_dir() / "metaicl"), metadata=metadata
+    )
 
 
 def load(names, folder, **metadata):
@@ -237,7 +261,9 @@ def test_sequences_are_the_literal_ones(made, model, channel, shots, most):
             for row, requests in zip(read(made, task, 13, "test"), documents, strict=True):
                 expected = literal_sequences(ids_of(model), shown, row, channel, most)
                 assert [(prompt.ids, list(answer.ids)) for prompt, answer in requests] == expected
-                cut += any(len(context) + len(target) == min(most, 1024) for context, target in expected)
+                cut += any(
+                    len(context) + len(target) == min(most, 1024) for context, target in expected
+                )
     assert (cut > 0) == (shots > 2)
 
 
@@ -248,13 +274,25 @@ def test_texts_are_what_is_said():
     assert texts(Row("Who?", "me", ()), "me", True, False) == ("\n\n\n", "me", "Who?")
 
 
-@pytest.mark.parametrize(("channel", "between_and_source", "target"), [(False, 248, 6), (True, 8, 246)])
-def test_the_longest_option_and_two_tokens_more_fit_after_an_input(channel, between_and_source, target):
+@pytest.mark.parametrize(
+    ("channel", "between_and_source", "target"), [(False, 248, 6), (True, 8, 246)]
+)
+def test_the_longest_option_and_two_tokens_more_fit_after_an_input(
+    channel, between_and_source, target
+):
     """Of 256 tokens, here characters: a separator of three, and a line break before the target."""
-    characters = Reader(lambda text, _: ([*map(ord, text)], [*range(len(text))]), lambda ids: "x" * len(ids), (), 1024)
+    characters = Reader(
+        lambda text, _: ([*map(ord, text)], [*range(len(text))]),
+        lambda ids: "x" * len(ids),
+        (),
+        1024,
+    )
     row = Row("x" * 300, "maybe", ("no", "maybe"))
     _, longest = Sequences(characters, channel).encoded_options(row, False)
-    assert (len(longest.between) + len(longest.source), len(longest.target)) == (between_and_source, target)
+    assert (len(longest.between) + len(longest.source), len(longest.target)) == (
+        between_and_source,
+        target,
+    )
 
 
 @pytest.mark.parametrize("name", ["sentencepiece", "llama3"])
@@ -283,35 +321,47 @@ def test_whole_demonstrations_leave_where_none_may_be_cut(made, model, channel):
         assert not Counter(kept) - Counter(everything) and gone
         longest = max(len(prompt.tokens.query) + len(answer.ids) for prompt, answer in requests)
         total = sum(map(len, kept)) + longest
-        assert total <= most < total + min(map(len, gone)) and min(map(len, gone)) >= max(map(len, kept))
+        assert total <= most < total + min(map(len, gone)) and min(map(len, gone)) >= max(
+            map(len, kept)
+        )
     task._rows = task._rows[::-1]
     task._shown.clear()
     task.build_all_requests()
-    assert [instance.args for instance in task.instances] == [each for some in documents for each in some]
+    assert [instance.args for instance in task.instances] == [
+        each for some in documents for each in some
+    ]
 
 
 # Decision and metric.
 
 
 def test_the_metric():
-    assert macro_f1([("a", "a"), ("b", "a"), ("b", "b"), ("b", "c")]) == pytest.approx(0.5833, abs=1e-4)
+    assert macro_f1([("a", "a"), ("b", "a"), ("b", "b"), ("b", "c")]) == pytest.approx(
+        0.5833, abs=1e-4
+    )
     rnd = random.Random(0)
     for _ in range(20):
         pairs = [(rnd.choice("abc"), rnd.choice("abcd")) for _ in range(9)]
-        assert macro_f1(pairs) == pytest.approx(literal_f1([p for _, p in pairs], [g for g, _ in pairs]))
+        assert macro_f1(pairs) == pytest.approx(
+            literal_f1([p for _, p in pairs], [g for g, _ in pairs])
+        )
     assert decision(mean_losses([-3.0, -4.0, -2.0], [3, 8, 4])) == 1
     assert decision([1.0, 1.0]) == 0
 
 
 def assert_as_literal(results, name, task, folder, model, channel, seed, limit=None, shots=16):
     """Losses of every option, decisions and metric are those of the literal version."""
-    shown, rows = read(folder, task, seed, "train")[:shots], read(folder, task, seed, "test")[:limit]
+    shown, rows = (
+        read(folder, task, seed, "train")[:shots],
+        read(folder, task, seed, "test")[:limit],
+    )
     predictions = []
     for row, sample in zip(rows, results["samples"][name], strict=True):
         sequences = literal_sequences(ids_of(model), shown, row, channel, SHORT)
         expected = literal_losses(model[1], sequences)
         scored = [
-            -float(resp[0][0]) / len(target) for resp, (_, target) in zip(sample["resps"], sequences, strict=True)
+            -float(resp[0][0]) / len(target)
+            for resp, (_, target) in zip(sample["resps"], sequences, strict=True)
         ]
         assert scored == pytest.approx(expected, abs=1e-4)
         predictions.append(row["options"][expected.index(min(expected))])
@@ -361,10 +411,15 @@ def test_pmi_subtracts_the_loss_without_the_input(made, model):
 
 
 def test_a_group_is_the_mean_of_its_tasks(made, model, caplog):
-    results = evaluate(ours("icl", model), ["metaicl_hr_to_lr"], made, limit=2, shots=1, missing="skip")
+    results = evaluate(
+        ours("icl", model), ["metaicl_hr_to_lr"], made, limit=2, shots=1, missing="skip"
+    )
     values = [results["results"][f"metaicl_{task}"]["metaicl,none"] for task in MADE]
     assert results["results"]["metaicl_hr_to_lr"]["metaicl,none"] == pytest.approx(np.mean(values))
-    assert "the test tasks of hr_to_lr: the run goes on without quarel, financial_phrasebank, codah" in caplog.text
+    assert (
+        "the test tasks of hr_to_lr: the run goes on without quarel, financial_phrasebank, codah"
+        in caplog.text
+    )
 
 
 # What cannot be used.
@@ -375,7 +430,11 @@ def test_a_group_is_the_mean_of_its_tasks(made, model, caplog):
     [
         ("metaicl_openbookqa", {"metaicl": "nowhere"}, "nowhere: not a folder of MetaICL's data"),
         ("metaicl_quarel", {}, "quarel_16_100_test.jsonl: cannot be read"),
-        ("metaicl_openbookqa", {"demonstrations": "random"}, "demonstrations=random: .* leave it out"),
+        (
+            "metaicl_openbookqa",
+            {"demonstrations": "random"},
+            "demonstrations=random: .* leave it out",
+        ),
     ],
 )
 def test_bad_folders_and_metadata(made, names, change, says):
@@ -387,7 +446,9 @@ def test_bad_rows(tmp_path):
     rows = made_rows("glue-rte", 3, 0)
     rows[1] |= {"options": ["entailment", "no"], "output": "no"}
     write(tmp_path, "glue-rte", 16, 100, "test", rows)
-    with pytest.raises(InputError, match="line 2: has other options than glue-rte"):  # more of these: tests/training
+    with pytest.raises(
+        InputError, match="line 2: has other options than glue-rte"
+    ):  # more of these: tests/training
         MetaICLFolder(tmp_path, "--data").test("glue-rte", 100)
 
 
@@ -403,7 +464,10 @@ def test_bad_seeds_and_runs(made, model):
 
 
 def setting_tasks(made, tokenizer, channel=False, alike=False, most=1024):
-    rows = {task: MetaICLFolder(made, "--data").train(task, 40) for task in ("ethos-gender", "hotpot_qa", "sciq")}
+    rows = {
+        task: MetaICLFolder(made, "--data").train(task, 40)
+        for task in ("ethos-gender", "hotpot_qa", "sciq")
+    }
     how = dataclasses.replace(reader(tokenizer, None, most), alike=alike)
     return [SettingTask(name, some, how, channel) for name, some in rows.items()]
 
@@ -413,11 +477,16 @@ def test_training_rows_are_the_literal_ones(made, model, channel):
     """Free text included, which has no line break before it: context and target, and the target alone is learnt."""
     maker = RowMaker(methods.Predictor(model[1], model[2], methods.make("icl")))
     for task in setting_tasks(made, model[2], channel):
-        rows = [{"input": row.input, "output": row.output, "options": list(row.options)} for row in task.rows]
+        rows = [
+            {"input": row.input, "output": row.output, "options": list(row.options)}
+            for row in task.rows
+        ]
         for episode in (EpisodePool(task, 5, 0).draw(random.Random(i)) for i in range(3)):
             prompt, answer = maker.tokens(episode)
             shown, query = [rows[i] for i in episode.demonstrations], rows[episode.query]
-            [(before, said)] = literal_sequences(ids_of(model), shown, query, channel, 1024, [query["output"]])
+            [(before, said)] = literal_sequences(
+                ids_of(model), shown, query, channel, 1024, [query["output"]]
+            )
             assert ([*prompt.context.tokens, *prompt.query], list(answer)) == (before, said)
             row = maker.row(episode)
             assert [token for _, token in row.targets] == said and row.ids == [*before, *said][:-1]
@@ -430,8 +499,14 @@ def test_every_row_is_drawn_once_an_epoch(made, model):
     icl, invicl = methods.make("icl"), methods.make("invicl")
     draw = RowDraw(pools, 3, (icl, invicl))
     one, two = [draw(number) for number in range(60)], [draw(number) for number in range(60, 120)]
-    assert {(e.task, e.query): e.demonstrations for e in one} == {(e.task, e.query): e.demonstrations for e in two}
-    assert len({(e.task, e.query) for e in one}) == 60 and one != two and one != sorted(one, key=lambda e: e.query)
+    assert {(e.task, e.query): e.demonstrations for e in one} == {
+        (e.task, e.query): e.demonstrations for e in two
+    }
+    assert (
+        len({(e.task, e.query) for e in one}) == 60
+        and one != two
+        and one != sorted(one, key=lambda e: e.query)
+    )
     assert all(e.query not in e.demonstrations and len(set(e.demonstrations)) == 4 for e in one)
     assert RowDraw(pools, 3)(7) == draw(7) != RowDraw(pools, 4)(7)
 
@@ -444,8 +519,12 @@ def test_every_row_is_drawn_once_an_epoch(made, model):
         return None if len(joined.demonstrations) < 4 else copies * whole + len(joined) - whole
 
     for name, copies in (("icl", 1), ("invicl", 2)):
-        counted = sum((found := tokens(e, copies)) is not None and found + 3 <= 400 for e in one) / 60
-        assert 0 < draw.shares["invicl"] < draw.shares["icl"] < 1 and draw.shares[name] == pytest.approx(counted)
+        counted = (
+            sum((found := tokens(e, copies)) is not None and found + 3 <= 400 for e in one) / 60
+        )
+        assert 0 < draw.shares["invicl"] < draw.shares["icl"] < 1 and draw.shares[
+            name
+        ] == pytest.approx(counted)
     kept = RowDraw(pools, 3, (icl, invicl), all_remain=True)
     assert len(kept.rows) == round(60 * draw.shares["invicl"])
 
@@ -454,23 +533,42 @@ def test_a_task_of_which_no_row_remains_stops_no_training(made, model, tmp_path,
     """InvICL, appendix A.4: rows of which something would be cut are left out, wherever they come from."""
     long, *others = setting_tasks(made, model[2], most=400)
     long = dataclasses.replace(
-        long, rows=tuple(dataclasses.replace(row, input=row.input + " so" * 200) for row in long.rows)
+        long,
+        rows=tuple(dataclasses.replace(row, input=row.input + " so" * 200) for row in long.rows),
     )
     settings = Settings(num_fewshot=4, steps=2, batch_size=2, draw="row", eval_steps=0)
-    icl, how = methods.make("icl"), {"fits": [methods.make("invicl")], "max_length": 400, "cpu": True}
+    icl, how = (
+        methods.make("icl"),
+        {"fits": [methods.make("invicl")], "max_length": 400, "cpu": True},
+    )
     train(*model[1:], icl, [long, *others], tmp_path / "out", settings, **how)
-    said, kept = capsys.readouterr().out, json.loads((tmp_path / "out/training.json").read_text())["kept"]
+    said, kept = (
+        capsys.readouterr().out,
+        json.loads((tmp_path / "out/training.json").read_text())["kept"],
+    )
     used = int(re.search(r"(\d+) rows are used", said)[1])
     assert used == round(60 * kept["invicl"]) > 0 and kept["invicl"] < kept["icl"] < 1
-    assert json.loads((tmp_path / "out/trainer_state.json").read_text())["global_step"] == 2 and "not fit" not in said
-    with pytest.raises(InputError, match="no row is short enough under icl, invicl: lower --num_fewshot"):
+    assert (
+        json.loads((tmp_path / "out/trainer_state.json").read_text())["global_step"] == 2
+        and "not fit" not in said
+    )
+    with pytest.raises(
+        InputError, match="no row is short enough under icl, invicl: lower --num_fewshot"
+    ):
         train(*model[1:], icl, [long], tmp_path / "none", settings, **how)
 
 
 def test_defaults_of_training_are_metaicls():
-    options = train_command.read_options(argparse.ArgumentParser(), ["icl", "--metaicl", "hr_to_lr"])
+    options = train_command.read_options(
+        argparse.ArgumentParser(), ["icl", "--metaicl", "hr_to_lr"]
+    )
     assert "num_fewshot" not in options
     settings = train_command.Settings(**train_command.METAICL)
-    assert (settings.num_fewshot, settings.batch_size, settings.learning_rate, settings.steps) == (16, 8, 1e-5, 30_000)
+    assert (settings.num_fewshot, settings.batch_size, settings.learning_rate, settings.steps) == (
+        16,
+        8,
+        1e-5,
+        30_000,
+    )
     assert (settings.warmup_steps, settings.weight_decay, settings.max_grad_norm) == (0, 0.0, 1.0)
     assert (settings.draw, settings.loss) == ("row", "query")

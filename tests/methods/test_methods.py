@@ -45,7 +45,9 @@ CONTEXTS = {
     "bare": Context((), ((30, 31, 32), (40,), (50, 51, 52, 53, 54, 55))),
     "one": Context((5,), ((30, 31, 32),)),
     "tokens": Context((5, 9, 7), ((30,), (40,), (50,), (60,))),
-    "nothing": Context((5,), ((30, 31), (), (40, 41, 42))),  # whose text went into another part's tokens
+    "nothing": Context(
+        (5,), ((30, 31), (), (40, 41, 42))
+    ),  # whose text went into another part's tokens
     "empty": Context((), ((),)),  # whose only token became the query
     "zero_shot": Context((5, 9), ()),
 }
@@ -91,7 +93,10 @@ def run(model, tokens, positions, past=None):
     cache = DynamicCache(past) if past else DynamicCache()
     inputs = {"position_ids": torch.tensor([positions]), **cache_arguments(model, cache)}
     out = model(torch.tensor([tokens]), **inputs)
-    new = [(layer.keys[:, :, -len(tokens) :], layer.values[:, :, -len(tokens) :]) for layer in cache.layers]
+    new = [
+        (layer.keys[:, :, -len(tokens) :], layer.values[:, :, -len(tokens) :])
+        for layer in cache.layers
+    ]
     return new, out.logits[0]
 
 
@@ -101,7 +106,8 @@ def join(*parts):
     if not parts:
         return None
     return [
-        tuple(torch.cat(entries, dim=-2) for entries in zip(*layer, strict=True)) for layer in zip(*parts, strict=True)
+        tuple(torch.cat(entries, dim=-2) for entries in zip(*layer, strict=True))
+        for layer in zip(*parts, strict=True)
     ]
 
 
@@ -125,12 +131,20 @@ def in_one_row(model, parts, sees):
     """
     tokens = [token for _, ids, _ in parts for token in ids]
     labels = [label for label, ids, _ in parts for _ in ids]
-    rows = [[sees(of, other, j <= i) for j, other in enumerate(labels)] for i, of in enumerate(labels)]
+    rows = [
+        [sees(of, other, j <= i) for j, other in enumerate(labels)] for i, of in enumerate(labels)
+    ]
     hidden = ~torch.tensor(rows)
     # Always given: without a mask transformers takes positions that jump back for the beginning of another text.
-    mask = torch.zeros(1, 1, *hidden.shape, dtype=torch.float64).masked_fill(hidden, torch.finfo(torch.float64).min)
-    positions = torch.tensor([[position for _, ids, start in parts for position in span(start, ids)]])
-    logits = model(torch.tensor([tokens]), position_ids=positions, attention_mask=mask, use_cache=False).logits[0]
+    mask = torch.zeros(1, 1, *hidden.shape, dtype=torch.float64).masked_fill(
+        hidden, torch.finfo(torch.float64).min
+    )
+    positions = torch.tensor(
+        [[position for _, ids, start in parts for position in span(start, ids)]]
+    )
+    logits = model(
+        torch.tensor([tokens]), position_ids=positions, attention_mask=mask, use_cache=False
+    ).logits[0]
     return logits[len(tokens) - len(parts[-1][1]) - 1 : -1]
 
 
@@ -204,7 +218,10 @@ def invicl(model, context, positions="symmetric", repeat=1):
         second = [start + sum(lengths) for start in first]
         end = p + 2 * sum(lengths)
     prefix, _ = run(model, context.prefix, span(0, context.prefix))
-    alone = [run(model, d, span(start, d), prefix)[0] for d, start in zip(demonstrations, first, strict=True)]
+    alone = [
+        run(model, d, span(start, d), prefix)[0]
+        for d, start in zip(demonstrations, first, strict=True)
+    ]
     left_out = []
     for i, (d, start) in enumerate(zip(demonstrations, second, strict=True)):
         left_out.append(run(model, d, span(start, d), join(prefix, *alone[:i], *alone[i + 1 :]))[0])
@@ -232,7 +249,9 @@ def batchicl(model, context, layer=3, positions="sequential", repeat=1):
     def whole_row(demonstration, query, answer):
         start = p + (longest if positions == "symmetric" else len(demonstration))
         parts = [("P", context.prefix, 0), ("D", demonstration, p), ("Q", query, start)]
-        return in_one_row(model, [*parts, ("A", answer, start + len(query))], lambda of, other, before: before)
+        return in_one_row(
+            model, [*parts, ("A", answer, start + len(query))], lambda of, other, before: before
+        )
 
     def logits(query, answer):
         found = []
@@ -253,7 +272,16 @@ def batchicl(model, context, layer=3, positions="sequential", repeat=1):
     return logits
 
 
-def deepthink(model, context, T=5, eta=0.01, momentum=0.0, restart_positions=False, positions="sequential", repeat=1):
+def deepthink(
+    model,
+    context,
+    T=5,
+    eta=0.01,
+    momentum=0.0,
+    restart_positions=False,
+    positions="sequential",
+    repeat=1,
+):
     """Deep-Thinking's Eq. 3 and 4 with its Appendix D: later passes stand where the query will, or where pass 1 did."""
     *parts, (_, _, start), _ = parts_of(context, context.demonstrations * repeat, (), (), positions)
     tokens = [token for _, ids, _ in parts for token in ids]
@@ -263,10 +291,14 @@ def deepthink(model, context, T=5, eta=0.01, momentum=0.0, restart_positions=Fal
     velocity = None
     for _ in range(T - 1 if context.demonstrations and tokens else 0):
         present, _ = run(model, tokens, later, memory)
-        step = [[new - old for new, old in zip(*layer, strict=True)] for layer in zip(present, memory, strict=True)]
+        step = [
+            [new - old for new, old in zip(*layer, strict=True)]
+            for layer in zip(present, memory, strict=True)
+        ]
         if velocity is not None:
             step = [
-                [s + momentum * v for s, v in zip(*layer, strict=True)] for layer in zip(step, velocity, strict=True)
+                [s + momentum * v for s, v in zip(*layer, strict=True)]
+                for layer in zip(step, velocity, strict=True)
             ]
         velocity = step
         memory = [
@@ -320,7 +352,10 @@ TURNED = [
 ]
 TURNED += [
     ("InvICL", {"repeat": 2, "positions": "sequential"}),
-    ("DeepThink", {"T": 3, "eta": 0.5, "momentum": 0.9, "restart_positions": True, "positions": "symmetric"}),
+    (
+        "DeepThink",
+        {"T": 3, "eta": 0.5, "momentum": 0.9, "restart_positions": True, "positions": "symmetric"},
+    ),
 ]
 
 
@@ -360,7 +395,8 @@ def expected(name, case, context):
     first = next(iter(answers))
     answers[first].append(greedy(logits, first, 2))
     return {
-        query: {answer: read(logits(query, answer), answer) for answer in options} for query, options in answers.items()
+        query: {answer: read(logits(query, answer), answer) for answer in options}
+        for query, options in answers.items()
     }
 
 
@@ -370,10 +406,16 @@ def scored(name, case, context, answers):
     encoded = functools.cache(lambda context: method.encode(model, [context])[0])
     alone, packed, packs = {}, {}, {}
     for query, options in answers.items():
-        [(memory, rest)] = method.encode_queries(model, [(context, query)], lambda some: [*map(encoded, some)])
-        alone[query] = dict(zip(options, score_rows(model, memory, [(rest, list(options))]), strict=True))
+        [(memory, rest)] = method.encode_queries(
+            model, [(context, query)], lambda some: [*map(encoded, some)]
+        )
+        alone[query] = dict(
+            zip(options, score_rows(model, memory, [(rest, list(options))]), strict=True)
+        )
         # Queries that share a memory share a row.
-        packs.setdefault(query if method.memory_depends_on_query else None, []).append((memory, rest, query))
+        packs.setdefault(query if method.memory_depends_on_query else None, []).append(
+            (memory, rest, query)
+        )
     for pack in packs.values():
         of = [(query, rest, option) for _, rest, query in pack for option in answers[query]]
         scores = score_packed(model, [(pack[0][0], [(rest, option) for _, rest, option in of])])
@@ -397,7 +439,9 @@ def check(name, case, context):
             alone, packed = scored(name, case, context, answers)
     for query, options in answers.items():
         for ours in (alone, packed):
-            evaluation.assert_same(list(ours[query].values()), list(options.values()), TOLERANCE[name])
+            evaluation.assert_same(
+                list(ours[query].values()), list(options.values()), TOLERANCE[name]
+            )
     flags = {is_greedy for options in answers.values() for _, is_greedy in options.values()}
     assert flags == {True, False}
 
@@ -421,7 +465,11 @@ def test_literal_with_a_knob_turned(name, case):
 @torch.no_grad()
 def test_thinking_beyond_a_window(name):
     """Layers that look back a few tokens count by index, so that nothing is packed."""
-    model, context, knobs = tiny.build(name, torch.float64), CONTEXTS["prefix"], {"T": 3, "eta": 0.3, "momentum": 0.5}
+    model, context, knobs = (
+        tiny.build(name, torch.float64),
+        CONTEXTS["prefix"],
+        {"T": 3, "eta": 0.3, "momentum": 0.5},
+    )
     (memory,) = methods.DeepThink(**knobs).encode(model, [context])
     logits = deepthink(model, context, **knobs)
     for query, answers in QUERIES.items():
@@ -445,18 +493,32 @@ def in_two_copies(of, other, before):
     return before if (copy, i) == (theirs, j) else copy == "second" and theirs == "first" and i != j
 
 
-@pytest.mark.parametrize(("name", "copies", "sees"), [("PCW", 1, side_by_side), ("InvICL", 2, in_two_copies)])
+@pytest.mark.parametrize(
+    ("name", "copies", "sees"), [("PCW", 1, side_by_side), ("InvICL", 2, in_two_copies)]
+)
 @torch.no_grad()
 def test_masks_beyond_a_window_that_stays(name, copies, sees):
     """GPT-Neo's local layers hide what is more than 24 tokens back in the row, whatever the mask shows: as in one pass
     of transformers' own model over everything. The order of the demonstrations then matters."""
-    model, shown = tiny.build("gpt_neo", torch.float64), [tuple(range(30 + 9 * i, 38 + 8 * i)) for i in range(5)]
+    model, shown = (
+        tiny.build("gpt_neo", torch.float64),
+        [tuple(range(30 + 9 * i, 38 + 8 * i)) for i in range(5)],
+    )
     runner, context = MethodRunner(model, getattr(methods, name)()), Context((), tuple(shown))
-    assert not runner.invariant and runner.limits(40).too_long(TokenizedPrompt(context, (1, 2)), 30).why
+    assert (
+        not runner.invariant
+        and runner.limits(40).too_long(TokenizedPrompt(context, (1, 2)), 30).why
+    )
     assert runner.limits(200).too_long(TokenizedPrompt(context, (1, 2)), 3) is None
     longest = max(map(len, shown))
-    parts = [((["first", "second"][copy], i), d, 0) for copy in range(copies) for i, d in enumerate(shown)]
-    scored = dict(pair for batch in runner.score({context: QUERIES}) for pair in zip(*batch, strict=True))
+    parts = [
+        ((["first", "second"][copy], i), d, 0)
+        for copy in range(copies)
+        for i, d in enumerate(shown)
+    ]
+    scored = dict(
+        pair for batch in runner.score({context: QUERIES}) for pair in zip(*batch, strict=True)
+    )
     for query, answers in QUERIES.items():
         for answer in answers:
             row = [*parts, ("Q", query, longest), ("A", answer, longest + len(query))]
@@ -467,7 +529,10 @@ def test_masks_beyond_a_window_that_stays(name, copies, sees):
     query, answers = next(iter(QUERIES.items()))
     [(_, other)] = list(runner.score({turned: {query: answers[:1]}}))
     assert abs(other[0][0] - scored[context, query, answers[0]][0]) > 1e-4
-    assert runner.limits(200).too_long(TokenizedPrompt(Context((5,), tuple(shown)), (1, 2)), 3) is None or copies == 2
+    assert (
+        runner.limits(200).too_long(TokenizedPrompt(Context((5,), tuple(shown)), (1, 2)), 3) is None
+        or copies == 2
+    )
 
 
 @torch.no_grad()
@@ -497,8 +562,12 @@ def aggregate(block, heads, own, *others):
 
     before = sum(map(len, others))
     read = linear(normed(torch.cat([*others, own]), block.ln_1), block.attn.c_attn)
-    queries, keys, values = (part.unflatten(-1, (heads, -1)).transpose(0, 1) for part in read.chunk(3, dim=-1))
-    scores = queries[:, before:] @ keys.transpose(1, 2) / math.sqrt(keys.shape[-1])  # [heads, own, others and own]
+    queries, keys, values = (
+        part.unflatten(-1, (heads, -1)).transpose(0, 1) for part in read.chunk(3, dim=-1)
+    )
+    scores = (
+        queries[:, before:] @ keys.transpose(1, 2) / math.sqrt(keys.shape[-1])
+    )  # [heads, own, others and own]
     ahead = torch.ones(len(own), len(own), dtype=torch.bool).triu(1)
     scores[:, :, before:] = scores[:, :, before:].masked_fill(ahead, -math.inf)
     attended = (scores.softmax(-1) @ values).transpose(0, 1).flatten(1)
@@ -517,7 +586,9 @@ def algorithm_1(model, context, query, answer):
     body, heads = model.transformer, model.config.n_head
 
     def embedded(tokens, start):
-        tokens, positions = (torch.tensor(ids, dtype=torch.long) for ids in (tokens, span(start, tokens)))
+        tokens, positions = (
+            torch.tensor(ids, dtype=torch.long) for ids in (tokens, span(start, tokens))
+        )
         return body.wte.weight[tokens] + body.wpe.weight[positions]
 
     p, demonstrations = len(context.prefix), context.demonstrations
@@ -533,7 +604,10 @@ def algorithm_1(model, context, query, answer):
         prefix, h_bar, h, h_t = (
             aggr(prefix) if p else prefix,
             [aggr(h_bar[i], prefix) for i in range(len(h))],
-            [aggr(h[i], prefix, *(h_bar[j] for j in range(len(h)) if j != i)) for i in range(len(h))],
+            [
+                aggr(h[i], prefix, *(h_bar[j] for j in range(len(h)) if j != i))
+                for i in range(len(h))
+            ],
             aggr(h_t, prefix, *h),
         )
     final = layer_norm(h_t, h_t.shape[-1:], body.ln_f.weight, body.ln_f.bias, body.ln_f.eps)
@@ -554,7 +628,9 @@ def test_invicl_is_algorithm_1(context):
             answers.setdefault(query, {})[answer] = read(literal, answer)
     for ours in scored("gpt2", ("InvICL", {}), context, answers):
         for query, options in answers.items():
-            evaluation.assert_same(list(ours[query].values()), list(options.values()), TOLERANCE["gpt2"])
+            evaluation.assert_same(
+                list(ours[query].values()), list(options.values()), TOLERANCE["gpt2"]
+            )
 
 
 @pytest.mark.parametrize(
@@ -568,10 +644,14 @@ def test_the_layout_drawn_is_the_one_that_runs(case):
     method = getattr(methods, kind)(**arguments)
     layout = method.layout(len(context.prefix), context.lengths, len(query), len(answer))
     model = without_positions("gpt2") if method.positions == "none" else tiny_model("gpt2")
-    hidden = torch.zeros(layout.mask.shape, dtype=torch.float64).masked_fill(~layout.mask, -math.inf)
+    hidden = torch.zeros(layout.mask.shape, dtype=torch.float64).masked_fill(
+        ~layout.mask, -math.inf
+    )
     prompt = [*context.tokens, *query, *answer]
     ids, position_ids = torch.tensor([[prompt[i] for i in layout.source]]), layout.positions[None]
-    logits = model(ids, position_ids=position_ids, attention_mask=hidden[None, None], use_cache=False).logits[0]
+    logits = model(
+        ids, position_ids=position_ids, attention_mask=hidden[None, None], use_cache=False
+    ).logits[0]
     expected = referred("gpt2", case, context)(query, answer)
     torch.testing.assert_close(logits[-4:-1], expected, rtol=0, atol=1e-10)
     assert layout.end == layout.positions[-1] + (method.positions != "none")
@@ -585,7 +665,9 @@ def test_generation_goes_on_from_any_memory(case):
     model, method = tiny_model(name), getattr(methods, case[0])(**case[1]).bind(tiny_model(name))
 
     def generate(context, **kwargs):
-        return model.generate(context, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0, **kwargs)
+        return model.generate(
+            context, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0, **kwargs
+        )
 
     for context in (CONTEXTS["prefix"], CONTEXTS["zero_shot"], Context((), ())):
         for query in QUERIES:
@@ -600,14 +682,21 @@ def test_generation_goes_on_from_any_memory(case):
             assert ours == [list(expected)], (context, query)
 
 
-def test_without_demonstrations_thinking_is_zero_shot_and_says_so_once(checkpoint, caplog, monkeypatch):
+def test_without_demonstrations_thinking_is_zero_shot_and_says_so_once(
+    checkpoint, caplog, monkeypatch
+):
     monkeypatch.setattr(logging.getLogger("lm_eval"), "propagate", True)
     names = ["one_token", "generate"]
     with caplog.at_level("WARNING", logger="lm_eval.icl"):
         thought = evaluation.answers("deepthink", checkpoint("gpt2"), names, None)
     assert thought == evaluation.answers("icl", checkpoint("gpt2"), names, None)
-    warnings = [record.getMessage() for record in caplog.records if "--num_fewshot" in record.getMessage()]
-    assert len(warnings) == 1 and "2 of 2 tasks have no demonstrations (one_token, generate)" in warnings[0]
+    warnings = [
+        record.getMessage() for record in caplog.records if "--num_fewshot" in record.getMessage()
+    ]
+    assert (
+        len(warnings) == 1
+        and "2 of 2 tasks have no demonstrations (one_token, generate)" in warnings[0]
+    )
 
 
 MINE = """

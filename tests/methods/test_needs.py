@@ -34,8 +34,16 @@ def refusal(name, path, **args):
             (name, {}, f"{name} hides tokens from each other, which")
             for name in ("prefixicl", "pcw", "saicl", "invicl")
         ),
-        ("nope", {}, "nope (positions=none) needs a model that obeys given positions, and BloomForCausalLM has no"),
-        ("icl", {"positions": "symmetric"}, "icl (positions=symmetric) needs a model that obeys given positions"),
+        (
+            "nope",
+            {},
+            "nope (positions=none) needs a model that obeys given positions, and BloomForCausalLM has no",
+        ),
+        (
+            "icl",
+            {"positions": "symmetric"},
+            "icl (positions=symmetric) needs a model that obeys given positions",
+        ),
         ("deepthink", {"restart_positions": True}, "deepthink (positions=sequential) needs"),
     ],
 )
@@ -55,7 +63,12 @@ def test_a_window_shorter_than_the_prompt(checkpoint, name, architecture):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "architecture"),
-    [("invicl", "mistral_window"), ("saicl", "gemma2_window"), ("nope", "mistral_window"), ("pcw", "gpt_neo")],
+    [
+        ("invicl", "mistral_window"),
+        ("saicl", "gemma2_window"),
+        ("nope", "mistral_window"),
+        ("pcw", "gpt_neo"),
+    ],
 )
 def test_a_window_longer_than_the_prompt_hides_nothing(tmp_path, name, architecture):
     """The same weights with a window of 700 and of 4,000 tokens, on prompts of some 300."""
@@ -63,7 +76,10 @@ def test_a_window_longer_than_the_prompt_hides_nothing(tmp_path, name, architect
     found = []
     for length in (700, 4000):
         tiny.save(architecture, tmp_path / str(length), **{window: length})
-        args = {"dtype": "float64", "pack_tokens": 600}  # the same passes, of fewer tokens than either window
+        args = {
+            "dtype": "float64",
+            "pack_tokens": 600,
+        }  # the same passes, of fewer tokens than either window
         found.append(answers(name, tmp_path / str(length), [0, 1, 2, 3], args=args)[0])
     evaluation.assert_same(*found, 1e-9)
 
@@ -80,14 +96,19 @@ def flash():
         return sdpa_attention_forward(module, query, key, value, causal, **kwargs)
 
     AttentionInterface.register("causal_only", attend)
-    AttentionMaskInterface.register("causal_only", lambda *args, attention_mask=None, **kwargs: attention_mask)
+    AttentionMaskInterface.register(
+        "causal_only", lambda *args, attention_mask=None, **kwargs: attention_mask
+    )
     return "causal_only"
 
 
 @pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl"])
 def test_attention_without_masks(checkpoint, flash, name):
     text = refusal(name, checkpoint("llama"), attn_implementation=flash)
-    assert f"{name} hides tokens from each other, which LlamaForCausalLM (attn_implementation=causal_only)" in text
+    assert (
+        f"{name} hides tokens from each other, which LlamaForCausalLM (attn_implementation=causal_only)"
+        in text
+    )
 
 
 @pytest.mark.parametrize("name", ["icl", "deepthink", "batchicl", "nope"])
@@ -109,7 +130,9 @@ def test_abilities(architecture):
     assert abilities.keeps_window == (architecture == "gpt_neo")
 
 
-@pytest.mark.parametrize("architecture", tiny.slow_but(["gpt2", "llama"], ["gpt2", "opt", "llama", "phi"]))
+@pytest.mark.parametrize(
+    "architecture", tiny.slow_but(["gpt2", "llama"], ["gpt2", "opt", "llama", "phi"])
+)
 def test_without_positions_none_is_left(checkpoint, architecture):
     """Inside `_forward` a given position changes not a bit; outside the model is as it was."""
     lm = model_class("nope")(str(checkpoint(architecture)), device="cpu", dtype="float64")
@@ -123,7 +146,9 @@ def test_without_positions_none_is_left(checkpoint, architecture):
 def test_no_positions_inside_an_adapter(tmp_path, checkpoint):
     """PEFT's generate runs the model inside; an adapter that does nothing must change nothing."""
     path, names = checkpoint("llama"), ["one_token", "generate"]
-    peft.get_peft_model(tiny.build("llama"), peft.LoraConfig(target_modules=["q_proj"], r=2)).save_pretrained(tmp_path)
+    peft.get_peft_model(
+        tiny.build("llama"), peft.LoraConfig(target_modules=["q_proj"], r=2)
+    ).save_pretrained(tmp_path)
     for name in ("invicl", "deepthink"):
         adapted = evaluation.answers(name, path, names, 3, args={"peft": str(tmp_path)})
         evaluation.assert_same(adapted, evaluation.answers(name, path, names, 3), 1e-5)
@@ -195,8 +220,14 @@ def test_attention_that_is_scaled_by_index():
     model = smoke_models.build("llama4_text")
     abilities = probe(model)
     assert abilities.scaled_from == model.config.floor_scale - 1
-    assert abilities.can_pack_to(abilities.scaled_from) and not abilities.can_pack_to(abilities.scaled_from + 1)
-    for name, longest in (("icl", None), ("nope", abilities.scaled_from), ("invicl", abilities.scaled_from)):
+    assert abilities.can_pack_to(abilities.scaled_from) and not abilities.can_pack_to(
+        abilities.scaled_from + 1
+    )
+    for name, longest in (
+        ("icl", None),
+        ("nope", abilities.scaled_from),
+        ("invicl", abilities.scaled_from),
+    ):
         assert MethodRunner(model, methods.make(name)).limits(512).window == longest
 
 

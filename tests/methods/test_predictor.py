@@ -21,22 +21,32 @@ DEMONSTRATIONS = [
     "Review: warm\nSentiment: yes\n\n",
     "Review: odd\nSentiment: no\n\n",
 ]
-QUERIES = ["Review: a film\nSentiment:", "Review: sharp and bright\nSentiment:", "Review: quiet, slow\nSentiment:"]
+QUERIES = [
+    "Review: a film\nSentiment:",
+    "Review: sharp and bright\nSentiment:",
+    "Review: quiet, slow\nSentiment:",
+]
 OPTIONS = [" no", " yes", " yes indeed"]
 
 
 load = functools.partial(tiny.load, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", tiny.slow_but(["icl", "invicl", "deepthink", "saicl", "nbce"], methods.NAMES))
+@pytest.mark.parametrize(
+    "name", tiny.slow_but(["icl", "invicl", "deepthink", "saicl", "nbce"], methods.NAMES)
+)
 def test_it_gives_what_the_lm_eval_model_gives(checkpoint, name):
     path = checkpoint("llama")
     predictor = Predictor(*load(path), methods.make(name))
     lm = model_class(name)(str(path), device="cpu", dtype="float64", batch_size=8)
     prompts = [FewShotPrompt("Tell. ", DEMONSTRATIONS, query) for query in QUERIES]
-    scored = [Instance("loglikelihood", {}, pair, 0) for pair in itertools.product(prompts, OPTIONS)]
+    scored = [
+        Instance("loglikelihood", {}, pair, 0) for pair in itertools.product(prompts, OPTIONS)
+    ]
     found = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS, prefix="Tell. ")
-    assert [score for scores in found for score in scores] == lm.loglikelihood(scored, disable_tqdm=True)
+    assert [score for scores in found for score in scores] == lm.loglikelihood(
+        scored, disable_tqdm=True
+    )
 
 
 def test_one_memory_for_many_calls(checkpoint):
@@ -44,14 +54,19 @@ def test_one_memory_for_many_calls(checkpoint):
     first = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
     again = predictor.score(DEMONSTRATIONS[::-1], QUERIES[:1], OPTIONS)  # in any order
     assert predictor.runner.store.encoded == 1
-    assert [score for score, _ in again[0]] == pytest.approx([score for score, _ in first[0]], abs=1e-12)
+    assert [score for score, _ in again[0]] == pytest.approx(
+        [score for score, _ in first[0]], abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", tiny.slow_but(["llama"], ["gpt2", "llama", "bloom"]))
 def test_a_query_longer_than_a_piece_of_a_pass(checkpoint, name):
     """Of what runs in several passes, the last one has the query's last token."""
     model, query = load(checkpoint(name)), f"Review: {'a long film ' * 200}\nSentiment:"
-    predictors = [Predictor(*model, methods.make("batchicl"), **pack) for pack in ({}, {"pack_tokens": 20_000})]
+    predictors = [
+        Predictor(*model, methods.make("batchicl"), **pack)
+        for pack in ({}, {"pack_tokens": 20_000})
+    ]
     assert len(model[1](query).input_ids) > 512
     ours, whole = (predictor.score(DEMONSTRATIONS, [query], OPTIONS)[0] for predictor in predictors)
     assert [score for score, _ in ours] == pytest.approx([score for score, _ in whole], abs=1e-5)
@@ -86,7 +101,10 @@ def test_options_of_each_query_and_no_demonstrations(checkpoint):
             r"query 0, option 0: prompts do not fit the model's 4096 positions; this one needs \d+: "
             r"prefix and demonstrations \d+ \+ query \d+( \+ answer without its last token \d+)?\. Give fewer .*\.$",
         ),
-        (lambda p: p.score("Review", ["a"], [" yes"]), "demonstrations='Review': must be a list of texts"),
+        (
+            lambda p: p.score("Review", ["a"], [" yes"]),
+            "demonstrations='Review': must be a list of texts",
+        ),
     ],
 )
 def test_bad_input_is_one_line(checkpoint, call, says):

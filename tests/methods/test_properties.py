@@ -20,12 +20,20 @@ from tests import tiny
 # where RMSNorm rounds to float32 in between. What differs is asked to differ by far more.
 TOLERANCE = {"gpt2": 1e-9, "llama": 1e-6}
 CLEARLY = 1e-4
-INVARIANT = [methods.PrefixICL(), methods.PCW(), methods.SAICL(), methods.InvICL(), methods.BatchICL(layer=2)]
+INVARIANT = [
+    methods.PrefixICL(),
+    methods.PCW(),
+    methods.SAICL(),
+    methods.InvICL(),
+    methods.BatchICL(layer=2),
+]
 
 TOKEN = st.integers(3, 400)
 LABEL = st.sampled_from([(401, 402), (403,), (404, 405, 406)])
 # Inputs and labels of demonstrations.
-EXAMPLES = st.lists(st.tuples(st.lists(TOKEN, min_size=1, max_size=4).map(tuple), LABEL), min_size=1, max_size=5)
+EXAMPLES = st.lists(
+    st.tuples(st.lists(TOKEN, min_size=1, max_size=4).map(tuple), LABEL), min_size=1, max_size=5
+)
 PREFIX = st.lists(TOKEN, max_size=3).map(tuple)
 QUERY = st.lists(TOKEN, min_size=1, max_size=4).map(tuple)
 
@@ -98,7 +106,9 @@ def test_what_depends_on_the_order(name, method):
     model = tiny_model(name)
     none = method.positions == "none"
     with no_positions(model, position_embeddings(model)) if none else contextlib.nullcontext():
-        found = [answered(name, method, made_of((5,), order)) for order in itertools.permutations(FIXED)]
+        found = [
+            answered(name, method, made_of((5,), order)) for order in itertools.permutations(FIXED)
+        ]
     for one, other in itertools.combinations(found, 2):
         assert distance(one, other) > CLEARLY
 
@@ -113,7 +123,9 @@ def encodings(name, method, prefix, examples):
     model, context = tiny_model(name), made_of(prefix, examples)
     (memory,) = method.encode(model, [context])
     assert memory.tokens == context.tokens
-    entries = torch.stack([entry for layer in memory.layers for entry in layer])  # [2 layers, 1, heads, tokens, width]
+    entries = torch.stack(
+        [entry for layer in memory.layers for entry in layer]
+    )  # [2 layers, 1, heads, tokens, width]
     entries = entries.permute(3, 0, 1, 2, 4).flatten(1)
     found, at = [], len(context.prefix)
     for x, y in examples:
@@ -164,8 +176,13 @@ def test_batchicl_averages_repeated_demonstrations_away(name, prefix, examples, 
     context = made_of(prefix, examples)
     twice = Context(context.prefix, context.demonstrations * 2)
     once = answered(name, methods.BatchICL(layer=2), context, query)
-    assert distance(once, answered(name, methods.BatchICL(layer=2, repeat=2), context, query)) <= TOLERANCE[name]
-    assert distance(once, answered(name, methods.BatchICL(layer=2), twice, query)) <= TOLERANCE[name]
+    assert (
+        distance(once, answered(name, methods.BatchICL(layer=2, repeat=2), context, query))
+        <= TOLERANCE[name]
+    )
+    assert (
+        distance(once, answered(name, methods.BatchICL(layer=2), twice, query)) <= TOLERANCE[name]
+    )
 
 
 # Theorem 4.1: under InvICL's mask linear attention takes steps of gradient descent.
@@ -227,7 +244,10 @@ def equation_12(x, y, w, eta):
 def regression(n, d, seed):
     """Inputs, targets, weights to begin with, and a step as large as gradient descent stands."""
     generator = torch.Generator().manual_seed(seed)
-    x, y, w = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in [(n, d), (n,), (d,)])
+    x, y, w = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in [(n, d), (n,), (d,)]
+    )
     return x, y, w, 1 / torch.linalg.eigvalsh(x @ x.T).max().item()
 
 
@@ -241,10 +261,14 @@ def test_theorem_4_1(n, d, seed):
         torch.testing.assert_close(w, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("method", [methods.ICL(), methods.PrefixICL(), methods.PCW()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method", [methods.ICL(), methods.PrefixICL(), methods.PCW()], ids=lambda method: method.name
+)
 def test_theorem_4_1_holds_of_invicl_alone(method):
     x, y, w, eta = regression(5, 3, 0)
     expected = equation_12(x, y, w, eta)
     assert distance(step(methods.InvICL(), x, y, w, eta), expected) <= 1e-10
     assert distance(step(method, x, y, w, eta), expected) > 1e-2
-    assert distance(w - eta * x.T @ (x @ w - y), expected) > 1e-2  # nor is it plain gradient descent, Eq. 10
+    assert (
+        distance(w - eta * x.T @ (x @ w - y), expected) > 1e-2
+    )  # nor is it plain gradient descent, Eq. 10

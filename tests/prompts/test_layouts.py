@@ -19,7 +19,10 @@ METHODS = [
     methods.make("deepthink", {"positions": "symmetric", "restart_positions": True}),
 ]
 LENGTHS = st.tuples(
-    st.integers(0, 3), st.lists(st.integers(0, 4), max_size=4).map(tuple), st.integers(0, 3), st.integers(0, 3)
+    st.integers(0, 3),
+    st.lists(st.integers(0, 4), max_size=4).map(tuple),
+    st.integers(0, 3),
+    st.integers(0, 3),
 )
 
 
@@ -28,7 +31,11 @@ def rows(method, prefix, demonstrations, query, answer):
     if method.why_not(len(demonstrations)):
         return []
     layouts = [layout for _, layout in method.passes(prefix, demonstrations, query, answer)]
-    return layouts if method.name == "deepthink" else [*layouts, method.layout(prefix, demonstrations, query, answer)]
+    return (
+        layouts
+        if method.name == "deepthink"
+        else [*layouts, method.layout(prefix, demonstrations, query, answer)]
+    )
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -46,7 +53,9 @@ def test_the_mask_is_the_rule_for_every_pair(method, lengths):
             for query, (a, block) in enumerate(blocks)
         ]
         assert layout.mask.tolist() == expected
-        for query, row in enumerate(expected):  # of any shape: a token by itself, a token and some others
+        for query, row in enumerate(
+            expected
+        ):  # of any shape: a token by itself, a token and some others
             assert layout.rule(torch.tensor(query), torch.arange(len(row))).tolist() == row
             assert layout.rule(torch.tensor(query), torch.tensor(query)).item() == row[query]
 
@@ -60,7 +69,9 @@ def test_what_is_read_off_blocks_is_so_token_by_token(method, lengths):
     for d, length in enumerate(demonstrations, 1):
         prompt += [(f"D{d}", i) for i in range(length)]
     prompt += [("Q", i) for i in range(query)] + [("A", i) for i in range(answer)]
-    divided = isinstance(method, Several) or method.name == "batchicl"  # each pass has the prompt of its own context
+    divided = (
+        isinstance(method, Several) or method.name == "batchicl"
+    )  # each pass has the prompt of its own context
     for layout in rows(method, *lengths)[-1:] if divided else rows(method, *lengths):
         n = len(layout)
         runs = layout.mask.any(dim=1)
@@ -81,7 +92,9 @@ def test_what_is_read_off_blocks_is_so_token_by_token(method, lengths):
                 elif block.name in "PQA":
                     assert part == block.name
                 else:
-                    assert part == f"D{(int(block.name.strip('D').strip(chr(39))) - 1) % repeats + 1}"
+                    assert (
+                        part == f"D{(int(block.name.strip('D').strip(chr(39))) - 1) % repeats + 1}"
+                    )
                 assert int(layout.positions[at]) == block.start + layout.step * i
                 at += 1
         assert at == n
@@ -102,7 +115,9 @@ def test_the_footprint_is_what_the_rows_take(method, lengths):
         method = methods.make(method.name, {"repeat": method.repeat, "positions": "sequential"})
     layouts = [layout for _, layout in method.passes(prefix, demonstrations)]
     assert footprint.tokens == max(len(layout.positions) for layout in layouts)
-    assert footprint.positions == max((int(at) + 1 for layout in layouts for at in layout.positions), default=0)
+    assert footprint.positions == max(
+        (int(at) + 1 for layout in layouts for at in layout.positions), default=0
+    )
     ends = [max(layout.positions.tolist()) + 1 for layout in layouts if len(layout)]
     assert footprint.shortest_pass == min(ends, default=0)
     # The query's first token, in the row that has one, or after each of several memories.

@@ -32,7 +32,10 @@ def first_prompt(config, shots: int, **kwargs):
 
 
 def test_plain_parts():
-    train = [f"Review: {doc['text']}\nSentiment: {'abc'[doc['label']]}\n\n" for doc in evaluation.documents(3, 50)]
+    train = [
+        f"Review: {doc['text']}\nSentiment: {'abc'[doc['label']]}\n\n"
+        for doc in evaluation.documents(3, 50)
+    ]
     for instance in build("one_token", 3):
         prompt = instance.args[0]
         assert type(prompt) is FewShotPrompt
@@ -66,7 +69,10 @@ def test_multiple_inputs_have_a_prompt_an_option():
 
 def test_samples():
     prompt = first_prompt("samples", 3)
-    assert [doc["text"] in part for doc, part in zip(evaluation.documents(3, 80), prompt.demonstrations, strict=True)]
+    assert [
+        doc["text"] in part
+        for doc, part in zip(evaluation.documents(3, 80), prompt.demonstrations, strict=True)
+    ]
 
 
 def chat(messages, add_generation_prompt=True):
@@ -89,7 +95,9 @@ def test_chat_template(multiturn):
 
 def test_blanks_that_a_chat_template_strips():
     """The mark before a turn does not keep them."""
-    config = evaluation.task("blanks", **evaluation.CHOICE, doc_to_choice=["a", "b"], doc_to_text="\n {{other}} is")
+    config = evaluation.task(
+        "blanks", **evaluation.CHOICE, doc_to_choice=["a", "b"], doc_to_text="\n {{other}} is"
+    )
     kwargs = {"apply_chat_template": True, "chat_template": chat, "fewshot_as_multiturn": True}
     prompt = first_prompt(config, 1, **kwargs)
     assert isinstance(prompt, FewShotPrompt) and len(prompt.demonstrations) == 1
@@ -107,7 +115,11 @@ def test_what_leaves_no_structure():
         return JsonChatStr(str(messages))
 
     for template, kind in ((shouting, str), (of_an_api, JsonChatStr)):
-        kwargs = {"apply_chat_template": True, "chat_template": template, "fewshot_as_multiturn": True}
+        kwargs = {
+            "apply_chat_template": True,
+            "chat_template": template,
+            "fewshot_as_multiturn": True,
+        }
         prompt = first_prompt("one_token", 2, **kwargs)
         assert type(prompt) is kind and (kind is JsonChatStr or _MARK not in prompt)
     marked = {**evaluation.TASKS["one_token"], "doc_to_text": f"x{_MARK}y {{{{text}}}}"}
@@ -124,7 +136,9 @@ def test_a_task_that_builds_its_own_prompts(checkpoint):
     task.set_config("num_fewshot", 0)
     task.set_fewshot_seed(0)
     with pytest.raises(InputError, match=r"'own'.*without its structure.*--model hf"):
-        lm_eval.simple_evaluate("icl", {"pretrained": str(checkpoint("gpt2"))}, tasks=[task], device="cpu")
+        lm_eval.simple_evaluate(
+            "icl", {"pretrained": str(checkpoint("gpt2"))}, tasks=[task], device="cpu"
+        )
 
 
 def test_copies_and_other_processes_keep_the_parts():
@@ -151,7 +165,10 @@ TEMPLATES = [
 
 def test_templates_are_compiled_once_and_rendered_as_before(monkeypatch):
     """In runs of our models."""
-    documents = [{"text": f" été {i}", "question": f"{i}? ", "choices": [i, "x"], "label": i % 2} for i in range(4)]
+    documents = [
+        {"text": f" été {i}", "question": f"{i}? ", "choices": [i, "x"], "label": i % 2}
+        for i in range(4)
+    ]
     compiled, compile_template = [], Environment.compile
 
     def counted(environment, source, *args):
@@ -162,7 +179,9 @@ def test_templates_are_compiled_once_and_rendered_as_before(monkeypatch):
         return [utils.apply_template(template, doc) for doc in documents for template in TEMPLATES]
 
     monkeypatch.setattr(Environment, "compile", counted)
-    monkeypatch.delattr(utils.env, "from_string")  # which the tests replace by one that compiles once (`once.py`)
+    monkeypatch.delattr(
+        utils.env, "from_string"
+    )  # which the tests replace by one that compiles once (`once.py`)
     patches.install()
     _compiled.cache_clear()
     expected = rendered()

@@ -27,7 +27,9 @@ def unigram(normalizer=None):
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     if normalizer is not None:
         tokenizer.normalizer = normalizer
-    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=["<s>", "<unk>"], unk_token="<unk>")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=["<s>", "<unk>"], unk_token="<unk>"
+    )
     trainer.show_progress = False
     tokenizer.train_from_iterator(tiny.CORPUS, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
@@ -36,7 +38,9 @@ def unigram(normalizer=None):
 def word_piece():
     """BERT's kind, special tokens at both ends."""
     vocabulary = ["[UNK]", "[CLS]", "[SEP]", *"abq:.12é", *(f"##{letter}" for letter in "abq12é")]
-    tokenizer = Tokenizer(models.WordPiece({each: i for i, each in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordPiece({each: i for i, each in enumerate(vocabulary)}, unk_token="[UNK]")
+    )
     tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -54,7 +58,11 @@ def with_prefix_space():
 
 def without_lines():
     """T5's kind: a line break is a blank, and the blank is a part of the word after it."""
-    return unigram(normalizers.Sequence([normalizers.Replace("\n", " "), normalizers.Replace(Regex(" {2,}"), " ")]))
+    return unigram(
+        normalizers.Sequence(
+            [normalizers.Replace("\n", " "), normalizers.Replace(Regex(" {2,}"), " ")]
+        )
+    )
 
 
 def over_lines():
@@ -112,9 +120,13 @@ def test_ids_are_those_of_the_whole_string(kind, prefix, parts, query, answers):
     prefix=TEXT,
     parts=st.lists(TEXT.map(lambda text: text + "\nA: b\n\n"), min_size=1, max_size=2),
     end=st.sampled_from(["", "\n", "a", " "]),
-    queries=st.lists(st.one_of(TEXT, st.just("  "), TEXT.map(lambda text: text + "\nA:")), min_size=2, max_size=5),
+    queries=st.lists(
+        st.one_of(TEXT, st.just("  "), TEXT.map(lambda text: text + "\nA:")), min_size=2, max_size=5
+    ),
 )
-def test_after_a_shared_context_the_ids_are_those_of_the_whole_string(kind, prefix, parts, end, queries):
+def test_after_a_shared_context_the_ids_are_those_of_the_whole_string(
+    kind, prefix, parts, end, queries
+):
     tokenizer = OF_EVERY_KIND[kind]
     encode, alone = pairs(tokenizer), pairs(tokenizer, by_line=False)
     for query in queries:
@@ -146,7 +158,10 @@ def test_a_shared_context_is_tokenized_once(kind):
 
     encode = PairEncoder(counted, bare, by_line=tokenizes_by_line(tokenizer))
     whole.clear()  # what the tokenizer was tried on
-    prompts = [FewShotPrompt("Tell.\n\n", ["Q: a\nA: b\n\n"], query) for query in ("Q: 1\nA:", "Q: 2\nA:", "Q: 3\nA:")]
+    prompts = [
+        FewShotPrompt("Tell.\n\n", ["Q: a\nA: b\n\n"], query)
+        for query in ("Q: 1\nA:", "Q: 2\nA:", "Q: 3\nA:")
+    ]
     for prompt in prompts:
         encode.split(prompt, prompt)
     assert whole == (prompts[:1] if kind in BY_LINE else prompts)
@@ -160,7 +175,9 @@ def test_parts_decode_to_the_parts(kind):
         shots = ["Review: dull film\nSentiment: no\n\n", "Review: café\nSentiment: yes\n\n"]
         prompt = FewShotPrompt(prefix, shots, "Q:")
         tokens = pairs(tokenizer).split(prompt, prompt)
-        spelled = [tokenizer.decode(ids, skip_special_tokens=True) for ids in tokens.context.demonstrations]
+        spelled = [
+            tokenizer.decode(ids, skip_special_tokens=True) for ids in tokens.context.demonstrations
+        ]
         assert tokenizer.decode(tokens.context.prefix, skip_special_tokens=True) == prefix
         assert [text.lstrip(" ") for text in spelled] == shots
         assert tokenizer.decode(tokens.query).lstrip(" ") == "Q:"
@@ -192,7 +209,9 @@ def where_parts_begin(tokenizer, ids, parts):
     ends, text = [], ""
     for part in parts[:-1]:
         text += part
-        ends.append(max((n for n, spelling in enumerate(spelled) if spelling == text), default=None))
+        ends.append(
+            max((n for n, spelling in enumerate(spelled) if spelling == text), default=None)
+        )
     return ends
 
 
@@ -228,12 +247,17 @@ def test_by_part_nothing_depends_on_the_order(kind, prefix, parts, query, answer
     tokenizer = TOKENIZERS[kind]
     encode = pairs(tokenizer, by_part=True)
     tokens, ids = encode(FewShotPrompt(prefix, parts, query), [answer])
-    permuted, permuted_ids = encode(FewShotPrompt(prefix, [parts[i] for i in order], query), [answer])
+    permuted, permuted_ids = encode(
+        FewShotPrompt(prefix, [parts[i] for i in order], query), [answer]
+    )
     assert permuted.context.prefix == tokens.context.prefix
     assert permuted.context.demonstrations == tuple(tokens.context.demonstrations[i] for i in order)
     assert permuted.query == tokens.query and permuted_ids == ids
     if kind != "sentencepiece":  # its decoder drops the blank that a text begins with
-        spelled = [tokenizer.decode(part, skip_special_tokens=True) for part in tokens.context.demonstrations]
+        spelled = [
+            tokenizer.decode(part, skip_special_tokens=True)
+            for part in tokens.context.demonstrations
+        ]
         assert spelled == parts
         assert tokenizer.decode(tokens.query) == query.rstrip()
 
@@ -244,7 +268,10 @@ def test_by_part_an_empty_query_is_refused():
     with pytest.raises(InputError, match="the query is empty"):
         encode(FewShotPrompt("p", ["a\n\n", "b\n\n"], " "), ["x"])
     # Without demonstrations there is no order to depend on.
-    assert encode(FewShotPrompt("p", [], " "), ["x"])[0] == encode(FewShotPrompt("", [], "p "), ["x"])[0]
+    assert (
+        encode(FewShotPrompt("p", [], " "), ["x"])[0]
+        == encode(FewShotPrompt("", [], "p "), ["x"])[0]
+    )
 
 
 # Tokenizers whose offsets and ends of texts are unlike those of GPT-2's and Llama's.
@@ -254,7 +281,9 @@ def dropping_blanks(pre_tokenizer):
     """WordPiece that drops the blanks and line breaks between words."""
     letters = sorted({letter for text in tiny.CORPUS for letter in text if not letter.isspace()})
     vocabulary = ["[UNK]", "[BOS]", *letters, *(f"##{letter}" for letter in letters)]
-    tokenizer = Tokenizer(models.WordPiece({each: i for i, each in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordPiece({each: i for i, each in enumerate(vocabulary)}, unk_token="[UNK]")
+    )
     tokenizer.pre_tokenizer = pre_tokenizer
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", bos_token="[BOS]")
 
@@ -275,7 +304,9 @@ def stripping_the_end():
 def closing(tokenizer, end):
     """The tokenizer with a token at the end of every text."""
     special = [(end, tokenizer.convert_tokens_to_ids(end))]
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(f"$A {end}", special_tokens=special)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        f"$A {end}", special_tokens=special
+    )
     return tokenizer
 
 
@@ -294,7 +325,9 @@ def ids_of_parts(kind, tokenizer, prompt):
     parts = [prompt.prefix, *prompt.demonstrations, prompt.query]
     if kind != "stripping_the_end":
         return [tuple(tokenizer(part, add_special_tokens=False).input_ids) for part in parts]
-    ids = tokenizer(prompt, add_special_tokens=False).input_ids  # every token spells itself, but for a mark in front
+    ids = tokenizer(
+        prompt, add_special_tokens=False
+    ).input_ids  # every token spells itself, but for a mark in front
     ends, spelled = list(itertools.accumulate(map(len, parts))), -1
     found = [[] for _ in parts]
     for token in ids:
@@ -333,7 +366,9 @@ def test_scores_of_a_tokenizer_that_ends_every_text_are_those_of_hf(make, query,
     tokenizer = make()
     tokenizer.add_special_tokens({"eos_token": "</s>"})
     prompt = FewShotPrompt("", DEMONSTRATIONS, query)
-    check_scores_are_those_of_hf(tmp_path, closing(tokenizer, "</s>"), prompt, (" no", "yes indeed", "\nyes"))
+    check_scores_are_those_of_hf(
+        tmp_path, closing(tokenizer, "</s>"), prompt, (" no", "yes indeed", "\nyes")
+    )
 
 
 def test_scores_of_a_tokenizer_whose_words_reach_over_line_breaks_are_those_of_hf(tmp_path):
@@ -341,5 +376,9 @@ def test_scores_of_a_tokenizer_whose_words_reach_over_line_breaks_are_those_of_h
     pieces = ["<s>", "<unk>", *"abcdQ\n", "a\nbc"]
     scores = [0.0, -10.0, *[-3.0] * 6, -1.0]
     backend = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), unk_id=1))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", unk_token="<unk>")
-    check_scores_are_those_of_hf(tmp_path, tokenizer, FewShotPrompt("", ["Qd\n"], "a\nb"), ("cdddd",))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", unk_token="<unk>"
+    )
+    check_scores_are_those_of_hf(
+        tmp_path, tokenizer, FewShotPrompt("", ["Qd\n"], "a\nb"), ("cdddd",)
+    )

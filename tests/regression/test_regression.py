@@ -68,10 +68,14 @@ class Literal:
 
     def __init__(self, model: Regressor, x: Tensor, y: Tensor) -> None:
         self.model, self.n = model, y.shape[1] - 1
-        tokens = torch.stack([x, pad(y[:, :, None], (0, x.shape[2] - 1))], dim=2)  # [1, points, 2, d]
+        tokens = torch.stack(
+            [x, pad(y[:, :, None], (0, x.shape[2] - 1))], dim=2
+        )  # [1, points, 2, d]
         self.x, self.example = model.read_in(tokens[:, :, :1])[0], model.read_in(tokens)[0]
 
-    def run(self, tokens: Tensor, start: int, memory: list[DynamicCache] = ()) -> tuple[DynamicCache, Tensor]:
+    def run(
+        self, tokens: Tensor, start: int, memory: list[DynamicCache] = ()
+    ) -> tuple[DynamicCache, Tensor]:
         """Tokens after the keys and values of others: their own keys and values, and the value read at the first."""
         cache = DynamicCache()
         for layer in range(SMALL.layers if memory else 0):
@@ -101,7 +105,9 @@ class Literal:
             )
             own.update(key, value, number)
             scores = query @ key.mT / query.shape[3] ** 0.5
-            stream = stream + block.attn.c_proj((scores.softmax(dim=3) @ value).transpose(1, 2).flatten(2))
+            stream = stream + block.attn.c_proj(
+                (scores.softmax(dim=3) @ value).transpose(1, 2).flatten(2)
+            )
             stream = stream + block.mlp(block.ln_2(stream))
         return own
 
@@ -121,7 +127,9 @@ class Literal:
         return [self.run(self.x[self.n], 2, memory)[1]]
 
     def prefixicl(self) -> list[Tensor]:
-        memory = self.both_ways(self.example[: self.n].flatten(0, 1), torch.arange(2).repeat(self.n))
+        memory = self.both_ways(
+            self.example[: self.n].flatten(0, 1), torch.arange(2).repeat(self.n)
+        )
         return [self.run(self.x[self.n], 2, [memory])[1]]
 
     def invicl(self) -> list[Tensor]:
@@ -150,7 +158,9 @@ def test_every_number_of_examples_is_a_prompt_of_its_own(name: str) -> None:
     model, (x, y) = regressor(name), prompt(6, count=3)
     got = model.predict([0, 2, 5], x, y)
     for column, n in enumerate((0, 2, 5)):
-        assert torch.allclose(got[:, column], model(x[:, : n + 1], y[:, :n])[:, -1], rtol=0, atol=1e-10)
+        assert torch.allclose(
+            got[:, column], model(x[:, : n + 1], y[:, :n])[:, -1], rtol=0, atol=1e-10
+        )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -161,7 +171,9 @@ def test_order_changes_no_bit_of_invariant_methods(name: str) -> None:
     order = torch.tensor([3, 0, 6, 2, 5, 1, 4, 7])  # the query stays where it is
     same = torch.equal(model.predict([7], x, y), model.predict([7], x[:, order], y[:, order]))
     assert same == (name in ("prefixicl", "pcw", "invicl"))
-    apart = model.double()(x.double(), y[:, :-1].double()) - model(x[:, order].double(), y[:, order[:-1]].double())
+    apart = model.double()(x.double(), y[:, :-1].double()) - model(
+        x[:, order].double(), y[:, order[:-1]].double()
+    )
     assert (apart[:, -1].abs().max() < 1e-10) == same  # in real numbers, without canonical order
 
 
@@ -193,8 +205,13 @@ def test_sparse_functions_and_trees() -> None:
     for signs, values in zip((x > 0).tolist(), y.tolist(), strict=True):
         assert len(set(values)) <= 2**tree.depth
         at: dict[tuple[bool, ...], float] = {}
-        assert all(at.setdefault(tuple(sign), value) == value for sign, value in zip(signs, values, strict=True))
-    assert draw_functions(tree, generator("tree"), 2000, 5)[1].square().mean() == pytest.approx(1, rel=0.1)
+        assert all(
+            at.setdefault(tuple(sign), value) == value
+            for sign, value in zip(signs, values, strict=True)
+        )
+    assert draw_functions(tree, generator("tree"), 2000, 5)[1].square().mean() == pytest.approx(
+        1, rel=0.1
+    )
 
 
 def test_least_squares_has_no_error_from_as_many_examples_as_dimensions() -> None:
@@ -208,10 +225,14 @@ def test_least_squares_has_no_error_from_as_many_examples_as_dimensions() -> Non
 # Training and its measurement.
 
 
-def test_methods_get_the_same_functions_and_every_seed_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_get_the_same_functions_and_every_seed_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[Tensor] = []
     monkeypatch.setattr(
-        training, "draw_functions", lambda *of: (seen.append((drawn := draw_functions(*of))[1]), drawn)[1]
+        training,
+        "draw_functions",
+        lambda *of: (seen.append((drawn := draw_functions(*of))[1]), drawn)[1],
     )
     for name, seed in (("icl", 0), ("pcw", 0), ("icl", 1)):
         training.step_loss(Regressor(SMALL, method_of(name)), seed, 5)
@@ -220,7 +241,14 @@ def test_methods_get_the_same_functions_and_every_seed_others(monkeypatch: pytes
 
 def test_the_curriculum() -> None:
     full = configured("linear")
-    stages = {0: (5, 11), 1999: (5, 11), 2000: (6, 13), 29_999: (19, 39), 30_000: (20, 41), 199_999: (20, 41)}
+    stages = {
+        0: (5, 11),
+        1999: (5, 11),
+        2000: (6, 13),
+        29_999: (19, 39),
+        30_000: (20, 41),
+        199_999: (20, 41),
+    }
     assert {step: full.stage(step) for step in stages} == stages
     assert configured("tree").stage(30_000) == (20, 101) and full.probed == [3, 6, 9, 12]
     assert full.kept[:2] == [10_000, 20_000] and set(full.shown) <= set(full.kept)
@@ -241,24 +269,38 @@ def test_the_interval_is_of_seeds_and_functions() -> None:
 # Commands.
 
 
-SETTINGS = [f"{key}={value}" for key, value in SMALL.model_dump().items() if key not in ("function", "stride")]
+SETTINGS = [
+    f"{key}={value}"
+    for key, value in SMALL.model_dump().items()
+    if key not in ("function", "stride")
+]
 SETTINGS += ["stride=4"]
 
 
-def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Training, tables and all figures; a second evaluation reads what the first one measured."""
     monkeypatch.setattr(evaluation, "PROBES_FITTED_ON", 32)
     train_command = ["train", "--config", "tiny", "--methods", "icl,invicl", "--device", "cpu"]
     linear, sparse = str(tmp_path / "linear"), str(tmp_path / "sparse")
     main([*train_command, "--seeds", "0,1", "--output", linear, "--set", *SETTINGS])
-    main([*train_command, "--seeds", "0", "--output", sparse, "--set", *SETTINGS, "function=sparse"])
+    main(
+        [*train_command, "--seeds", "0", "--output", sparse, "--set", *SETTINGS, "function=sparse"]
+    )
     tables = []
     for folder in (linear, linear, sparse):
         main(["evaluate", "--output", folder, "--device", "cpu"])
         tables.append(capsys.readouterr().out)
-    assert tables[0] == tables[1] and tables[0].count("| `invicl` |") == 6 and tables[2].count("| `invicl` |") == 3
+    assert (
+        tables[0] == tables[1]
+        and tables[0].count("| `invicl` |") == 6
+        and tables[2].count("| `invicl` |") == 3
+    )
     cells = re.findall(r"(\d\.\d+) \((\d\.\d+) to (\d\.\d+)\)", tables[0])
-    assert len(cells) > 40 and all(float(low) <= float(mean) <= float(high) for mean, low, high in cells)
+    assert len(cells) > 40 and all(
+        float(low) <= float(mean) <= float(high) for mean, low, high in cells
+    )
     for figure in FIGURES:
         to = tmp_path / f"{figure}.svg"
         folders = [linear, sparse] if figure == "figure6" else [linear]
@@ -281,6 +323,15 @@ def refused(*arguments: str) -> str:
     ],
 )
 def test_arguments_that_cannot_be_are_one_line(arguments: str, says: str, tmp_path: Path) -> None:
-    line = ["train", "--config", "tiny", "--output", str(tmp_path / "new"), "--device", "cpu", *arguments.split()]
+    line = [
+        "train",
+        "--config",
+        "tiny",
+        "--output",
+        str(tmp_path / "new"),
+        "--device",
+        "cpu",
+        *arguments.split(),
+    ]
     assert says in refused(*line)
     assert not (tmp_path / "new").exists()

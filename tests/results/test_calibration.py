@@ -30,10 +30,18 @@ def guo(probabilities: list[list[float]], golds: list[int]) -> float:
     """Guo et al. 2017, equations 2 and 3: 15 bins ((m - 1) / 15, m / 15]."""
     error = 0.0
     for m in range(1, 16):
-        in_bin = [(p, g) for p, g in zip(probabilities, golds, strict=True) if (m - 1) / 15 < max(p) <= m / 15]
+        in_bin = [
+            (p, g)
+            for p, g in zip(probabilities, golds, strict=True)
+            if (m - 1) / 15 < max(p) <= m / 15
+        ]
         if in_bin:
             accuracy = sum(p.index(max(p)) == g for p, g in in_bin) / len(in_bin)
-            error += len(in_bin) / len(golds) * abs(accuracy - sum(max(p) for p, _ in in_bin) / len(in_bin))
+            error += (
+                len(in_bin)
+                / len(golds)
+                * abs(accuracy - sum(max(p) for p, _ in in_bin) / len(in_bin))
+            )
     return error
 
 
@@ -63,7 +71,9 @@ def test_the_edges_of_bins():
     """A confidence of exactly m / 15 is in the bin that ends there; 1 is in the last."""
     sums = metrics.binned(np.array([[1 / 15, 0.0], [1.0, 1.0], [0.5, 1.0]])).reshape(3, 2, 15)
     assert sums[:, 1].argmax(axis=1).tolist() == [0, 14, 7]
-    assert float(metrics.calibration_error(sums.reshape(3, -1).sum(axis=0))) == pytest.approx((1 / 15 + 0.5) / 3)
+    assert float(metrics.calibration_error(sums.reshape(3, -1).sum(axis=0))) == pytest.approx(
+        (1 / 15 + 0.5) / 3
+    )
 
 
 @pytest.mark.parametrize("model", ["icl", "hf"])
@@ -95,10 +105,16 @@ def test_a_difference_of_calibration_errors(tmp_path):
 def test_documents_have_what_people_group_by(tmp_path):
     sampled(tmp_path)
     table = results.documents(tmp_path)
-    assert set(table.shots) == {4} and set(table.options) == {("good", "bad")} and set(table.arguments) == {"{}"}
+    assert (
+        set(table.shots) == {4}
+        and set(table.options) == {("good", "bad")}
+        and set(table.arguments) == {"{}"}
+    )
     assert table.loglikelihoods.tolist() == LOGPROBS and table.gold.tolist() == GOLDS
     assert all(sum(p) == pytest.approx(1) for p in table.probabilities)
-    assert table.groupby(["model", "shots", "filter"]).apply(results.ece).tolist() == pytest.approx([EXPECTED["ece"]])
+    assert table.groupby(["model", "shots", "filter"]).apply(results.ece).tolist() == pytest.approx(
+        [EXPECTED["ece"]]
+    )
 
 
 def test_without_samples_there_is_no_calibration(tmp_path):

@@ -23,17 +23,34 @@ N, SEEDS = 60, (0, 1, 2)
 SHARES = {"icl": 0.8, "pcw": 0.7}
 
 
-def one(folder: Path, model: str, seed: int, share: float, *, order=0, labels=None, number=0, shots=4, task="t"):
+def one(
+    folder: Path,
+    model: str,
+    seed: int,
+    share: float,
+    *,
+    order=0,
+    labels=None,
+    number=0,
+    shots=4,
+    task="t",
+):
     """A run with random answers and log-likelihoods, in a study's order."""
     rng = np.random.default_rng([*map(ord, f"{model}{labels}{task}"), seed, order, number, shots])
-    metadata = {"version": 1.0, **({"labels": labels} if labels else {}), **({"format": number} if number else {})}
+    metadata = {
+        "version": 1.0,
+        **({"labels": labels} if labels else {}),
+        **({"format": number} if number else {}),
+    }
     own = {"metadata": metadata, "doc_to_text": "Text: {{text}}\nLabel:"}
     if number:
         metadata["unformatted"] = {"doc_to_text": own["doc_to_text"]}
         own["doc_to_text"] = f"in format {number}"
     says = [i % 2 if ok else 1 - i % 2 for i, ok in enumerate(rng.random(N) < share)]
     evil = f"{labels}{number}{shots}\n\n"  # other prompts
-    put = {"config.icl": {"method": model, "study": {"order": order, "seed": seed, "split": "test"}}}
+    put = {
+        "config.icl": {"method": model, "study": {"order": order, "seed": seed, "split": "test"}}
+    }
     file = write(folder / f"{model}{labels}{number}{shots}{order}{task}", model, seed, task=task, n=N, says=says,
                  order=order, shots=shots, evil=evil, put=put, **own)  # fmt: skip
     samples = [json.loads(line) for line in samples_of(file, task).open()]
@@ -49,7 +66,13 @@ def one(folder: Path, model: str, seed: int, share: float, *, order=0, labels=No
 def made(tmp_path_factory):
     """The folder, and the samples of each run on the task t, by method, labels, format, shots, order and seed."""
     folder, samples = tmp_path_factory.mktemp("card"), {}
-    varied = [{"order": 1}, {"order": 2}, {"labels": "flipped:0.25"}, {"labels": "random"}, {"number": 1}]
+    varied = [
+        {"order": 1},
+        {"order": 2},
+        {"labels": "flipped:0.25"},
+        {"labels": "random"},
+        {"number": 1},
+    ]
     varied += [{"number": 2}, {"shots": 1}, {"shots": 8}, {}]
     for model, seed, axes in itertools.product(SHARES, SEEDS, varied):
         share = SHARES[model] - 0.1 * len(axes) - 0.2 * (axes.get("labels") == "random")
@@ -71,7 +94,9 @@ def acc(samples):
 
 
 def says(samples):
-    return [int(float(s["filtered_resps"][1][0]) > float(s["filtered_resps"][0][0])) for s in samples]
+    return [
+        int(float(s["filtered_resps"][1][0]) > float(s["filtered_resps"][0][0])) for s in samples
+    ]
 
 
 @pytest.mark.parametrize("model", SHARES)
@@ -84,14 +109,20 @@ def test_every_number_is_a_loop_over_the_samples(made, board, model):
     gold = fmean(fmean(acc(samples)) for samples in sets)
     pairs = [(of["", 0, 4, a, seed], of["", 0, 4, b, seed])
              for seed in SEEDS for a, b in itertools.combinations(orders, 2)]  # fmt: skip
-    of_formats = [[fmean(acc(of["", number, 4, 0, seed])) for number in (0, 1, 2)] for seed in SEEDS]
+    of_formats = [
+        [fmean(acc(of["", number, 4, 0, seed])) for number in (0, 1, 2)] for seed in SEEDS
+    ]
     of_sets = [fmean(fmean(acc(of["", 0, 4, order, seed])) for order in orders) for seed in SEEDS]
     expected = {
         "accuracy": fmean(fmean(acc(samples)) for samples in every),
-        "order flips": fmean(fmean(a != b for a, b in zip(says(x), says(y), strict=True)) for x, y in pairs),
+        "order flips": fmean(
+            fmean(a != b for a, b in zip(says(x), says(y), strict=True)) for x, y in pairs
+        ),
         "format spread": fmean(max(values) - min(values) for values in of_formats),
         "set spread": max(of_sets) - min(of_sets),
-        "shots gain": fmean(fmean(acc(of["", 0, 8, 0, s])) - fmean(acc(of["", 0, 1, 0, s])) for s in SEEDS),
+        "shots gain": fmean(
+            fmean(acc(of["", 0, 8, 0, s])) - fmean(acc(of["", 0, 1, 0, s])) for s in SEEDS
+        ),
     }
     for labels in ("flipped:0.25", "random"):
         flipped = fmean(fmean(acc(of[labels, 0, 4, 0, seed])) for seed in SEEDS)
@@ -110,7 +141,9 @@ def test_every_number_is_a_loop_over_the_samples(made, board, model):
 def test_formats_are_orders_of_a_set_on_the_board(board):
     """Beside seed and order: of one row, three sets of demonstrations; flips are of orders alone."""
     entry = next(
-        e for e in board.entries if e.method == "icl" and "labels" not in e.conditions and "4 shots" in e.label
+        e
+        for e in board.entries
+        if e.method == "icl" and "labels" not in e.conditions and "4 shots" in e.label
     )
     (column,) = (column.name for column in board.columns)
     cell = entry.cells[column]
@@ -140,7 +173,9 @@ def test_over_tasks(tmp_path):
     for task, seed in itertools.product("tu", SEEDS):
         one(tmp_path / task / "plain", "icl", seed, 0.9, task=task)
     plain = build(read([tmp_path], quiet=True)[0])
-    assert plain.card is None and "What predictions depend on" not in page(plain, figures.svgs(plain))
+    assert plain.card is None and "What predictions depend on" not in page(
+        plain, figures.svgs(plain)
+    )
     for task, seed in itertools.product("tu", SEEDS):
         one(tmp_path / task / "random", "icl", seed, 0.5, labels="random", task=task)
     (row,) = build(read([tmp_path], quiet=True)[0]).card.rows
@@ -157,12 +192,20 @@ def test_what_people_see(board, tmp_path):
     console = Console(width=80, record=True, file=(tmp_path / "out").open("w"))
     console.print(shown.table(board.card, "Title"))
     text = console.export_text()
-    assert all(of.name in " ".join(text.split()) for of in board.card.properties if " " not in of.name)
+    assert all(
+        of.name in " ".join(text.split()) for of in board.card.properties if " " not in of.name
+    )
     assert max(map(len, text.splitlines())) <= 80 and "Title" in text
-    value, interval = shown.texts(board.card.properties[0], board.card.rows[0].values[board.card.properties[0]])
+    value, interval = shown.texts(
+        board.card.properties[0], board.card.rows[0].values[board.card.properties[0]]
+    )
     assert value in text and interval in text
     html = page(board, figures.svgs(board))
-    assert "What predictions depend on" in html and "random labels cost, %" in html and interval in html
+    assert (
+        "What predictions depend on" in html
+        and "random labels cost, %" in html
+        and interval in html
+    )
     paths = figures.draw(board, tmp_path / "figures", ["card"])
     assert [path.name for path in paths] == ["card.svg", "card.png", "card.csv"]
     lines = paths[-1].read_text().splitlines()

@@ -10,11 +10,15 @@ from lm_eval_icl.results.board import Column
 from lm_eval_icl.results.statistics import Estimate
 
 ACCURACY = Column("a", "task", "acc", percent=True, higher_is_better=True, weights={"a": 1})
-PERPLEXITY = Column("b", "task", "word_perplexity", percent=False, higher_is_better=False, weights={"b": 1})
+PERPLEXITY = Column(
+    "b", "task", "word_perplexity", percent=False, higher_is_better=False, weights={"b": 1}
+)
 M, D = numbers.MINUS, numbers.DASH
 
 
-@pytest.mark.parametrize(("x", "text"), [(0.0123456, "0.01235"), (99.996, "100"), (-0.0, "0"), (None, D)])
+@pytest.mark.parametrize(
+    ("x", "text"), [(0.0123456, "0.01235"), (99.996, "100"), (-0.0, "0"), (None, D)]
+)
 def test_numbers_of_any_size(x, text):
     assert numbers.number(x) == text
 
@@ -29,8 +33,14 @@ def test_numbers_of_any_size(x, text):
     ],
 )
 def test_values_and_differences(x, column, value, signed):
-    assert (numbers.value(x, column, unit=True), numbers.signed(x, column, unit=True)) == (value, signed)
-    assert (numbers.value(x, column), numbers.signed(x, column)) == (value.rstrip("%"), signed.removesuffix(" points"))
+    assert (numbers.value(x, column, unit=True), numbers.signed(x, column, unit=True)) == (
+        value,
+        signed,
+    )
+    assert (numbers.value(x, column), numbers.signed(x, column)) == (
+        value.rstrip("%"),
+        signed.removesuffix(" points"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +58,9 @@ def test_intervals(low, high, plain, signed):
     assert numbers.half(of, ACCURACY) == (f"{50 * (high - low):.1f}" if math.isfinite(high) else "")
 
 
-@pytest.mark.parametrize(("p", "text"), [(1e-5, "<0.0001"), (0.0234, "0.023"), (1.0, "1.00"), (None, D)])
+@pytest.mark.parametrize(
+    ("p", "text"), [(1e-5, "<0.0001"), (0.0234, "0.023"), (1.0, "1.00"), (None, D)]
+)
 def test_p_values(p, text):
     assert numbers.p_value(p) == text
     assert [numbers.count(n, "set") for n in (1, 1200)] == ["1 set", "1,200 sets"]
@@ -56,7 +68,12 @@ def test_p_values(p, text):
 
 @pytest.mark.parametrize(
     ("p", "column", "verdict"),
-    [(0.01, ACCURACY, "better"), (0.01, PERPLEXITY, "worse"), (0.051, ACCURACY, "same"), (math.nan, ACCURACY, "same")],
+    [
+        (0.01, ACCURACY, "better"),
+        (0.01, PERPLEXITY, "worse"),
+        (0.051, ACCURACY, "same"),
+        (math.nan, ACCURACY, "same"),
+    ],
 )
 def test_what_a_difference_says(p, column, verdict):
     assert column.judged(SimpleNamespace(mean=1, p_holm=p)) == verdict

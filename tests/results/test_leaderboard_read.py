@@ -27,13 +27,23 @@ NESTED = {
     "inner": "[icl_demo_four, icl_demo_long]\naggregate_metric_list: [{metric: acc}]",
     "named": "[outer]",  # without a value
 }
-ASKED = {"icl_demo_short": [0, 2, 5, 7], "icl_demo_four": [1, 2, 3], "icl_demo_long": [0, 1, 2, 3, 4, 9]}
+ASKED = {
+    "icl_demo_short": [0, 2, 5, 7],
+    "icl_demo_four": [1, 2, 3],
+    "icl_demo_long": [0, 1, 2, 3, 4, 9],
+}
 GENERATE = evaluation.task(
     "generate",
     output_type="generate_until",
     doc_to_target="{{other}}",
     filter_list=[
-        {"name": "first", "filter": [{"function": "regex", "regex_pattern": r"(\w+)"}, {"function": "take_first"}]},
+        {
+            "name": "first",
+            "filter": [
+                {"function": "regex", "regex_pattern": r"(\w+)"},
+                {"function": "take_first"},
+            ],
+        },
         {"name": "whole", "filter": [{"function": "take_first"}]},
     ],
     metric_list=[{"metric": "exact_match"}],
@@ -47,9 +57,14 @@ METRICS = {
     "mutual": evaluation.TASKS["mutual"],
     "described": evaluation.TASKS["described"],
     "surprise": evaluation.task(
-        "surprise", output_type="loglikelihood", doc_to_target="so", metric_list=[{"metric": "perplexity"}]
+        "surprise",
+        output_type="loglikelihood",
+        doc_to_target="so",
+        metric_list=[{"metric": "perplexity"}],
     ),
-    "own": evaluation.task("own", **CHOICE, metric_list=[{"metric": "acc", "aggregation": lambda items: 0.25}]),
+    "own": evaluation.task(
+        "own", **CHOICE, metric_list=[{"metric": "acc", "aggregation": lambda items: 0.25}]
+    ),
     "generate": GENERATE,
 }
 
@@ -58,7 +73,9 @@ def save(results: dict, folder: Path, system: str | None = None) -> Path:
     """Write results as lm-eval's command does with --output_path and --log_samples."""
     tracker = EvaluationTracker(output_path=str(folder))
     config = results["config"]
-    tracker.general_config_tracker.log_experiment_args(config["model"], config["model_args"], system, None, False)
+    tracker.general_config_tracker.log_experiment_args(
+        config["model"], config["model_args"], system, None, False
+    )
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)
     for task, of_task in samples.items():
@@ -67,7 +84,9 @@ def save(results: dict, folder: Path, system: str | None = None) -> Path:
     return file
 
 
-def evaluate(path: Path | None, tasks: Iterable[dict | str], shots: int, model: object = "icl", **kwargs: Any) -> dict:
+def evaluate(
+    path: Path | None, tasks: Iterable[dict | str], shots: int, model: object = "icl", **kwargs: Any
+) -> dict:
     """What lm-eval makes of tasks; `path` is None for a model that was made in Python."""
     return lm_eval.simple_evaluate(
         model=model,
@@ -75,7 +94,12 @@ def evaluate(path: Path | None, tasks: Iterable[dict | str], shots: int, model: 
         tasks=copy.deepcopy(list(tasks)),
         num_fewshot=shots,
         device="cpu",
-        **{"task_manager": evaluation.manager(False), "batch_size": 8, "bootstrap_iters": 10, **kwargs},
+        **{
+            "task_manager": evaluation.manager(False),
+            "batch_size": 8,
+            "bootstrap_iters": 10,
+            **kwargs,
+        },
     )
 
 
@@ -99,7 +123,9 @@ def made(tmp_path_factory) -> dict[str, Path]:
             samples=ASKED if name == "nested" else None,
             limit=None if name == "nested" else 6,
             fewshot_random_seed=7,
-            task_manager=TaskManager(None, paths, include_defaults=False, metadata={"demonstrations": str(chosen)}),
+            task_manager=TaskManager(
+                None, paths, include_defaults=False, metadata={"demonstrations": str(chosen)}
+            ),
         )
         files[name] = save(results, out)
     files["metrics"] = save(evaluate(model_path(), METRICS.values(), 2), out)
@@ -131,15 +157,40 @@ def assert_same(run: Run, other: Run) -> None:
 
 def test_a_run_as_lm_eval_wrote_it(made):
     run = one(made["order"])
-    assert (run.model, run.pretrained, run.dtype, run.revision) == ("icl", str(model_path()), "float32", "")
-    assert (run.seed, run.order, run.limit, dict(run.arguments), run.icl["method"]) == (7, 0, 6.0, {}, "icl")
-    assert run.date == run.results["date"] > 1.7e9 and run.results == json.loads(made["order"].read_text())
+    assert (run.model, run.pretrained, run.dtype, run.revision) == (
+        "icl",
+        str(model_path()),
+        "float32",
+        "",
+    )
+    assert (run.seed, run.order, run.limit, dict(run.arguments), run.icl["method"]) == (
+        7,
+        0,
+        6.0,
+        {},
+        "icl",
+    )
+    assert run.date == run.results["date"] > 1.7e9 and run.results == json.loads(
+        made["order"].read_text()
+    )
     result = run.tasks["icl_demo_short"]
-    assert (result.metric, result.filter, result.aggregation, result.higher_is_better) == ("acc", "none", "mean", True)
-    assert (result.shots, result.documents, result.column["version"], result.marks) == (3, 6, "1", ())
+    assert (result.metric, result.filter, result.aggregation, result.higher_is_better) == (
+        "acc",
+        "none",
+        "mean",
+        True,
+    )
+    assert (result.shots, result.documents, result.column["version"], result.marks) == (
+        3,
+        6,
+        "1",
+        (),
+    )
     assert len(result.switches["demonstrations"]) == 32, "a long path is compared by its digest"
     assert result.stderr == run.results["results"]["icl_demo_short"]["acc_stderr,none"]
-    samples = [json.loads(line) for line in boards.samples_of(made["order"], "icl_demo_short").open()]
+    samples = [
+        json.loads(line) for line in boards.samples_of(made["order"], "icl_demo_short").open()
+    ]
     assert result.answers.items.tolist() == [sample["acc"] for sample in samples]
     assert result.answers.items.mean() == result.value
     right = result.answers.predictions == [int(sample["target"]) for sample in samples]
@@ -157,11 +208,20 @@ def test_each_run_has_its_own_samples(made):
 
 def test_what_was_asked(made):
     """One set in two orders, another set, and another model with the prompts of the first."""
-    results = [one(made[name]).tasks["icl_demo_short"] for name in ("order", "reverse", "other", "again")]
+    results = [
+        one(made[name]).tasks["icl_demo_short"] for name in ("order", "reverse", "other", "again")
+    ]
     order, reverse, other, again = (result.answers for result in results)
     assert order.documents == reverse.documents == other.documents == again.documents
-    assert order.prompts == again.prompts and len({order.prompts, reverse.prompts, other.prompts}) == 3
-    assert order.demonstrations == reverse.demonstrations == again.demonstrations != other.demonstrations
+    assert (
+        order.prompts == again.prompts and len({order.prompts, reverse.prompts, other.prompts}) == 3
+    )
+    assert (
+        order.demonstrations
+        == reverse.demonstrations
+        == again.demonstrations
+        != other.demonstrations
+    )
     assert len({result.column["template"] for result in results}) == 1
 
 
@@ -180,7 +240,9 @@ def test_demonstrations_of_other_prompts(chat_checkpoint):
         )
         results = evaluate(path, [config], shots, limit=2, **kwargs)
         with tempfile.TemporaryDirectory() as folder:
-            return one(save(results, Path(folder), kwargs.get("system_instruction"))).tasks["a_task"]
+            return one(save(results, Path(folder), kwargs.get("system_instruction"))).tasks[
+                "a_task"
+            ]
 
     plain = [result_of(reverse, 2, model_path()) for reverse in (False, True)]
     assert plain[0].answers.prompts != plain[1].answers.prompts
@@ -189,8 +251,14 @@ def test_demonstrations_of_other_prompts(chat_checkpoint):
     system = result_of(True, 2, model_path(), system_instruction="Be brief.")
     assert system.answers.demonstrations == plain[0].answers.demonstrations
     chat = {"apply_chat_template": True, "fewshot_as_multiturn": True}
-    chats = [result_of(reverse, 2, chat_checkpoint("llama3"), **chat).answers for reverse in (False, True)]
-    assert chats[0].prompts != chats[1].prompts and None not in (chats[0].demonstrations, chats[1].demonstrations)
+    chats = [
+        result_of(reverse, 2, chat_checkpoint("llama3"), **chat).answers
+        for reverse in (False, True)
+    ]
+    assert chats[0].prompts != chats[1].prompts and None not in (
+        chats[0].demonstrations,
+        chats[1].demonstrations,
+    )
 
 
 def test_metrics(made):
@@ -213,8 +281,12 @@ def test_metrics(made):
     assert of["mutual"].answers.predictions is None  # lm-eval asks for each option twice
     assert of["generate"].filter == "first" and of["generate"].answers.predictions is None
     reported = ("brier", "own")
-    assert of["own"].value == 0.25 and all("shown as reported" in of[name].marks[0] for name in reported)
-    assert {name for name, result in of.items() if result.marks or result.answers is None} == {*reported}
+    assert of["own"].value == 0.25 and all(
+        "shown as reported" in of[name].marks[0] for name in reported
+    )
+    assert {name for name, result in of.items() if result.marks or result.answers is None} == {
+        *reported
+    }
 
 
 def test_groups(made):
@@ -234,7 +306,11 @@ def test_groups(made):
 def results_of(scores: dict[str, list[float]]) -> dict:
     """The results of a group of tasks as lm-eval would write them, by documents."""
     tasks = {
-        name: {"acc,none": sum(of) / len(of), "acc_stderr,none": 0.01 * (1 + len(of)), "sample_len": len(of)}
+        name: {
+            "acc,none": sum(of) / len(of),
+            "acc_stderr,none": 0.01 * (1 + len(of)),
+            "sample_len": len(of),
+        }
         for name, of in scores.items()
     }
     n = sum(map(len, scores.values()))
@@ -244,7 +320,10 @@ def results_of(scores: dict[str, list[float]]) -> dict:
         "groups": {"all": group},
         "group_subtasks": {"all": list(scores)},
         "configs": {name: {"output_type": "multiple_choice", "num_fewshot": 0} for name in scores},
-        "config": {"model": "hf", "model_args": "pretrained=a/b,revision=x,dtype=float16,parallelize=True,k=2"},
+        "config": {
+            "model": "hf",
+            "model_args": "pretrained=a/b,revision=x,dtype=float16,parallelize=True,k=2",
+        },
     }
 
 
@@ -254,7 +333,10 @@ def samples_of(scores: list[float]) -> str:
             "doc_id": number,
             "doc": {"text": f"SECRET {number}"},
             "target": "0",
-            "arguments": {f"gen_args_{i}": {"arg_0": "SECRET", "arg_1": x} for i, x in enumerate((" no", " yes"))},
+            "arguments": {
+                f"gen_args_{i}": {"arg_0": "SECRET", "arg_1": x}
+                for i, x in enumerate((" no", " yes"))
+            },
             **{"filter": "none", "metrics": ["acc"], "doc_hash": str(number)},
             **dict.fromkeys(("prompt_hash", "target_hash"), "SHA"),
             "filtered_resps": [[-1.0, False], [-1.0 - (score == 1), False]],
@@ -266,7 +348,10 @@ def samples_of(scores: list[float]) -> str:
 
 
 def write(
-    folder: Path, results: object, samples: dict[str, str] | None = None, time: str = "2026-01-01T00-00-00"
+    folder: Path,
+    results: object,
+    samples: dict[str, str] | None = None,
+    time: str = "2026-01-01T00-00-00",
 ) -> Path:
     folder.mkdir(exist_ok=True, parents=True)
     file = folder / f"results_{time}.json"
@@ -283,7 +368,9 @@ def test_weights_that_two_ways_give(tmp_path):
     results["groups"]["all"]["acc,none"] = 0.9
     (run,), (left,) = reading.read([write(tmp_path, results)], quiet=True)
     assert not run.groups and len(run.tasks) == 2
-    assert left.why.startswith("group 'all' is left out: its acc,none is not the mean of its tasks', weighted by doc")
+    assert left.why.startswith(
+        "group 'all' is left out: its acc,none is not the mean of its tasks', weighted by doc"
+    )
 
 
 def test_arguments_as_text(tmp_path):
@@ -308,7 +395,11 @@ def test_a_run_counts_once(tmp_path):
     write(tmp_path / "z", results, samples)
     collect(runs, tmp_path / "n")
     runs, left_out = reading.read([tmp_path, bare], quiet=True)
-    assert len(runs) == 1 and len(left_out) == 3 and all("is the same run as" in left.why for left in left_out)
+    assert (
+        len(runs) == 1
+        and len(left_out) == 3
+        and all("is the same run as" in left.why for left in left_out)
+    )
 
 
 def of_two(scores: list[float], **values: float) -> tuple[dict, str]:
@@ -330,8 +421,12 @@ MARKED = {
     "the acc of a document is not a finite number": of_two([1.0, math.nan]),
     f"{FILE}: is damaged, half-written or not JSON": damaged(lambda text: text[:-9]),
     "document 1 is in the samples twice": damaged(lambda text: text + text.splitlines()[1]),
-    "the samples have none of this filter": damaged(lambda text: text.replace('"filter": "none"', '"filter": "x"')),
-    "is not a sample of lm-eval, which has": damaged(lambda text: text.replace('"doc_id": 1', '"doc_id": 1.5')),
+    "the samples have none of this filter": damaged(
+        lambda text: text.replace('"filter": "none"', '"filter": "x"')
+    ),
+    "is not a sample of lm-eval, which has": damaged(
+        lambda text: text.replace('"doc_id": 1', '"doc_id": 1.5')
+    ),
 }
 
 
@@ -348,7 +443,9 @@ LEFT_OUT = {
     "is not a results file of lm-eval, which has 'results', 'configs' and 'config'": '{"results": {"a": 1}}',
     "its acc,none is 'nan', which is not a number": json.dumps(results_of({"a": [math.nan]})),
     "its acc of 1.5 is not between 0 and 1": json.dumps(of_two([1.0, 2.0], **{"acc,none": 1.5})[0]),
-    "dev set": json.dumps({**results_of({"a": [1.0]}), "config": {"icl": {"study": {"split": "dev"}}}}),
+    "dev set": json.dumps(
+        {**results_of({"a": [1.0]}), "config": {"icl": {"study": {"split": "dev"}}}}
+    ),
 }
 
 
@@ -363,7 +460,9 @@ def test_left_out(tmp_path, why):
 
 
 def test_a_task_of_several_is_left_out(tmp_path):
-    (run,), left_out = reading.read([write(tmp_path, results_of({"a": [math.nan], "b": [1.0, 0.0]}))], quiet=True)
+    (run,), left_out = reading.read(
+        [write(tmp_path, results_of({"a": [math.nan], "b": [1.0, 0.0]}))], quiet=True
+    )
     assert list(run.tasks) == ["b"] and [left.why for left in left_out] == [
         "task 'a' is left out: its acc,none is 'nan', which is not a number.",
         "group 'all' is left out: it has no result of its task 'a'.",
@@ -383,7 +482,9 @@ def test_what_a_folder_has_besides(tmp_path):
 def test_a_task_name_leads_to_no_other_folder(tmp_path):
     write(tmp_path / "other", "", {"a": samples_of([1.0])}, time="t")
     (tmp_path / "samples_..").mkdir()
-    runs, _ = reading.read([write(tmp_path, results_of({"../other/samples_a": [1.0]}), time="t")], quiet=True)
+    runs, _ = reading.read(
+        [write(tmp_path, results_of({"../other/samples_a": [1.0]}), time="t")], quiet=True
+    )
     assert not runs
 
 
@@ -392,7 +493,10 @@ def test_collected(made, tmp_path):
     runs, _ = reading.read([made["order"].parent], quiet=True)
     files = collect(runs, tmp_path)
     before = {file.name: file.read_bytes() for file in files}
-    assert collect(runs, tmp_path) == files and {file.name: file.read_bytes() for file in files} == before
+    assert (
+        collect(runs, tmp_path) == files
+        and {file.name: file.read_bytes() for file in files} == before
+    )
     assert sorted((tmp_path / "runs").iterdir()) == sorted(files) and not any(map(faults, files))
     assert all(file.name.startswith(run.digest) for run, file in zip(runs, files, strict=True))
     again, left_out = reading.read([tmp_path], quiet=True)
@@ -421,14 +525,20 @@ def with_rules(folder: Path) -> Path:
 
 FORGED: dict[str, Callable[[list], list]] = {
     "swapped": lambda rows: [
-        row._replace(filter={"one": "two", "two": "one"}.get(row.filter, row.filter)) for row in rows
+        row._replace(filter={"one": "two", "two": "one"}.get(row.filter, row.filter))
+        for row in rows
     ],
     "removed": lambda rows: [row for row in rows if row.filter != "two"],
     "exchanged": lambda rows: [
-        row._replace(doc_id={0: 1, 1: 0}.get(row.doc_id, row.doc_id)) if row.filter == "two" else row for row in rows
+        row._replace(doc_id={0: 1, 1: 0}.get(row.doc_id, row.doc_id))
+        if row.filter == "two"
+        else row
+        for row in rows
     ],
     "scored otherwise": lambda rows: [
-        row._replace(metrics={"acc": 1.0 - row.metrics["acc"]}) if row.doc_id < 2 and row.filter == "one" else row
+        row._replace(metrics={"acc": 1.0 - row.metrics["acc"]})
+        if row.doc_id < 2 and row.filter == "one"
+        else row
         for row in rows
     ],
 }
@@ -453,4 +563,6 @@ def test_a_damaged_file_of_collect_is_left_out(tmp_path):
     for place, text in (("cut", data[: len(data) // 2]), ("none", b""), ("text", b"PAR1 what")):
         file.with_name(f"{place}.parquet").write_bytes(text)
     runs, left_out = reading.read([file.parent], quiet=True)
-    assert len(runs) == 1 and len(left_out) == 3 and all("is damaged" in left.why for left in left_out)
+    assert (
+        len(runs) == 1 and len(left_out) == 3 and all("is damaged" in left.why for left in left_out)
+    )

@@ -46,7 +46,10 @@ def no_warnings() -> Iterator[None]:
 def close(one: Estimate | Difference, other: Estimate | Difference, rel: float = 1e-9) -> bool:
     """Whether two results have the same fields, but for rounding."""
     pairs = zip(dataclasses.astuple(one), dataclasses.astuple(other), strict=True)
-    return all(a == (pytest.approx(b, rel=rel, abs=1e-12) if isinstance(b, int | float) else b) for a, b in pairs)
+    return all(
+        a == (pytest.approx(b, rel=rel, abs=1e-12) if isinstance(b, int | float) else b)
+        for a, b in pairs
+    )
 
 
 def negated(one: Difference) -> Difference:
@@ -71,7 +74,12 @@ def simulated(
     common = rng.normal(0, SHARED_DOCUMENT, (DOCUMENTS, 1)) + rng.normal(0, shared_set, SETS)
     first, second = (
         rng.random((DOCUMENTS, SETS))
-        < special.expit(level + common + rng.normal(0, OWN_DOCUMENT, (DOCUMENTS, 1)) + rng.normal(0, own_set, SETS))
+        < special.expit(
+            level
+            + common
+            + rng.normal(0, OWN_DOCUMENT, (DOCUMENTS, 1))
+            + rng.normal(0, own_set, SETS)
+        )
         for level in levels
     )
     return first, second
@@ -114,7 +122,9 @@ def test_a_small_example_by_hand() -> None:
     assert found.mean == pytest.approx(2 / 3)
     assert found.error == pytest.approx(math.sqrt(1 / 18))  # (1/3 + 1/3 - 1/6) / 9
     assert found.df == pytest.approx(36 / 17)  # (1/2)^2 / ((1/9)/2 + (1/9)/2 + (1/36)/4)
-    assert found.error_documents == found.error_sets == pytest.approx(math.sqrt(1 / 27))  # (1/3) / 9
+    assert (
+        found.error_documents == found.error_sets == pytest.approx(math.sqrt(1 / 27))
+    )  # (1/3) / 9
     half = stats.t.ppf(0.975, 36 / 17) * math.sqrt(1 / 18)
     assert (found.low, found.high) == pytest.approx((2 / 3 - half, 2 / 3 + half))
     assert (found.documents, found.sets, found.how) == (3, 3, "crossed")
@@ -147,17 +157,23 @@ def test_one_set_is_over_documents() -> None:
     scores = np.array([[0.1], [0.4], [0.5], [1.0]])
     found = estimate(scores)
     assert found.error == pytest.approx(stats.sem(scores[:, 0])) and found.df == 3
-    assert (found.low, found.high) == pytest.approx(stats.ttest_1samp(scores[:, 0], 0).confidence_interval())
+    assert (found.low, found.high) == pytest.approx(
+        stats.ttest_1samp(scores[:, 0], 0).confidence_interval()
+    )
     assert (found.error_documents, found.error_sets, found.how) == (None, None, "documents")
 
 
-@pytest.mark.parametrize("right, n", [(0, 1), (1, 1), (0, 20), (20, 20), (19, 20), (7, 30), (499, 500)])
+@pytest.mark.parametrize(
+    "right, n", [(0, 1), (1, 1), (0, 20), (20, 20), (19, 20), (7, 30), (499, 500)]
+)
 def test_wilson_by_its_definition(right: int, n: int) -> None:
     """The share is 1.96 standard errors, those at the bound, from each bound; at 0 and 1 the bound is exact."""
     share, quantile = right / n, stats.norm.ppf(0.975)
     for bound, edge in zip(wilson(right, n), (0, 1), strict=True):
         error = math.sqrt(bound * (1 - bound) / n)
-        assert bound == edge == share or abs(share - bound) == pytest.approx(quantile * error, abs=1e-12)
+        assert bound == edge == share or abs(share - bound) == pytest.approx(
+            quantile * error, abs=1e-12
+        )
     found = estimate((np.arange(n) < right)[:, None])
     assert (found.low, found.high, found.how, found.df) == (*wilson(right, n), "wilson", math.inf)
     assert found.error > 0
@@ -167,7 +183,11 @@ def test_wilson_by_its_definition(right: int, n: int) -> None:
 
 def test_all_right_with_every_set_is_as_sure_as_the_documents_allow() -> None:
     found = estimate(np.ones((40, 5)), bounds=(0, 1))
-    assert (found.low, found.high) == wilson(40, 40) and found.how == "wilson" and found.error_sets == 0
+    assert (
+        (found.low, found.high) == wilson(40, 40)
+        and found.how == "wilson"
+        and found.error_sets == 0
+    )
     assert found.low < 0.95
 
 
@@ -184,7 +204,18 @@ def test_where_nothing_varies_or_nothing_can_be_said() -> None:
 def test_a_difference_has_the_spread_of_the_differences() -> None:
     second = np.array([[0, 0, 1], [0, 1, 0], [0, 1, 0]])
     found, alone = difference(SMALL, second), estimate(SMALL - second)
-    for name in ("mean", "low", "high", "error", "df", "error_documents", "error_sets", "documents", "sets", "how"):
+    for name in (
+        "mean",
+        "low",
+        "high",
+        "error",
+        "df",
+        "error_documents",
+        "error_sets",
+        "documents",
+        "sets",
+        "how",
+    ):
         assert getattr(found, name) == getattr(alone, name)
     t = abs(found.mean) / found.error
     assert found.p == pytest.approx(2 * stats.t.sf(t, found.df))
@@ -210,12 +241,16 @@ def test_equal_answers_detect_a_difference_that_documents_could_have() -> None:
         ones = np.ones((n, sets))
         assert difference(ones, ones).detectable == pytest.approx(expected)
         assert difference(ones / 3, ones / 3, bounds=(0, 1)).detectable == pytest.approx(expected)
-        assert difference(ones, 0 * ones).detectable == pytest.approx(expected)  # the same difference everywhere
+        assert difference(ones, 0 * ones).detectable == pytest.approx(
+            expected
+        )  # the same difference everywhere
         # Without bounds of the scores nothing is known, nor where not even the largest difference would be found.
         assert math.isinf(difference(ones / 3, ones / 3).detectable)
     assert math.isinf(difference(np.ones((3, 1)), np.ones((3, 1))).detectable)
     same, other = difference(np.ones((40, 1)), np.ones((40, 1))), difference(SMALL, 1 - SMALL)
-    assert difference_group([same, same], [1, 1]).detectable == pytest.approx(same.detectable / math.sqrt(2))
+    assert difference_group([same, same], [1, 1]).detectable == pytest.approx(
+        same.detectable / math.sqrt(2)
+    )
     alone = difference_group([dataclasses.replace(same, detectable=0.0), other], [1, 1]).detectable
     both = difference_group([same, other], [1, 1]).detectable
     assert both == pytest.approx(math.hypot(alone, same.detectable / 2))
@@ -225,7 +260,9 @@ def test_the_same_difference_everywhere() -> None:
     found = difference(np.full((20, 4), 0.75), np.full((20, 4), 0.5))
     assert (found.low, found.high, found.error, found.how) == (0.25, 0.25, 0, "crossed")
     assert found.p == 2.0**-19
-    assert difference(np.ones((20, 1)), np.zeros((20, 1))).p == pytest.approx(2.0**-20)  # the mid-p of 20 to 0
+    assert difference(np.ones((20, 1)), np.zeros((20, 1))).p == pytest.approx(
+        2.0**-20
+    )  # the mid-p of 20 to 0
 
 
 def test_one_set_of_right_answers_goes_to_mcnemar() -> None:
@@ -257,7 +294,12 @@ def test_other_scores_of_one_set_go_to_the_paired_t() -> None:
 
 MATRICES = st.tuples(st.integers(1, 6), st.integers(1, 4)).flatmap(
     lambda shape: st.tuples(
-        *2 * [st.one_of(arrays(float, shape, elements=st.sampled_from([0.0, 0.5, 1.0])), arrays(bool, shape))]
+        *2
+        * [
+            st.one_of(
+                arrays(float, shape, elements=st.sampled_from([0.0, 0.5, 1.0])), arrays(bool, shape)
+            )
+        ]
     )
 )
 
@@ -283,12 +325,16 @@ def test_what_holds_for_all_scores(pair: tuple[np.ndarray, np.ndarray], random: 
 
 
 def part(mean: float, error: float, df: float) -> Estimate:
-    return Estimate(mean, mean - error, mean + error, error, df, 100, 10, error / 2, error / 4, "crossed")
+    return Estimate(
+        mean, mean - error, mean + error, error, df, 100, 10, error / 2, error / 4, "crossed"
+    )
 
 
 def test_a_group_by_hand() -> None:
     found = estimate_group([part(0.5, 0.03, 9), part(0.8, 0.04, 20)], [1, 1])
-    assert found.mean == pytest.approx(0.65) and found.error == pytest.approx(0.025)  # sqrt(0.0009 + 0.0016) / 2
+    assert found.mean == pytest.approx(0.65) and found.error == pytest.approx(
+        0.025
+    )  # sqrt(0.0009 + 0.0016) / 2
     # (0.000225 + 0.0004)^2 / (0.000225^2 / 9 + 0.0004^2 / 20)
     df = 3.90625e-7 / (5.0625e-8 / 9 + 1.6e-7 / 20)
     assert found.df == pytest.approx(df)
@@ -307,7 +353,9 @@ def test_a_group_with_normal_and_one_set_tasks() -> None:
     wilsons = estimate(np.array([[1], [1], [0], [1]]))
     both = estimate_group([wilsons, wilsons], [1, 1])
     assert both.df == math.inf and both.error_sets is None
-    assert both.high - both.mean == pytest.approx(stats.norm.ppf(0.975) * wilsons.error / math.sqrt(2))
+    assert both.high - both.mean == pytest.approx(
+        stats.norm.ppf(0.975) * wilsons.error / math.sqrt(2)
+    )
     mixed = estimate_group([wilsons, part(0.5, 0.02, 9)], [1, 1])
     assert mixed.error_sets == pytest.approx(0.0025)
     assert mixed.error_documents == pytest.approx(math.hypot(wilsons.error, 0.01) / 2)
@@ -324,15 +372,25 @@ def test_a_group_of_differences() -> None:
     assert found.error == pytest.approx(math.sqrt(sum(each.error**2 for each in parts)) / 3)
     assert found.sets == 15 and found.documents == 90
     back = difference_group([difference(second, first) for first, second in tasks], [1, 1, 1])
-    assert (back.mean, back.low, back.high, back.p) == (-found.mean, -found.high, -found.low, found.p)
+    assert (back.mean, back.low, back.high, back.p) == (
+        -found.mean,
+        -found.high,
+        -found.low,
+        found.p,
+    )
     same = difference(SMALL, SMALL)
-    assert (difference_group([same, same], [1, 2]).p, difference_group([same, same], [1, 2]).how) == (1, "identical")
+    assert (
+        difference_group([same, same], [1, 2]).p,
+        difference_group([same, same], [1, 2]).how,
+    ) == (1, "identical")
     constant = difference(np.full((5, 2), 0.5), np.full((5, 2), 0.25))
     assert difference_group([same, constant], [1, 1]).p == constant.p == 1 / 16
 
 
 def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # x3, x1 but not below, x2, x4
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx(
+        [0.03, 0.06, 0.06, 0.02]
+    )  # x3, x1 but not below, x2, x4
     assert holm([0.5, 0.6, 0.9]) == [1, 1, 1] and holm([]) == [] and holm([0.04]) == [0.04]
 
 
@@ -351,7 +409,9 @@ def items(name: str, n: int, rng: np.random.Generator) -> list[Any]:
     return [*values, math.nan] if name == "nanmean" else values
 
 
-@pytest.mark.parametrize("name", [name for name in AGGREGATIONS if name != "ece"])  # which is none of lm-eval's
+@pytest.mark.parametrize(
+    "name", [name for name in AGGREGATIONS if name != "ece"]
+)  # which is none of lm-eval's
 def test_aggregations_are_lm_evals(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -371,7 +431,11 @@ def test_aggregations_are_lm_evals(name: str) -> None:
 
 def test_the_bootstrap_of_a_mean_is_nearly_the_formula() -> None:
     rng, mean = np.random.default_rng(0), AGGREGATIONS["mean"]
-    y, other = rng.normal(0, [[[2.0]], [[1.0]]], (2, 60, 1)) + rng.normal(size=(2, 1, 6)) + rng.normal(size=(2, 60, 6))
+    y, other = (
+        rng.normal(0, [[[2.0]], [[1.0]]], (2, 60, 1))
+        + rng.normal(size=(2, 1, 6))
+        + rng.normal(size=(2, 60, 6))
+    )
 
     def sums(scores: np.ndarray) -> np.ndarray:
         return np.stack([mean.features(column) for column in scores.T], axis=1)
@@ -383,26 +447,43 @@ def test_the_bootstrap_of_a_mean_is_nearly_the_formula() -> None:
         (formula.error_documents, formula.error_sets), rel=0.03
     )
     assert found.df == pytest.approx(formula.df, rel=0.1) and found.how == "bootstrap"
-    paired, by_formula = bootstrap_difference(sums(y), sums(other), mean.value, draws=20_000), difference(y, other)
-    assert paired.mean == pytest.approx(by_formula.mean) and paired.error == pytest.approx(by_formula.error, rel=0.03)
+    paired, by_formula = (
+        bootstrap_difference(sums(y), sums(other), mean.value, draws=20_000),
+        difference(y, other),
+    )
+    assert paired.mean == pytest.approx(by_formula.mean) and paired.error == pytest.approx(
+        by_formula.error, rel=0.03
+    )
     assert paired.p == pytest.approx(by_formula.p, rel=0.2)
     one_set = bootstrap(sums(y[:, :1]), mean.value, draws=20_000)
-    assert one_set.error == pytest.approx(estimate(y[:, :1]).error, rel=0.03) and one_set.error_sets is None
+    assert (
+        one_set.error == pytest.approx(estimate(y[:, :1]).error, rel=0.03)
+        and one_set.error_sets is None
+    )
 
 
 def test_bootstrap_differences() -> None:
     rng, f1 = np.random.default_rng(0), AGGREGATIONS["f1"]
-    first, second = (np.stack([f1.features(items("f1", 40, rng)) for _ in range(4)], axis=1) for _ in range(2))
-    one, two = bootstrap_difference(first, second, f1.value), bootstrap_difference(second, first, f1.value)
+    first, second = (
+        np.stack([f1.features(items("f1", 40, rng)) for _ in range(4)], axis=1) for _ in range(2)
+    )
+    one, two = (
+        bootstrap_difference(first, second, f1.value),
+        bootstrap_difference(second, first, f1.value),
+    )
     assert close(two, negated(one), rel=1e-15)
     assert one == bootstrap_difference(first, second, f1.value)  # the same draws
-    assert one.mean == pytest.approx(bootstrap(first, f1.value).mean - bootstrap(second, f1.value).mean)
+    assert one.mean == pytest.approx(
+        bootstrap(first, f1.value).mean - bootstrap(second, f1.value).mean
+    )
     same = bootstrap_difference(first, first, f1.value)
     assert (same.p, same.low, same.high, same.how) == (1, 0, 0, "identical")
     # Paired: an entry that is nearly the other has a small error, however uncertain both are.
     nearly = first.copy()
     nearly[0] = second[0]
-    assert bootstrap_difference(first, nearly, f1.value).error < 0.5 * bootstrap(first, f1.value).error
+    assert (
+        bootstrap_difference(first, nearly, f1.value).error < 0.5 * bootstrap(first, f1.value).error
+    )
 
 
 def test_bootstrap_of_little() -> None:
@@ -412,7 +493,10 @@ def test_bootstrap_of_little() -> None:
     assert (nothing.mean, nothing.low, nothing.high) == (0, 0, 0)
     # Some draws have no document with a number.
     sums = np.repeat(mean.features([1.0, math.nan])[:, None], 2, axis=1)
-    assert bootstrap(sums, mean.value).error == math.inf and bootstrap_difference(sums, 2 * sums, mean.value).p == 1
+    assert (
+        bootstrap(sums, mean.value).error == math.inf
+        and bootstrap_difference(sums, 2 * sums, mean.value).p == 1
+    )
 
 
 def test_order_sensitivity_by_hand() -> None:
@@ -442,6 +526,8 @@ def test_order_sensitivity_by_hand() -> None:
         (AGGREGATIONS["macro_f1"].features, [[(0, 0), (0.5, 0)]], "whole number below 1,000"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(function: Callable[..., object], arguments: list[Any], says: str) -> None:
+def test_what_cannot_be_is_refused(
+    function: Callable[..., object], arguments: list[Any], says: str
+) -> None:
     with pytest.raises(ValueError, match=says):
         function(*arguments)

@@ -11,7 +11,15 @@ from lm_eval_icl import results
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.smoke.demo import model_path
 from tests import evaluation
-from tests.results.test_leaderboard_read import CHOICE, GENERATE, evaluate, results_of, samples_of, save, write
+from tests.results.test_leaderboard_read import (
+    CHOICE,
+    GENERATE,
+    evaluate,
+    results_of,
+    samples_of,
+    save,
+    write,
+)
 
 TASK = "icl_demo_short"
 
@@ -25,7 +33,9 @@ def folder(tmp_path_factory):
         more = {"limit": 6, "fewshot_random_seed": seed, "task_manager": manager}
         found = evaluate(model_path(), [TASK], 3, model, **more)
         save(found, out)
-    both = evaluation.task("both", **CHOICE, metric_list=[{"metric": "acc"}, {"metric": "acc_norm"}, {"metric": "f1"}])
+    both = evaluation.task(
+        "both", **CHOICE, metric_list=[{"metric": "acc"}, {"metric": "acc_norm"}, {"metric": "f1"}]
+    )
     save(evaluate(model_path(), [GENERATE, both], 2), out)
     return out
 
@@ -36,16 +46,23 @@ def test_documents_are_lm_evals_samples(folder):
     runs = results.runs(folder)
     for (task, model), mean in found.dropna().items():
         paths = [Path(path) for path in runs[runs.model == model].path]
-        values = [json.loads(path.read_text())["results"].get(task, {}).get("acc,none", np.nan) for path in paths]
+        values = [
+            json.loads(path.read_text())["results"].get(task, {}).get("acc,none", np.nan)
+            for path in paths
+        ]
         assert mean == pytest.approx(np.nanmean(values))
     of_demo = table[table.task == TASK]
     assert len(of_demo) == 18 and set(of_demo.doc_id) == set(range(6))
-    samples = [json.loads(line) for path in folder.rglob(f"samples_{TASK}_*.jsonl") for line in path.open()]
+    samples = [
+        json.loads(line) for path in folder.rglob(f"samples_{TASK}_*.jsonl") for line in path.open()
+    ]
     assert sorted(of_demo.target) == sorted(sample["target"] for sample in samples)
     # hf and icl were asked the same, and the two seeds of hf were not.
     sets = of_demo.groupby(["model", "seed"]).demonstrations.agg(set)
     assert sets["hf", 7] == sets["icl", 7] != sets["hf", 8]
-    mine, theirs = (of_demo[(of_demo.model == model) & (of_demo.seed == 7)] for model in ("icl", "hf"))
+    mine, theirs = (
+        of_demo[(of_demo.model == model) & (of_demo.seed == 7)] for model in ("icl", "hf")
+    )
     assert mine.set_index("document").prediction.eq(theirs.set_index("document").prediction).all()
     right = of_demo.prediction.astype(str) == of_demo.target.astype(str)
     assert right.eq(of_demo.acc == 1).all()
@@ -55,7 +72,9 @@ def test_a_row_for_each_filter_and_a_column_for_each_metric(folder):
     table = results.documents(folder)
     generated = table[table.task == "generate"]
     assert set(generated["filter"]) == {"first", "whole"} and generated.exact_match.notna().all()
-    assert generated.acc.isna().all() and all(isinstance(text, str) for text in generated.prediction)
+    assert generated.acc.isna().all() and all(
+        isinstance(text, str) for text in generated.prediction
+    )
     both = table[table.task == "both"]
     assert both[["acc", "acc_norm", "f1"]].notna().all(axis=None) and len(both.f1.iloc[0]) == 2
 
@@ -71,7 +90,9 @@ def test_runs(folder):
     table = results.runs(folder)
     assert sorted(table.model) == ["hf", "hf", "icl", "icl"] and table.run.is_unique
     assert table.date.is_monotonic_increasing and str(table.date.dt.tz) == "UTC"
-    assert list(results.runs([*table.path][::-1]).path) == list(table.path)  # in the order of the dates
+    assert list(results.runs([*table.path][::-1]).path) == list(
+        table.path
+    )  # in the order of the dates
     assert set(table.seed.dropna()) == {7, 8, 1234} and set(table.order) == {0}
     assert table.merge(results.documents(folder), on="run").pretrained_x.nunique() == 1
 

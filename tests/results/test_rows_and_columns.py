@@ -22,7 +22,11 @@ DEEP = {"method": "deepthink", "T": 5, "eta": 0.01, "momentum": 0.0}
 def run(folder: Path, name: str = "", *, icl: Mapping[str, Any] | None = None, **keys: Any) -> Path:
     """A run in a folder of its own, of a model of this package if `icl` is given, with a date of its own."""
     number = len([path for path in folder.iterdir() if path.is_dir()])
-    put = {"date": 1e9 + number, **({"config.icl": icl} if icl is not None else {}), **keys.pop("put", {})}
+    put = {
+        "date": 1e9 + number,
+        **({"config.icl": icl} if icl is not None else {}),
+        **keys.pop("put", {}),
+    }
     return write(folder / f"{number:04}", name or (icl or {}).get("method", "hf"), put=put, **keys)
 
 
@@ -62,8 +66,16 @@ def test_deep_thinking_table_1(tmp_path):
     columns, rows = printed(board_of(tmp_path))
     assert columns == ["average", "sst2", "trec"]
     assert rows == {
-        "icl seeds chosen on dev, demonstrations=lens": {"average": 80.0, "sst2": 80.0, "trec": 80.0},
-        "deepthink T and eta chosen on dev, demonstrations=stratified": {"average": 75.0, "sst2": 75.0, "trec": 75.0},
+        "icl seeds chosen on dev, demonstrations=lens": {
+            "average": 80.0,
+            "sst2": 80.0,
+            "trec": 80.0,
+        },
+        "deepthink T and eta chosen on dev, demonstrations=stratified": {
+            "average": 75.0,
+            "sst2": 75.0,
+            "trec": 75.0,
+        },
         "icl, demonstrations=stratified": {"average": 50.0, "sst2": 50.0, "trec": 50.0},
     }
     assert board_of(tmp_path).common == ("8 to 12 shots",)
@@ -73,7 +85,14 @@ def test_deep_thinking_table_2(tmp_path):
     """Groups of multiple-choice tasks, with the first demonstrations, whatever the seed: one prompt set."""
     for seed in (0, 1):
         for icl, right in ((ICL, [1, 0] * 20), (DEEP, [1, 1, 1, 0] * 10)):
-            run(tmp_path, icl=icl, task=["mmlu_a", "mmlu_b"], right=right, put={"config.fewshot_seed": seed}, **GROUP)
+            run(
+                tmp_path,
+                icl=icl,
+                task=["mmlu_a", "mmlu_b"],
+                right=right,
+                put={"config.fewshot_seed": seed},
+                **GROUP,
+            )
     board = board_of(tmp_path)
     assert printed(board) == (
         ["mmlu", "mmlu_a", "mmlu_b"],
@@ -94,11 +113,16 @@ def groups(monkeypatch):
     real = write
 
     def with_groups(
-        *args: Any, task: str | Sequence[str] = "t", put: Mapping[str, Any] | None = None, **keys: Any
+        *args: Any,
+        task: str | Sequence[str] = "t",
+        put: Mapping[str, Any] | None = None,
+        **keys: Any,
     ) -> Path:
         file = real(*args, task=task, put=put, **keys)
         results, names = json.loads(file.read_text()), [task] if isinstance(task, str) else task
-        for group in sorted({name.partition("_")[0] for name in names if "_" in name and len(names) > 1}):
+        for group in sorted(
+            {name.partition("_")[0] for name in names if "_" in name and len(names) > 1}
+        ):
             of_group = [name for name in names if name.startswith(f"{group}_")]
             value = sum(results["results"][name]["acc,none"] for name in of_group) / len(of_group)
             results["results"][group] = {"acc,none": value, "acc_stderr,none": "N/A"}
@@ -115,10 +139,16 @@ def test_mmlu_and_bbh_with_their_averages(tmp_path):
     for icl, right in ((ICL, [1, 0] * 20), (DEEP, [1, 1, 1, 0] * 10)):
         run(tmp_path, icl=icl, task=tasks, right=right)
     columns, rows = printed(board_of(tmp_path))
-    assert sorted(columns[1:3]) == ["bbh", "mmlu"] and columns[3:] == sorted(tasks) and columns[0] == "average"
+    assert (
+        sorted(columns[1:3]) == ["bbh", "mmlu"]
+        and columns[3:] == sorted(tasks)
+        and columns[0] == "average"
+    )
     assert rows["deepthink"] == dict.fromkeys(columns, 75.0)
     run(tmp_path, icl={**ICL, "method": "pcw"}, task="mmlu_a", right=[0] * 39 + [1])
-    assert printed(board_of(tmp_path))[1]["pcw"] == {"mmlu_a": 2.5}, "a group has no value without all its tasks"
+    assert printed(board_of(tmp_path))[1]["pcw"] == {"mmlu_a": 2.5}, (
+        "a group has no value without all its tasks"
+    )
 
 
 def test_invicl_table_2(tmp_path):
@@ -127,14 +157,28 @@ def test_invicl_table_2(tmp_path):
         for setting, tasks in (("hr", ["a", "b"]), ("qa", ["b"])):
             for task in tasks:
                 trained = {"method": method, "steps": 9, "tasks": [setting], "seed": 3}
-                icl = {**ICL, "method": method, "trained": trained, "study": study(training=setting)}
+                icl = {
+                    **ICL,
+                    "method": method,
+                    "trained": trained,
+                    "study": study(training=setting),
+                }
                 files = {"config.model_files_digest": f"{method}{setting}".ljust(16, "0")}
-                run(tmp_path, icl=icl, task=task, right=right if setting == "hr" else [1] * 40, put=files)
+                run(
+                    tmp_path,
+                    icl=icl,
+                    task=task,
+                    right=right if setting == "hr" else [1] * 40,
+                    put=files,
+                )
     groups = {"hr targets": {"a": 0.5, "b [hr]": 0.5}, "qa targets": {"b [qa]": 1.0}}
     board = board_of(tmp_path, groups=groups, tasks=list(groups), columns_by=["training"])
     assert printed(board) == (
         ["hr targets", "qa targets"],
-        {"invicl": {"hr targets": 75.0, "qa targets": 100.0}, "icl": {"hr targets": 50.0, "qa targets": 100.0}},
+        {
+            "invicl": {"hr targets": 75.0, "qa targets": 100.0},
+            "icl": {"hr targets": 50.0, "qa targets": 100.0},
+        },
     )
     assert board.entries[0].on == "org/model (trained)" and board.baseline == {
         board.entries[0].name: board.entries[1].name
@@ -178,23 +222,34 @@ def test_rules_beside_raw(tmp_path):
         "star": 100.0, "icl": 50.0, "icl, decide: batch": 100.0, "star, decide: batch": 75.0,
     }  # fmt: skip
     star, under = (
-        next(e for e in board.entries if e.label == name).cells["t"] for name in ("star", "star, decide: batch")
+        next(e for e in board.entries if e.label == name).cells["t"]
+        for name in ("star", "star, decide: batch")
     )
     assert star.difference.mean == 0.5 and star.to_raw is None
     assert board.majority(board.columns[0]) == 0.5, "of the right answers, whatever is predicted"
     assert under.difference.mean == -0.25 and under.to_raw.mean == -0.25
     raw = board.named(board.baseline[board.entries[0].name])
     assert raw.label == "icl" and raw.rule is None
-    assert [e.cells["t"].is_best for e in board.entries] == [True, False, True, False], "among the two of one rule"
+    assert [e.cells["t"].is_best for e in board.entries] == [True, False, True, False], (
+        "among the two of one rule"
+    )
 
 
 def test_hf_beside_icl_on_a_local_model(tmp_path):
     local = {"config.model_args": {"pretrained": "/tmp/m"}, "config.model_sha": "", DIGEST: "ab" * 8,
              "config.model_dtype": "torch.float32"}  # fmt: skip
-    run(tmp_path, "hf", right=[1, 0] * 20, put={**local, "config.batch_size": "8", "config.device": "cuda"})
+    run(
+        tmp_path,
+        "hf",
+        right=[1, 0] * 20,
+        put={**local, "config.batch_size": "8", "config.device": "cuda"},
+    )
     run(tmp_path, right=[1, 0] * 20, icl=ICL, put=local)
     board = board_of(tmp_path)
-    assert printed(board)[1] == {"hf": {"t": 50.0}, "icl": {"t": 50.0}} and len({e.on for e in board.entries}) == 1
+    assert (
+        printed(board)[1] == {"hf": {"t": 50.0}, "icl": {"t": 50.0}}
+        and len({e.on for e in board.entries}) == 1
+    )
     assert board.named(next(iter(board.baseline))).label == "hf"
 
 
@@ -262,7 +317,9 @@ def test_what_is_never_averaged(tmp_path, what):
     run(tmp_path, right=[1, 0] * 20, **second)
     names, found = printed(board_of(tmp_path))
     assert (len(found), len(names)) == (rows, columns)
-    values = [value for of_row in found.values() for name, value in of_row.items() if name != "average"]
+    values = [
+        value for of_row in found.values() for name, value in of_row.items() if name != "average"
+    ]
     assert sorted(values) == [50.0, 100.0]
 
 
@@ -300,32 +357,60 @@ def test_demonstrations_that_were_left_out_mark_cells_and_differences(tmp_path):
     cells = {entry.method: entry.cells["t"] for entry in board_of(tmp_path).entries}
     own = "7 demonstrations were left out of 3 documents' prompts, which were too long."
     of_baseline = "7 demonstrations were left out of its baseline's prompts."
-    assert {method: [mark for mark in cell.marks if "left out" in mark] for method, cell in cells.items()} == {
+    assert {
+        method: [mark for mark in cell.marks if "left out" in mark]
+        for method, cell in cells.items()
+    } == {
         "icl": [own],
         "pcw": [of_baseline],
         "nope": [own, of_baseline],
     }
-    assert {method: cell.left_out for method, cell in cells.items()} == {"icl": 7, "pcw": 0, "nope": 7}
+    assert {method: cell.left_out for method, cell in cells.items()} == {
+        "icl": 7,
+        "pcw": 0,
+        "nope": 7,
+    }
 
 
 def test_where_demonstrations_are_from_marks_cells(tmp_path):
     run(tmp_path, icl={**ICL, "own_demonstrations": {"t": {"documents": 3}}})
-    run(tmp_path, icl={**ICL, "method": "pcw"}, metadata={"retrieved": {"pool": {"rows": 5452}, "own_copies": 11}})
+    run(
+        tmp_path,
+        icl={**ICL, "method": "pcw"},
+        metadata={"retrieved": {"pool": {"rows": 5452}, "own_copies": 11}},
+    )
     marks = {entry.method: entry.cells["t"].marks for entry in board_of(tmp_path).entries}
-    assert "retrieved from a pool of 5,452 rows; it has copies of 11 documents, which were left" in marks["pcw"][0]
+    assert (
+        "retrieved from a pool of 5,452 rows; it has copies of 11 documents, which were left"
+        in marks["pcw"][0]
+    )
     assert marks["icl"] == ("3 documents stand among their own demonstrations, with the answer.",)
 
 
 def test_variants_of_the_baseline_are_compared_with_it_and_other_prompts_with_nothing(tmp_path):
     for seed in range(3):
         write(tmp_path / "a", "icl", seed, says=[0, 1] * 18 + [0] * 4)
-        write(tmp_path / "b", "icl", seed, says=[0, 1] * 17 + [0] * 6, put={"config.model_args.canonical_order": True})
+        write(
+            tmp_path / "b",
+            "icl",
+            seed,
+            says=[0, 1] * 17 + [0] * 6,
+            put={"config.model_args.canonical_order": True},
+        )
         write(tmp_path / "c", "star", seed + 5, says=[0, 1] * 16 + [0] * 8)
     board = build(*read([tmp_path], quiet=True))
-    plain, variant, other = (named(board.entries, name) for name in ("icl", "icl canonical_order=True", "star"))
+    plain, variant, other = (
+        named(board.entries, name) for name in ("icl", "icl canonical_order=True", "star")
+    )
     assert board.baseline[variant.name] == plain.name not in board.baseline
-    assert variant.cells["t"].difference.mean == pytest.approx(-0.025) and other.cells["t"].is_worse is None
-    assert "95.0% (95% interval 87.9% to 100.0%): icl, not significantly better than icl c" in board.summary[0]
+    assert (
+        variant.cells["t"].difference.mean == pytest.approx(-0.025)
+        and other.cells["t"].is_worse is None
+    )
+    assert (
+        "95.0% (95% interval 87.9% to 100.0%): icl, not significantly better than icl c"
+        in board.summary[0]
+    )
     assert "star" not in board.summary[0]
 
 
@@ -336,8 +421,15 @@ def test_one_answer_to_all_documents_is_counted_over_all_tasks(tmp_path):
         run(tmp_path, icl=lost, seed=seed, task="b", says=[0] * 40, gold=[0] * 30 + [1] * 10)
     cells = board_of(tmp_path).entries[0].cells
     marks = cells["average"].marks
-    assert "With 5 of 6 prompts it gives one answer to nearly all documents, on b with 3 of its 3." in marks
+    assert (
+        "With 5 of 6 prompts it gives one answer to nearly all documents, on b with 3 of its 3."
+        in marks
+    )
     assert "With 2 of 3 prompts it gives one answer to nearly all documents." in cells["a"].marks
-    assert "collapsed" in cells["b"].marks and any(mark.startswith("b: 2 demonstrations") for mark in marks)
+    assert "collapsed" in cells["b"].marks and any(
+        mark.startswith("b: 2 demonstrations") for mark in marks
+    )
     above = cells["average"].to_majority
-    assert above.mean == pytest.approx(1 / 12) and above.p_holm > 0.05, "right on all documents with one set of six"
+    assert above.mean == pytest.approx(1 / 12) and above.p_holm > 0.05, (
+        "right on all documents with one set of six"
+    )

@@ -51,7 +51,11 @@ TYPES: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
         **_WINDOWED,
         "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [2, 1, 1],
+            },
             "full_attention": None,  # no positions
         },
     },
@@ -61,7 +65,12 @@ TYPES: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": WINDOW},
     # The kinds of layers follow from numbers.
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 4},
+    "jamba": {
+        "num_hidden_layers": 4,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 4,
+    },
     "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]},
     "modernbert-decoder": {"local_attention": 2 * WINDOW},  # half of it to the left
     "recurrent_gemma": {"num_hidden_layers": 3},
@@ -102,7 +111,11 @@ TYPES: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": {"indexer_types": ["full", "shared"]},
     "hy_v4": {"indexer_types": ["full", "shared"]},
     "deepseek_v4": {
-        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        "layer_types": [
+            "sliding_attention",
+            "compressed_sparse_attention",
+            "heavily_compressed_attention",
+        ],
         "mlp_layer_types": ["hash_moe", "moe", "moe"],
         "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
         "index_topk": 8,  # of the 30 that are left of a prompt
@@ -149,7 +162,12 @@ TYPES: dict[str, dict[str, Any]] = {
         "logits_mup_width_multiplier": 1.0,  # it is for a wide model
     },
     "inkling2_text": _INKLING2,
-    "inkling2_loop_text": {**_INKLING2, "loop_layer_index_start": 1, "loop_layer_index_end": 2, "loop_num_passes": 2},
+    "inkling2_loop_text": {
+        **_INKLING2,
+        "loop_layer_index_start": 1,
+        "loop_layer_index_end": 2,
+        "loop_num_passes": 2,
+    },
     # Layers between the first and the last one run twice.
     "dory": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -190,7 +208,10 @@ TYPES: dict[str, dict[str, Any]] = {
     "emu3": {"vocabulary_map": {"<image>": 2}},
     "reformer": {
         "is_decoder": True,
-        **{"attn_layers": ["local", "lsh"], "hash_seed": 0},  # without a seed every pass draws other buckets
+        **{
+            "attn_layers": ["local", "lsh"],
+            "hash_seed": 0,
+        },  # without a seed every pass draws other buckets
         "axial_pos_shape": [32, 64],
         "axial_pos_embds_dim": [16, 16],
     },

@@ -35,7 +35,11 @@ def test_tokenizer_takes_any_text_and_adds_nothing() -> None:
     text = "Review: thunder, 雷 and\tfrost\r\n\nSentiment: naïve"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert tokenizer.bos_token == tokenizer.eos_token == "<|endoftext|>"
-    assert [len(tokenizer(word).input_ids) for word in (" thunder", " amber", " cobalt")] == [1, 1, 1]
+    assert [len(tokenizer(word).input_ids) for word in (" thunder", " amber", " cobalt")] == [
+        1,
+        1,
+        1,
+    ]
     assert min(len(tokenizer(word).input_ids) for word in (" zephyr", " lavender", " gazebo")) > 1
 
 
@@ -57,7 +61,9 @@ def test_a_quarter_of_the_demonstrations_has_a_wrong_label_and_no_document() -> 
     shown = [task.doc_to_target(row, task.fewshot_cfg.doc_to_target) for row in rows]
     wrong = sum(int(label) != row["label"] for label, row in zip(shown, rows, strict=True))
     assert 0.2 < wrong / len(rows) < 0.3
-    assert [task.doc_to_target(row) for row in task.eval_docs] == documents("icl_demo_four")["test"]["label"]
+    assert [task.doc_to_target(row) for row in task.eval_docs] == documents("icl_demo_four")[
+        "test"
+    ]["label"]
 
 
 def test_documents_come_from_the_seed(tmp_path: Path) -> None:
@@ -86,7 +92,9 @@ def accuracies(shots: int) -> dict[str, float]:
 def test_demonstrations_teach_the_labels() -> None:
     untaught, taught = accuracies(0), accuracies(8)
     chance = [1 / len(set(documents(name)["test"]["label"])) for name in TASKS]
-    assert abs(sum(untaught.values()) - sum(chance)) / len(TASKS) <= 0.1  # 60 documents are not quite balanced
+    assert (
+        abs(sum(untaught.values()) - sum(chance)) / len(TASKS) <= 0.1
+    )  # 60 documents are not quite balanced
     assert min(taught.values()) >= 0.8
 
 
@@ -94,7 +102,20 @@ def test_demonstrations_teach_the_labels() -> None:
 def test_the_demo_prints_a_table_and_says_how_to_go_on(tmp_path: Path) -> None:
     done = processes.command("demo", "--limit", 2, "--output", "o", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = [line.split()[0] for line in done.stdout.splitlines() if re.match(r"\w+ +[0-9.]+±", line)]
-    assert rows == ["hf", "icl", "icl", "nope", "prefixicl", "pcw", "saicl", "batchicl", "invicl", "deepthink"]
+    rows = [
+        line.split()[0] for line in done.stdout.splitlines() if re.match(r"\w+ +[0-9.]+±", line)
+    ]
+    assert rows == [
+        "hf",
+        "icl",
+        "icl",
+        "nope",
+        "prefixicl",
+        "pcw",
+        "saicl",
+        "batchicl",
+        "invicl",
+        "deepthink",
+    ]
     assert "lm-eval-icl study which-method" in done.stdout
     assert (tmp_path / "o/board.html").is_file()

@@ -52,7 +52,9 @@ class Ran:
 
     def cells(self, state: str = DONE) -> list[Cell]:
         known = states(self.grid, self.folder, self.failed)
-        return [target for target, of_target in known if isinstance(target, Cell) and of_target == state]
+        return [
+            target for target, of_target in known if isinstance(target, Cell) and of_target == state
+        ]
 
     def facts(self, cell: Cell) -> dict[str, Any]:
         return dict(self.results(cell)["config"]["icl"]["study"])
@@ -97,7 +99,12 @@ def conduct(
     study = opened(output, options, include_path, **keys)
     with study.folder.locked():
         runner = UnitRunner(study.grid, options, study.folder, training, include_path)
-        conduct_study(study.grid, study.folder, executor(study) if executor else Here(runner.run), study.failed)
+        conduct_study(
+            study.grid,
+            study.folder,
+            executor(study) if executor else Here(runner.run),
+            study.failed,
+        )
     if study.failed and not may_fail:
         raise InputError(next(iter(study.failed.values())))
     return study
@@ -112,7 +119,10 @@ def files_of(study: Path) -> dict[str, Any]:
         if path.suffix == ".json":
             said = json.loads(text)
             facts = said["config"]["icl"]["study"]
-            found[name] = said["results"], {key: value for key, value in facts.items() if key != "shared"}
+            found[name] = (
+                said["results"],
+                {key: value for key, value in facts.items() if key != "shared"},
+            )
     return found
 
 
@@ -124,7 +134,9 @@ def evaluated(
     **arguments: Any,
 ) -> dict[str, Any]:
     """The same evaluation by lm-eval alone, with other arguments of `simple_evaluate` if they are given."""
-    manager = TaskManager(include_path=task_dir() / folder, include_defaults=False, metadata=dict(metadata or {}))
+    manager = TaskManager(
+        include_path=task_dir() / folder, include_defaults=False, metadata=dict(metadata or {})
+    )
     every = {
         "model": cell.variant.method,
         "model_args": {**study.folder.arguments(cell.model), **cell.variant.arguments},

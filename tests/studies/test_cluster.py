@@ -33,7 +33,13 @@ STUDY: dict[str, Any] = {
     "seeds": 0,
     "demonstrations": "herding:unit=True",
     "dev": {"size": 4, "choose": "T"},
-    "train": {"tasks": "icl_demo_short", "steps": 2, "num_fewshot": 2, "batch_size": 2, "eval_steps": 0},
+    "train": {
+        "tasks": "icl_demo_short",
+        "steps": 2,
+        "num_fewshot": 2,
+        "batch_size": 2,
+        "eval_steps": 0,
+    },
 }
 OPTIONS = Options("cpu", "8", 4)  # as the command has them
 
@@ -69,7 +75,9 @@ def assert_alike(study: running.Ran, one: running.Ran) -> None:
 
 
 def on_ray(study: running.Ran, address: str, kind: type = cluster.OnRay) -> Any:
-    made = cluster.study_on_ray(address, study.grid, study.options, study.folder.path, training, None)
+    made = cluster.study_on_ray(
+        address, study.grid, study.options, study.folder.path, training, None
+    )
     made.__class__ = kind
     return made
 
@@ -84,7 +92,11 @@ class Sabotaged(cluster.OnRay):
         mine = []
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                mine += [process] if process.name() in ("ray::StudyWorker", "ray::StudyWorker.run") else []
+                mine += (
+                    [process]
+                    if process.name() in ("ray::StudyWorker", "ray::StudyWorker.run")
+                    else []
+                )
         if outcomes and self.kills and mine:
             random.choice(mine).kill()
             self.kills -= 1
@@ -107,8 +119,13 @@ def test_a_unit_whose_workers_are_lost_fails_on_this_machine(monkeypatch):
             return [(target, {}) for target in unit]
 
     model = Model({"pretrained": "m"})
-    units = [(Cell(model, Variant("icl", {}, 0), task, 2, None, 0),) for task in ("icl_demo_four", "icl_demo_short")]
-    monkeypatch.setattr(ray, "init", lambda address, init=ray.init, **keys: init(address, num_cpus=2, **keys))
+    units = [
+        (Cell(model, Variant("icl", {}, 0), task, 2, None, 0),)
+        for task in ("icl_demo_four", "icl_demo_short")
+    ]
+    monkeypatch.setattr(
+        ray, "init", lambda address, init=ray.init, **keys: init(address, num_cpus=2, **keys)
+    )
     with cluster.OnRay(cluster.connected(""), Deadly, (), lambda _: (("num_cpus", 1),)) as pool:
         for unit in units:
             pool.submit(unit)
@@ -127,7 +144,18 @@ def test_a_driver_a_worker_and_a_node_are_lost(nodes, one, tmp_path):
     two = tmp_path / "two"
     file = two.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(STUDY))
-    options = ["--device", "cpu", "--batch_size", "8", "--limit", "4", "--output", str(two), "--ray", nodes.address]
+    options = [
+        "--device",
+        "cpu",
+        "--batch_size",
+        "8",
+        "--limit",
+        "4",
+        "--output",
+        str(two),
+        "--ray",
+        nodes.address,
+    ]
 
     def there() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in two.glob("cells/*/*/[!.]*/results_*")}
@@ -166,7 +194,12 @@ def test_a_worker_with_other_versions_is_refused(nodes, tmp_path):
     study = running.opened(tmp_path / "o", OPTIONS, **STUDY)
     pool = on_ray(study, nodes.address)
     pool._arguments = ({**cluster.versions(), "torch": "0.1"}, pool._arguments[1])
-    with pool, pytest.raises(InputError, match=r"a worker cannot begin \(on \S+: torch .*started with 0.1\)\.$"):
+    with (
+        pool,
+        pytest.raises(
+            InputError, match=r"a worker cannot begin \(on \S+: torch .*started with 0.1\)\.$"
+        ),
+    ):
         pool.submit((Checkpoint(study.grid.models[0]),))
         pool.wait()
 
@@ -181,7 +214,11 @@ def test_which_unit_a_worker_takes():
         executor.submit((Cell(model, Variant("icl", {}, 0), task, 2, None, 0),))
 
     def take(held: str, *holders: Model) -> str:
-        ((cell,),) = [executor.take(held, dict.fromkeys((model.folder for model in holders), 1), executor.waiting)]
+        ((cell,),) = [
+            executor.take(
+                held, dict.fromkeys((model.folder for model in holders), 1), executor.waiting
+            )
+        ]
         return f"{cell.model.name} {cell.task}"
 
     assert take(b.folder) == "b 1"  # of the model that it holds

@@ -24,7 +24,12 @@ DEV = {"choose": ["T"]}
 
 
 def grid(**keys: Any) -> Grid:
-    keys = {"models": "pretrained=m", "methods": ["icl", {"deepthink": {"T": [1, 2, 3]}}], "tasks": ["a"], **keys}
+    keys = {
+        "models": "pretrained=m",
+        "methods": ["icl", {"deepthink": {"T": [1, 2, 3]}}],
+        "tasks": ["a"],
+        **keys,
+    }
     dev = {0: {"text": "of the dev set"}} if keys.get("dev") else {}
     tasks = {name: StudyTask(name, (2,), {name: ()}, dev=dev) for name in keys["tasks"]}
     return Grid(Study.model_validate(keys), tasks)
@@ -40,7 +45,11 @@ class Paths:
         return target.path in self.there
 
     def choice(self, grid: Grid, candidates: tuple[Candidate, ...]) -> DevChoice:
-        return choose(grid, candidates, [[one.test[0].variant.arguments.get("T", 0) / 10] for one in candidates])
+        return choose(
+            grid,
+            candidates,
+            [[one.test[0].variant.arguments.get("T", 0) / 10] for one in candidates],
+        )
 
     def write(self, target: Any, outcome: Any) -> None:
         self.there.add(target.path)
@@ -101,7 +110,10 @@ def test_after_a_dev_cell_the_others_and_after_all_the_chosen_one():
     ]
     assert printed(units_to_start(study, folder, running, {})) == ["ce icl/a"]
     folder.there |= running
-    assert printed(units_to_start(study, folder, set(), {})) == ["ce icl/a", "ce deepthink,T=3/a,chosen=T"]
+    assert printed(units_to_start(study, folder, set(), {})) == [
+        "ce icl/a",
+        "ce deepthink,T=3/a,chosen=T",
+    ]
 
 
 def test_a_dev_cell_that_fails_fails_what_it_would_have_chosen_and_nothing_else():
@@ -134,12 +146,16 @@ def test_a_checkpoint_is_made_before_what_needs_it_and_only_for_that():
 def test_a_changed_file_runs_what_is_missing():
     folder, keys = Paths(), {"methods": {"deepthink": {"T": [2, 3]}}}
     run_all(grid(**keys, seeds=[0]), folder)
-    assert run_all(grid(**keys, seeds=[0, 1]), folder) == ["ce deepthink,T=2/a,seed=1 | ce deepthink,T=3/a,seed=1"]
+    assert run_all(grid(**keys, seeds=[0, 1]), folder) == [
+        "ce deepthink,T=2/a,seed=1 | ce deepthink,T=3/a,seed=1"
+    ]
     # A cell that was run as it is does not stand for one that was chosen on dev.
     chosen = grid(**keys, seeds=[0], dev=DEV)
     assert run_all(chosen, folder)[-1] == "ce deepthink,T=3/a,seed=0,chosen=T"
     # A task whose documents, prompts or demonstrations are others has other cells.
-    changed = replace(chosen.tasks["a"], data={(2, "None", 0, "test"): "other", (2, "None", 0, "dev"): "other"})
+    changed = replace(
+        chosen.tasks["a"], data={(2, "None", 0, "test"): "other", (2, "None", 0, "dev"): "other"}
+    )
     assert len(run_all(Grid(chosen.study, {"a": changed}), folder)) == 2
 
 
@@ -160,7 +176,10 @@ def test_rerun_of_a_dev_cell_makes_again_what_it_chose(tmp_path):
     run_all(study, made)
     folder = folder_of(made, tmp_path)
     forgotten = folder.forget(study, "cells/*/deepthink,T=1/a,*split=dev*")
-    assert sorted(map(short, forgotten)) == ["ce deepthink,T=1/a,split=dev", "ce deepthink,T=3/a,chosen=T"]
+    assert sorted(map(short, forgotten)) == [
+        "ce deepthink,T=1/a,split=dev",
+        "ce deepthink,T=3/a,chosen=T",
+    ]
     assert printed(units_to_start(study, folder, set(), {})) == ["ce deepthink,T=1/a,split=dev"]
     folder.there |= {target.path for target in units_to_start(study, folder, set(), {})[0]}
     assert printed(units_to_start(study, folder, set(), {})) == ["ce deepthink,T=3/a,chosen=T"]
@@ -171,7 +190,9 @@ def test_rerun_of_a_dev_cell_makes_again_what_it_chose(tmp_path):
 
 
 def known(study: Grid) -> list[Cell]:
-    cells = [cell for candidates in study.alternatives for c in candidates for cell in (*c.dev, *c.test)]
+    cells = [
+        cell for candidates in study.alternatives for c in candidates for cell in (*c.dev, *c.test)
+    ]
     return [*{cell.path: cell for cell in cells}.values()]
 
 
@@ -181,14 +202,21 @@ def test_what_the_dev_set_chooses_among():
     study = grid(**keys, dev={"choose": ["T", "seeds", "decide"]}, decide=["none", "contextual"])
     assert [len(candidates) for candidates in study.alternatives] == [4, 4, 8, 8]
     for candidates in study.alternatives:
-        assert len({(c.test[0].variant.name, c.test[0].seed, c.rule) for c in candidates}) == len(candidates)
-        assert len({cell.path for c in candidates for cell in c.dev}) == len(candidates) / 2  # a cell has all rules
+        assert len({(c.test[0].variant.name, c.test[0].seed, c.rule) for c in candidates}) == len(
+            candidates
+        )
+        assert (
+            len({cell.path for c in candidates for cell in c.dev}) == len(candidates) / 2
+        )  # a cell has all rules
 
     def score(candidate: Candidate) -> float:
         (cell,) = candidate.test
         return 0.3 + 0.2 * cell.seed + 0.1 * (bool(candidate.rule) and cell.task == "b")
 
-    chosen = [choose(study, of, [[score(candidate)] for candidate in of])[0][0] for of in study.alternatives]
+    chosen = [
+        choose(study, of, [[score(candidate)] for candidate in of])[0][0]
+        for of in study.alternatives
+    ]
     assert [(c.task, c.seed, c.rule, c.chosen) for c in chosen] == [
         ("a", 1, "", ("seeds", "decide")),  # of equals, the first: what the model says
         ("b", 1, "contextual", ("seeds", "decide")),
@@ -200,7 +228,9 @@ def test_what_the_dev_set_chooses_among():
 
 def test_batches_are_scored_together():
     """All T but the first, and all orders, of one method and set of demonstrations."""
-    study = grid(models=["pretrained=m", "pretrained=n"], orders=2, seeds=[0, 1], dev={"choose": []})
+    study = grid(
+        models=["pretrained=m", "pretrained=n"], orders=2, seeds=[0, 1], dev={"choose": []}
+    )
     alike = batches(known(study))
     assert len(alike) == 2 * 2 * 2 * 3 and sorted(map(len, alike)) == [2] * 16 + [4] * 8
     for cells in alike:

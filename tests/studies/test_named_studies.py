@@ -11,7 +11,11 @@ from lm_eval_icl.studies import grid
 
 STUDIES = {name: grid.read(name, {}) for name in grid.named()}
 # The file of each task and group of this package.
-CONFIGS = {file.stem: file for pattern in ("icl_*", "metaicl_*") for file in task_dir().rglob(f"{pattern}.yaml")}
+CONFIGS = {
+    file.stem: file
+    for pattern in ("icl_*", "metaicl_*")
+    for file in task_dir().rglob(f"{pattern}.yaml")
+}
 EXPECTED = [
     pytest.param(study, entry, id=f"{name}-{number}")
     for name, study in STUDIES.items()
@@ -25,7 +29,10 @@ def tasks_of(study: grid.Study) -> list[str]:
 
 def averages_of(study: grid.Study) -> dict[str, tuple[str, ...]]:
     """The columns by the name of their average."""
-    return {f"average, {part}" if part else "average": columns for part, columns in study.columns.items()}
+    return {
+        f"average, {part}" if part else "average": columns
+        for part, columns in study.columns.items()
+    }
 
 
 def config(name: str) -> dict[str, Any]:
@@ -34,7 +41,11 @@ def config(name: str) -> dict[str, Any]:
 
 def below(name: str) -> set[str]:
     """A task, or a group and all that is in it."""
-    return {name}.union(*(below(task) for task in config(name)["task"])) if "group" in config(name) else {name}
+    return (
+        {name}.union(*(below(task) for task in config(name)["task"]))
+        if "group" in config(name)
+        else {name}
+    )
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
@@ -43,27 +54,43 @@ def test_tasks_are_ours(study):
     names = [*tasks_of(study), *columns]
     assert {config(name).get("group", config(name)["task"]) for name in names} == set(names)
     assert set(columns) <= set().union(*map(below, tasks_of(study)))
-    assert study.title and (study.paper or not study.expected) and all(text.endswith(".") for text in study.deviates)
+    assert (
+        study.title
+        and (study.paper or not study.expected)
+        and all(text.endswith(".") for text in study.deviates)
+    )
 
 
 @pytest.mark.parametrize(("study", "entry"), EXPECTED)
 def test_expected_numbers_are_of_cells_of_the_study(study, entry):
     assert entry["model"] in [model["pretrained"] for model in study.models]
-    of_this_method = [variant.arguments for variant in study.variants if variant.method == entry["method"]]
-    assert any(entry.get("arguments", {}).items() <= arguments.items() for arguments in of_this_method)
+    of_this_method = [
+        variant.arguments for variant in study.variants if variant.method == entry["method"]
+    ]
+    assert any(
+        entry.get("arguments", {}).items() <= arguments.items() for arguments in of_this_method
+    )
     values = entry["values"]
-    assert values and values.keys() <= {"order flips"}.union(averages_of(study), *map(below, tasks_of(study)))
+    assert values and values.keys() <= {"order flips"}.union(
+        averages_of(study), *map(below, tasks_of(study))
+    )
     assert all(0 < value < 1 or name == "order flips" for name, value in values.items())
     assert entry.get("training") in (None, *(training.name for training in study.trainings))
     assert study.dev or "chosen" not in entry
     ways = [str(way or "stratified") for way in study.demonstrations]
-    assert entry.get("demonstrations", ways[0]) in ways and (len(ways) == 1 or "demonstrations" in entry)
+    assert entry.get("demonstrations", ways[0]) in ways and (
+        len(ways) == 1 or "demonstrations" in entry
+    )
     if len(values) > 2:
         # The papers round to 0.1%, averages too. (InvICL's own, of all targets, is 42.47, and the paper has 42.4.)
         row, averages = values, averages_of(study)
-        assert [*row] == [name for average, columns in averages.items() for name in (*columns, average)]
+        assert [*row] == [
+            name for average, columns in averages.items() for name in (*columns, average)
+        ]
         for average, columns in averages.items():
-            assert row[average] == pytest.approx(sum(map(row.get, columns)) / len(columns), abs=0.0008)
+            assert row[average] == pytest.approx(
+                sum(map(row.get, columns)) / len(columns), abs=0.0008
+            )
 
 
 def test_the_released_codes_prompt(tmp_path, monkeypatch):

@@ -15,19 +15,30 @@ AXES = {"labels": ["none", "flipped:0.5"], "formats": "0..1", "orders": 3, "num_
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory, own_tasks):
-    return running.conduct(tmp_path_factory.mktemp("o") / "study", methods=METHODS, one_at_a_time=True, **AXES)
+    return running.conduct(
+        tmp_path_factory.mktemp("o") / "study", methods=METHODS, one_at_a_time=True, **AXES
+    )
 
 
 def test_cells_differ_in_one_thing(study):
     """And each is what lm-eval gives alone, with `--metadata labels=...` or `format=...`; `hf` too."""
     axes = {(c.num_fewshot, c.labels, c.format, c.order) for c in study.cells()}
-    others = {(4, "flipped:0.5", 0, 0), (4, None, 1, 0), (2, None, 0, 0)}  # two demonstrations have no third order
-    assert axes == others | {(4, None, 0, order) for order in range(3)} and len(study.cells()) == 4 * 6 * 2
+    others = {
+        (4, "flipped:0.5", 0, 0),
+        (4, None, 1, 0),
+        (2, None, 0, 0),
+    }  # two demonstrations have no third order
+    assert (
+        axes == others | {(4, None, 0, order) for order in range(3)}
+        and len(study.cells()) == 4 * 6 * 2
+    )
     for cell in (cell for cell in study.cells() if (cell.labels or cell.format) and cell.seed == 1):
         metadata = {"labels": cell.labels} if cell.labels else {"format": cell.format}
         alone = running.evaluated(study, cell, metadata=metadata)
         mine, theirs = study.samples(cell), alone["samples"][cell.task]
-        assert [sample["prompt_hash"] for sample in mine] == [sample["prompt_hash"] for sample in theirs]
+        assert [sample["prompt_hash"] for sample in mine] == [
+            sample["prompt_hash"] for sample in theirs
+        ]
         running.assert_alike(mine, theirs)
         assert metadata.items() <= study.results(cell)["configs"][cell.task]["metadata"].items()
 
@@ -38,7 +49,9 @@ def test_the_end_is_one_card(study):
     assert "canonical_order=True" in said.getvalue() and "format" in said.getvalue()
     assert (study.folder.path / "figures" / "card.svg").is_file()
     assert "What predictions depend on" in (study.folder.path / "board.html").read_text()
-    board = end.board_of(end.results_of(study.folder, study.cells()), end.columns_of(study.study, study.grid.tasks))
+    board = end.board_of(
+        end.results_of(study.folder, study.cells()), end.columns_of(study.study, study.grid.tasks)
+    )
     flips = {row.entry.label: [e.mean for of, e in row.values.items() if of.name == "order flips"]
              for row in board.card.rows}  # fmt: skip
     assert len(flips) == 4 and flips["pcw"] == flips["icl canonical_order=True"] == [0]

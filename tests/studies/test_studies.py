@@ -24,7 +24,14 @@ pytestmark = pytest.mark.usefixtures("own_tasks")
 @pytest.fixture(scope="module")
 def study(tmp_path_factory, own_tasks) -> Ran:
     """A study with everything that is shared: methods, orders, passes; and models of lm-eval's own."""
-    methods = ["hf", "icl", "invicl", "saicl", "batchicl", {"deepthink": {"T": "1..3", "eta": [0.1, 0.5]}}]
+    methods = [
+        "hf",
+        "icl",
+        "invicl",
+        "saicl",
+        "batchicl",
+        {"deepthink": {"T": "1..3", "eta": [0.1, 0.5]}},
+    ]
     return conduct(tmp_path_factory.mktemp("study") / "study", methods=methods, orders=2)
 
 
@@ -38,15 +45,21 @@ def test_every_cell_is_that_cell_run_alone(study, tmp_path):
         assert (said["seed"], said["order"], said["split"]) == (cell.seed, cell.order, "test")
         file = tmp_path / "demonstrations.json"
         file.write_text(json.dumps(said["indices"]))
-        alone = running.evaluated(study, cell, metadata={"demonstrations": str(file)} if cell.order else {})
+        alone = running.evaluated(
+            study, cell, metadata={"demonstrations": str(file)} if cell.order else {}
+        )
         assert found["results"][cell.task]["acc,none"] == alone["results"][cell.task]["acc,none"]
         mine, theirs = study.samples(cell), alone["samples"][cell.task]
         running.assert_alike(mine, theirs)
         for key in ("doc_id", "doc_hash", "prompt_hash", "target_hash", "target", "acc"):
-            assert [str(sample[key]) for sample in mine] == [str(sample[key]) for sample in theirs], key
+            assert [str(sample[key]) for sample in mine] == [
+                str(sample[key]) for sample in theirs
+            ], key
         icl = alone["config"].get("icl", {})  # all that a run alone says is said here too
         said = found["config"]["icl"]
-        assert {key: said[key] for key in icl.keys() - COUNTS} == {key: icl[key] for key in icl.keys() - COUNTS}
+        assert {key: said[key] for key in icl.keys() - COUNTS} == {
+            key: icl[key] for key in icl.keys() - COUNTS
+        }
 
 
 def test_invariant_methods_encode_and_score_orders_once(study):
@@ -66,13 +79,20 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
     folder = Path(own_task(tmp_path, "said")).parent
     model = f"pretrained={checkpoint('llama')},overflow=drop,max_length=360"
     methods = {"deepthink": {"T": [1, 3, 5], "eta": 0.9}}
-    long = {"task": "icl_demo_long", "metric_list": [{"metric": "exact_match"}]}  # that of texts too
+    long = {
+        "task": "icl_demo_long",
+        "metric_list": [{"metric": "exact_match"}],
+    }  # that of texts too
     keys = {"models": model, "methods": methods, "tasks": [long, "said"], "metric": "exact_match"}
     progress = conduct(tmp_path / "o", Options("cpu", 4, 3), str(folder), **keys)
     for cell in progress.cells():
         found = progress.results(cell)
         alone = running.evaluated(progress, cell, folder if cell.task == "said" else "demo")
-        assert found["config"]["icl"]["T"] == alone["config"]["icl"]["T"] == cell.variant.arguments["T"]
+        assert (
+            found["config"]["icl"]["T"]
+            == alone["config"]["icl"]["T"]
+            == cell.variant.arguments["T"]
+        )
         assert found["config"]["icl"]["left_out"] == alone["config"]["icl"]["left_out"]
         mine, theirs = progress.samples(cell), alone["samples"][cell.task]
         if cell.task == "said":
@@ -89,7 +109,10 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
 
 # The dev set.
 
-DEV = {"dev": {"size": 12, "choose": ["T", "eta"]}, "methods": ["icl", {"deepthink": {"T": "1..4", "eta": [0.2, 0.9]}}]}
+DEV = {
+    "dev": {"size": 12, "choose": ["T", "eta"]},
+    "methods": ["icl", {"deepthink": {"T": "1..4", "eta": [0.2, 0.9]}}],
+}
 
 
 def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
@@ -100,7 +123,9 @@ def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
         (cell,), curve = choice
         best = max(each["score"] for each in curve)
         (first, *_) = [each for each in curve if each["score"] == best]
-        assert (cell.variant.arguments, cell.seed) == (first["arguments"], first["seed"]) and len(curve) == 8
+        assert (cell.variant.arguments, cell.seed) == (first["arguments"], first["seed"]) and len(
+            curve
+        ) == 8
     tested = [cell for cell in progress.cells() if cell.split == "test"]
     assert len(tested) == 2 + 2
     for cell in tested:
@@ -111,12 +136,19 @@ def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
 
     def wrong_labels(task):
         rows = before(task)
-        return rows if task.config.test_split == "dev" else rows.map(lambda _: {"label": rows[0]["label"]})
+        return (
+            rows
+            if task.config.test_split == "dev"
+            else rows.map(lambda _: {"label": rows[0]["label"]})
+        )
 
     monkeypatch.setattr(ICLTask, "test_docs", wrong_labels)
     other = conduct(tmp_path / "other", tasks="icl_demo_unseen", **DEV)
     assert [curve for _, curve in other.choices()] == [curve for _, curve in choices]
-    first, second = ([each.score(cell) for cell in each.cells() if cell.split == "test"] for each in (progress, other))
+    first, second = (
+        [each.score(cell) for cell in each.cells() if cell.split == "test"]
+        for each in (progress, other)
+    )
     assert first != second
 
 
@@ -126,8 +158,14 @@ def test_dev_documents_are_of_the_training_split_and_no_demonstrations(tmp_path)
     task = progress.grid.tasks["icl_demo_short"]
     pool, rows = list(task.loaded.sampler.df), task.loaded.training_docs()
     used = [pool[i] for seed in range(6) for i in study_tasks.draw(task, 3, None, seed)]
-    assert len(task.dev) == 20 and all(rows[i] == doc and doc not in used for i, doc in task.dev.items())
-    fewer = opened(tmp_path / "o", Options("cpu", 8), **keys, dev={"size": 7}).grid.tasks["icl_demo_short"].dev
+    assert len(task.dev) == 20 and all(
+        rows[i] == doc and doc not in used for i, doc in task.dev.items()
+    )
+    fewer = (
+        opened(tmp_path / "o", Options("cpu", 8), **keys, dev={"size": 7})
+        .grid.tasks["icl_demo_short"]
+        .dev
+    )
     assert list(fewer.items()) == list(task.dev.items())[:7]
 
 
@@ -147,9 +185,24 @@ def own_task(folder: Path, name: str) -> str:
     for file, first in (("data", 0), ("test", 20)):
         rows = [json.dumps({"text": f"film {i}", "label": i % 2}) for i in range(first, first + 20)]
         (folder / f"{file}.jsonl").write_text("\n".join(rows))
-    task = {"dataset_path": "json", "dataset_kwargs": data, "training_split": "train", "test_split": "test"}
-    options = {"doc_to_text": "{{text}}", "doc_to_choice": ["bad", "good"], "doc_to_target": "label"}
-    own = {**task, **options, "task": "own", "output_type": "multiple_choice", "fewshot_split": "train"}
+    task = {
+        "dataset_path": "json",
+        "dataset_kwargs": data,
+        "training_split": "train",
+        "test_split": "test",
+    }
+    options = {
+        "doc_to_text": "{{text}}",
+        "doc_to_choice": ["bad", "good"],
+        "doc_to_target": "label",
+    }
+    own = {
+        **task,
+        **options,
+        "task": "own",
+        "output_type": "multiple_choice",
+        "fewshot_split": "train",
+    }
     (folder / "own.yaml").write_text(yaml.safe_dump(own))
     (folder / "said.yaml").write_text(yaml.safe_dump({**task, "task": "said"}) + SAID)
     return str(folder / f"{name}.yaml")
@@ -157,7 +210,9 @@ def own_task(folder: Path, name: str) -> str:
 
 def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
     keys = {"tasks": own_task(tmp_path, "own"), "methods": "icl", "dev": {"size": 5}}
-    with pytest.raises(InputError, match="dev: task 'own' draws other demonstrations for every doc"):
+    with pytest.raises(
+        InputError, match="dev: task 'own' draws other demonstrations for every doc"
+    ):
         opened(tmp_path / "o", **keys)
     assert len(opened(tmp_path / "o", **keys, num_fewshot=0).grid.tasks["own"].dev) == 5
 
@@ -166,7 +221,17 @@ def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
 
 
 def command(file: str, output: Path) -> list[str]:
-    return ["lm-eval-icl", "study", file, "--output", str(output), "--device", "cpu", "--limit", "6"]
+    return [
+        "lm-eval-icl",
+        "study",
+        file,
+        "--output",
+        str(output),
+        "--device",
+        "cpu",
+        "--limit",
+        "6",
+    ]
 
 
 def test_a_task_that_has_changed_has_other_cells(tmp_path):
@@ -194,15 +259,31 @@ def test_a_task_that_has_changed_has_other_cells(tmp_path):
 
 def test_a_finished_cell_is_never_written_again(tmp_path):
     """Not by the end of a study, nor by another with other numbers of a paper; --rerun makes it again."""
-    file = write(tmp_path / "s.yaml", methods=["icl", "pcw"], seeds=0, expected={"values": {"icl_demo_short": 0.5}})
+    file = write(
+        tmp_path / "s.yaml",
+        methods=["icl", "pcw"],
+        seeds=0,
+        expected={"values": {"icl_demo_short": 0.5}},
+    )
     commands.run(*command(file, tmp_path / "o")[1:])
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "o/cells").rglob("*.json*")}
     cells = json.loads((tmp_path / "o/study.json").read_text())["cells"]
-    assert {tmp_path / "o" / path for path in cells} == {path for path in before if path.suffix == ".json"}
-    assert all(cell == {"expected": {"icl_demo_short": 0.5}, "curve": []} for cell in cells.values())
-    file = write(tmp_path / "s.yaml", methods=["icl", "pcw"], seeds=0, expected={"values": {"icl_demo_short": 0.6}})
+    assert {tmp_path / "o" / path for path in cells} == {
+        path for path in before if path.suffix == ".json"
+    }
+    assert all(
+        cell == {"expected": {"icl_demo_short": 0.5}, "curve": []} for cell in cells.values()
+    )
+    file = write(
+        tmp_path / "s.yaml",
+        methods=["icl", "pcw"],
+        seeds=0,
+        expected={"values": {"icl_demo_short": 0.6}},
+    )
     commands.run(*command(file, tmp_path / "o")[1:])
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "o/cells").rglob("*.json*")} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "o/cells").rglob("*.json*")
+    } == before
     assert "0.6" in (tmp_path / "o/study.json").read_text()
     commands.run(*command(file, tmp_path / "o")[1:], "--rerun", "cells/*/pcw/*")
     again = {path for path, when in before.items() if path.stat().st_mtime_ns != when}
@@ -212,9 +293,13 @@ def test_a_finished_cell_is_never_written_again(tmp_path):
 def test_other_methods_by_the_command(tmp_path, capsys):
     """Those of the file stay as they are there; and nothing is run."""
     file = write(
-        tmp_path / "s.yaml", methods=["icl", {"deepthink": {"T": [1, 2]}}, "pcw"], dev={"choose": "T", "size": 5}
+        tmp_path / "s.yaml",
+        methods=["icl", {"deepthink": {"T": [1, 2]}}, "pcw"],
+        dev={"choose": "T", "size": 5},
     )
-    commands.run("study", file, "--dry_run", "--verbose", "--limit", "6", "--methods", "deepthink,invicl")
+    commands.run(
+        "study", file, "--dry_run", "--verbose", "--limit", "6", "--methods", "deepthink,invicl"
+    )
     said = capsys.readouterr().out
     for line in ("6 cells on the dev set: missing", "2 cells on the test set: waiting for others"):
         assert line in said
@@ -244,7 +329,10 @@ def test_a_failed_study_ends_with_status_1_and_says_why(tmp_path, monkeypatch, c
     with monkeypatch.context() as patched:
         patched.setattr(MethodRunner, "score", broken)
         said = commands.refused(*line)
-    assert said.startswith("1 of 2 cells failed; the first: RuntimeError: no room") and "hf" in capsys.readouterr().out
+    assert (
+        said.startswith("1 of 2 cells failed; the first: RuntimeError: no room")
+        and "hf" in capsys.readouterr().out
+    )
     ((path, why),) = json.loads((tmp_path / "o/study.json").read_text())["failures"].items()
     assert path.startswith("cells/") and "/icl/" in path and "no room" in why
     commands.run(*line, "--status")
@@ -280,7 +368,10 @@ def test_one_process_at_a_time_writes_a_folder(tmp_path, capsys):
         ({"methods": {"deepthink": {"T": "3..1"}}}, "methods: deepthink: the range 3..1 is empty."),
         ({"dev": {"choose": "T"}}, "dev: choose: no method of this study has the argument 'T'."),
         ({"models": {"pretrained": "m", "resources": {"gpus": 1}}}, "models: resources: gpus: "),
-        ({"metadata": {"decide": "batch"}}, "metadata: decide: is a key of the study itself: give it there."),
+        (
+            {"metadata": {"decide": "batch"}},
+            "metadata: decide: is a key of the study itself: give it there.",
+        ),
         ({"tasks": None, "taskz": "t"}, "taskz: 't': there is no such key; did you mean 'tasks'?"),
     ],
 )
@@ -293,12 +384,20 @@ def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"tasks": "icl_demo_shrt"}, "tasks: there is no task 'icl_demo_shrt': did you mean 'icl_demo_short'?"),
-        ({"orders": 7}, "orders: 7: task 'icl_demo_short' has 3 demonstrations: give fewer orders."),
+        (
+            {"tasks": "icl_demo_shrt"},
+            "tasks: there is no task 'icl_demo_shrt': did you mean 'icl_demo_short'?",
+        ),
+        (
+            {"orders": 7},
+            "orders: 7: task 'icl_demo_short' has 3 demonstrations: give fewer orders.",
+        ),
         ({"decide": "knn:m=2"}, "decide: knn:m=2 needs more than a study keeps"),
     ],
 )
-def test_a_study_that_cannot_be_run_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch, keys, says):
+def test_a_study_that_cannot_be_run_is_refused_before_a_model_is_loaded(
+    tmp_path, monkeypatch, keys, says
+):
     monkeypatch.setattr(UnitRunner, "load", lambda *_: pytest.fail("a model was loaded"))
     file = write(tmp_path / "s.yaml", **{"methods": "icl", "seeds": 0, **keys})
     assert says in commands.refused("study", file, "--output", tmp_path / "o", "--device", "cpu")
@@ -308,11 +407,20 @@ def test_a_study_that_cannot_be_run_is_refused_before_a_model_is_loaded(tmp_path
 def test_a_dry_run_is_what_is_run(tmp_path, capsys):
     """Passes and tokens of what is missing; nothing is written, and no model is loaded."""
     methods = ["icl", "invicl", {"deepthink": {"T": "1..4"}}]
-    line = ["study", write(tmp_path / "s.yaml", methods=methods, orders=2), "--limit", "6", "--device", "cpu"]
+    line = [
+        "study",
+        write(tmp_path / "s.yaml", methods=methods, orders=2),
+        "--limit",
+        "6",
+        "--device",
+        "cpu",
+    ]
     line += ["--output", tmp_path / "o", "--dry_run"]
     commands.run(*line)
     said = capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"] and "24 cells on the test set: missing" in said
+    assert [path.name for path in tmp_path.iterdir()] == [
+        "s.yaml"
+    ] and "24 cells on the test set: missing" in said
     planned = re.search(r": 24 cells, [\d,]+ forward passes, ([\d,]+) tokens\n", said)
     study = conduct(tmp_path / "o", methods=methods, orders=2)
     ran = [study.results(cell)["config"]["icl"] for cell in study.cells()]
@@ -326,7 +434,11 @@ def test_a_dry_run_refuses_what_cannot_be_run(tmp_path, capsys):
     """And says the rest: prompts that do not fit, under overflow=error and a method of this package alone."""
     (tmp_path / "gated").mkdir()
     narrow = f"{DEMO['models']},max_length=60,overflow=error"
-    keys = {"models": [narrow, f"pretrained={tmp_path / 'gated'}"], "num_fewshot": 6, "methods": ["icl", "pcw"]}
+    keys = {
+        "models": [narrow, f"pretrained={tmp_path / 'gated'}"],
+        "num_fewshot": 6,
+        "methods": ["icl", "pcw"],
+    }
     said = commands.refused("study", write(tmp_path / "s.yaml", **keys), "--dry_run", "--limit", 6)
     assert said.endswith(f"{tmp_path / 'gated'}: cannot be run as it is, for the reasons above.")
     said = capsys.readouterr().out
@@ -350,6 +462,10 @@ def test_a_method_that_the_model_cannot_run_fails_its_cells_alone(tmp_path, monk
     with monkeypatch.context() as patched:
         patched.setattr(run, "answer", fails)
         study = conduct(tmp_path / "o", may_fail=True, **keys)
-    assert {cell.variant.method for cell in study.cells()} == {"icl", "pcw"} and len(study.cells()) == 8
-    assert len(study.failed) == 4 and all(why.endswith("invicl: needs another model") for why in study.failed.values())
+    assert {cell.variant.method for cell in study.cells()} == {"icl", "pcw"} and len(
+        study.cells()
+    ) == 8
+    assert len(study.failed) == 4 and all(
+        why.endswith("invicl: needs another model") for why in study.failed.values()
+    )
     assert len(conduct(tmp_path / "o", **keys).cells()) == 12

@@ -37,7 +37,9 @@ def chosen(monkeypatch) -> list[tuple[str, int]]:
 
 
 def test_all_methods_have_the_one_choice_of_the_model(tmp_path, chosen):
-    study = conduct(tmp_path / "o", methods=["hf", "invicl"], orders=2, demonstrations="herding:unit=True")
+    study = conduct(
+        tmp_path / "o", methods=["hf", "invicl"], orders=2, demonstrations="herding:unit=True"
+    )
     assert chosen == [("herding", 0), ("herding", 1)]
     model = transformers.AutoModelForCausalLM.from_pretrained(model_path())
     predictor = Predictor(model, transformers.AutoTokenizer.from_pretrained(model_path()), ICL())
@@ -46,7 +48,10 @@ def test_all_methods_have_the_one_choice_of_the_model(tmp_path, chosen):
     rows: dict = {}
     for said in [study.facts(cell) for cell in study.cells()]:
         rows.setdefault((said["seed"], said["order"]), set()).add(tuple(said["indices"]))
-        assert said["demonstrations"] == "herding:unit=True" and {"picked", "tokens"} <= said["choice"].keys()
+        assert (
+            said["demonstrations"] == "herding:unit=True"
+            and {"picked", "tokens"} <= said["choice"].keys()
+        )
     assert len(rows) == 4 and all(len(each) == 1 for each in rows.values())  # `hf` too
     assert rows[1, 0] == {expected.indices} != rows[1, 1]
     del chosen[:]
@@ -64,5 +69,8 @@ def test_nothing_of_the_dev_set_is_chosen(tmp_path):
     task = study.grid.tasks["icl_demo_short"]
     pool, documents = task.loaded.sampler.df, list(task.dev.values())
     every = [study.facts(cell) for cell in study.cells()]
-    assert {said["split"] for said in every if said["demonstrations"] == "herding"} == {"dev", "test"}
+    assert {said["split"] for said in every if said["demonstrations"] == "herding"} == {
+        "dev",
+        "test",
+    }
     assert not any(pool[i] in documents for said in every for i in said["indices"])

@@ -6,7 +6,13 @@ from lm_eval_icl.studies import end
 from tests.studies import running
 from tests.studies.running import OPTIONS, conduct
 
-RULES = ["contextual", "batch", "domain:n=2", "batch:of=pool:m=3", {"dcpmi": {"premise": "It was:"}}]
+RULES = [
+    "contextual",
+    "batch",
+    "domain:n=2",
+    "batch:of=pool:m=3",
+    {"dcpmi": {"premise": "It was:"}},
+]
 NAMES = ["contextual", "batch", "domain:n=2", "batch:m=3:of=pool"]
 TASK = "icl_demo_unseen"
 
@@ -31,8 +37,12 @@ def test_a_cell_is_lm_evals_run_with_its_rules(study):
         assert len(mine) == 6 * OPTIONS.limit
         for one, other in zip(mine, theirs, strict=True):
             assert (one["doc_id"], one["filter"]) == (other["doc_id"], other["filter"])
-            for (value, greedy), (their, said) in zip(one["filtered_resps"], other["filtered_resps"], strict=True):
-                assert float(value) == pytest.approx(float(their), abs=1e-5) and str(greedy) == str(said)
+            for (value, greedy), (their, said) in zip(
+                one["filtered_resps"], other["filtered_resps"], strict=True
+            ):
+                assert float(value) == pytest.approx(float(their), abs=1e-5) and str(greedy) == str(
+                    said
+                )
         decided = found["configs"][TASK]["metadata"]["decided"]
         assert decided.keys() == alone["configs"][TASK]["metadata"]["decided"].keys()
         if cell.variant.method == "invicl":
@@ -45,21 +55,29 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
     dev = {"size": 12, "choose": ["T", "decide"]}
     methods = ["icl", {"deepthink": {"T": [1, 3], "eta": 0.9}}]
     decide = ["none", "contextual", "batch", {"batch": {"by": "difference"}}]
-    progress = conduct(tmp_path / "study", tasks=TASK, seeds=1, decide=decide, dev=dev, methods=methods)
+    progress = conduct(
+        tmp_path / "study", tasks=TASK, seeds=1, decide=decide, dev=dev, methods=methods
+    )
     names = ["none", "contextual", "batch", "batch:by=difference"]
     tested = [cell for cell in progress.cells() if cell.split == "test"]
     assert [cell.chosen for cell in tested] == [("decide",), ("T", "decide")]
     for cell, numbers in zip(tested, ([None], [1, 3]), strict=True):
-        of_this_method = [each for each in progress.cells() if each.variant.method == cell.variant.method]
+        of_this_method = [
+            each for each in progress.cells() if each.variant.method == cell.variant.method
+        ]
         curve = {
-            (each.variant.arguments.get("T"), name): progress.results(each)["results"][TASK][f"acc,{name}"]
+            (each.variant.arguments.get("T"), name): progress.results(each)["results"][TASK][
+                f"acc,{name}"
+            ]
             for each in of_this_method
             if each.split == "dev"
             for name in names
         }
         best = next(key for key, score in curve.items() if score == max(curve.values()))
         points = next(points for cells, points in progress.choices() if cells == (cell,))
-        assert [(each["arguments"].get("T"), each["arguments"]["decide"]) for each in points] == [*curve]
+        assert [(each["arguments"].get("T"), each["arguments"]["decide"]) for each in points] == [
+            *curve
+        ]
         assert [each["score"] for each in points] == pytest.approx([*curve.values()])
         assert (cell.variant.arguments.get("T"), cell.rule or "none") == best and best[0] in numbers
         said = progress.facts(cell)

@@ -31,11 +31,20 @@ def leaf(name: str, *groups: str, group: str = "", alike: Sequence[str] = ()) ->
 
 def columns_of(*leaves: StudyTask, tasks: Sequence[str] = (), **keys: Any) -> end.Columns:
     names = tuple(tasks) or tuple(leaf.name for leaf in leaves)
-    study = grid.Study.model_construct(models=({"pretrained": "M"},), methods=(), tasks=names, **keys)
+    study = grid.Study.model_construct(
+        models=({"pretrained": "M"},), methods=(), tasks=names, **keys
+    )
     return end.columns_of(study, {leaf.name: leaf for leaf in leaves})
 
 
-def result(task: str, scores: Sequence[float], seed: int = 0, order: int = 0, training: str = "", **keys: Any) -> Any:
+def result(
+    task: str,
+    scores: Sequence[float],
+    seed: int = 0,
+    order: int = 0,
+    training: str = "",
+    **keys: Any,
+) -> Any:
     """A cell of `icl`, or another method, and its run with these scores of documents."""
     method, arguments = keys.pop("method", "icl"), keys.pop("arguments", {})
     chosen, checkpoint = keys.pop("chosen", ()), keys.pop("model", "M")
@@ -66,7 +75,9 @@ def test_means_are_weighted_by_documents_and_averages_are_not() -> None:
     columns = columns_of(leaf("a", "g"), leaf("b", "g"), columns={"": ("a", "b", "g")})
     even = columns_of(leaf("a", "g", alike=["g"]), leaf("b", "g"), columns={"": ("g",)})
     shares = {(0, 0): 2, (0, 1): 4, (1, 0): 6, (1, 1): 8}
-    found = [result("a", [1] * n + [0] * (10 - n), seed, order) for (seed, order), n in shares.items()]
+    found = [
+        result("a", [1] * n + [0] * (10 - n), seed, order) for (seed, order), n in shares.items()
+    ]
     found += [result("b", [1] * 18 + [0] * 12, seed) for seed in range(2)]
     group = (0.5 + 3 * 0.6) / 4
     expected = {"a": 0.5, "b": 0.6, "g": group, "average": (0.5 + 0.6 + group) / 3}
@@ -86,7 +97,9 @@ def of_two_trainings(*tasks: str) -> Results:
 def test_trainings_with_columns_of_their_own_share_a_row() -> None:
     """A task that is a target of both counts in each column with the training that the column is of."""
     trainings = tuple(Training(name, {}, (f"of {name}",)) for name in ("one", "two"))
-    leaves = [StudyTask(name, (4,), {f"of {t}": (f"of {t}",) for t in ("one", "two")}) for name in "ab"]
+    leaves = [
+        StudyTask(name, (4,), {f"of {t}": (f"of {t}",) for t in ("one", "two")}) for name in "ab"
+    ]
     columns = columns_of(*leaves, columns={"first": ("of one", "of two")}, train=trainings)
     assert columns.names == ("of one", "of two", "average, first")
     board = end.board_of(of_two_trainings("a", "b"), columns)
@@ -96,9 +109,15 @@ def test_trainings_with_columns_of_their_own_share_a_row() -> None:
 def test_order_sensitivity_is_that_of_the_average_or_the_mean_of_several() -> None:
     """Of two documents none, one, and both change with the order."""
     scores = {"a": ([0, 0], [0, 0]), "b": ([0, 0], [0, 1]), "c": ([0, 0], [1, 1])}
-    found = [result(task, of[order], order=order) for task, of in scores.items() for order in range(2)]
+    found = [
+        result(task, of[order], order=order) for task, of in scores.items() for order in range(2)
+    ]
     leaves = [leaf(task) for task in scores]
-    for parts, flips in (({"": ("a", "b", "c")}, 0.5), ({"x": ("a", "b"), "y": ("b", "c")}, 0.5), ({"": ("b",)}, 0.5)):
+    for parts, flips in (
+        ({"": ("a", "b", "c")}, 0.5),
+        ({"x": ("a", "b"), "y": ("b", "c")}, 0.5),
+        ({"": ("b",)}, 0.5),
+    ):
         columns = columns_of(*leaves, columns=parts)
         (entry,) = end.board_of(found, columns).entries
         estimate = end.flips_of(entry, columns)
@@ -118,10 +137,22 @@ def expected(entries: Sequence[dict[str, Any]], cell: Cell) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("entry", "matches"),
     [
-        *((entry, True) for entry in ({}, {"model": "M"}, {"method": "deepthink"}, {"num_fewshot": 4})),
-        *((entry, True) for entry in ({"chosen": True}, {"arguments": {"eta": 0.1}}, {"arguments": {"T": 2}})),
-        *((entry, False) for entry in ({"model": "x"}, {"method": "hf"}, {"num_fewshot": 8}, {"chosen": False})),
-        *((entry, False) for entry in ({"arguments": {"T": 1}}, {"demonstrations": "random"}, {"training": "t"})),
+        *(
+            (entry, True)
+            for entry in ({}, {"model": "M"}, {"method": "deepthink"}, {"num_fewshot": 4})
+        ),
+        *(
+            (entry, True)
+            for entry in ({"chosen": True}, {"arguments": {"eta": 0.1}}, {"arguments": {"T": 2}})
+        ),
+        *(
+            (entry, False)
+            for entry in ({"model": "x"}, {"method": "hf"}, {"num_fewshot": 8}, {"chosen": False})
+        ),
+        *(
+            (entry, False)
+            for entry in ({"arguments": {"T": 1}}, {"demonstrations": "random"}, {"training": "t"})
+        ),
     ],
 )
 def test_the_papers_numbers(entry: dict[str, Any], matches: bool) -> None:
@@ -179,12 +210,20 @@ def test_study_json_says_what_only_the_study_knows(study: tuple[running.Ran, str
             assert points == [(1, cell.seed), (2, cell.seed)] and not says["expected"]
         else:
             assert says["expected"] == {"icl_demo_short": 0.579} and "chosen" not in facts
-    assert text.count("(57.9)") == 1 and "eta=0.5" in text and "T chosen on dev" in " ".join(text.split())
+    assert (
+        text.count("(57.9)") == 1
+        and "eta=0.5" in text
+        and "T chosen on dev" in " ".join(text.split())
+    )
 
 
-def test_study_csv_has_the_scores_of_each_cell_on_the_test_set(study: tuple[running.Ran, str]) -> None:
+def test_study_csv_has_the_scores_of_each_cell_on_the_test_set(
+    study: tuple[running.Ran, str],
+) -> None:
     progress, _ = study
-    table = pd.read_csv(progress.folder.path / "study.csv").query("metric == 'acc'").set_index("path")
+    table = (
+        pd.read_csv(progress.folder.path / "study.csv").query("metric == 'acc'").set_index("path")
+    )
     tested = [cell for cell in progress.cells() if cell.split == "test"]
     assert len(table) == len(tested) == 2 * 2 * 2 and set(table.documents) == {4}
     for cell in tested:

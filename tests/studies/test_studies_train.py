@@ -17,7 +17,14 @@ from tests import commands
 from tests.metaicl import test_metaicl
 from tests.studies import running
 
-FEW = {"steps": 3, "num_fewshot": 2, "batch_size": 2, "eval_steps": 0, "save_steps": 1, "learning_rate": "1e-3"}
+FEW = {
+    "steps": 3,
+    "num_fewshot": 2,
+    "batch_size": 2,
+    "eval_steps": 0,
+    "save_steps": 1,
+    "learning_rate": "1e-3",
+}
 STUDY = {
     "methods": ["hf", "invicl", {"deepthink": {"T": 2, "eta": 0.5}}],
     "train": {"tasks": "icl_demo_short", **FEW},
@@ -76,9 +83,17 @@ def lines(progress):
 
 def test_a_cell_is_train_followed_by_lm_eval(study, tmp_path):
     """Of every method; hf and deepthink run on the model that was trained under icl."""
-    there = {path.name.rsplit("-", 1)[0].split(",", 1)[1]: path for path in study.folder.checkpoints.iterdir()}
+    there = {
+        path.name.rsplit("-", 1)[0].split(",", 1)[1]: path
+        for path in study.folder.checkpoints.iterdir()
+    }
     assert there.keys() == {"short,icl", "short,invicl", "four,icl", "four,invicl"}
-    options = {**FEW, "model_args": f"pretrained={model_path()}", "tasks": "icl_demo_short", "device": "cpu"}
+    options = {
+        **FEW,
+        "model_args": f"pretrained={model_path()}",
+        "tasks": "icl_demo_short",
+        "device": "cpu",
+    }
     line = [text for name, value in options.items() for text in (f"--{name}", value)]
     commands.run("train", "invicl", *line, "--output", tmp_path / "alone")
     assert weights(tmp_path / "alone") == weights(there["short,invicl"])
@@ -92,10 +107,14 @@ def test_a_cell_is_train_followed_by_lm_eval(study, tmp_path):
             continue
         under = "invicl" if cell.variant.method == "invicl" else "icl"
         folder = tmp_path / "alone" if under == "invicl" else there["short,icl"]
-        alone = running.evaluated(study, cell, model_args={"pretrained": str(folder), **cell.variant.arguments})
+        alone = running.evaluated(
+            study, cell, model_args={"pretrained": str(folder), **cell.variant.arguments}
+        )
         assert found["results"][cell.task]["acc,none"] == alone["results"][cell.task]["acc,none"]
         running.assert_alike(study.samples(cell), alone["samples"][cell.task])
-        trained = found["config"]["icl"].get("trained", {"method": under})  # lm-eval's own hf does not read it
+        trained = found["config"]["icl"].get(
+            "trained", {"method": under}
+        )  # lm-eval's own hf does not read it
         assert trained["method"] == under
 
 
@@ -122,8 +141,14 @@ def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
     conduct(tmp_path / "o", **keys)
     assert steps["done"] == 2 * 3 and len(ran) == len(set(ran)) == 2
     assert len(list(checkpoints.iterdir())) == 2 and not list(checkpoints.glob("*.part"))
-    (model,) = [m for m in study.grid.models if m.checkpoint in {path.name for path in checkpoints.iterdir()}]
-    assert weights(checkpoints / model.checkpoint) == weights(study.folder.checkpoints / model.checkpoint)
+    (model,) = [
+        m
+        for m in study.grid.models
+        if m.checkpoint in {path.name for path in checkpoints.iterdir()}
+    ]
+    assert weights(checkpoints / model.checkpoint) == weights(
+        study.folder.checkpoints / model.checkpoint
+    )
     shutil.rmtree(checkpoints)  # the cells are there
     conduct(tmp_path / "o", **keys)
     assert steps["done"] == 2 * 3 and len(ran) == 2 and not checkpoints.exists()
@@ -147,20 +172,39 @@ def test_which_arguments_are_trained_with():
 def test_a_checkpoint_is_named_by_what_its_weights_depend_on():
     def name(model="pretrained=m", **options):
         arguments = dict(pair.split("=") for pair in model.split(","))
-        return Model(arguments, Training("t", {"steps": 3, **options}, ()), Variant("pcw", {}, 0)).checkpoint
+        return Model(
+            arguments, Training("t", {"steps": 3, **options}, ()), Variant("pcw", {}, 0)
+        ).checkpoint
 
-    assert name() == name(save_steps=7) == name("pretrained=m,overflow=drop") and name().startswith("m,t,pcw-")
-    others = [name(steps=4), name(seed=1), name("pretrained=m,dtype=bfloat16"), name("pretrained=n"), name()]
+    assert name() == name(save_steps=7) == name("pretrained=m,overflow=drop") and name().startswith(
+        "m,t,pcw-"
+    )
+    others = [
+        name(steps=4),
+        name(seed=1),
+        name("pretrained=m,dtype=bfloat16"),
+        name("pretrained=n"),
+        name(),
+    ]
     assert len(set(others)) == len(others)
 
 
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"train": "icl_demo_short"}, "train: 'icl_demo_short': must be options of `lm-eval-icl train`"),
-        ({**WINDOWS, "dev": {"size": 4, "choose": "window_size"}}, "dev: choose: 'window_size': `train` trains"),
+        (
+            {"train": "icl_demo_short"},
+            "train: 'icl_demo_short': must be options of `lm-eval-icl train`",
+        ),
+        (
+            {**WINDOWS, "dev": {"size": 4, "choose": "window_size"}},
+            "dev: choose: 'window_size': `train` trains",
+        ),
         ({"train": {"step": 3}}, "train: trained: unknown argument 'step': did you mean 'steps'?"),
-        ({"models": "pretrained=m,peft=n"}, "models: peft: train: icl_demo_short makes new weights"),
+        (
+            {"models": "pretrained=m,peft=n"},
+            "models: peft: train: icl_demo_short makes new weights",
+        ),
     ],
 )
 def test_a_training_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):
@@ -179,10 +223,14 @@ def data(tmp_path_factory):
     """A folder of MetaICL's data with made-up rows: three target tasks, and two to train on."""
     folder = tmp_path_factory.mktemp("metaicl")
     for task, seed in itertools.product(("glue-mrpc", "medical_questions_pairs", "paws"), SEEDS):
-        test_metaicl.write(folder, task, 16, seed, "train", test_metaicl.made_rows(task, 16, seed, "train"))
+        test_metaicl.write(
+            folder, task, 16, seed, "train", test_metaicl.made_rows(task, 16, seed, "train")
+        )
         test_metaicl.write(folder, task, 16, seed, "test", test_metaicl.made_rows(task, 5, 0))
     for task in ("ethos-gender", "rotten_tomatoes"):
-        test_metaicl.write(folder, task, 16384, 100, "train", test_metaicl.made_rows(task, 20, 1, "train"))
+        test_metaicl.write(
+            folder, task, 16384, 100, "train", test_metaicl.made_rows(task, 20, 1, "train")
+        )
     return folder
 
 
@@ -213,22 +261,47 @@ def test_a_study_on_metaicl(data, tmp_path, checkpoint):
         if cell.order:
             continue
         alone = running.evaluated(progress, cell, "metaicl", {"metaicl": str(data)})
-        assert found["results"][cell.task]["metaicl,none"] == alone["results"][cell.task]["metaicl,none"]
+        assert (
+            found["results"][cell.task]["metaicl,none"]
+            == alone["results"][cell.task]["metaicl,none"]
+        )
         theirs = alone["samples"][cell.task]
-        assert [sample["prompt_hash"] for sample in mine] == [sample["prompt_hash"] for sample in theirs]
+        assert [sample["prompt_hash"] for sample in mine] == [
+            sample["prompt_hash"] for sample in theirs
+        ]
         running.assert_alike(mine, theirs)
     hf, invicl = lines(progress)
     assert (hf.method, invicl.method) == ("hf", "invicl")
     for column in (f"metaicl_{setting}", f"metaicl_{setting}_unseen"):
-        assert hf.cells[column].sensitivity is not None and invicl.cells[column].sensitivity.mean == 0
+        assert (
+            hf.cells[column].sensitivity is not None and invicl.cells[column].sensitivity.mean == 0
+        )
 
 
 @pytest.mark.parametrize("name", ["invicl-table2", "invicl-table8"])
 def test_a_named_study_that_trains_is_planned(name, data, checkpoint, capsys):
     """With the options of its trainings checked, its tasks loaded, and its columns found."""
-    tasks = "metaicl_hr_to_lr_unseen" if "hr_to_lr_unseen" in str(grid.read(name, {})) else "metaicl_hr_to_lr"
-    arguments = ["--dry_run", "--verbose", "--tasks", tasks, "--metadata", f"metaicl={data},missing=skip"]
-    arguments += ["--limit", "1", "--model_args", f"pretrained={checkpoint('gpt2')}", "--seeds", "100"]
+    tasks = (
+        "metaicl_hr_to_lr_unseen"
+        if "hr_to_lr_unseen" in str(grid.read(name, {}))
+        else "metaicl_hr_to_lr"
+    )
+    arguments = [
+        "--dry_run",
+        "--verbose",
+        "--tasks",
+        tasks,
+        "--metadata",
+        f"metaicl={data},missing=skip",
+    ]
+    arguments += [
+        "--limit",
+        "1",
+        "--model_args",
+        f"pretrained={checkpoint('gpt2')}",
+        "--seeds",
+        "100",
+    ]
     commands.run("study", name, *arguments, "--train", "steps=1")
     said = capsys.readouterr().out
     trained = {trained_under(each).name for each in grid.read(name, {}).variants}

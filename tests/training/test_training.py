@@ -46,13 +46,20 @@ LABELS = ["very negative", "negative", "positive"]
 
 def task(name="t", size=30) -> FileTask:
     """Texts of different lengths."""
-    texts = [f"Review: {document['text']} {i}\nSentiment:" for i, document in enumerate(evaluation.documents(size, 0))]
-    return FileTask(name, tuple(Row(text, LABELS[i % 3], tuple(LABELS)) for i, text in enumerate(texts)))
+    texts = [
+        f"Review: {document['text']} {i}\nSentiment:"
+        for i, document in enumerate(evaluation.documents(size, 0))
+    ]
+    return FileTask(
+        name, tuple(Row(text, LABELS[i % 3], tuple(LABELS)) for i, text in enumerate(texts))
+    )
 
 
 def model_of(folder, dtype=torch.float32):
     """A checkpoint's model and tokenizer."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), AutoTokenizer.from_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), AutoTokenizer.from_pretrained(
+        folder
+    )
 
 
 def loaded(folder, name="icl", **limits):
@@ -85,7 +92,11 @@ def test_training_forward_is_scoring(checkpoint, case):
 # Gradients.
 
 PROMPTS = [
-    (Context((5, 9), ((30, 31, 32, 33, 34), (40, 41, 42), (50, 51, 52, 53))), (60, 61, 62), (70, 71)),
+    (
+        Context((5, 9), ((30, 31, 32, 33, 34), (40, 41, 42), (50, 51, 52, 53))),
+        (60, 61, 62),
+        (70, 71),
+    ),
     (Context((5,), ((30, 31, 32), (40, 41, 42, 43), (50, 51))), (60, 61, 62, 63), (72,)),
 ]
 
@@ -93,7 +104,9 @@ PROMPTS = [
 def gradients(model, loss):
     model.zero_grad()
     loss.backward()
-    return {name: weights.grad for name, weights in model.named_parameters() if weights.grad is not None}
+    return {
+        name: weights.grad for name, weights in model.named_parameters() if weights.grad is not None
+    }
 
 
 def assert_same_gradients(found, expected, tolerance=1e-8):
@@ -111,7 +124,11 @@ def test_gradients_are_those_of_a_literal_pass(name, case):
     demonstration."""
     model, method = test_methods.tiny_model(name), getattr(methods, case[0])(**case[1])
     batch = collate(
-        [make_row(method, TokenizedPrompt(context, query), answer) for context, query, answer in PROMPTS], model.dtype
+        [
+            make_row(method, TokenizedPrompt(context, query), answer)
+            for context, query, answer in PROMPTS
+        ],
+        model.dtype,
     )
     with test_methods.as_run(name, case):
         found = gradients(model, mean_loss(model, batch))
@@ -162,7 +179,8 @@ def test_gradients_of_the_dense_loss(checkpoint, case):
     else:
         alone = [run(model, ids, span(0, ids))[0] for ids, _, _ in parts]
         second = [
-            run(model, ids, span(0, ids), join(*alone[:i], *alone[i + 1 :])) for i, (ids, _, _) in enumerate(parts)
+            run(model, ids, span(0, ids), join(*alone[:i], *alone[i + 1 :]))
+            for i, (ids, _, _) in enumerate(parts)
         ]
         for (ids, begin, end), (_, out) in zip(parts, second, strict=True):
             logits.append(out[begin - 1 : end - 1])
@@ -206,26 +224,38 @@ def test_held_out_episodes_never_show_a_row_that_is_held_out():
     pool = EpisodePool(task(size=200), 4, 64)
     assert len(pool.held_out) == 20 and pool.held_out == EpisodePool(task("b", 200), 3, 64).held_out
     for episode in pool.evaluation():
-        assert episode.query in pool.held_out and not set(episode.demonstrations) & set(pool.held_out)
+        assert episode.query in pool.held_out and not set(episode.demonstrations) & set(
+            pool.held_out
+        )
 
 
-@pytest.mark.parametrize("name", ["many_tokens", "described", "spaces", "prefixed", "likelihood", "generate"])
+@pytest.mark.parametrize(
+    "name", ["many_tokens", "described", "spaces", "prefixed", "likelihood", "generate"]
+)
 def test_an_episode_is_the_prompt_of_an_evaluation(name):
     """Character by character what lm-eval itself builds from the same documents, and the same options."""
-    config = evaluation.TASKS[name] | {"test_split": "train", "fewshot_split": "train", "training_split": "train"}
+    config = evaluation.TASKS[name] | {
+        "test_split": "train",
+        "fewshot_split": "train",
+        "training_split": "train",
+    }
     theirs = evaluation.manager(False).load([dict(config)])["tasks"][name]
     theirs.sampler.sample = lambda n, **kwargs: [theirs.training_docs()[i] for i in (4, 1, 7)]
     doc = theirs.training_docs()[2]
     prompt = theirs.fewshot_context(doc, 3, gen_prefix=theirs.doc_to_prefix(doc))
     requests = theirs.construct_requests(doc, prompt)
-    ours = HarnessTask(evaluation.manager(False).load([dict(config)])["tasks"][name]).example((4, 1, 7), 2)
+    ours = HarnessTask(evaluation.manager(False).load([dict(config)])["tasks"][name]).example(
+        (4, 1, 7), 2
+    )
     assert str(ours.prompt) == prompt and len(ours.prompt.demonstrations) == 3
     if name == "generate":
         assert ours.options == (" " + doc["other"],)
     elif name == "likelihood":
         assert (ours.prompt, ours.answer) == requests.args
     else:
-        assert [(ours.prompt, option) for option in ours.options] == [request.args for request in requests]
+        assert [(ours.prompt, option) for option in ours.options] == [
+            request.args for request in requests
+        ]
         assert ours.right == doc["label"]
 
 
@@ -249,15 +279,26 @@ def test_only_what_fits_every_method_is_used(checkpoint):
     def tokens(episode):
         """How many a row has, with two copies of each demonstration."""
         prompt, answer = icl.tokenizer.pair(episode.example.prompt, episode.example.answer)
-        return len(prompt.context.prefix) + 2 * sum(prompt.context.lengths) + len(prompt.query) + len(answer) - 1
+        return (
+            len(prompt.context.prefix)
+            + 2 * sum(prompt.context.lengths)
+            + len(prompt.query)
+            + len(answer)
+            - 1
+        )
 
-    alone, together = (EpisodeRows(partial(draw_episode, pools, 0), makers[0], fits, 30) for fits in ([], makers))
+    alone, together = (
+        EpisodeRows(partial(draw_episode, pools, 0), makers[0], fits, 30) for fits in ([], makers)
+    )
     assert 0 < sum(tokens(alone.episode(number)[0]) > most for number in range(30)) < 30
     for number in range(30):
         _, left_out = together.episode(number)
         tried = [draw_episode(pools, 0, number, attempt) for attempt in range(left_out + 1)]
         fits = [not makers[0].why_not(episode) and tokens(episode) <= most for episode in tried]
-        assert fits == [False] * left_out + [True] and together[number].ids == makers[0].row(tried[-1]).ids
+        assert (
+            fits == [False] * left_out + [True]
+            and together[number].ids == makers[0].row(tried[-1]).ids
+        )
 
 
 def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
@@ -265,11 +306,21 @@ def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
     folder = tmp_path / "cais/mmlu"
     folder.mkdir(parents=True)
     files = {split: f"{split}.jsonl" for split in ("auxiliary_train", "validation", "dev", "test")}
-    configs = [{"config_name": "all", "data_files": [{"split": split, "path": path} for split, path in files.items()]}]
+    configs = [
+        {
+            "config_name": "all",
+            "data_files": [{"split": split, "path": path} for split, path in files.items()],
+        }
+    ]
     (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
     for split, path in files.items():
-        of_split = [{"question": f" {split} {i}?", "subject": "", "answer": i % 4} for i in range(20)]
-        lines = [json.dumps({**question, "choices": ["a", "b", "c", "d"]}) + "\n" for question in of_split]
+        of_split = [
+            {"question": f" {split} {i}?", "subject": "", "answer": i % 4} for i in range(20)
+        ]
+        lines = [
+            json.dumps({**question, "choices": ["a", "b", "c", "d"]}) + "\n"
+            for question in of_split
+        ]
         (folder / path).write_text("".join(lines))
     monkeypatch.chdir(tmp_path)
     [found] = [HarnessTask(task) for task in tasks_of(["icl_mmlu_train"], None, {})]
@@ -285,10 +336,25 @@ def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
 
 
 def tiny_run(
-    checkpoint, output, name="gpt2", method="invicl", tasks=None, loss="all", resume=False, max_length=None, **settings
+    checkpoint,
+    output,
+    name="gpt2",
+    method="invicl",
+    tasks=None,
+    loss="all",
+    resume=False,
+    max_length=None,
+    **settings,
 ):
     folder = checkpoint(name)
-    given = {"num_fewshot": 3, "steps": 6, "batch_size": 4, "learning_rate": 1e-3, "eval_steps": 3, "save_steps": 2}
+    given = {
+        "num_fewshot": 3,
+        "steps": 6,
+        "batch_size": 4,
+        "learning_rate": 1e-3,
+        "eval_steps": 3,
+        "save_steps": 2,
+    }
     made = Settings(**{**given, "loss": loss, **settings})
     what = (*model_of(folder), methods.make(method), tasks or [task()], output, made)
     train(*what, source=str(folder), max_length=max_length, resume=resume, cpu=True)
@@ -299,7 +365,11 @@ def read_log(output):
     """What Trainer has logged of each step, and of what it measured."""
     history = json.loads((output / "trainer_state.json").read_text())["log_history"]
     names = ("step", "loss", "grad_norm", "learning_rate", "eval_loss")
-    return [{name: entry[name] for name in names if name in entry} for entry in history if "train_loss" not in entry]
+    return [
+        {name: entry[name] for name in names if name in entry}
+        for entry in history
+        if "train_loss" not in entry
+    ]
 
 
 def losses(log):
@@ -319,12 +389,30 @@ def test_a_run_leaves_a_checkpoint(checkpoint, tmp_path):
     measured = {entry["step"]: entry["eval_loss"] for entry in log if "eval_loss" in entry}
     assert list(measured) == [0, 10, 20, 30] and measured[30] < measured[0]
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names >= {"model.safetensors", "config.json", "tokenizer.json", "trainer_state.json", "training.json"}
-    assert {path.name for path in (tmp_path / "out/checkpoints").iterdir()} == {"checkpoint-20", "checkpoint-30"}
+    assert names >= {
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "trainer_state.json",
+        "training.json",
+    }
+    assert {path.name for path in (tmp_path / "out/checkpoints").iterdir()} == {
+        "checkpoint-20",
+        "checkpoint-30",
+    }
     config = json.loads((tmp_path / "out/config.json").read_text())
     trained = config["lm_eval_icl"]["trained"]
-    assert [trained[name] for name in ("method", "positions", "num_fewshot", "steps")] == ["invicl", "symmetric", 3, 30]
-    assert trained["tasks"] == ["t"] and str(tmp_path) not in json.dumps(config) and config["use_cache"]
+    assert [trained[name] for name in ("method", "positions", "num_fewshot", "steps")] == [
+        "invicl",
+        "symmetric",
+        3,
+        30,
+    ]
+    assert (
+        trained["tasks"] == ["t"]
+        and str(tmp_path) not in json.dumps(config)
+        and config["use_cache"]
+    )
     for model in ("hf", "invicl"):
         evaluation.run(model, tmp_path / "out", ["one_token"], 2)
 
@@ -333,7 +421,9 @@ def test_what_only_saves_memory_changes_nothing(checkpoint, tmp_path):
     """Without dropout: it draws other numbers for other batches."""
     plain = losses(tiny_run(checkpoint, tmp_path / "plain", name="llama"))
     saving = {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}
-    assert losses(tiny_run(checkpoint, tmp_path / "o", name="llama", **saving)) == pytest.approx(plain, abs=1e-5)
+    assert losses(tiny_run(checkpoint, tmp_path / "o", name="llama", **saving)) == pytest.approx(
+        plain, abs=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -343,14 +433,22 @@ def test_bf16_and_lora(checkpoint, tmp_path):
     mixed = losses(tiny_run(checkpoint, tmp_path / "bf16", bf16=True))
     assert mixed == pytest.approx(plain, rel=0.05) and mixed != plain
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "bf16").dtype == torch.float32
-    adapted = losses(tiny_run(checkpoint, tmp_path / "lora", lora=True, learning_rate=1e-2, steps=20))
+    adapted = losses(
+        tiny_run(checkpoint, tmp_path / "lora", lora=True, learning_rate=1e-2, steps=20)
+    )
     assert sum(adapted[-4:]) < sum(adapted[:4])
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "lora")
     base = AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
-    adapted = evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 2, args={"peft": str(tmp_path / "lora/adapter")})
+    adapted = evaluation.run(
+        "icl", checkpoint("gpt2"), ["one_token"], 2, args={"peft": str(tmp_path / "lora/adapter")}
+    )
     merged_run = evaluation.run("icl", tmp_path / "lora", ["one_token"], 2)
     evaluation.assert_same(evaluation.responses(adapted), evaluation.responses(merged_run), 1e-4)
-    assert merged_run["config"]["icl"]["trained"]["lora"] == {"rank": 16, "alpha": 32, "targets": "all-linear"}
+    assert merged_run["config"]["icl"]["trained"]["lora"] == {
+        "rank": 16,
+        "alpha": 32,
+        "targets": "all-linear",
+    }
     moved = [n for n, w in merged.named_parameters() if not torch.equal(w, base.get_parameter(n))]
     assert moved and not any("ln" in name or "wte" in name for name in moved)
 
@@ -360,8 +458,16 @@ def test_bf16_and_lora(checkpoint, tmp_path):
     [
         ({"method": "invicl"}, "pcw", "was trained under invicl, and is evaluated under pcw"),
         ({"method": "icl"}, "deepthink", ""),
-        ({"method": "invicl", "positions": "sequential"}, "invicl", "with positions=sequential, and is .* symmetric"),
-        ({"method": "invicl", "repeat": 2}, "invicl", "was trained with repeat=2, and is evaluated with 1"),
+        (
+            {"method": "invicl", "positions": "sequential"},
+            "invicl",
+            "with positions=sequential, and is .* symmetric",
+        ),
+        (
+            {"method": "invicl", "repeat": 2},
+            "invicl",
+            "was trained with repeat=2, and is evaluated with 1",
+        ),
     ],
 )
 def test_evaluated_as_it_was_not_trained(trained, method, says):
@@ -375,7 +481,11 @@ def test_an_evaluation_says_and_records_the_training(checkpoint, tmp_path, caplo
     other = "pcw: the checkpoint was trained under invicl, and is evaluated under pcw."
     none = "invicl: it needs a model trained under invicl; no record of that is here."
     trained, untrained = tmp_path / "out", checkpoint("gpt2")
-    for model, path, warnings in (("pcw", trained, [other]), ("invicl", trained, []), ("invicl", untrained, [none])):
+    for model, path, warnings in (
+        ("pcw", trained, [other]),
+        ("invicl", trained, []),
+        ("invicl", untrained, [none]),
+    ):
         caplog.clear()
         results = evaluation.run(model, path, ["one_token"], 2)
         assert [message for message in caplog.messages if "trained" in message] == warnings
@@ -399,9 +509,37 @@ def episodes_file(tmp_path_factory):
 
 def arguments(checkpoint, episodes_file, output, *further):
     return [
-        *("train", "invicl", "--model_args", f"pretrained={checkpoint('gpt2')}", "--episodes", str(episodes_file)),
-        *("--num_fewshot", "3", "--steps", "40", "--batch_size", "4", "--learning_rate", "1e-3", "--device", "cpu"),
-        *("--eval_steps", "10", "--save_steps", "3", "--loss", "all", "--output", str(output), *further),
+        *(
+            "train",
+            "invicl",
+            "--model_args",
+            f"pretrained={checkpoint('gpt2')}",
+            "--episodes",
+            str(episodes_file),
+        ),
+        *(
+            "--num_fewshot",
+            "3",
+            "--steps",
+            "40",
+            "--batch_size",
+            "4",
+            "--learning_rate",
+            "1e-3",
+            "--device",
+            "cpu",
+        ),
+        *(
+            "--eval_steps",
+            "10",
+            "--save_steps",
+            "3",
+            "--loss",
+            "all",
+            "--output",
+            str(output),
+            *further,
+        ),
     ]
 
 
@@ -441,7 +579,9 @@ def test_two_processes_do_what_one_does(checkpoint, episodes_file, tmp_path):
     for done in ranks(run_command, "lm-eval-icl", *line):
         assert done.returncode == 0, done.stderr
     logs = [read_log(tmp_path / name) for name in ("one", "two")]
-    assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]] and len(logs[0]) == 45
+    assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]] and len(
+        logs[0]
+    ) == 45
     for one_entry, two_entry in zip(*logs, strict=True):
         for name in ("loss", "eval_loss"):
             if name in one_entry:
@@ -473,8 +613,14 @@ def test_bad_input_is_one_line(line, says, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ('{"task": "a", "input": "x"}', "must have the texts task, input, output, and options, a list of texts."),
-        ('{"task": "a", "input": "x", "output": "y", "options": ["z"]}', "the output 'y' is none of the options ['z']"),
+        (
+            '{"task": "a", "input": "x"}',
+            "must have the texts task, input, output, and options, a list of texts.",
+        ),
+        (
+            '{"task": "a", "input": "x", "output": "y", "options": ["z"]}',
+            "the output 'y' is none of the options ['z']",
+        ),
     ],
 )
 def test_a_bad_row_is_named_by_its_number(row, says, tmp_path):
@@ -509,7 +655,9 @@ def test_a_folder_is_of_one_run(tmp_path):
         return claim(output, identity | changes, resume)
 
     assert claimed() is None
-    with pytest.raises(InputError, match="holds another run, with another steps: give another folder"):
+    with pytest.raises(
+        InputError, match="holds another run, with another steps: give another folder"
+    ):
         claimed(resume=True, steps=20)
     for step in (5, 10, 15):
         (output / f"checkpoints/checkpoint-{step}").mkdir(parents=True)
