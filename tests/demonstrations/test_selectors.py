@@ -372,8 +372,20 @@ def test_best_random_is_the_best_of_what_it_draws(balance):
 
 
 def slow_lens(
-    pool, n, generator, worth, m, rho, l, beams, iterations, substitutions, shuffles, diversity, dev
-):  # noqa: E741
+    pool,
+    n,
+    generator,
+    worth,
+    m,
+    rho,
+    l,  # noqa: E741
+    beams,
+    iterations,
+    substitutions,
+    shuffles,
+    diversity,
+    dev,
+):
     """The authors' search after the paper's InfoScore, with nothing kept that can be computed again."""
     labels, size = pool.labels.tolist(), len(pool.labels)
     classes = list(range(pool.classes))
