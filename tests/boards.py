@@ -123,7 +123,7 @@ def write(
         inside = results
         for key in outer:
             inside = inside.setdefault(key, {})
-        inside[last] = value
+        inside[last] = json.loads(json.dumps(value))
     (folder / f"results_{stamp}.json").write_text(json.dumps(results))
     return folder / f"results_{stamp}.json"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
+from lm_eval_icl.results.records import NOT_RECORDED, Answers, LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 AVERAGE = "average"
@@ -39,6 +39,8 @@ def in_words(name: str, value: str | None) -> str:
     name = name.removeprefix("generation_kwargs.").removeprefix("metadata.")
     if not value:
         return f"no {name}"
+    if value == NOT_RECORDED:
+        return f"{name} {value}"
     is_digest = len(value) in (16, 32, 64) and all(char in "0123456789abcdef" for char in value)
     return shown(f"{name} {value[:6]}" if is_digest else f"{name}={value}")
 

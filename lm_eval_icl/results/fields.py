@@ -189,13 +189,13 @@ KINDS = (MODEL, METHOD, SETTING, SWITCHES, FACTS, COLUMN, REPETITION)
 # The arguments of lm-eval's `hf` whose default is a value, as they are when nobody gives them.
 _DEFAULTS = {
     "backend": ("default", "causal"),
-    "use_fast_tokenizer": ("True",),
-    "enable_thinking": ("True",),
-    "truncation": ("False",),
-    "load_in_4bit": ("False",),
-    "load_in_8bit": ("False",),
-    "autogptq": ("False",),
-    "gptqmodel": ("False",),
+    "use_fast_tokenizer": ("true",),
+    "enable_thinking": ("true",),
+    "truncation": ("false",),
+    "load_in_4bit": ("false",),
+    "load_in_8bit": ("false",),
+    "autogptq": ("false",),
+    "gptqmodel": ("false",),
 }
 _DECLARED = {path for kind in KINDS for field in kind for path in field.paths}
 _DECLARED.update(path for paths in NEITHER.values() for path in paths)
@@ -350,11 +350,11 @@ def _given(arguments: Mapping[str, Any], icl: Mapping[str, Any]) -> dict[str, st
     texts = _undeclared("model_args", arguments)
     for name, value in arguments.items():
         if value is False and f"model_args.{name}" not in _DECLARED:
-            texts[name] = "False"
+            texts[name] = "false"
     return {
         name: text
         for name, text in texts.items()
-        if name not in icl and text.capitalize() not in _DEFAULTS.get(name, ())
+        if name not in icl and text not in _DEFAULTS.get(name, ())
     }
 
 

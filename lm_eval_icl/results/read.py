@@ -176,7 +176,7 @@ def _run(
         groups=weights,
         results=results,
         study=study,
-        study_name=str(cell.get("id") or folder or bool(cell) or ""),
+        study_name=str(cell.get("id") or folder or ("a study" if cell else "")),
         decided=tuple(decided),
     ), notes
 
