@@ -118,6 +118,7 @@ NEITHER = {
         "icl.contexts_reused",
         "icl.tokens_run",
         "icl.tokens_saved",
+        "icl.responses_read",
     ],
     "rounding": [
         "icl.pack_tokens",

@@ -232,11 +232,12 @@ class Run:
     @property
     def is_computed(self) -> bool | None:
         """Whether all answers were computed, and none was read from a cache. None if that is not recorded."""
-        was_read = count(at(self.results, "provenance", "responses", "read"))
-        if was_read is not None:
-            return was_read == 0
+        responses = at(self.results, "provenance", "responses")
+        if responses is not None:
+            was_read = count(at(responses, "read"))
+            return None if was_read is None else was_read == 0
         config = mapping(self.results.get("config"))
-        return True if "use_cache" in config and config["use_cache"] is None else None
+        return True if config.get("use_cache", "") is None else None
 
     @property
     def all_results(self) -> tuple[TaskResult, ...]:

@@ -25,9 +25,7 @@ MORE = [1, 1, 1, 0] * 10
 MOST = [1, 1, 1, 1, 0] * 8
 
 
-def one(
-    folder: Path, name: str = "icl", right: Iterable[int] | None = HALF, **keys: Any
-) -> Path:
+def one(folder: Path, name: str = "icl", right: Iterable[int] | None = HALF, **keys: Any) -> Path:
     """A run of `icl` in a folder and at a time of its own."""
     number = len(list(folder.glob("*/results*")))
     put = {"date": 1e9 + number, **keys.pop("put", {})}
@@ -212,7 +210,13 @@ def test_a_cell_does_not_depend_on_what_else_is_in_the_folder(tmp_path):
                 assert numbers.setdefault(kinds.pop(), values) == values
     assert boards == 2**10 - 1
     assert len(numbers) == 7
-    assert {round(100 * mean, 1) for mean, *_ in numbers.values()} == {25.0, 50.0, 75.0, 80.0, 100.0}
+    assert {round(100 * mean, 1) for mean, *_ in numbers.values()} == {
+        25.0,
+        50.0,
+        75.0,
+        80.0,
+        100.0,
+    }
 
 
 def test_the_range_of_a_metric_in_another_file_changes_no_interval(tmp_path):
