@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,8 @@ def write(
             **{rule: of["says"] for rule, of in (rules or {}).items()},
         }.items():
             scores = [float(a == b) for a, b in zip(wanted, predicted, strict=True)]
-            of_tasks[name] |= {f"acc,{filter_}": fmean(scores), f"acc_stderr,{filter_}": 0.05}
+            error = stdev(scores) / len(scores) ** 0.5 if samples and len(scores) > 1 else 0.05
+            of_tasks[name] |= {f"acc,{filter_}": fmean(scores), f"acc_stderr,{filter_}": error}
             lines += [
                 {
                     "doc_id": first + i,

@@ -45,12 +45,8 @@ _NO_MEANS = {
     **dict.fromkeys(("word_perplexity", "byte_perplexity"), "weighted_perplexity"),
     **dict.fromkeys(("brier_score", "bleu", "chrf", "chrf++", "ter", "bypass"), ""),
 }
-_ALWAYS = {
-    "acc",
-    "acc_norm",
-    "exact_match",
-    "metaicl",
-}  # these metrics are computed in the same way for every task
+MEANS = {"acc", "acc_norm", "exact_match"}
+_ALWAYS = {*MEANS, "metaicl"}  # these metrics are computed in the same way for every task
 
 
 class DocumentRow(NamedTuple):
