@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 import numpy as np
@@ -224,12 +223,10 @@ def _values_contradict(
         if not math.isclose(given, value, rel_tol=1e-9, abs_tol=1e-12):
             wrong.append(f": the answers do not give its {key}")
         error_key = f"{metric}_stderr,{filter_name}"
-        error = number(values.get(error_key))
-        scores = [row.metrics.get(metric) for row in rows]
-        if error is None or metric not in MEANS or len(scores) < 2:
+        reported = number(values.get(error_key))
+        if reported is None or metric not in MEANS or len(rows) < 2:
             continue
-        if not math.isclose(
-            error, stdev(map(float, scores)) / math.sqrt(len(scores)), rel_tol=1e-6
-        ):
+        scores = np.array([row.metrics[metric] for row in rows], dtype=float)
+        if not math.isclose(reported, scores.std(ddof=1) / math.sqrt(len(scores)), rel_tol=1e-6):
             wrong.append(f": the answers do not give its {error_key}")
     return wrong
