@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import logging
 import math
 import re
+import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, TypeGuard
 
 # A child of lm-eval's logger, so that in a run of lm-eval it has that logger's handler and level.
@@ -38,6 +41,25 @@ class CannotWrite(InputError):
 
 class Unsupported(InputError):
     """The loaded model does not do what the method needs; another method may work on it."""
+
+
+def show_as_lines() -> None:
+    """Print an uncaught `InputError` as one line, without a traceback. Only a command calls this: `lm_eval` (by the
+    start-up hook) and `lm-eval-icl`. A second call changes nothing."""
+    show = sys.excepthook
+    if getattr(show, "shows_lines", False):
+        return
+
+    def one_line_or_all(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, InputError):
+            print(error, file=sys.stderr)
+        else:
+            show(kind, error, trace)
+
+    one_line_or_all.shows_lines = True  # type: ignore[attr-defined]
+    sys.excepthook = one_line_or_all
 
 
 def one_line(error: BaseException) -> str:
@@ -108,6 +130,13 @@ def refusal(error: Any) -> tuple[str, object, str]:
     cause = fault.get("ctx", {}).get("error") or fault["msg"].replace("Input should", "must")
     must = {"bool_type": "must be true or false", "extra_forbidden": "there is no such setting"}
     return (fault["loc"] or ("",))[0], fault["input"], must.get(fault["type"], str(cause))
+
+
+def missing(package: str, extra: str) -> str:
+    """What to do about a library of one of our extras that is not installed; empty if it is installed."""
+    if importlib.util.find_spec(package) is not None:
+        return ""
+    return f"needs {package}: pip install 'lm-eval-icl[{extra}]'"
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lm_eval_icl.errors import InputError, missing
+
 INK, GREY = "#24292f", "#6e7781"
 # The metadata of files, without time, name of the program and web address.
 METADATA: dict[str, dict[str, Any]] = {
@@ -56,6 +58,8 @@ _SETTINGS = {
 @contextmanager
 def styled(**further: Any) -> Iterator[None]:
     """Inside this context, figures are made and saved in this style, whatever the user's settings of matplotlib."""
+    if needed := missing("matplotlib", "figures"):
+        raise InputError(f"a figure {needed}.")
     from matplotlib import style  # imported here, since it takes half a second
 
     with style.context(["default", {**_SETTINGS, **further}]), warnings.catch_warnings():

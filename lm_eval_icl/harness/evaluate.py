@@ -1,4 +1,4 @@
-"""Wrappers of `lm_eval.evaluate` and of its response cache, which `lm_eval_icl.harness.patches` installs."""
+"""The wrapper of `lm_eval.evaluate`, which `lm_eval_icl.harness.patches` installs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lm_eval.api.model import LM, CacheHook, CachingLM
 from lm_eval.api.task import Task
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness import deciding
+from lm_eval_icl.harness import deciding, plugin
 from lm_eval_icl.harness.choosing import give_chosen, give_rankings, retrieving
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.response_cache import ResumableLM
+from lm_eval_icl.harness.response_cache import resumable
 from lm_eval_icl.harness.tasks import bind
 
 
@@ -34,6 +34,8 @@ def announced(
     call = inspect.signature(original).bind(lm, task_dict, *args, **kwargs).arguments
     tasks: Mapping[str, Task] = task_dict.get("tasks", {}) if isinstance(task_dict, dict) else {}
     is_ours = isinstance(model, ICLModel)
+    if is_ours and isinstance(lm, CachingLM):
+        lm = resumable(lm)
     ruled_tasks = []
     try:
         for task in tasks.values():
@@ -66,14 +68,9 @@ def announced(
         model.finish()
     if results is not None:  # only one of several processes has the results
         deciding.record(ruled, results)
+        if is_ours:
+            results["plugins"] = plugin.provenance(type(model).__name__)
         for name, sampler in samplers.items():
             config = results["configs"][name]
             config["metadata"] = {**(config.get("metadata") or {}), "retrieved": sampler.facts}
     return results
-
-
-def resumable(
-    original: Callable[..., CachingLM], cls: type[CachingLM], lm: Any = None, *_: Any, **__: Any
-) -> CachingLM:
-    """Wrapper of `CachingLM.__new__`: for a model of this package, make a `ResumableLM`."""
-    return object.__new__(ResumableLM if isinstance(lm, ICLModel) else cls)

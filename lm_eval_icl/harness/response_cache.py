@@ -90,7 +90,8 @@ class ResumableLM(CachingLM):
     """lm-eval's `CachingLM` for a model of this package, with responses stored in `Responses`."""
 
     def __init__(self, lm: Any, cache_db: str) -> None:
-        self.lm, self.cache_db = lm, cache_db
+        self.lm = lm
+        self.cache_db = cache_db
         self.dbdict = Responses(cache_db, lm.identity())
         lm.set_cache_hook(_Hook(self))
 
@@ -121,6 +122,17 @@ class ResumableLM(CachingLM):
         computed = dict(zip(missing, responses, strict=True))
         run.release(requests)
         return [computed[i] if i in computed else self.dbdict[key] for i, key in enumerate(keys)]
+
+
+def resumable(theirs: CachingLM) -> ResumableLM:
+    """A cache in PATH.jsonl, in place of the one that lm-eval has opened in PATH.db for a model of ours. PATH.db is
+    not read, and removed if it is empty."""
+    is_empty = len(theirs.dbdict) == 0
+    theirs.dbdict.close()
+    path = Path(theirs.cache_db)
+    if is_empty:
+        path.unlink(missing_ok=True)
+    return ResumableLM(theirs.lm, str(path.with_suffix(".jsonl")))
 
 
 def response_key(kind: str, args: tuple[Any, ...]) -> str:

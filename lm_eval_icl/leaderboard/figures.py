@@ -25,7 +25,7 @@ from lm_eval_icl.drawing.style import (
     shortened,
     styled,
 )
-from lm_eval_icl.errors import InputError, writing
+from lm_eval_icl.errors import InputError, log, missing, writing
 from lm_eval_icl.leaderboard import card, numbers
 from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words
@@ -102,7 +102,10 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
 
 
 def svgs(board: Board) -> dict[str, str]:
-    """The figures of a page: title -> the text of an SVG file."""
+    """The figures of a page: title -> the text of an SVG file. None, and a warning, without matplotlib."""
+    if needed := missing("matplotlib", "figures"):
+        log.warning("the page has no figures: a figure %s", needed)
+        return {}
     files = {}
     with styled():
         for _, drawn in _all(board, _ROWS_ON_PAGE):

@@ -139,9 +139,6 @@ def _load(name: str, folder: str, **arguments: Any) -> Any:
     """A model of lm-eval by its name, as `--model NAME --model_args pretrained=FOLDER` loads it."""
     from lm_eval.api.registry import get_model
 
-    from lm_eval_icl.harness import plugin
-
-    plugin.register_models()
     batch_size = (
         1 if name == "hf" else 2
     )  # `hf` would pad the shorter prompt, and some models see the padding
