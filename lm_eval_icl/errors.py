@@ -132,11 +132,10 @@ def refusal(error: Any) -> tuple[str, object, str]:
     return (fault["loc"] or ("",))[0], fault["input"], must.get(fault["type"], str(cause))
 
 
-def missing(package: str, extra: str) -> str:
-    """What to do about a library of one of our extras that is not installed; empty if it is installed."""
-    if importlib.util.find_spec(package) is not None:
-        return ""
-    return f"needs {package}: pip install 'lm-eval-icl[{extra}]'"
+def require(package: str, extra: str, what: str) -> None:
+    """Refuse `what`, such as an option, if its library is not installed. It is in one of our extras."""
+    if importlib.util.find_spec(package) is None:
+        raise InputError(f"{what} needs {package}: pip install 'lm-eval-icl[{extra}]'.")
 
 
 def is_number(value: object) -> TypeGuard[float]:

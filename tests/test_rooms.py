@@ -50,23 +50,23 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(1060, 9.4), Limit(12088, 14.0)),
+    "": (Limit(1201, 9.2), Limit(12097, 14.0)),
     "files": (Limit(98, 5.8), None),
     "prompts": (Limit(6789, 12.8), Limit(5721, 13.4)),
     "metaicl": (Limit(3327, 12.9), Limit(5080, 15.4)),
     "decisions": (Limit(2543, 10.2), Limit(1672, 17.5)),
     "inference": (Limit(20230, 14.0), Limit(22450, 15.3)),
     "methods": (Limit(16215, 12.7), Limit(12688, 15.6)),
-    "drawing": (Limit(3878, 15.2), Limit(2421, 16.5)),
-    "demonstrations": (Limit(11847, 13.0), Limit(6789, 16.5)),
+    "drawing": (Limit(3902, 15.2), Limit(2421, 16.5)),
+    "demonstrations": (Limit(11947, 13.0), Limit(6789, 16.5)),
     "training": (Limit(7099, 12.8), Limit(5471, 16.1)),
     "regression": (None, Limit(3247, 18.0)),
-    "harness": (Limit(25050, 12.6), Limit(25566, 14.2)),
+    "harness": (Limit(25085, 12.6), Limit(27900, 14.2)),
     "results": (Limit(26893, 14.8), Limit(20937, 19.5)),
-    "leaderboard": (Limit(11826, 15.7), Limit(2674, 13.8)),
-    "studies": (Limit(17852, 13.3), Limit(17289, 16.0)),
+    "leaderboard": (Limit(11845, 15.7), Limit(2674, 13.8)),
+    "studies": (Limit(17856, 13.3), Limit(17299, 16.0)),
     "smoke": (Limit(2865, 11.9), Limit(2581, 21.2)),
-    "cli": (Limit(7119, 11.3), Limit(1119, 11.7)),
+    "cli": (Limit(7226, 11.3), Limit(1119, 11.7)),
 }
 # Lines of a file and of a function of the package. What was longer when the rule came is listed
 # with its length then, and may only become shorter.

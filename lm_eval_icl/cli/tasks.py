@@ -21,4 +21,5 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_defaults=False, include_path=str(task_dir()))
-    print(*sorted(manager.all_tasks), sep="\n")
+    for name in sorted(manager.all_tasks):
+        print(name)

@@ -20,7 +20,7 @@ from scipy.sparse.linalg import norm
 from lm_eval_icl import version
 from lm_eval_icl.demonstrations.kept import folder
 from lm_eval_icl.demonstrations.similar import Similar
-from lm_eval_icl.errors import InputError, missing, refusing
+from lm_eval_icl.errors import InputError, refusing, require
 from lm_eval_icl.files import write_atomically
 
 # The rows of a pool in the order in which they are to be picked for a document -> their similarities to the document.
@@ -44,8 +44,7 @@ class BM25:
     """
 
     def __init__(self, pool: Sequence[str], documents: Sequence[str]) -> None:
-        if needed := missing("bm25s", "retrieval"):
-            raise InputError(f"by=bm25 {needed}. Or give by=features.")
+        require("bm25s", "retrieval", "by=bm25")
         import bm25s
 
         logging.getLogger("bm25s").setLevel(
@@ -105,8 +104,7 @@ class Cosine:
 
 def sentence_vectors(model: str, texts: Sequence[str]) -> np.ndarray:
     """(n, d) the vectors of texts by a model of sentence-transformers. An `InputError` says if it is missing."""
-    if needed := missing("sentence_transformers", "sentences"):
-        raise InputError(f"by={model} {needed}. Or give by=bm25 or by=features.")
+    require("sentence_transformers", "sentences", f"by={model}")
     with refusing(
         f"by={model}: sentence-transformers cannot load this model",
         "Or give by=bm25 or by=features.",

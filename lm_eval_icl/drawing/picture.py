@@ -11,7 +11,7 @@ import torch
 
 from lm_eval_icl.drawing.drawing import Drawing, colour, columns, rows
 from lm_eval_icl.drawing.style import FILES
-from lm_eval_icl.errors import InputError, missing, writing
+from lm_eval_icl.errors import InputError, require, writing
 from lm_eval_icl.prompts.layouts import Layout, slices
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def check_output(path: Path) -> str:
         raise InputError(
             f"--output {path}: there is no folder {path.parent}: make it first, or name another folder."
         )
-    if needed := missing("matplotlib", "figures"):
-        raise InputError(f"--output {path}: a picture {needed}.")
+    require("matplotlib", "figures", f"--output {path}: a picture")
     return kind
 
 

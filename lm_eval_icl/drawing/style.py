@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lm_eval_icl.errors import InputError, missing
+from lm_eval_icl.errors import require
 
 INK, GREY = "#24292f", "#6e7781"
 # The metadata of files, without time, name of the program and web address.
@@ -58,8 +58,7 @@ _SETTINGS = {
 @contextmanager
 def styled(**further: Any) -> Iterator[None]:
     """Inside this context, figures are made and saved in this style, whatever the user's settings of matplotlib."""
-    if needed := missing("matplotlib", "figures"):
-        raise InputError(f"a figure {needed}.")
+    require("matplotlib", "figures", "a figure")
     from matplotlib import style  # imported here, since it takes half a second
 
     with style.context(["default", {**_SETTINGS, **further}]), warnings.catch_warnings():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 from lm_eval_icl.harness.patches import PATCHES
@@ -18,17 +18,14 @@ MODULES = dict.fromkeys(["lm_eval.models", *(patch.module for patch in PATCHES)]
 
 
 class _Finder:
-    """A finder of `sys.meta_path` that finds lm-eval's modules as the other finders do, and has them registered when
-    they are loaded."""
+    """A finder of `sys.meta_path` for modules of lm-eval, with which this package is registered when they are loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name not in MODULES:
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
+        spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return None
         run = spec.loader.exec_module

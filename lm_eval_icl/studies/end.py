@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.text import Text
 
 from lm_eval_icl import results as tables
-from lm_eval_icl.errors import missing
 from lm_eval_icl.leaderboard import card, figures, study_table
 from lm_eval_icl.leaderboard.page import page
 from lm_eval_icl.results import statistics
@@ -62,10 +61,9 @@ def conclude(
             "study.csv", tables.runs(paths).merge(tables.scores(paths)).to_csv(index=False)
         )
         board = board_of(found, columns)
-        drawn = []
-        if not missing("matplotlib", "figures"):  # else the page says that they are missing
-            drawn = figures.draw(board, folder.path / "figures", study.figures)
-        folder.write_file("board.html", page(board, figures.svgs(board)))
+        on_page = figures.svgs(board)
+        drawn = figures.draw(board, folder.path / "figures", study.figures) if on_page else []
+        folder.write_file("board.html", page(board, on_page))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
         flips = {
             entry.name: rate
