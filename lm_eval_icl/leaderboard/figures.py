@@ -86,7 +86,7 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
     """
     for name in only or ():
         if name not in FIGURES:
-            raise InputError(f"figures: no figure is {name!r}: name some of {', '.join(FIGURES)}.")
+            raise InputError(f"figures: there is no {name!r}: name some of {', '.join(FIGURES)}.")
     paths = []
     with writing(folder), styled():
         folder.mkdir(parents=True, exist_ok=True)

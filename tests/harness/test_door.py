@@ -306,11 +306,20 @@ print(results["config"]["icl"]["contexts_encoded"], sys.excepthook is sys.__exce
 
 # Its rules (docs/plugins.md and tests/test_registry_plugins.py of its main branch): every entry point
 # of the group becomes a placeholder, and one whose name is registered already is passed over.
+# LM_EVAL_REGISTRY may name its own file (lm_eval/api/registry.py), which then takes the place of this.
 DISCOVER = """
-import importlib.metadata, sys
+import importlib.metadata, importlib.util, os, sys
+import lm_eval.api
+path = os.environ.get("LM_EVAL_REGISTRY")
+if path:
+    spec = importlib.util.spec_from_file_location("lm_eval.api.registry", path)
+    lm_eval.api.registry = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lm_eval.api.registry)
 import lm_eval.models
 from lm_eval.api.registry import get_model, model_registry
-for point in importlib.metadata.entry_points(group="lm_eval.models"):
+if builtin:
+    model_registry.register(builtin, target="lm_eval.models.dummy:DummyLM")
+for point in [] if path else importlib.metadata.entry_points(group="lm_eval.models"):
     if point.name not in model_registry:
         model_registry.register(point.name, target=point)
 assert "lm_eval_icl" not in sys.modules
@@ -329,7 +338,8 @@ def test_entry_points_alone_run_a_model(installed):
     """Without the hook: with our tasks' folder given, the patches come with the model."""
     folder = installed.run("lm-eval-icl", "tasks", "--path").stdout.strip()
     assert Path(folder).is_relative_to(installed.packages)
-    code = f"""{DISCOVER}
+    code = f"""builtin = ""
+{DISCOVER}
 import lm_eval
 from lm_eval.tasks import TaskManager
 assert get_model("icl-pcw") is get_model("pcw") and "lm_eval_icl" in sys.modules
@@ -345,11 +355,9 @@ print(results["config"]["icl"]["contexts_encoded"], results["plugins"]["models"]
 
 def test_another_model_of_our_name_is_named(installed):
     """lm-eval's own goes first, silently; whoever has imported us is told, and has a second name."""
-    code = f"""
-import lm_eval.models
-from lm_eval.api.registry import model_registry
-model_registry.register("pcw", target="lm_eval.models.dummy:DummyLM")
+    code = f"""builtin = "pcw"
 {DISCOVER}
+assert get_model("pcw").__name__ == "DummyLM"
 import lm_eval_icl
 from lm_eval.api.registry import get_model
 print(get_model("pcw").__name__, get_model("icl-pcw").__name__)

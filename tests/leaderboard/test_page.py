@@ -280,5 +280,5 @@ def test_figures_of_curves(tmp_path):
         sorted((float(line["T"]), float(line["mean"])) for line in lines)
         == [(1, 0.5)] * 2 + [(2, 1.0)] * 2
     )
-    with pytest.raises(InputError, match="there is no figure"):
+    with pytest.raises(InputError, match="there is no 'nothing'"):
         figures.draw(board, tmp_path / "figures", ["nothing"])
