@@ -361,9 +361,15 @@ assert get_model("pcw").__name__ == "DummyLM"
 import lm_eval_icl
 from lm_eval.api.registry import get_model
 print(get_model("pcw").__name__, get_model("icl-pcw").__name__)
+try:
+    get_model("invicll")
+except ValueError as refusal:
+    print(refusal)
 """
     done = installed.run("python", "-c", code)
-    assert done.stdout == "DummyLM pcw\n"
+    names, refusal = done.stdout.splitlines()
+    assert names == "DummyLM pcw"
+    assert refusal == "lm-eval-icl: --model: unknown model 'invicll': did you mean 'invicl'?"
     (line,) = [line for line in done.stderr.splitlines() if "DummyLM" in line]
     assert "--model pcw is lm_eval.models.dummy:DummyLM" in line
     assert f"--model icl-pcw is {TARGETS['pcw']}" in line
