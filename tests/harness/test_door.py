@@ -19,9 +19,14 @@ from pathlib import Path
 import pytest
 
 from lm_eval_icl import methods
+from lm_eval_icl.demonstrations.retrieve import BM25, sentence_vectors
+from lm_eval_icl.drawing import picture
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.smoke.demo import model_path
+from lm_eval_icl.studies.cluster import connected
+from lm_eval_icl.training.settings import Settings
 from lm_eval_icl_hook import is_lm_eval, program_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -439,3 +444,22 @@ def test_what_is_imported_is_declared_and_nothing_else():
     assert declared == set().union(*known.values()) & declared
     named = re.fullmatch(r"lm-eval-icl\[(.*)\]", *extras["all"])[1].split(",")
     assert sorted(named) == sorted(extras.keys() - {"all", "dev", "docs"})
+
+
+PARTS = {
+    "matplotlib": ("figures", lambda: picture.check_output(Path("x.svg"))),
+    "bm25s": ("retrieval", lambda: BM25(["a"], ["a"])),
+    "sentence_transformers": ("sentences", lambda: sentence_vectors("a/model", ["a"])),
+    "peft": ("lora", lambda: Settings(lora=True)),
+    "ray": ("cluster", lambda: connected("")),
+}
+
+
+@pytest.mark.parametrize("package", PARTS)
+def test_a_part_without_its_library_says_what_to_install(monkeypatch, package):
+    extra, use = PARTS[package]
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError) as refusal:
+        use()
+    assert f"needs {package}: pip install 'lm-eval-icl[{extra}]'." in str(refusal.value)
+    assert extra in PYPROJECT["project"]["optional-dependencies"]

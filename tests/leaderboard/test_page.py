@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
@@ -262,6 +263,14 @@ def test_in_a_browser(tmp_path, board, width, scheme):
     order = [int(row) for row in re.findall(r'<tr data-row="(\d+)"', dom)]
     means = [board.entries[row].cells["t"].estimate.mean for row in order[:3]]
     assert means == sorted(means)
+
+
+def test_without_matplotlib_the_page_has_no_figures(board, monkeypatch, caplog):
+    assert "results" in " ".join(figures.svgs(board)).lower()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert figures.svgs(board) == {}
+    assert "pip install 'lm-eval-icl[figures]'. The page has none." in caplog.text
+    assert "<html" in page(board, {})
 
 
 def test_figures_of_curves(tmp_path):
