@@ -1,4 +1,5 @@
-"""Writes the commit into what is built, so that an installed package knows it: see lm_eval_icl/version.py."""
+"""Writes the commit into what is built, so that an installed package knows it: see
+lm_eval_icl/version.py."""
 
 import runpy
 import tempfile
@@ -9,8 +10,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CommitHook(BuildHookInterface):
-    """Puts `lm_eval_icl/commit.txt` into a wheel or a source distribution, in place of the checkout's
-    placeholder."""
+    """Puts `lm_eval_icl/commit.txt` into a wheel or a source distribution, in place of the
+    checkout's placeholder."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         root = Path(self.root)

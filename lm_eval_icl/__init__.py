@@ -1,8 +1,8 @@
 """In-context-learning methods as models of lm-evaluation-harness.
 
-Importing this package registers its models, its tasks and its changes with lm-eval: at once with what
-is loaded of lm-eval, and with the rest when it is loaded. It loads neither lm-eval nor torch. The
-methods are in `lm_eval_icl.methods`, and the models that lm-eval finds by name are in
+Importing this package registers its models, its tasks and its changes with lm-eval: at once with
+what is loaded of lm-eval, and with the rest when it is loaded. It loads neither lm-eval nor torch.
+The methods are in `lm_eval_icl.methods`, and the models that lm-eval finds by name are in
 `lm_eval_icl.harness.models`.
 """
 

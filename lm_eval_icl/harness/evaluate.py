@@ -22,10 +22,10 @@ from lm_eval_icl.harness.tasks import bind
 def announced(
     original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Wrapper of `lm_eval.evaluate`: tell the tasks which model is evaluated, and tell a model of this package when a
-    run over some tasks begins and ends. Before requests are built, the model chooses demonstrations for the tasks that
-    ask for it, and retrieved demonstrations are ranked. Tasks whose metadata name decision rules have the rules as
-    filters during the run.
+    """Wrapper of `lm_eval.evaluate`: tell the tasks which model is evaluated, and tell a model of
+    this package when a run over some tasks begins and ends. Before requests are built, the model
+    chooses demonstrations for the tasks that ask for it, and retrieved demonstrations are ranked.
+    Tasks whose metadata name decision rules have the rules as filters during the run.
 
     Raises:
         InputError: a run with these tasks, decision rules or arguments is not possible.

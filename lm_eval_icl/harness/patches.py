@@ -1,9 +1,9 @@
 """Every change that this package makes to lm-eval, in one table.
 
-Importing this module imports neither lm-eval nor torch: functions are given by name. `lm_eval --model hf`
-behaves as if this package were not installed, except that it finds this package's tasks, runs
-MetaICL's token ids, and reads `--metadata demonstrations=...`, `shuffle=SEED`, `labels=...`,
-`format=SEED` and `decide=...`.
+Importing this module imports neither lm-eval nor torch: functions are given by name. `lm_eval
+--model hf` behaves as if this package were not installed, except that it finds this package's
+tasks, runs MetaICL's token ids, and reads `--metadata demonstrations=...`, `shuffle=SEED`,
+`labels=...`, `format=SEED` and `decide=...`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 OURS, EVERYBODY = "our models", "all models"
-# The doors by which a program finds this package: the start-up hook (`lm_eval`), `import lm_eval_icl`,
-# and the entry points that lm-eval reads after 0.4.13. An entry point is loaded when a model of ours is
-# made: too late for what happens earlier, and never in a run of another model.
+# The doors by which a program finds this package: the start-up hook (`lm_eval`), `import
+# lm_eval_icl`, and the entry points that lm-eval reads after 0.4.13. An entry point is loaded when
+# a model of ours is made: too late for what happens earlier, and never in a run of another model.
 EVERY_DOOR, EARLY_DOORS = "every door", "the hook and the import"
 
 
@@ -55,8 +55,8 @@ PATCHES = (
         "plugin:with_our_tasks",
         EVERYBODY,
         EARLY_DOORS,
-        "The folder of our tasks is scanned too, so that --tasks finds icl_sst2. Without the patch, "
-        '--include_path "$(lm-eval-icl tasks --path)" does it.',
+        "The folder of our tasks is scanned too, so that --tasks finds icl_sst2. Without the "
+        'patch, --include_path "$(lm-eval-icl tasks --path)" does it.',
         "lm-eval reads tasks from entry points (pull request 4015).",
     ),
     Patch(
@@ -67,15 +67,17 @@ PATCHES = (
         "--metadata demonstrations=... chooses the demonstrations of lm-eval's own tasks, too. "
         "shuffle=SEED puts their documents in random order, labels=... gives demonstrations other "
         "labels, and format=SEED prompts another format.",
-        "lm-eval takes indices of demonstrations for every task, and a seed for a sample of its documents.",
+        "lm-eval takes indices of demonstrations for every task, and a seed for a sample of its "
+        "documents.",
     ),
     Patch(
         "lm_eval.api.registry:get_model",
         "plugin:with_our_models",
         OURS,
         EARLY_DOORS,
-        "A name MODULE:CLASS is the method of that class, in a file of the user's. A misspelt name of ours is "
-        "refused with the right one, and a line says if a name of ours is another package's model.",
+        "A name MODULE:CLASS is the method of that class, in a file of the user's. A misspelt "
+        "name of ours is refused with the right one, and a line says if a name of ours is "
+        "another package's model.",
         "lm-eval finds a model by its class.",
     ),
     Patch(
@@ -83,13 +85,13 @@ PATCHES = (
         "evaluate:announced",
         EVERYBODY,
         EVERY_DOOR,
-        "Tasks are told the model, since MetaICL's tasks cut their sequences by its tokenizer. Tasks "
-        "with --metadata decide=... get decision rules as further filters. A model of ours is told when a "
-        "run over some tasks begins, so that every prompt is checked before the first pass, and when it "
-        "ends; its --use_cache stores JSON, by the run and the parts of a prompt, instead of pickles by the "
-        "prompt's text alone.",
-        "lm-eval calls a model and its tasks at the start and at the end of a run, has scorers that may ask "
-        "a model (version 0.5), and lets a model bring its own cache.",
+        "Tasks are told the model, since MetaICL's tasks cut their sequences by its tokenizer. "
+        "Tasks with --metadata decide=... get decision rules as further filters. A model of "
+        "ours is told when a run over some tasks begins, so that every prompt is checked before "
+        "the first pass, and when it ends; its --use_cache stores JSON, by the run and the "
+        "parts of a prompt, instead of pickles by the prompt's text alone.",
+        "lm-eval calls a model and its tasks at the start and at the end of a run, has scorers "
+        "that may ask a model (version 0.5), and lets a model bring its own cache.",
     ),
     Patch(
         "lm_eval.api.model:TemplateLM._encode_pair",
@@ -112,8 +114,8 @@ PATCHES = (
         "prompts:with_parts",
         EVERYBODY,
         EVERY_DOOR,
-        "A sampler that retrieves demonstrations is told the document. For our models, the marks are "
-        "read back from the joined prompt, which becomes a FewShotPrompt.",
+        "A sampler that retrieves demonstrations is told the document. For our models, the "
+        "marks are read back from the joined prompt, which becomes a FewShotPrompt.",
         "lm-eval hands a model the turns of a prompt, and a sampler every document.",
     ),
     Patch(
@@ -136,7 +138,8 @@ PATCHES = (
 
 
 def install(module: str = "") -> None:
-    """Install the patches of one module of lm-eval, or all patches. A second call changes nothing."""
+    """Install the patches of one module of lm-eval, or all patches. A second call changes
+    nothing."""
     for patch in PATCHES:
         if module in ("", patch.module):
             *owners, name = patch.place.partition(":")[2].split(".")
@@ -146,7 +149,8 @@ def install(module: str = "") -> None:
 
 @functools.cache
 def _wrapper(patch: Patch) -> Callable[..., Any]:
-    """The patch's wrapper. It is looked up only when called, since its module may import one that installs patches."""
+    """The patch's wrapper. It is looked up only when called, since its module may import one that
+    installs patches."""
     module, _, function = patch.wrapper.partition(":")
 
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -157,7 +161,8 @@ def _wrapper(patch: Patch) -> Callable[..., Any]:
 
 
 def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace `place.name` by a function that calls `wrapper(original, *args, **kwargs)`, unless it is replaced so."""
+    """Replace `place.name` by a function that calls `wrapper(original, *args, **kwargs)`, unless it
+    is replaced so."""
     original, attribute = getattr(place, name), inspect.getattr_static(place, name)
     wrappers = getattr(original, "wrappers", ())
     if wrapper in wrappers:

@@ -1,4 +1,5 @@
-"""Registers this package with lm-eval: the names of the models, and the folder of task configurations."""
+"""Registers this package with lm-eval: the names of the models, and the folder of task
+configurations."""
 
 from __future__ import annotations
 
@@ -17,14 +18,16 @@ METADATA = ("demonstrations", "shuffle", "labels", "format", "decide")
 
 
 def task_dir() -> Path:
-    """The folder of this package's task configurations: inside the package in a wheel, next to it in a checkout."""
+    """The folder of this package's task configurations: inside the package in a wheel, next to it
+    in a checkout."""
     package = Path(__file__).parent.parent
     packaged = package / "task_configs"
     return packaged if packaged.is_dir() else package.parent / "task_configs"
 
 
 def register_models() -> None:
-    """Add the names of all methods to lm-eval's registry, and `icl-NAME` for each, unless they are taken.
+    """Add the names of all methods to lm-eval's registry, and `icl-NAME` for each, unless they are
+    taken.
 
     The classes are made when lm-eval first uses them (`lm_eval_icl.harness.models`).
     """
@@ -44,7 +47,8 @@ def imported(module: str) -> None:
 
 
 def provenance(model: str) -> dict[str, Any]:
-    """Where a model of ours came from, in the form in which lm-eval's pull request 4082 records plugins in results.
+    """Where a model of ours came from, in the form in which lm-eval's pull request 4082 records
+    plugins in results.
 
     Args:
         model: the name of its class: a method's name, or MODULE:CLASS.
@@ -64,9 +68,11 @@ def _target(name: str) -> str:
 
 
 def with_our_models(original: Callable[[str], Any], model_name: str) -> Any:
-    """Wrapper of `get_model`: `--model MODULE:CLASS` is the method of that class, in a file of the user's.
+    """Wrapper of `get_model`: `--model MODULE:CLASS` is the method of that class, in a file of the
+    user's.
 
-    A name of ours that is also another's, who has registered it before, is the other's. A line says so.
+    A name of ours that is also another's, who has registered it before, is the other's. A line says
+    so.
 
     Raises:
         InputError: there is no such model, and the name is similar to one of ours.
@@ -89,12 +95,13 @@ def with_our_models(original: Callable[[str], Any], model_name: str) -> Any:
 
 
 def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Wrapper of `TaskManager.__init__`: if lm-eval's own tasks are included, this package's folder is scanned too,
-    before the folders of `--include_path`, so that a user's task replaces our task of the same name.
+    """Wrapper of `TaskManager.__init__`: if lm-eval's own tasks are included, this package's folder
+    is scanned too, before the folders of `--include_path`, so that a user's task replaces our task
+    of the same name.
 
     Raises:
-        InputError: a value of `--metadata` that this package reads is wrong. It is refused before thousands of files
-            are read and before a model is loaded.
+        InputError: a value of `--metadata` that this package reads is wrong. It is refused before
+            thousands of files are read and before a model is loaded.
     """
     call = inspect.signature(original).bind(*args, **kwargs)
     call.apply_defaults()
@@ -115,7 +122,8 @@ def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> 
 
 
 def _check(metadata: Mapping[str, Any]) -> None:
-    """Read what `--metadata` says to this package. A key that is similar to one of ours may be a task's own."""
+    """Read what `--metadata` says to this package. A key that is similar to one of ours may be a
+    task's own."""
     from lm_eval_icl.decisions import how as deciding
     from lm_eval_icl.demonstrations import how as choosing
     from lm_eval_icl.demonstrations import labels

@@ -1,7 +1,7 @@
 """Registers this package with lm-eval, whose modules are loaded before or after it.
 
-lm-eval 0.4.13 looks for no plugins. Its next version finds models by the entry points in pyproject.toml
-when a model is made; the other changes (`patches.PATCHES`) are needed by then, too.
+lm-eval 0.4.13 looks for no plugins. Its next version finds models by the entry points in
+pyproject.toml when a model is made; the other changes (`patches.PATCHES`) are needed by then, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ MODULES = dict.fromkeys(["lm_eval.models", *(patch.module for patch in PATCHES)]
 
 
 class _Finder:
-    """A finder of `sys.meta_path` for modules of lm-eval, with which this package is registered when they are loaded."""
+    """A finder of `sys.meta_path` for modules of lm-eval, with which this package is registered
+    when they are loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -42,8 +43,8 @@ _FINDER = _Finder()
 
 
 def register() -> None:
-    """Register with the modules of lm-eval that are loaded, and with the others as soon as they are loaded. A second
-    call changes nothing."""
+    """Register with the modules of lm-eval that are loaded, and with the others as soon as they are
+    loaded. A second call changes nothing."""
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
     for module in MODULES:
@@ -57,7 +58,7 @@ def _register_with(module: str) -> None:
 
     with refusing(
         "this version of lm-eval has changed where this package joins it",
-        "Install the version of lm-eval that pip finds for lm-eval-icl, or set LM_EVAL_ICL=0 to run lm_eval without "
-        "this package.",
+        "Install the version of lm-eval that pip finds for lm-eval-icl, or set LM_EVAL_ICL=0 to "
+        "run lm_eval without this package.",
     ):
         plugin.imported(module)
