@@ -58,7 +58,8 @@ class Installed:
             script.chmod(0o755)
 
     def run(self, *command: object, **kwargs: str) -> subprocess.CompletedProcess[str]:
-        """What a command prints; it ends well. Further variables of its environment are arguments."""
+        """What a command prints; it ends well. Further variables of its environment are
+        arguments."""
         program, *rest = map(str, command)
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(
@@ -132,14 +133,16 @@ def test_what_python_reads_at_its_start(installed):
 
 
 def test_python_315_calls_what_the_start_file_names(installed):
-    """What its `site` does (PEP 829), maybe twice: resolve each line as an entry point, and call it."""
+    """What its `site` does (PEP 829), maybe twice: resolve each line as an entry point, and call
+    it."""
     code = f"""
 import pathlib, pkgutil, sys
 sys.path.append({str(installed.packages)!r})
 sys.orig_argv = [sys.executable, "-m", "lm_eval"]
 before = list(sys.meta_path)
+file = pathlib.Path({str(installed.packages / "lm_eval_icl.start")!r})
 for _ in range(2):
-    for line in pathlib.Path({str(installed.packages / "lm_eval_icl.start")!r}).read_text("utf-8").splitlines():
+    for line in file.read_text("utf-8").splitlines():
         pkgutil.resolve_name(line)()
 (ours,) = [finder for finder in sys.meta_path if finder not in before]
 print(type(ours).__module__, sys.excepthook.__module__)
@@ -289,8 +292,9 @@ def test_a_refusal_of_the_command_is_one_line(installed):
 
 # Python.
 
-FIRST = "import lm_eval_icl\nloaded = {'torch', 'lm_eval', 'numpy'} & set(sys.modules)\nassert not loaded, loaded\n"
-LAST = "import lm_eval.evaluator, lm_eval.models, lm_eval.tasks, lm_eval.utils\nfrom lm_eval import simple_evaluate\n"
+FIRST = "import lm_eval_icl\nassert not {'torch', 'lm_eval', 'numpy'} & {*sys.modules}\n"
+LAST = "import lm_eval.evaluator, lm_eval.models, lm_eval.tasks, lm_eval.utils\n"
+LAST += "from lm_eval import simple_evaluate\n"
 
 
 @pytest.mark.parametrize("code", [FIRST, f"{LAST}import lm_eval_icl\n"], ids=["first", "last"])
@@ -309,9 +313,10 @@ print(results["config"]["icl"]["contexts_encoded"], sys.excepthook is sys.__exce
 
 # Entry points, which lm-eval reads after 0.4.13.
 
-# Its rules (docs/plugins.md and tests/test_registry_plugins.py of its main branch): every entry point
-# of the group becomes a placeholder, and one whose name is registered already is passed over.
-# LM_EVAL_REGISTRY may name its own file (lm_eval/api/registry.py), which then takes the place of this.
+# Its rules (docs/plugins.md and tests/test_registry_plugins.py of its main branch): every entry
+# point of the group becomes a placeholder, and one whose name is registered already is passed over.
+# LM_EVAL_REGISTRY may name its own file (lm_eval/api/registry.py), which then takes the place of
+# this.
 DISCOVER = """
 import importlib.metadata, importlib.util, os, sys
 import lm_eval.api
@@ -359,7 +364,8 @@ print(results["config"]["icl"]["contexts_encoded"], results["plugins"]["models"]
 
 
 def test_another_model_of_our_name_is_named(installed):
-    """lm-eval's own goes first, silently; whoever has imported us is told, and has a second name."""
+    """lm-eval's own goes first, silently; whoever has imported us is told, and has a second
+    name."""
     code = f"""builtin = "pcw"
 {DISCOVER}
 assert get_model("pcw").__name__ == "DummyLM"
@@ -389,7 +395,8 @@ def test_tasks_are_found_without_an_argument_and_include_path_wins(installed, tm
 import lm_eval_icl
 from lm_eval.tasks import TaskManager
 found = TaskManager(include_path={str(tmp_path)!r})
-print(found.task_index["icl_sst2"].yaml_path.name, "icl_trec" in found.all_subtasks, "icl_mmlu" in found.all_groups)
+path = found.task_index["icl_sst2"].yaml_path
+print(path.name, "icl_trec" in found.all_subtasks, "icl_mmlu" in found.all_groups)
 given = {{"labls": 1, "load_format": 2}}
 print(TaskManager(include_defaults=False, metadata=given).all_tasks)
 """
