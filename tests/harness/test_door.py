@@ -303,9 +303,11 @@ def test_importing_the_package_registers(installed, code):
 import sys
 {code}
 import lm_eval
+from lm_eval.tasks import TaskManager
 results = lm_eval.simple_evaluate(
     model="deepthink", model_args={{"pretrained": {str(model_path())!r}, "T": 2}},
-    tasks=["icl_demo_short"], num_fewshot=2, limit=4, device="cpu", bootstrap_iters=0)
+    tasks=["icl_demo_short"], num_fewshot=2, limit=4, device="cpu", bootstrap_iters=0,
+    task_manager=TaskManager(include_defaults=False, include_path={str(task_dir())!r}))
 print(results["config"]["icl"]["contexts_encoded"], sys.excepthook is sys.__excepthook__)
 """
     assert installed.run("python", "-c", code).stdout.splitlines()[-1] == "1 True"
