@@ -77,6 +77,8 @@ def with_our_models(original: Callable[[str], Any], model_name: str) -> Any:
     Raises:
         InputError: there is no such model, and the name is similar to one of ours.
     """
+    from lm_eval.api.registry import model_registry
+
     if ":" in model_name:
         from lm_eval_icl.harness.models import model_class
 
@@ -84,7 +86,8 @@ def with_our_models(original: Callable[[str], Any], model_name: str) -> Any:
     try:
         found = original(model_name)
     except ValueError as error:
-        if near := did_you_mean(model_name.lower(), methods.NAMES):
+        near = did_you_mean(model_name.lower(), methods.NAMES)
+        if near and model_name not in model_registry:
             raise InputError(f"--model: unknown model {model_name!r}: {near}") from error
         raise
     theirs = f"{found.__module__}:{found.__qualname__}"
