@@ -61,7 +61,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "demonstrations": (Limit(11947, 13.0), Limit(6789, 16.5)),
     "training": (Limit(7099, 12.8), Limit(5471, 16.1)),
     "regression": (None, Limit(3247, 18.0)),
-    "harness": (Limit(25085, 12.6), Limit(28059, 14.2)),
+    "harness": (Limit(25101, 12.6), Limit(28062, 14.2)),
     "results": (Limit(26893, 14.8), Limit(20937, 19.5)),
     "leaderboard": (Limit(11845, 15.7), Limit(2742, 13.8)),
     "studies": (Limit(17856, 13.3), Limit(17299, 16.0)),
