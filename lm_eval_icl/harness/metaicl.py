@@ -237,7 +237,7 @@ def _reader(model: LM, task: str) -> Reader:
         limits = model.runner.limits(model.max_length)
         return dataclasses.replace(
             plain,
-            alike=model.method.treats_demonstrations_alike,
+            alike=model.method.treats_demonstrations_alike or bool(limits.also),
             longest_first=limits.longest_go_first,
             canonical=model.canonical_order,
         )

@@ -74,9 +74,14 @@ class PromptLimits:
     )  # the length from which rotary angles change (`positions.position_switch`)
     hint: str  # advice for the error, in addition to fewer demonstrations, if encoding takes too many positions
     keeps_window: bool = False  # whether rows may be longer than the window (`needs.keeps_window`)
+    also: tuple[PromptLimits, ...] = ()  # those of other methods, under which prompts must fit too
 
     def too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """Why a prompt with an answer of `answer` positions does not fit; None if it fits."""
+        reasons = (limits._too_long(prompt, answer) for limits in (self, *self.also))
+        return next(filter(None, reasons), None)
+
+    def _too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         context, why, terms = prompt.context, "", self._takes(prompt, answer)
         if sum(terms) > self.positions:
             why = f"do not fit the model's {self.positions} positions"
@@ -119,8 +124,9 @@ class PromptLimits:
     @property
     def longest_go_first(self) -> bool:
         """Whether the longest demonstrations are left out first, rather than the first demonstrations: if positions are
-        symmetric, so that only the longest counts, or the order has no effect. This leaves out the fewest."""
-        return self.method.positions == "symmetric" or self.method.invariant
+        symmetric, so that only the longest counts, or the order has no effect. This leaves out the fewest. If prompts
+        must fit under other methods too, it leaves out the same ones under all of them, in any order."""
+        return self.method.positions == "symmetric" or self.method.invariant or bool(self.also)
 
     def leaves_out(self, prompts: Sequence[tuple[TokenizedPrompt, int]]) -> int:
         """The index of the demonstration to leave out next of all `prompts` (each with the positions of its answer): 0,
@@ -165,10 +171,8 @@ def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits)
             request.answer_positions, longest_answers.get(request.prompt, 0)
         )
 
-    kept, left_out = (
-        list(range(max(len(prompt.context.demonstrations) for prompt in longest_answers))),
-        list[int](),
-    )
+    kept = list(range(max(len(prompt.context.demonstrations) for prompt in longest_answers)))
+    left_out: list[int] = []
     fewer = list(longest_answers.items())
     while kept and not fits(limits, requests):
         left_out.append(kept.pop(limits.leaves_out(fewer)))

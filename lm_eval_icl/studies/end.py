@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -34,7 +34,9 @@ from lm_eval_icl.studies.conduct import DONE, KNOWN, READY, WAITING, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study, Training
 
-Results = Sequence[tuple[Cell, Run]]
+Results = list[tuple[Cell, Run]]
+_CHOICES = 3  # how many values of a setting that was chosen on the dev set are named
+DEV = "{}, dev set"  # the name of a task's column on the dev set
 _TASKS = (
     8  # with more tasks, the columns are the names in `tasks` of the study's file, such as groups
 )
@@ -55,11 +57,14 @@ def conclude(
     record = {"study": name, "cells": cell_records(grid, folder, tested), "failures": failures}
     folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
     written = "study.json, no results on the test set"
-    if found := results_of(folder, tested):
+    found = results_of(folder, tested)
+    if study.measures_dev:
+        measured = results_of(folder, [cell for cell in done if cell.split == "dev"])
+        found += [on_dev(cell, run, grid.limit) for cell, run in measured]
+    if found:
         paths = [run.path for _, run in found]
-        folder.write_file(
-            "study.csv", tables.runs(paths).merge(tables.scores(paths)).to_csv(index=False)
-        )
+        table = tables.runs(paths, dev=True).merge(tables.scores(paths, dev=True))
+        folder.write_file("study.csv", table.to_csv(index=False))
         board = board_of(found, columns)
         drawn = figures.draw(board, folder.path / "figures", study.figures)
         folder.write_file("board.html", page(board, figures.svgs(board)))
@@ -147,6 +152,8 @@ def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
         if len(columns) > 1:
             names.append(f"{AVERAGE}, {part}" if part else AVERAGE)
             averages[names[-1]] = tuple(columns)
+    if study.measures_dev:
+        names += map(DEV.format, leaves)
     alike = frozenset(group for leaf in leaves.values() for group in leaf.alike)
     return Columns(
         tuple(names),
@@ -173,7 +180,28 @@ def board_of(results: Results, columns: Columns) -> Board:
     groups = columns.groups(documents, names)
     tasks = [column for column in columns.names if column in groups or column in names.values()]
     by = ("training",) if together else ()
-    return build([run for _, run in results], tasks=tasks, groups=groups, columns_by=by)
+    board = build([run for _, run in results], tasks=tasks, groups=groups, columns_by=by)
+    cells = {run.path: cell for cell, run in results}
+    entries = []
+    for entry in board.entries:
+        choices = choices_of([cells[run.path] for run in entry.runs])
+        entries.append(replace(entry, arguments=": ".join(filter(None, [entry.arguments, choices]))))
+    return replace(board, entries=tuple(entries))
+
+
+def choices_of(cells: Sequence[Cell]) -> str:
+    """The values that were chosen on the dev set, the most frequent ones first, and how often: "T=5 (7x), T=1 (3x)"."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for cell in cells:
+        values = {**cell.variant.arguments, "seeds": cell.seed, "decide": cell.rule or "none"}
+        for name in cell.chosen:
+            counts[name][f"{name}={values[name]}"] += 1
+    words = []
+    for by_value in counts.values():
+        words += [f"{value} ({number}x)" for value, number in by_value.most_common(_CHOICES)]
+        if len(by_value) > _CHOICES:
+            words.append("...")
+    return ", ".join(words)
 
 
 def _trained(cell: Cell) -> Trained:
@@ -229,6 +257,15 @@ def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
         for run in read([folder.results_path(cell) for cell in cells], quiet=True, dev=True)[0]
     }
     return [(cell, runs[path]) for cell in cells if (path := folder.results_path(cell)) in runs]
+
+
+def on_dev(cell: Cell, run: Run, limit: float | None) -> tuple[Cell, Run]:
+    """A cell on the dev set, with another name of its task, so that it has a column of its own. `limit` is lm-eval's
+    `--limit`, which the dev set has in its size."""
+    name = DEV.format(cell.task)
+    tasks = {name: replace(run.tasks[cell.task], task=name)}
+    decided = tuple(replace(result, task=name) for result in run.decided)
+    return replace(cell, task=name), replace(run, tasks=tasks, decided=decided, limit=limit)
 
 
 def expected_of(study: Study, cell: Cell) -> dict[str, float]:

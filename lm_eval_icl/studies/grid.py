@@ -30,7 +30,7 @@ from lm_eval_icl.decisions.how import NEIGHBORS, Rule
 from lm_eval_icl.decisions.how import read as read_rules
 from lm_eval_icl.demonstrations import how, labels
 from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing, whole
-from lm_eval_icl.harness.arguments import CommonArguments
+from lm_eval_icl.harness.arguments import CommonArguments, read_arguments
 from lm_eval_icl.training.settings import with_numbers
 
 if TYPE_CHECKING:  # which imports torch
@@ -105,6 +105,9 @@ def _model(given: Any, base: bool = True) -> dict[str, Any]:
         raise InputError(
             f"models: {given!r}: must be arguments as --model_args takes them, such as pretrained=gpt2."
         )
+    if base:
+        with naming("models"):
+            read_arguments(methods.find("icl"), given)
     return dict(given)
 
 
@@ -242,6 +245,7 @@ class Study(BaseModel):
     resources: Resources = {}
     columns: Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(_columns)] = {}
     figures: Annotated[tuple[Figure, ...], Several] | None = None
+    fits: Annotated[tuple[Variant, ...], BeforeValidator(_variants)] = ()
     expected: Annotated[tuple[Mapping[str, Any], ...], Several] = ()
 
     @property
@@ -249,10 +253,17 @@ class Study(BaseModel):
         """The decision rules. Every cell has all of them as filters."""
         return tuple(rule for rule in self.decide if rule is not None)
 
+    @property
+    def measures_dev(self) -> bool:
+        """Whether the dev set is measured, and nothing is chosen on it. It then has columns of its own."""
+        return self.dev is not None and not self.dev.choose
+
     @model_validator(mode="after")
     def _check(self) -> Study:
         if twice := sorted({"decide", "demonstrations", "labels", "format"} & self.metadata.keys()):
             raise InputError(f"metadata: {twice[0]}: is a key of the study itself: give it there.")
+        if self.fits and any(variant.method == HF for variant in (*self.variants, *self.fits)):
+            raise InputError("fits: hf cuts long prompts in its own way: leave it out of the study.")
         tasks = {str(task if isinstance(task, str) else task.get("task")) for task in self.tasks}
         if foreign := sorted(
             {target for training in self.trainings for target in training.targets} - tasks
@@ -321,27 +332,34 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
 
 
 def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's content with other values for some keys. `model_args` with `pretrained` replace the models, and without
-    it they are added to each model. Names in `methods` keep the arguments that the file gives them. `train` and
-    `metadata` are added. Other `tasks` remove columns and targets that are not among them, and the paper's averages."""
-    merged = {key: value for key, value in {**content, **overrides}.items() if key != "model_args"}
+    """A file's content with other values for some keys. Names in `methods` keep the arguments that the file gives them.
+    Of `model_args`, each method gets the arguments that it has. The others replace the models if `pretrained` is among
+    them, or else are added to each model. `train` and `metadata` are added. Other `tasks` remove columns and targets
+    that are not among them, and the paper's averages."""
+    merged = {**content, **overrides}
+    entries = [
+        entry if isinstance(entry, dict) else {entry: {}}
+        for entry in expanded(content.get("methods"))
+    ]
+    if "methods" in overrides:
+        by_name = {
+            name: [entry for entry in entries if name in entry] or [{name: {}}]
+            for name in overrides["methods"]
+        }
+        entries = [*itertools.chain(*by_name.values())]
     if "model_args" in overrides:
-        more = _model(overrides["model_args"], base=False)
+        more = _model(merged.pop("model_args"), base=False)
+        for key, value in [*more.items()]:
+            for entry, name in [(entry, name) for entry in entries for name in entry]:
+                if name != HF and key in methods.arguments_of(methods.find(str(name))):
+                    entry[name] = {**(entry[name] or {}), key: value}
+                    more.pop(key, None)
         models = [_model(model) for model in expanded(content.get("models"))]
         merged["models"] = (
             [more] if "pretrained" in more else [{**model, **more} for model in models]
         )
-    if "methods" in overrides:
-        entries = [
-            entry if isinstance(entry, dict) else {entry: {}}
-            for entry in expanded(content.get("methods"))
-        ]
-        by_name = {
-            name: [entry for entry in entries if name in entry] for name in overrides["methods"]
-        }
-        merged["methods"] = [
-            entry for name, in_file in by_name.items() for entry in in_file or [name]
-        ]
+    if entries:
+        merged["methods"] = entries
     if "metadata" in overrides:
         merged["metadata"] = {**(content.get("metadata") or {}), **overrides["metadata"]}
     if "train" in overrides:

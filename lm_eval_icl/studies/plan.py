@@ -108,9 +108,13 @@ class Plan:
             )
             task = prepare(self.grid.study, self.grid.tasks[cell.task], stand_in, None, metaicl)
             instances = [i for i in task.instances if i.request_type != "loglikelihood_rolling"]
-            limits = PromptLimits(
-                method, self.model.name, self.positions, None, None, method.overflow_hint
-            )
+            limits, *others = [
+                PromptLimits(
+                    encoding, self.model.name, self.positions, None, None, encoding.overflow_hint
+                )
+                for encoding in (method, *(variant.make() for variant in self.grid.study.fits))
+            ]
+            limits = replace(limits, also=tuple(others))
             overflow = "drop" if cell.variant.method == HF else self.common.overflow
             self._requests[key] = (
                 fit_requests(instances, tokenize, limits, overflow, quiet=True) if instances else []

@@ -175,11 +175,12 @@ class UnitRunner:
     def _run_cells(self, loaded: ICLModel, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """Run cells that differ only in the order of the demonstrations and the number of passes."""
         first = max(cells, key=lambda cell: passes_of(cell.variant)[1])
+        study, task = self.grid.study, self.grid.tasks[first.task]
         choice = self._chosen(loaded, first)
         lm: Any = CheckedHFLM(Loaded(loaded))
         if first.variant.method != HF:
             lm = model_class(first.variant.method)(Loaded(loaded), **first.variant.arguments)
-        study, task = self.grid.study, self.grid.tasks[first.task]
+            lm.runner.fits = [variant.make() for variant in study.fits]
         tasks = {cell.order: prepare(study, task, cell, choice, lm) for cell in cells}
         begun = time.perf_counter()
         for (
@@ -263,6 +264,8 @@ class UnitRunner:
         known = {name: value for name, value in facts.items() if value not in (None, "")}
         assert self._lm is not None  # its origin is recorded for lm-eval's own model too
         config["icl"] = {**self._lm._origin, **config.get("icl", {}), "study": known}
+        if fits := self.grid.study.fits:  # says how long prompts are shortened, so it tells rows apart
+            config["icl"]["fits"] = "+".join(variant.name for variant in fits)
         return results
 
 

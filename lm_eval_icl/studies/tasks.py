@@ -79,6 +79,7 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
                 list(loaded.eval_docs),
                 _pool(loaded),
                 getattr(loaded, "pmi", None),
+                *(variant.name for variant in study.fits),
             ]
         )
         for (n, how, seed), demonstrations in zip(axes, drawn, strict=True):
