@@ -62,14 +62,16 @@ class Here(Executor):
 
     def __init__(self, run: Callable[[Unit], Iterator[Outcome]]) -> None:
         super().__init__()
-        self.run, self._held = run, ""
+        self.run = run
+        self._held = ""
         self._outcomes: Iterator[Outcome] = iter(())
 
     def wait(self) -> list[Outcome]:
         while (outcome := next(self._outcomes, None)) is None:
             unit = self.take(self._held, {}, self.waiting)
             assert unit is not None
-            self._held, self._outcomes = unit[0].model.folder, self.run(unit)
+            self._held = unit[0].model.folder
+            self._outcomes = self.run(unit)
         self.running.discard(outcome[0].path)
         return [outcome]
 
@@ -142,7 +144,7 @@ def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[t
         on_dev = {cell.path: state_of(cell) for candidate in candidates for cell in candidate.dev}
         tested = candidates[0].test
         if len(candidates) > 1 and all(state == DONE for state in on_dev.values()):
-            tested, _ = folder.choice(grid, candidates)
+            tested = folder.choice(grid, candidates)
         elif len(candidates) > 1:
             broken = [
                 f"{path} failed: {state}" for path, state in on_dev.items() if state not in KNOWN

@@ -2,9 +2,8 @@
 cells, has the facts that only the study knows:
 
     study     the name of the study
-    cells     path of each results file on the test set -> "expected" (the paper's numbers, by column) and "curve" (the
-              scores on the dev set of the candidates for this cell, means over orders: a list of {"arguments", "seed",
-              "score"})
+    cells     path of each results file on the test set -> "expected" (the paper's numbers, by column)
+    dev       path of each cell on the dev set -> its metrics, as lm-eval writes them
     failures  path of a cell or checkpoint that could not be made -> the reason
 """
 
@@ -15,7 +14,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -46,21 +44,29 @@ def conclude(
     grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console
 ) -> Mapping[str, str]:
     """Write `study.json`, and write and print the results. Return path -> reason of all targets that were not made."""
-    study, columns, known = (
-        grid.study,
-        columns_of(grid.study, grid.tasks),
-        states(grid, folder, failed),
-    )
+    study = grid.study
+    columns = columns_of(grid.study, grid.tasks)
+    known = states(grid, folder, failed)
     failures = {target.path: state for target, state in known if state not in KNOWN}
     done = [target for target, state in known if state == DONE and isinstance(target, Cell)]
     tested = [cell for cell in done if cell.split == "test"]
-    record = {"study": name, "cells": cell_records(grid, folder, tested), "failures": failures}
+    on_dev = [cell for cell in done if cell.split == "dev"]
+    record = {
+        "study": name,
+        "cells": {
+            folder.results_path(cell).relative_to(folder.path).as_posix(): {
+                "expected": expected_of(study, cell)
+            }
+            for cell in tested
+        },
+        "dev": {cell.path: folder.results(cell)["results"][cell.task] for cell in on_dev},
+        "failures": failures,
+    }
     folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
     written = "study.json, no results on the test set"
     found = results_of(folder, tested)
     if study.measures_dev:
-        measured = results_of(folder, [cell for cell in done if cell.split == "dev"])
-        found += [on_dev(cell, run, grid.limit) for cell, run in measured]
+        found += [renamed(cell, run, grid.limit) for cell, run in results_of(folder, on_dev)]
     if found:
         paths = [run.path for _, run in found]
         table = tables.runs(paths, dev=True).merge(tables.scores(paths, dev=True))
@@ -185,7 +191,9 @@ def board_of(results: Results, columns: Columns) -> Board:
     entries = []
     for entry in board.entries:
         choices = choices_of([cells[run.path] for run in entry.runs])
-        entries.append(replace(entry, arguments=": ".join(filter(None, [entry.arguments, choices]))))
+        entries.append(
+            replace(entry, arguments=": ".join(filter(None, [entry.arguments, choices])))
+        )
     return replace(board, entries=tuple(entries))
 
 
@@ -193,9 +201,8 @@ def choices_of(cells: Sequence[Cell]) -> str:
     """The values that were chosen on the dev set, the most frequent ones first, and how often: "T=5 (7x), T=1 (3x)"."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for cell in cells:
-        values = {**cell.variant.arguments, "seeds": cell.seed, "decide": cell.rule or "none"}
         for name in cell.chosen:
-            counts[name][f"{name}={values[name]}"] += 1
+            counts[name][f"{name}={cell.settings[name]}"] += 1
     words = []
     for by_value in counts.values():
         words += [f"{value} ({number}x)" for value, number in by_value.most_common(_CHOICES)]
@@ -233,23 +240,6 @@ def in_order(board: Board, results: Results) -> list[Entry]:
     return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
 
 
-def cell_records(
-    grid: Grid, folder: StudyFolder, cells: Sequence[Cell]
-) -> dict[str, dict[str, Any]]:
-    """The records in `study.json` of cells on the test set that are done, by the path of the results file."""
-    curves: dict[str, Any] = {}
-    for candidates in grid.alternatives if grid.study.dev else ():
-        if all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
-            chosen, curve = folder.choice(grid, candidates)
-            curves |= {cell.path: curve for cell in chosen}
-    records = [
-        {"expected": expected_of(grid.study, cell), "curve": curves.get(cell.path, [])}
-        for cell in cells
-    ]
-    paths = [folder.results_path(cell).relative_to(folder.path).as_posix() for cell in cells]
-    return dict(zip(paths, records, strict=True))
-
-
 def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
     """The cells that have results, with the results."""
     runs = {
@@ -259,7 +249,7 @@ def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
     return [(cell, runs[path]) for cell in cells if (path := folder.results_path(cell)) in runs]
 
 
-def on_dev(cell: Cell, run: Run, limit: float | None) -> tuple[Cell, Run]:
+def renamed(cell: Cell, run: Run, limit: float | None) -> tuple[Cell, Run]:
     """A cell on the dev set, with another name of its task, so that it has a column of its own. `limit` is lm-eval's
     `--limit`, which the dev set has in its size."""
     name = DEV.format(cell.task)

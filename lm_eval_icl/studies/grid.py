@@ -88,7 +88,8 @@ def expanded(given: Any) -> list[Any]:
         if isinstance(value, str) and (
             ends := re.fullmatch(r"\s*(-?\d+)\s*\.\.\s*(-?\d+)\s*", value)
         ):
-            first, last = int(ends[1]), int(ends[2])
+            first = int(ends[1])
+            last = int(ends[2])
             if last < first:
                 raise InputError(f"the range {value} is empty.")
             values += range(first, last + 1)
@@ -263,7 +264,9 @@ class Study(BaseModel):
         if twice := sorted({"decide", "demonstrations", "labels", "format"} & self.metadata.keys()):
             raise InputError(f"metadata: {twice[0]}: is a key of the study itself: give it there.")
         if self.fits and any(variant.method == HF for variant in (*self.variants, *self.fits)):
-            raise InputError("fits: hf cuts long prompts in its own way: leave it out of the study.")
+            raise InputError(
+                "fits: hf cuts long prompts in its own way: leave it out of the study."
+            )
         tasks = {str(task if isinstance(task, str) else task.get("task")) for task in self.tasks}
         if foreign := sorted(
             {target for training in self.trainings for target in training.targets} - tasks
@@ -348,12 +351,15 @@ def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
         }
         entries = [*itertools.chain(*by_name.values())]
     if "model_args" in overrides:
-        more = _model(merged.pop("model_args"), base=False)
-        for key, value in [*more.items()]:
-            for entry, name in [(entry, name) for entry in entries for name in entry]:
-                if name != HF and key in methods.arguments_of(methods.find(str(name))):
-                    entry[name] = {**(entry[name] or {}), key: value}
-                    more.pop(key, None)
+        more = given = _model(merged.pop("model_args"), base=False)
+        names = {str(name) for entry in entries for name in entry} - {HF}
+        for name in sorted(names):
+            known = methods.arguments_of(methods.find(name))
+            taken = {key: value for key, value in given.items() if key in known}
+            for entry in entries:
+                if taken and name in entry:
+                    entry[name] = {**(entry[name] or {}), **taken}
+            more = {key: value for key, value in more.items() if key not in taken}
         models = [_model(model) for model in expanded(content.get("models"))]
         merged["models"] = (
             [more] if "pretrained" in more else [{**model, **more} for model in models]
@@ -363,7 +369,8 @@ def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
     if "metadata" in overrides:
         merged["metadata"] = {**(content.get("metadata") or {}), **overrides["metadata"]}
     if "train" in overrides:
-        options, more = content.get("train") or {}, overrides["train"]
+        options = content.get("train") or {}
+        more = overrides["train"]
         merged["train"] = {
             k: {**v, **more} if isinstance(v, dict) else v for k, v in options.items()
         } | more

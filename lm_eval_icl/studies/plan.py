@@ -36,12 +36,11 @@ class Plan:
     """
 
     def __init__(self, grid: Grid, model: Model) -> None:
-        self.grid, self.model, self._requests = (
-            grid,
-            model,
-            dict[tuple[Any, ...], Sequence[Request]](),
-        )
-        given, name = model.arguments, model.name
+        self.grid = grid
+        self.model = model
+        self._requests = dict[tuple[Any, ...], Sequence[Request]]()
+        given = model.arguments
+        name = model.name
         hub = {
             key: given[key]
             for key in ("revision", "subfolder", "trust_remote_code")
@@ -96,16 +95,15 @@ class Plan:
         bos = self.model.arguments.get("add_bos_token")
         key = str(method), cell.task, cell.num_fewshot, cell.drawn, cell.split
         if key not in self._requests:
-            alike, canonical = method.treats_demonstrations_alike, self._is_canonical(cell)
+            alike = method.treats_demonstrations_alike
+            canonical = self._is_canonical(cell)
             tokenize = RequestTokenizer(
                 PromptTokenizer(self.tokenizer, None, bos, alike, canonical), _GENERATED
             )
             # The rows that a model will choose are not known: rows that are drawn stand for them.
             how = "random" if isinstance(cell.demonstrations, How) else cell.demonstrations
-            stand_in, metaicl = (
-                replace(cell, order=0, demonstrations=how),
-                reader(self.tokenizer, bos, self.positions),
-            )
+            stand_in = replace(cell, order=0, demonstrations=how)
+            metaicl = reader(self.tokenizer, bos, self.positions)
             task = prepare(self.grid.study, self.grid.tasks[cell.task], stand_in, None, metaicl)
             instances = [i for i in task.instances if i.request_type != "loglikelihood_rolling"]
             limits, *others = [

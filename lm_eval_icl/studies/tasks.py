@@ -46,7 +46,9 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
     """The cells of a study, with its tasks loaded and its dev sets drawn; an `InputError` if a task does not fit it."""
     tasks = load(study.tasks, include_path, study.metadata)
     for name, task in tasks.items():
-        loaded, data, used = task.loaded, dict[Any, str](), dict[int, Any]()
+        loaded = task.loaded
+        data = dict[Any, str]()
+        used = dict[int, Any]()
         if study.metric not in (known := loaded.aggregation()):
             raise InputError(
                 f"metric: task {name!r} has no {study.metric!r}, only {', '.join(sorted(known))}."
@@ -98,7 +100,8 @@ def load(
 ) -> dict[str, StudyTask]:
     """Task's name -> the task, for all tasks that the names, groups and changed configurations stand for."""
     manager = task_manager(include_path, metadata)
-    tasks, changed = dict[str, StudyTask](), set[str]()
+    tasks = dict[str, StudyTask]()
+    changed = set[str]()
     for spec in specs:
         changes = {} if isinstance(spec, str) else {**spec}
         listed = str(spec if isinstance(spec, str) else changes.pop("task", None))
@@ -191,7 +194,8 @@ def prepare(
         mock.patch("lm_eval.api.task.tqdm", functools.partial(lm_eval.api.task.tqdm, disable=True)),
     ):
         task_copy.build_all_requests(limit=get_sample_size(task_copy, cell.limit))
-    task_copy.demonstrations, task_copy.chosen = None if drawn is None else list(drawn), choice
+    task_copy.demonstrations = None if drawn is None else list(drawn)
+    task_copy.chosen = choice
     task_copy.requests_are_made = True  # from now on, it only builds the requests of decision rules
     return task_copy
 
@@ -221,12 +225,14 @@ def draw(
     if shots == 0 and order == 0:
         return {}
     if choice is not None:
-        indices, pool = choice["indices"], seeded.sampler.df
+        indices = choice["indices"]
+        pool = seeded.sampler.df
     elif isinstance(how, How):
         permuted(list(range(shots)), order, seed, task.name)  # refuses more orders than there are
         return None
     else:
-        sampler, for_each = seeded.sampler, isinstance(how, Similar)
+        sampler = seeded.sampler
+        for_each = isinstance(how, Similar)
         seeded.sampler = (
             copy.copy(sampler)
             if how is None or for_each
@@ -238,7 +244,8 @@ def draw(
                 raise InputError(f"orders: task {task.name!r} {why}: give `demonstrations`.")
             return None
         seeded.set_fewshot_seed(seed)
-        indices, pool = seeded.sampler.rows(shots, warned), seeded.sampler.df
+        indices = seeded.sampler.rows(shots, warned)
+        pool = seeded.sampler.df
     return {i: pool[i] for i in permuted(indices, order, seed, task.name)}
 
 
@@ -248,7 +255,8 @@ def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
         raise InputError(
             f"orders: {order + 1}: task {task!r} has {len(indices)} demonstrations: give fewer orders."
         )
-    rnd, permutations = Random(seed), [indices]
+    rnd = Random(seed)
+    permutations = [indices]
     while len(permutations) <= order:
         if (permutation := rnd.sample(indices, len(indices))) not in permutations:
             permutations.append(permutation)
@@ -265,7 +273,8 @@ def dev_set(
         raise InputError(
             f"dev: task {task.name!r} has no training split, from which its documents would be drawn."
         )
-    rows, documents = loaded.training_docs(), len(loaded.eval_docs)
+    rows = loaded.training_docs()
+    documents = len(loaded.eval_docs)
     documents = min(documents, get_sample_size(loaded, limit) or documents)
     wanted = documents if size is None else size if limit is None else min(size, documents)
     order = Random(_DEV_SEED).sample(range(len(rows)), len(rows))
