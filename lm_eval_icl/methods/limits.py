@@ -82,7 +82,9 @@ class PromptLimits:
         return next(filter(None, reasons), None)
 
     def _too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
-        context, why, terms = prompt.context, "", self._takes(prompt, answer)
+        context = prompt.context
+        why = ""
+        terms = self._takes(prompt, answer)
         if sum(terms) > self.positions:
             why = f"do not fit the model's {self.positions} positions"
         elif self.switch is not None and sum(terms) > self.switch[0]:
@@ -114,10 +116,13 @@ class PromptLimits:
     ) -> tuple[int, int, int]:
         """How many positions context, query and answer take in the longer of two passes: the pass that encodes the
         context, and the pass of the query. If `tokens`, how many tokens, entries of memories included."""
-        footprint, query = self.method.footprint(prompt.context), len(prompt.query)
-        encoding, before_query = footprint.positions, footprint.query_start
+        footprint = self.method.footprint(prompt.context)
+        query = len(prompt.query)
+        encoding = footprint.positions
+        before_query = footprint.query_start
         if tokens:
-            encoding, before_query = footprint.tokens, footprint.kept
+            encoding = footprint.tokens
+            before_query = footprint.kept
         alone = encoding, query if self.method.memory_depends_on_query else 0, 0
         return max((before_query, query, answer), alone, key=sum)
 
