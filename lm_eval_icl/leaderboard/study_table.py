@@ -137,7 +137,7 @@ def _legend(board: Board, entries: Sequence[Entry], flips: bool) -> str:
     if len(others) < len(board.columns):
         text += ", in percent" + (f" but for {', '.join(others)}" if others else "")
     if any(cell.expected is not None for entry in entries for cell in entry.cells.values()):
-        text += "; in parentheses, the paper's"
+        text += "; in parentheses, published numbers"
     sentences = [f"{', '.join(board.common)}." if board.common else "", f"{text}."]
     if flips:
         sentences.append(
