@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,7 +33,7 @@ from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study, Training
 
 Results = list[tuple[Cell, Run]]
-_CHOICES = 3  # how many values of a setting that was chosen on the dev set are named
+_CHOICES = 6  # how many values that were chosen on the dev set are named
 DEV = "{}, dev set"  # the name of a task's column on the dev set
 _TASKS = (
     8  # with more tasks, the columns are the names in `tasks` of the study's file, such as groups
@@ -199,16 +199,10 @@ def board_of(results: Results, columns: Columns) -> Board:
 
 def choices_of(cells: Sequence[Cell]) -> str:
     """The values that were chosen on the dev set, the most frequent ones first, and how often: "T=5 (7x), T=1 (3x)"."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    counts = Counter[str]()
     for cell in cells:
-        for name in cell.chosen:
-            counts[name][f"{name}={cell.settings[name]}"] += 1
-    words = []
-    for by_value in counts.values():
-        words += [f"{value} ({number}x)" for value, number in by_value.most_common(_CHOICES)]
-        if len(by_value) > _CHOICES:
-            words.append("...")
-    return ", ".join(words)
+        counts.update(f"{name}={cell.settings[name]}" for name in cell.chosen)
+    return ", ".join(f"{value} ({number}x)" for value, number in counts.most_common(_CHOICES))
 
 
 def _trained(cell: Cell) -> Trained:

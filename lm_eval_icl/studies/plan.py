@@ -89,8 +89,8 @@ class Plan:
         )
 
     def requests(self, cell: Cell) -> Sequence[Request]:
-        """The requests of a cell, shortened to fit the model. Requests of other seeds, orders, labels and formats are
-        assumed to be as long."""
+        """The requests of a cell, shortened to fit the model, as if the study had no `fits`. Requests of other seeds,
+        orders, labels and formats are assumed to be as long."""
         method = methods.make("icl") if cell.variant.method == HF else cell.variant.make()
         bos = self.model.arguments.get("add_bos_token")
         key = str(method), cell.task, cell.num_fewshot, cell.drawn, cell.split
@@ -106,13 +106,9 @@ class Plan:
             metaicl = reader(self.tokenizer, bos, self.positions)
             task = prepare(self.grid.study, self.grid.tasks[cell.task], stand_in, None, metaicl)
             instances = [i for i in task.instances if i.request_type != "loglikelihood_rolling"]
-            limits, *others = [
-                PromptLimits(
-                    encoding, self.model.name, self.positions, None, None, encoding.overflow_hint
-                )
-                for encoding in (method, *(variant.make() for variant in self.grid.study.fits))
-            ]
-            limits = replace(limits, also=tuple(others))
+            limits = PromptLimits(
+                method, self.model.name, self.positions, None, None, method.overflow_hint
+            )
             overflow = "drop" if cell.variant.method == HF else self.common.overflow
             self._requests[key] = (
                 fit_requests(instances, tokenize, limits, overflow, quiet=True) if instances else []
