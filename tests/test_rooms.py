@@ -64,7 +64,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "harness": (Limit(25050, 12.6), Limit(25566, 14.2)),
     "results": (Limit(26893, 14.8), Limit(20937, 19.5)),
     "leaderboard": (Limit(11826, 15.7), Limit(2674, 13.8)),
-    "studies": (Limit(17852, 13.3), Limit(17289, 16.0)),
+    "studies": (Limit(17852, 12.6), Limit(17289, 16.0)),
     "smoke": (Limit(2865, 11.9), Limit(2581, 21.2)),
     "cli": (Limit(7119, 11.3), Limit(1119, 11.7)),
 }

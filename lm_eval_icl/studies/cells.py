@@ -65,11 +65,9 @@ class Model:
             if key not in ("save_steps", "data")
         }
         inputs = [self.training_arguments, self.under.method, options, self.metadata]
-        names = (
-            plain(self.name.strip("/"), 60),
-            plain(self.training.name, 60),
-            plain(self.under.name, 60),
-        )
+        names = [
+            plain(name, 60) for name in (self.name.strip("/"), self.training.name, self.under.name)
+        ]
         return f"{','.join(names)}-{digest(json.dumps(inputs, sort_keys=True, default=str))}"
 
 
@@ -233,7 +231,7 @@ class Grid:
         study = self.study
         choose = study.dev.choose if study.dev else ()
         rules = [str(rule or "") for rule in study.decide] if "decide" in choose else [""]
-        groups: dict[Any, list[Candidate]] = defaultdict(list)
+        groups = defaultdict[Any, list[Candidate]](list)
         for model in self.models:
             for variant, task in itertools.product(self.variants(model), self.tasks_of(model)):
                 axes = task.shots, study.labels, study.formats, study.demonstrations, study.seeds
@@ -244,16 +242,17 @@ class Grid:
                     if study.one_at_a_time and others > 1:
                         continue
                     orders = 1 if study.one_at_a_time and others else study.orders
+                    drawn = shots, str(how), seed
                     first = Cell(
                         *(model, variant, task.name, shots, how, seed),
-                        data=task.data.get((shots, str(how), seed, "test"), ""),
+                        data=task.data.get((*drawn, "test"), ""),
                         limit=self.limit,
                         decide="+".join(map(str, study.rules)),
                         labels=labels,
                         format=number,
                     )
                     test = tuple(replace(first, order=order) for order in range(orders))
-                    data = task.data.get((shots, str(how), seed, "dev"), "")
+                    data = task.data.get((*drawn, "dev"), "")
                     dev = (
                         tuple(replace(cell, split="dev", data=data, limit=None) for cell in test)
                         if study.dev
@@ -293,16 +292,13 @@ def choose(
     means (up to rounding), the first. A score that is not finite counts as the worst."""
     dev = grid.study.dev
     assert dev is not None
-    higher = grid.tasks[candidates[0].test[0].task].higher_is_better
-    worst = -math.inf if higher else math.inf
+    sign = 1 if grid.tasks[candidates[0].test[0].task].higher_is_better else -1
     means = [
-        math.fsum(x if math.isfinite(x) else worst for x in by_order) / len(by_order)
+        math.fsum(sign * x if math.isfinite(x) else -math.inf for x in by_order) / len(by_order)
         for by_order in scores
     ]
-    top = max(means) if higher else min(means)
-    chosen = candidates[
-        next(i for i, mean in enumerate(means) if math.isclose(mean, top, rel_tol=1e-9))
-    ]
+    is_top = [math.isclose(mean, max(means), rel_tol=1e-9) for mean in means]
+    chosen = candidates[is_top.index(True)]
     values = [{**candidate.test[0].settings, "decide": candidate.rule} for candidate in candidates]
     names = tuple(
         name for name in dev.choose if len({str(point.get(name)) for point in values}) > 1

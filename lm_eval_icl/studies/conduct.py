@@ -117,7 +117,7 @@ def units_to_start(
 def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[tuple[Target, str]]:
     """The cells of a study and the checkpoints that missing cells need, each with its state: `DONE`, `READY` (its
     inputs are there), `WAITING` (for other targets), or the reason why it cannot be made. Until the dev set can choose,
-    the first candidate's cells on the test set stand for the chosen ones, and wait."""
+    the last candidate's cells on the test set, often those of most passes, stand for the chosen ones, and wait."""
     known: dict[str, tuple[Target, str]] = {}
 
     def state_of(target: Target) -> str:
@@ -142,7 +142,7 @@ def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[t
 
     for candidates in grid.alternatives:
         on_dev = {cell.path: state_of(cell) for candidate in candidates for cell in candidate.dev}
-        tested = candidates[0].test
+        tested = candidates[-1].test
         if len(candidates) > 1 and all(state == DONE for state in on_dev.values()):
             tested = folder.choice(grid, candidates)
         elif len(candidates) > 1:

@@ -54,9 +54,7 @@ def conclude(
     record = {
         "study": name,
         "cells": {
-            folder.results_path(cell).relative_to(folder.path).as_posix(): {
-                "expected": expected_of(study, cell)
-            }
+            f"{cell.path}/{folder.results_path(cell).name}": {"expected": expected_of(study, cell)}
             for cell in tested
         },
         "dev": {cell.path: folder.results(cell)["results"][cell.task] for cell in on_dev},
@@ -65,7 +63,7 @@ def conclude(
     folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
     written = "study.json, no results on the test set"
     found = results_of(folder, tested)
-    if study.measures_dev:
+    if study.dev and not study.dev.choose:
         found += [renamed(cell, run, grid.limit) for cell, run in results_of(folder, on_dev)]
     if found:
         paths = [run.path for _, run in found]
@@ -158,7 +156,7 @@ def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
         if len(columns) > 1:
             names.append(f"{AVERAGE}, {part}" if part else AVERAGE)
             averages[names[-1]] = tuple(columns)
-    if study.measures_dev:
+    if study.dev and not study.dev.choose:
         names += map(DEV.format, leaves)
     alike = frozenset(group for leaf in leaves.values() for group in leaf.alike)
     return Columns(
@@ -170,8 +168,9 @@ def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
 
 
 def board_of(results: Results, columns: Columns) -> Board:
-    """The board of a study's cells on the test set. If every column belongs to one training only, the models of all
-    trainings share a row, and a task that has results of two trainings has a column for each."""
+    """The board of a study's cells, with the values that were chosen on the dev set. If every column
+    belongs to one training only, the models of all trainings share a row, and a task that has
+    results of two trainings has a column for each."""
     documents = {_trained(cell): run.all_results[0].documents for cell, run in reversed(results)}
     trainings = list(dict.fromkeys(_trained(cell)[0] for cell, _ in results))
     are_of_one = all(
@@ -190,19 +189,14 @@ def board_of(results: Results, columns: Columns) -> Board:
     cells = {run.path: cell for cell, run in results}
     entries = []
     for entry in board.entries:
-        choices = choices_of([cells[run.path] for run in entry.runs])
-        entries.append(
-            replace(entry, arguments=": ".join(filter(None, [entry.arguments, choices])))
-        )
+        counts = Counter[str]()  # of the values that were chosen on the dev set
+        for cell in (cells[run.path] for run in entry.runs):
+            counts.update(f"{name}={cell.settings[name]}" for name in cell.chosen)
+        if counts:
+            common = [f"{value} ({number}x)" for value, number in counts.most_common(_CHOICES)]
+            entry = replace(entry, arguments=f"{entry.arguments}: {', '.join(common)}")
+        entries.append(entry)
     return replace(board, entries=tuple(entries))
-
-
-def choices_of(cells: Sequence[Cell]) -> str:
-    """The values that were chosen on the dev set, the most frequent ones first, and how often: "T=5 (7x), T=1 (3x)"."""
-    counts = Counter[str]()
-    for cell in cells:
-        counts.update(f"{name}={cell.settings[name]}" for name in cell.chosen)
-    return ", ".join(f"{value} ({number}x)" for value, number in counts.most_common(_CHOICES))
 
 
 def _trained(cell: Cell) -> Trained:
@@ -217,11 +211,9 @@ def flips_of(entry: Entry, columns: Columns) -> Estimate | None:
     ]
     if not flips or len(flips) < len(cells):
         return None
-    return (
-        flips[0]
-        if len(flips) == 1
-        else statistics.estimate_group(flips, [1] * len(flips), bounds=(0.0, 1.0))
-    )
+    if len(flips) == 1:
+        return flips[0]
+    return statistics.estimate_group(flips, [1] * len(flips), bounds=(0.0, 1.0))
 
 
 def in_order(board: Board, results: Results) -> list[Entry]:

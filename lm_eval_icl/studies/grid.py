@@ -7,7 +7,6 @@ import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
 
@@ -36,7 +35,7 @@ from lm_eval_icl.training.settings import with_numbers
 if TYPE_CHECKING:  # which imports torch
     from lm_eval_icl.methods.base import Method
 
-_NAMED = resources.files(__package__) / "named"
+_NAMED = Path(__file__).parent / "named"
 HF = "hf"
 _OVER_TASKS = ("average", "order flips")  # the paper's numbers over all its tasks begin like this
 CANONICAL = (
@@ -199,7 +198,7 @@ class ModelArguments(TypedDict):
 
 class Dev(BaseModel):
     """The dev set: its number of documents (None for as many as the test set has), and the settings that are chosen on
-    it (names of arguments, "seeds", "decide")."""
+    it (names of arguments, "seeds", "decide"). If nothing is chosen on it, it is measured, with columns of its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     size: Annotated[
@@ -254,11 +253,6 @@ class Study(BaseModel):
         """The decision rules. Every cell has all of them as filters."""
         return tuple(rule for rule in self.decide if rule is not None)
 
-    @property
-    def measures_dev(self) -> bool:
-        """Whether the dev set is measured, and nothing is chosen on it. It then has columns of its own."""
-        return self.dev is not None and not self.dev.choose
-
     @model_validator(mode="after")
     def _check(self) -> Study:
         if twice := sorted({"decide", "demonstrations", "labels", "format"} & self.metadata.keys()):
@@ -289,13 +283,8 @@ class Study(BaseModel):
 @functools.cache
 def named() -> dict[str, str]:
     """The studies that ship with the package: name -> the paper's table or figure, or a title."""
-    files = sorted(
-        (file for file in _NAMED.iterdir() if file.name.endswith(".yaml")),
-        key=lambda file: file.name,
-    )
-    studies = {
-        file.name.removesuffix(".yaml"): yaml.safe_load(file.read_text("utf-8")) for file in files
-    }
+    files = sorted(_NAMED.glob("*.yaml"))
+    studies = {file.stem: yaml.safe_load(file.read_text("utf-8")) for file in files}
     return {name: study.get("paper", study["title"]) for name, study in studies.items()}
 
 
@@ -376,9 +365,9 @@ def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
         } | more
     if "tasks" in overrides:
         tasks = overrides["tasks"]
-        parts = columns if isinstance(columns := content.get("columns"), dict) else {"": columns}
+        parts = _columns(content.get("columns"))
         merged["columns"] = {
-            k: [name for name in expanded(v) if name in tasks] for k, v in parts.items()
+            part: [name for name in names if name in tasks] for part, names in parts.items()
         }
         for name, options in (merged.get("train") or {}).copy().items():
             if isinstance(options, dict) and "targets" in options:

@@ -11,10 +11,9 @@ import functools
 import gc
 import itertools
 import json
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -26,11 +25,12 @@ from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
+from lm_eval_icl import methods
 from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, naming, reason
-from lm_eval_icl.harness.arguments import CommonArguments
+from lm_eval_icl.harness.arguments import read_arguments
 from lm_eval_icl.harness.choosing import PoolOfTask, predictor
 from lm_eval_icl.harness.deciding import give_rules
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
@@ -188,25 +188,22 @@ class UnitRunner:
             lm = model_class(first.variant.method)(Loaded(loaded), **first.variant.arguments)
             lm.runner.fits = [variant.make() for variant in study.fits]
         tasks = {cell.order: prepare(study, task, cell, choice, lm) for cell in cells}
-        begun = time.perf_counter()
         for (
             cell_task
         ) in tasks.values():  # decision rules add queries that depend on what the model leaves out
             give_rules(cell_task, lm)
             cell_task.build_all_requests()
         name = passes_of(first.variant)[0]
-        numbers = {cell.path: passes_of(cell.variant)[1] for cell in cells}
-        answers = answer(lm, list(tasks.values()), name, {*numbers.values()})
-        shared: dict[str, Any] = {"cells": len(cells), "orders": len(tasks)}
+        numbers = {passes_of(cell.variant)[1] for cell in cells}
+        answers = answer(lm, list(tasks.values()), name, numbers)
+        shared: dict[str, Any] = {"cells": len(cells)}
         if isinstance(lm, ICLModel):
             lm.finish()
             shared["passes"] = lm.runner.passes_run
-        shared["seconds"] = round(time.perf_counter() - begun, 3)
         for cell in cells:
-            _set_passes(lm, name, numbers[cell.path])
-            results = self._evaluate(
-                Answered(lm, answers[numbers[cell.path]]), cell, tasks[cell.order]
-            )
+            number = passes_of(cell.variant)[1]
+            _set_passes(lm, name, number)
+            results = self._evaluate(Answered(lm, answers[number]), cell, tasks[cell.order])
             yield cell, self._recorded(cell, results, tasks[cell.order], shared)
 
     def _evaluate(self, lm: LM, cell: Cell, task: ConfigurableTask) -> dict[str, Any]:
@@ -234,8 +231,8 @@ class UnitRunner:
     def _recorded(
         self, cell: Cell, results: dict[str, Any], task: Any, shared: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """A cell's results, with the cell's axes under `config.icl.study`. `shared` has the numbers of cells that were
-        scored together, of their orders, of passes and of seconds."""
+        """A cell's results, with the cell's axes under `config.icl.study`. `shared` has the numbers of the cells that were
+        scored together, and of their passes."""
         metric = self.grid.study.metric
         training = cell.model.training
         facts: dict[str, Any] = {
@@ -251,19 +248,11 @@ class UnitRunner:
             "chosen": list(cell.chosen) or None,
             "rule": cell.rule,
             "weights": self._weights,
-            "shared": dict(shared),
+            "shared": shared,
         }
-        # `hf` has none of the arguments of this package's models.
-        foreign = (
-            {field.name for field in fields(CommonArguments)}
-            if cell.variant.method == HF
-            else set()
-        )
-        arguments = {
-            name: value
-            for name, value in self.folder.arguments(cell.model).items()
-            if name not in foreign
-        }
+        arguments = self.folder.arguments(cell.model)
+        if cell.variant.method == HF:  # which has none of the arguments of this package's models
+            _, _, arguments = read_arguments(methods.find("icl"), arguments)
         config = results["config"]
         config |= {
             "model": cell.variant.method,

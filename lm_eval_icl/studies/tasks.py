@@ -65,9 +65,9 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
                 int(default or 0) if n is None or default == 0 else n for n in study.num_fewshot
             )
         )
-        axes = list(itertools.product(shots, study.demonstrations, study.seeds))
-        drawn = [draw(task, n, how, seed) for n, how, seed in axes]
-        for (n, how, seed), demonstrations in zip(axes, drawn, strict=True):
+        axes = itertools.product(shots, study.demonstrations, study.seeds)
+        drawn = [(n, how, seed, draw(task, n, how, seed)) for n, how, seed in axes]
+        for n, how, seed, demonstrations in drawn:
             if n == shots[0] or not study.one_at_a_time:
                 draw(task, n, how, seed, study.orders - 1)  # refuses more orders than there are
             used |= demonstrations or {}
@@ -84,7 +84,7 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
                 *(variant.name for variant in study.fits),
             ]
         )
-        for (n, how, seed), demonstrations in zip(axes, drawn, strict=True):
+        for n, how, seed, demonstrations in drawn:
             inputs = [contents, None if demonstrations is None else list(demonstrations.items())]
             data[n, str(how), seed, "dev"] = on_dev = digest_of(
                 [*inputs, digest_of(list(dev.items()))]
@@ -113,18 +113,13 @@ def load(
         )
         with refusing(f"tasks: {listed}: cannot be loaded"):
             loaded = manager.load(wanted)
-        groups = {
-            name: {task.task_name for task in group.get_all_tasks()}
-            for name, group in loaded["groups"].items()
-        }
-        means = {
-            name: group.aggregate_metric_list or () for name, group in loaded["groups"].items()
-        }
-        alike = frozenset(
-            name
-            for name, every in means.items()
-            if every and not any(m.weight_by_size for m in every)
-        )
+        groups = dict[str, set[str]]()
+        alike = set[str]()
+        for name, group in loaded["groups"].items():
+            groups[name] = {task.task_name for task in group.get_all_tasks()}
+            means = group.aggregate_metric_list
+            if means and not any(mean.weight_by_size for mean in means):
+                alike.add(name)
         for name, task in loaded["tasks"].items():
             if not isinstance(task, ConfigurableTask):
                 raise InputError(
@@ -226,26 +221,22 @@ def draw(
         return {}
     if choice is not None:
         indices = choice["indices"]
-        pool = seeded.sampler.df
     elif isinstance(how, How):
         permuted(list(range(shots)), order, seed, task.name)  # refuses more orders than there are
         return None
     else:
-        sampler = seeded.sampler
-        for_each = isinstance(how, Similar)
-        seeded.sampler = (
-            copy.copy(sampler)
-            if how is None or for_each
-            else FixedSampler(sampler.df, how, task.loaded)
-        )
-        if for_each or not hasattr(seeded.sampler, "rows"):
+        if isinstance(how, str):
+            seeded.sampler = FixedSampler(seeded.sampler.df, how, task.loaded)
+        else:
+            seeded.sampler = copy.copy(seeded.sampler)
+        if isinstance(how, Similar) or not hasattr(seeded.sampler, "rows"):
             if order:
                 why = "draws other demonstrations for every document, which have no orders"
                 raise InputError(f"orders: task {task.name!r} {why}: give `demonstrations`.")
             return None
         seeded.set_fewshot_seed(seed)
         indices = seeded.sampler.rows(shots, warned)
-        pool = seeded.sampler.df
+    pool = seeded.sampler.df
     return {i: pool[i] for i in permuted(indices, order, seed, task.name)}
 
 
