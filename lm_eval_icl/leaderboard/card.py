@@ -83,8 +83,7 @@ def figure(card: Card, most: int) -> tuple[str, Figure, list[dict[str, object]]]
     from matplotlib.figure import Figure
 
     rows = [row for row in card.rows if row.entry.rule is None][:most] or list(card.rows[:most])
-    across = min(_ACROSS, len(card.properties))
-    down = -(-len(card.properties) // _ACROSS)
+    across, down = min(_ACROSS, len(card.properties)), -(-len(card.properties) // _ACROSS)
     drawn = Figure(figsize=(_INCHES, down * (_ROW * len(rows) + 0.6)), layout="constrained")
     grid = drawn.subplots(down, across, squeeze=False, sharey=True)
     for axes in grid.flat[len(card.properties) :]:

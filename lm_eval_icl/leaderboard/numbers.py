@@ -13,8 +13,7 @@ import re
 from lm_eval_icl.results.board import BoardCell, Column
 from lm_eval_icl.results.statistics import Difference, Estimate
 
-MINUS = "\N{MINUS SIGN}"
-DASH = "\N{EN DASH}"
+MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 SHARE = Column("", "task", "", percent=True, higher_is_better=True, weights={})
 
 

@@ -93,8 +93,7 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
     )
     environment.filters.update(tail=tail)
     reads = {words.partition(":")[0] for entry in board.entries for words in entry.reads}
-    baselines = set(board.baseline.values())
-    columns = {column.name for column in board.columns}
+    baselines, columns = set(board.baseline.values()), {column.name for column in board.columns}
     checkpoints = {entry.on for entry in board.entries}
     cells = [
         cell for entry in board.entries for name, cell in entry.cells.items() if name in columns
@@ -145,8 +144,10 @@ def sizes(board: Board) -> str:
         for name, cell in entry.cells.items()
         if name in tasks
     ]
-    documents = {estimate.documents for estimate in estimates}
-    sets = {estimate.sets for estimate in estimates}
+    documents, sets = (
+        {estimate.documents for estimate in estimates},
+        {estimate.sets for estimate in estimates},
+    )
     ranges = [
         " to ".join(f"{n:,}" for n in sorted({min(found), max(found)}))
         for found in (documents, sets)
