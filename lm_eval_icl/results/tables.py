@@ -187,7 +187,8 @@ def _which(run: Run) -> dict[str, Any]:
 
 def _read(paths: Paths, dev: bool = False) -> list[Run]:
     several = [paths] if isinstance(paths, str | Path) else paths
-    runs_read, left_out = read([Path(path) for path in several], quiet=True, dev=dev)
+    files = [Path(path) for path in several]
+    runs_read, left_out = read(files, quiet=True, dev=dev)
     for file in left_out:
         warnings.warn(f"{file.path}: {file.why}", stacklevel=3)
     return sorted(runs_read, key=lambda run: (run.date, run.digest))
