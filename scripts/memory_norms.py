@@ -72,6 +72,7 @@ def main() -> None:
     print("eta,momentum,T,keys,values")
     with styled():
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
         figure = Figure(figsize=(7.6, 3), layout="constrained")
         both = figure.subplots(1, 2, sharey=True)
@@ -85,6 +86,7 @@ def main() -> None:
                 axes.plot(iterations, line, marker="o", markersize=3, label=label)
                 axes.set_title(part, loc="left")
                 axes.set_xlabel("T")
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         both[0].set_ylabel("norm, as a multiple of T=1")
         both[1].legend(fontsize=8)
         kind = options.to.suffix[1:]
