@@ -54,6 +54,7 @@ def runs(paths: Paths, dev: bool = False) -> pd.DataFrame:
     Warns:
         UserWarning: a file, or a task of a file, is left out; the warning says why.
     """
+    runs_read = _read(paths, dev)
     rows = [
         {
             **{
@@ -69,7 +70,7 @@ def runs(paths: Paths, dev: bool = False) -> pd.DataFrame:
             "labels": run.rows["setting"].get("labels", ""),
             "tasks": tuple(run.tasks),
         }
-        for run in _read(paths, dev)
+        for run in runs_read
     ]
     return _table(rows, _RUN)
 

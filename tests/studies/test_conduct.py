@@ -95,7 +95,7 @@ def test_a_study_from_nothing_needs_its_dev_cells_first():
     ]
     assert [(short(target.path), state) for target, state in states(study, folder, {})][-2:] == [
         ("ce deepthink,T=3/a,split=dev", "ready"),
-        ("ce deepthink,T=1/a", "waiting"),  # stands for the one that is chosen
+        ("ce deepthink,T=3/a", "waiting"),  # stands for the one that is chosen
     ]
 
 
@@ -123,7 +123,7 @@ def test_a_dev_cell_that_fails_fails_what_it_would_have_chosen_and_nothing_else(
     not_done = {short(t.path): s for t, s in states(study, folder, folder.failed) if s != DONE}
     assert not_done == {
         "ce deepthink,T=1/a,split=dev": "no room",
-        "ce deepthink,T=1/a": f"nothing can be chosen on the dev set, as {next(iter(folder.failed))} failed: no room",
+        "ce deepthink,T=3/a": f"nothing can be chosen on the dev set, as {next(iter(folder.failed))} failed: no room",
     }
     assert "ce deepthink,T=3/b,chosen=T" in order
     # The same command tries again what failed, and then what needs it.

@@ -252,6 +252,7 @@ def test_a_measured_dev_set_has_columns_beside_the_test_set(tmp_path: Path) -> N
                 cell
                 for cell in progress.cells()
                 if (cell.split, cell.variant.arguments["T"]) == (split, T)
+                and cell.task == "icl_demo_short"
             ]
             assert len(cells) == 2  # seeds
             mean = sum(map(progress.score, cells)) / len(cells)
