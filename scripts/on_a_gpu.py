@@ -290,10 +290,11 @@ def regression(bench: Bench) -> list[str]:
     for name in _REGRESSION:
         log = options.runs / f"{name}-0/log.jsonl"
         lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
-        last = json.loads(lines[-1]) if lines else {"step": 0, "loss": float("nan")}
+        last = json.loads(lines[-1]) if lines else {"step": 0}
         dimensions, points = configuration.stage(max(0, last["step"] - 1))
         done = f"{last['step']:,} of {configuration.steps:,}"
-        rows.append([f"`{name}`", done, str(dimensions), str(points), f"{last['loss']:.3f}"])
+        error = f"{last['loss']:.3f}" if lines else "none yet"
+        rows.append([f"`{name}`", done, str(dimensions), str(points), error])
     header = ["method", "steps", "dimensions", "points", "squared error"]
     evaluate = f"python -m scripts.regression evaluate --output {options.runs}"
     return [*markdown(header, rows), "", f"When all steps are done: `{evaluate}`."]
