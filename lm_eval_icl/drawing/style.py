@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lm_eval_icl.methods import STYLES
+
 INK, GREY = "#24292f", "#6e7781"
 # The metadata of files, without time, name of the program and web address.
 METADATA: dict[str, dict[str, Any]] = {
@@ -16,23 +18,7 @@ METADATA: dict[str, dict[str, Any]] = {
 }
 # Okabe and Ito's colours, which colour-blind readers can tell apart, then others. Figures are read on white and on
 # black pages, so grey replaces their black, and their yellow is darker. Markers tell similar colours apart.
-_STYLES = {
-    "hf": ("#7f7f7f", "s"),
-    "icl": ("#0072b2", "o"),
-    "invicl": ("#d55e00", "D"),
-    "deepthink": ("#e69f00", "^"),
-    "pcw": ("#009e73", "v"),
-    "prefixicl": ("#56b4e9", "P"),
-    "saicl": ("#cc79a7", "X"),
-    "nope": ("#b3a200", "<"),
-    "batchicl": ("#a0703c", ">"),
-    "sbp": ("#8f5fd0", "p"),
-    "star": ("#d02350", "*"),
-    "ape": ("#43801a", "h"),
-    "structured": ("#6f83e0", "d"),
-    "ensemble": ("#ee8a7d", "8"),
-    "nbce": ("#00989c", "H"),
-}
+_STYLES = {"hf": ("#7f7f7f", "s"), **STYLES}
 _MARKERS = "oDs^vPX<>ph*"
 
 # matplotlib's settings for every picture. The bytes are the same each time, and a browser can select and find the text.

@@ -21,6 +21,7 @@ class InvICL(Method):
     """
 
     treats_demonstrations_alike = True
+    needs_training = True
     positions: str = "symmetric"
 
     def pattern(self, n: int) -> Pattern:

@@ -12,6 +12,7 @@ from lm_eval_icl.inference.attention import Reading
 from lm_eval_icl.inference.capabilities import Capabilities, tells_positions_apart
 from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.memory import Memory, read_causally
+from lm_eval_icl.inference.positions import position_embeddings
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.tokens import Context
@@ -19,7 +20,8 @@ from lm_eval_icl.prompts.tokens import Context
 
 def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
     """Refuse a model that does not do what a method needs, by the error `Unsupported` (as all checks below)."""
-    name, attention = type(model).__name__, model.config._attn_implementation
+    name = type(model).__name__
+    attention = model.config._attn_implementation
     if can.no_memory and not method.is_ordinary(Context((0,), ((0,), (0,)))):
         raise Unsupported(
             f"{method.name} continues from a memory of the demonstrations, and {name} does not continue from its cache "
@@ -52,19 +54,20 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
             f"{method.name} (positions={method.positions}) needs a model that obeys given positions, and {name} has no "
             "positions to give: it counts tokens by itself."
         )
-    if method.reads_in_parts:
-        _check_parts(method, model)
 
 
-def _check_parts(method: Method, model: PreTrainedModel) -> None:
+def check_parts(method: Method, model: PreTrainedModel) -> None:
     """Check that all layers read a memory in parts: changes in a part with a weight of almost 0 must have no effect."""
-    query, answers = (3, 4, 5), [(6, 7), (8,)]
+    query = (3, 4, 5)
+    answers = [(6, 7), (8,)]
 
     def scores(memory: Memory) -> list[float]:
         packed = score_packed(model, [(memory, [(query, answer) for answer in answers])])
-        return [number for number, _ in (*packed, *score_rows(model, memory, [(query, answers)]))]
+        rows = score_rows(model, memory, [(query, answers)])
+        return [number for number, _ in (*packed, *rows)]
 
-    name, attention = type(model).__name__, model.config._attn_implementation
+    name = type(model).__name__
+    attention = model.config._attn_implementation
     why = f"attn_implementation={attention}: some layer does not use sdpa"
     try:
         memory = read_causally(model, [2, 3, 4, 5, 6, 7, 8, 9])
@@ -87,6 +90,18 @@ def _check_parts(method: Method, model: PreTrainedModel) -> None:
     )
 
 
+def check_length(model: PreTrainedModel, can: Capabilities, max_length: int) -> None:
+    """Check that a model has learned embeddings of as many positions as it may use."""
+    known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not known or max_length <= known or not can.obeys_positions:
+        return
+    if position_embeddings(model):
+        raise InputError(
+            f"max_length={max_length}: {type(model).__name__} has learned embeddings of {known} positions and no more: "
+            f"give max_length={known} or less."
+        )
+
+
 def check_no_positions(method: Method, model: PreTrainedModel) -> None:
     """Check that a model whose positional information was switched off does not tell positions apart."""
     if tells_positions_apart(model):
@@ -107,7 +122,7 @@ def check_generates(
         )
 
 
-def check_generates_together(
+def check_combines(
     method: Method, model: PreTrainedModel, can: Capabilities, settings: GenerationSettings
 ) -> None:
     """Check that a text can be generated from several memories of different lengths at once: the model takes padded

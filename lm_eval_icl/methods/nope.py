@@ -16,4 +16,5 @@ class NoPE(ICL):
     so the method is not invariant (InvICL, section 5.2, footnote 2).
     """
 
+    needs_training = True
     positions: str = "none"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from lm_eval_icl.methods.base import Method, Positions, Whole
 from lm_eval_icl.prompts.layouts import Pattern, before, same
 
@@ -19,8 +17,8 @@ class PCW(Method):
     of the prefix.
 
     Args:
-        window_size: how many demonstrations share a window, at most all of them. The last window may have fewer. If it
-            is more than 1, the order of the demonstrations in a window has an effect.
+        window_size: how many demonstrations share a window, at most all of them. The last window may have fewer. If
+            it is more than 1, the order of the demonstrations in a window has an effect.
     """
 
     treats_demonstrations_alike = True
@@ -40,5 +38,5 @@ class PCW(Method):
         return f"window_size={self.window_size}: more than the {n} demonstrations; lower it"
 
     def pattern(self, n: int) -> Pattern:
-        window = torch.arange(n) // self.window_size
-        return Pattern(before(n) & same(window), windows=window)
+        windows = [i // self.window_size for i in range(n)]
+        return Pattern(before(n) & same(windows), windows=windows)

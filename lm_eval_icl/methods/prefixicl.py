@@ -17,6 +17,7 @@ class PrefixICL(Method):
     """
 
     treats_demonstrations_alike = True
+    needs_training = True
     positions: str = "symmetric"
 
     def pattern(self, n: int) -> Pattern:

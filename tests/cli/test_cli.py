@@ -72,10 +72,12 @@ def test_smoke_says_why_there_is_no_tiny_model(arch, says):
     ],
 )
 def test_smoke_notices_what_hf_does_not_say(monkeypatch, name, broken, says):
-    from lm_eval_icl.methods import runner
+    from lm_eval_icl.inference import scoring
+    from lm_eval_icl.methods import continuing
 
-    original = getattr(runner, name)
-    monkeypatch.setattr(runner, name, lambda *args, **kwargs: broken(original(*args, **kwargs)))
+    module = continuing if name == "continue_from" else scoring
+    original = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *args, **kwargs: broken(original(*args, **kwargs)))
     monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl",)))
     with pytest.raises(InputError, match=says):
         smoke.smoke("gpt2", limit=1)

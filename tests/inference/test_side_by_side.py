@@ -15,15 +15,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference import attention, memory
 from lm_eval_icl.inference.attention import AttentionCall, UnderLayouts, attention_by
 from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.schedule import in_order
 from lm_eval_icl.inference.scoring import score_packed
+from lm_eval_icl.methods.by_query import ByQuery
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.prompts.layouts import POSITIONS, Pattern, lay_out, side_by_side
+from lm_eval_icl.prompts.layouts import POSITIONS, Pattern, lay_out, nothing, side_by_side
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import tiny
 from tests.smoke import model_types as smoke_models
@@ -179,14 +179,23 @@ def test_a_method_that_overrides_encode_alone():
 def test_what_a_method_must_say_of_itself():
     """A method with an `encode` of its own, run as if it had none, would have wrong numbers and no error."""
 
-    class ByQuery(ICL):
-        memory_depends_on_query = True
+    assert ICL.one_pass and not Scaled.one_pass and not Scaled.encodes_by_layout
 
-    assert not Scaled.one_pass and ByQuery.one_pass
-    with pytest.raises(
-        InputError, match="byquery: memory_depends_on_query = True needs an encode_queries"
-    ):
-        scores(MethodRunner(tiny.build("gpt2"), ByQuery()))
+
+@dataclass(frozen=True)
+class Asking(ByQuery):
+    """A method of somebody's own, whose demonstrations see the query, at the positions of `icl`."""
+
+    def pattern(self, n):
+        return Pattern(nothing(n), query=True)
+
+
+@torch.no_grad()
+def test_a_mask_whose_demonstrations_see_the_query():
+    model = tiny.build("gpt2", torch.float64)
+    found = scores(MethodRunner(model, Asking()))
+    expected = scores(MethodRunner(model, methods.make("saicl", {"positions": "sequential"})))
+    assert found == expected
 
 
 LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)

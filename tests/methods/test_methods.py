@@ -403,12 +403,9 @@ def expected(name, case, context):
 def scored(name, case, context, answers):
     """What our method makes of the same queries and answers, packed and one by one."""
     model, method = tiny_model(name), getattr(methods, case[0])(**case[1]).bind(tiny_model(name))
-    encoded = functools.cache(lambda context: method.encode(model, [context])[0])
     alone, packed, packs = {}, {}, {}
     for query, options in answers.items():
-        [(memory, rest)] = method.encode_queries(
-            model, [(context, query)], lambda some: [*map(encoded, some)]
-        )
+        memory, rest = tiny.encoded_alone(method, model, context, query)
         alone[query] = dict(
             zip(options, score_rows(model, memory, [(rest, list(options))]), strict=True)
         )
@@ -642,7 +639,7 @@ def test_the_layout_drawn_is_the_one_that_runs(case):
     kind, arguments = case
     context, query, answer = CONTEXTS["prefix"], (60, 61, 62, 63), (71, 72, 73)
     method = getattr(methods, kind)(**arguments)
-    layout = method.layout(len(context.prefix), context.lengths, len(query), len(answer))
+    layout = method.lay_out(len(context.prefix), context.lengths, len(query), len(answer))
     model = without_positions("gpt2") if method.positions == "none" else tiny_model("gpt2")
     hidden = torch.zeros(layout.mask.shape, dtype=torch.float64).masked_fill(
         ~layout.mask, -math.inf
@@ -675,9 +672,7 @@ def test_generation_goes_on_from_any_memory(case):
             if model.config.eos_token_id in expected:
                 continue  # min_new_tokens keeps it from being said
             with as_run(name, case):
-                [(memory, rest)] = method.encode_queries(
-                    model, [(context, query)], functools.partial(tiny.encoded_alone, method, model)
-                )
+                memory, rest = tiny.encoded_alone(method, model, context, query)
                 ours = continue_from(model, generate, [memory], [rest])
             assert ours == [list(expected)], (context, query)
 

@@ -1,0 +1,34 @@
+"""The base class of methods that refine a memory step by step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from transformers import PreTrainedModel
+
+from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.prompts.tokens import Context
+
+
+@dataclass(frozen=True)
+class Stepwise(Method):
+    """One memory for all queries, which is refined step by step. The memory after each step can be scored."""
+
+    # The name of the argument that says how many memories `memories` yields.
+    counts_memories: ClassVar[str]
+
+    @abstractmethod
+    def memories(
+        self, model: PreTrainedModel, contexts: Sequence[Context]
+    ) -> Iterator[list[Memory]]:
+        """The memories of all contexts after each step. Queries attend to those after the last step."""
+
+    def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
+        last = list[Memory]()
+        for memories in self.memories(model, contexts):
+            last = memories  # those of earlier steps are freed
+        return last
