@@ -48,7 +48,7 @@ class APE(PCW):
         """The memories of `pcw`, divided by `read`."""
         return list(map(self.read, super().encode(model, contexts), contexts))
 
-    def read(self, memory: Memory, context: Context) -> Memory:
-        """The memory with the demonstrations as a part that attention reads with temperature, scale and weight."""
+    def reading(self, context: Context) -> tuple[int, Reading] | None:
+        """The demonstrations are read with temperature, scale and weight."""
         reading = Reading(self.temperature, self.scale * self.temperature, math.log(self.weight))
-        return memory.divided(len(context.prefix), reading) if any(context.lengths) else memory
+        return (len(context.prefix), reading) if any(context.lengths) else None

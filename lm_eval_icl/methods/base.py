@@ -17,6 +17,7 @@ if (
 ):  # the modules that run models take seconds to import; a method's arguments and layout need none
     from transformers import PreTrainedModel
 
+    from lm_eval_icl.inference.attention import Reading
     from lm_eval_icl.inference.memory import Memory
     from lm_eval_icl.inference.packing import Queries
     from lm_eval_icl.inference.schedule import ContextWork
@@ -222,9 +223,15 @@ class Method(ABC):
         layouts = [self.layout(len(context.prefix), context.lengths) for context in contexts]
         return encode_all(model, layouts, [context.tokens for context in contexts])
 
+    def reading(self, context: Context) -> tuple[int, Reading] | None:
+        """If attention reads the memory in two parts (`reads_in_parts`): the first entry of the second part, and how it
+        is read. None if the memory is read as any other."""
+        return None
+
     def read(self, memory: Memory, context: Context) -> Memory:
-        """The memory, divided into parts if attention reads them in different ways (`reads_in_parts`)."""
-        return memory
+        """The memory, divided into parts as `reading` says."""
+        part = self.reading(context)
+        return memory if part is None or not memory.layers else memory.divided(*part)
 
     def memories(self, model: PreTrainedModel, context: Context) -> Iterator[Memory]:
         """The memory of a context after each pass, if the method refines its memory pass by pass (`counts_memories`).

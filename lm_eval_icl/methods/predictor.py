@@ -34,7 +34,7 @@ class Predictor:
         method: the method, for example `lm_eval_icl.methods.make("invicl")`.
         max_length: how many positions the model has; if None, `max_position_embeddings` of its configuration.
         add_bos_token: whether BOS is put at the beginning of a prompt; None for the tokenizer's default.
-        batch_size, pack_tokens, store_bytes: as for `MethodRunner`.
+        batch_size, pack_tokens, store_bytes, plain: as for `MethodRunner`.
 
     Raises:
         Unsupported: the model does not do what the method needs.
@@ -52,9 +52,15 @@ class Predictor:
         batch_size: int = 8,
         pack_tokens: int = 1024,
         store_bytes: int = 2**31,
+        plain: bool = False,
     ) -> None:
         self.runner = MethodRunner(
-            model, method, batch_size=batch_size, pack_tokens=pack_tokens, store_bytes=store_bytes
+            model,
+            method,
+            batch_size=batch_size,
+            pack_tokens=pack_tokens,
+            store_bytes=store_bytes,
+            plain=plain,
         )
         self.tokenizer = PromptTokenizer(
             tokenizer,
@@ -62,6 +68,7 @@ class Predictor:
             by_part=method.treats_demonstrations_alike,
             canonical=self.runner.invariant,
             vocabulary=vocabulary_of(model),
+            pieces=not plain,
         )
         self._batch_size = int(batch_size)
         if max_length is None:

@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -49,6 +50,7 @@ from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.blocks import BlockStore
 from lm_eval_icl.methods.limits import PromptLimits
+from lm_eval_icl.methods.plain import Plain
 from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
@@ -85,6 +87,7 @@ class MethodRunner:
         softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
         mixed_precision_dtype: the dtype of autocast; None for no autocast.
         tensor_parallel: each pass is divided among several processes (tensor parallelism).
+        plain: compute every request alone, with none of the optimizations (`methods.plain`).
         capabilities: what the model can do, if known. Otherwise, some thirty short passes find it out.
 
     Attributes:
@@ -106,6 +109,7 @@ class MethodRunner:
         softmax_dtype: torch.dtype | None = None,
         mixed_precision_dtype: torch.dtype | None = None,
         tensor_parallel: bool = False,
+        plain: bool = False,
         capabilities: Capabilities | None = None,
     ) -> None:
         self.pack_tokens = checked_whole("pack_tokens", pack_tokens)
@@ -120,6 +124,7 @@ class MethodRunner:
         # The learned position embeddings that are switched off while the model runs; None if positions are not removed.
         self.without_positions: list[nn.Embedding] | None = None
         self._inside = False
+        self.plain: Plain | None = None
         with self.inference_mode():
             self.capabilities = capabilities or probe(model)
             needs.check(method, model, self.capabilities)
@@ -131,6 +136,7 @@ class MethodRunner:
             if method.positions == "none":
                 needs.check_no_positions(method, model)
             self.method = method.bind(model)
+        self.plain = Plain(model, self.method, softmax_dtype) if plain else None
         self.begin(batch_size)
 
     def begin(self, batch_size: int) -> None:
@@ -180,7 +186,8 @@ class MethodRunner:
             self.model.eval()  # dropout would change every number
             self._inside = True
             try:
-                with self.method_positions(), fused_gelu(self.model):
+                faster = nullcontext() if self.plain else fused_gelu(self.model)
+                with self.method_positions(), faster:
                     yield
             finally:
                 self._inside = False
@@ -235,6 +242,11 @@ class MethodRunner:
     ) -> Iterator[list[tuple[int, Score]]]:
         """`score` for prompts, each with an answer. Yields, for each forward pass, the indices of the prompts that it
         scored, each with its score."""
+        if self.plain:
+            for i, (prompt, answer) in enumerate(prompts):
+                [(_, scores)] = self.score({prompt.context: {prompt.query: [answer]}})
+                yield [(i, scores[0])]
+            return
         groups = grouped(self.blocks.beginning_alike(prompts))
         for requests, scores in self.score(groups, once):
             yield [
@@ -258,6 +270,9 @@ class MethodRunner:
         Yields:
             For each forward pass, the requests that it scored, and their scores in the same order.
         """
+        if self.plain:
+            yield from self._alone(self.plain, work, states)
+            return
         if reason := self.capabilities.no_memory:
             raise Unsupported(
                 f"{type(self.model).__name__} does not continue from its cache ({reason}): only lm-eval's --model icl "
@@ -269,6 +284,17 @@ class MethodRunner:
             if len(begun) > self.packs_ahead:
                 yield begun.pop(0)
         yield from begun
+
+    def _alone(
+        self, plain: Plain, work: Mapping[Context, Queries], states: States = None
+    ) -> Iterator[Scored]:
+        """Yields as `score` does, from one request after another."""
+        for context, queries in work.items():
+            for query, answers in queries.items():
+                for answer in answers:
+                    with self.counting():
+                        scores = plain.score(context, query, answer, states)
+                    yield [(context, query, answer)], scores
 
     def _batches(
         self,
@@ -376,6 +402,14 @@ class MethodRunner:
     ) -> Iterator[tuple[int, Scored]]:
         """`score` on some of a context's memories (`Method.memories`); their `numbers` count from 1. Yields, for each
         forward pass, the number of the memory, the scored requests, and their scores."""
+        if self.plain:
+            for number in sorted(numbers):
+                passes: dict[str, Any] = {self.method.counts_memories: number}
+                method = replace(self.method, **passes)
+                plain = Plain(self.model, method, self.softmax_dtype)
+                for scored in self._alone(plain, {context: queries}):
+                    yield number, scored
+            return
         memories = self.method.memories(self.model, context)
         for number in range(1, max(numbers) + 1):
             with self.counting():
@@ -417,6 +451,9 @@ class MethodRunner:
         windows = method.contexts(prompts[0].context)
         if len(windows) > 1:
             needs.check_generates_together(method, self.model, can, settings)
+        if self.plain:
+            with self.inference_mode(), stop_on_nonfinite(self.model, names[:1]):
+                return [self.plain.generate(prompts[0], generate)]
         # If a memory is read in parts, all rows share it. If a text runs on several memories, it has several rows.
         may_be_single = not isinstance(method, Several) and not method.reads_in_parts
 

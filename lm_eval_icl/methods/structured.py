@@ -58,13 +58,11 @@ class Structured(PCW):
         return replace(row, blocks=tuple(map(moved, row.blocks)))
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of `pcw`, to which attention gives the weight 1/M."""
-        memories = []
-        for memory, context in zip(super().encode(model, contexts), contexts, strict=True):
-            windows = math.ceil(len(context.demonstrations) * self.repeat / self.window_size)
-            factor = (windows if self.factor is None else self.factor) if windows else 1
-            plain = factor == 1 or not memory.layers
-            memories.append(
-                memory if plain else memory.divided(0, Reading(log_weight=-math.log(factor)))
-            )
-        return memories
+        """The memories of `pcw`, divided by `read`."""
+        return list(map(self.read, super().encode(model, contexts), contexts))
+
+    def reading(self, context: Context) -> tuple[int, Reading] | None:
+        """The whole memory is read with the weight 1/M."""
+        windows = math.ceil(len(context.demonstrations) * self.repeat / self.window_size)
+        factor = (windows if self.factor is None else self.factor) if windows else 1
+        return None if factor == 1 else (0, Reading(log_weight=-math.log(factor)))
