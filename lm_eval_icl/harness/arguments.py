@@ -51,6 +51,8 @@ class CommonArguments:
         canonical_order: encode a set of demonstrations in one order, sorted by their texts, whatever order they are
             given in, so that, on a CPU, their order changes no bit of a result. None to do so if the method does not
             depend on the order. Under other methods, such as `icl`, True is a control: it makes them order-invariant.
+        plain: compute every request alone, by the definition of the method, with none of the optimizations: slowly, to
+            compare with (`methods.plain`).
 
     Raises:
         InputError: an argument is outside its range.
@@ -60,6 +62,7 @@ class CommonArguments:
     store_bytes: int = 2**31
     overflow: str = "drop"
     canonical_order: bool | None = None
+    plain: bool = False
 
     def __post_init__(self) -> None:
         for name in ("pack_tokens", "store_bytes"):
@@ -68,6 +71,8 @@ class CommonArguments:
             raise InputError(f"overflow={self.overflow!r}: must be {' or '.join(OVERFLOW)}.")
         if self.canonical_order is not None and not isinstance(self.canonical_order, bool):
             raise InputError(f"canonical_order={self.canonical_order!r}: must be True or False.")
+        if not isinstance(self.plain, bool):
+            raise InputError(f"plain={self.plain!r}: must be True or False.")
 
     def is_canonical(self, method: Method) -> bool:
         """Whether demonstrations are encoded in canonical order."""

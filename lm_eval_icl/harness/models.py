@@ -29,6 +29,7 @@ from lm_eval_icl.inference.identity import source_digest
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.plain import PlainRunner
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import PromptTokenizer
 from lm_eval_icl.training import record
@@ -92,7 +93,10 @@ class ICLModel(CheckedHFLM):
         if warning := record.mismatch(self.trained, method):
             log.warning("%s: %s.", method.name, warning)
         self.canonical_order = self.common.is_canonical(method)
-        self.runner = MethodRunner(
+        if self.common.plain:
+            self.batch_size_per_gpu = 1  # for whole texts, which `HFLM` scores
+        make_runner = PlainRunner if self.common.plain else MethodRunner
+        self.runner = make_runner(
             self.model,
             method,
             pack_tokens=self.common.pack_tokens,
@@ -112,6 +116,7 @@ class ICLModel(CheckedHFLM):
             by_part=method.treats_demonstrations_alike,
             canonical=self.canonical_order,
             vocabulary=vocabulary_of(self.model),
+            pieces=not self.common.plain,
         )
         self.tokenize = RequestTokenizer(prompts, self.max_gen_toks, self.runner)
         self.begin([])
@@ -217,6 +222,7 @@ class ICLModel(CheckedHFLM):
             "max_length": self.max_length,
             "canonical_order": self.canonical_order,
             "overflow": self.common.overflow,
+            **({"plain": True} if self.common.plain else {}),
             **{
                 name: str(value)
                 for name, value in self._forwarded.items()

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from lm_eval_icl.inference.attention import Reading
     from lm_eval_icl.inference.capabilities import Capabilities
-    from lm_eval_icl.inference.generation import GenerationSettings
     from lm_eval_icl.inference.memory import Memory
     from lm_eval_icl.inference.packing import Queries
     from lm_eval_icl.inference.schedule import Batch, ContextWork, Text
     from lm_eval_icl.inference.scoring import Pair, Scores, States
+    from lm_eval_icl.methods.plain_model import PlainModel
 
 # Combines log-probabilities [texts, memories, vocabulary] into [texts, vocabulary]. It also takes the state that
 # it returned for the token before, and returns a new one (`Several.next_token`).
@@ -160,9 +160,10 @@ class Method(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for flag in ("one_pass", "encodes_by_layout"):
-            if "encode" in vars(cls) and flag not in vars(cls):
-                setattr(cls, flag, False)
+        members = vars(cls)
+        if "encode" in members or "encode_queries" in members:
+            cls.one_pass = members.get("one_pass", False)
+            cls.encodes_by_layout = members.get("encodes_by_layout", False)
 
     def __post_init__(self) -> None:
         # lm-eval parses "none" as None if all model arguments are one string.
@@ -395,12 +396,8 @@ class Method(ABC):
             for prompt in prompts
         ]
 
-    def rows(self, encoder: Encoder, texts: Sequence[Text], settings: GenerationSettings) -> Rows:
-        """The rows in which these texts are continued: each has another context, or all have the same.
-
-        Args:
-            settings: how transformers' `generate` will be called.
-        """
+    def rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
+        """The rows in which these texts are continued: each has another context, or all have the same."""
         from lm_eval_icl.inference.memory import Memory
 
         contexts = [text.prompt.context for text in texts]
@@ -413,6 +410,36 @@ class Method(ABC):
             (*context.tokens, *query) for context, query in zip(contexts, queries, strict=True)
         ]
         return Rows([Memory([], [], 0)], whole_rows)
+
+    # The definition, one request at a time (`methods.plain`).
+
+    def by_definition(
+        self, plain: PlainModel, context: Context, query: Ids, answer: Ids
+    ) -> list[Tensor]:
+        """The logits after the query and after each token of the answer: for each memory, [tokens, vocabulary]."""
+        after = (*query, *answer)
+        keep = len(answer) + 1
+        if not self.encodes_by_layout:
+            [memory] = self.encode(plain.model, [context])
+            return [plain.run_after(memory, after, keep)]
+        layout = self.lay_out(len(context.prefix), context.lengths, len(query), len(answer))
+        with plain.reading(self.reading(context), layout, len(after)):
+            return [plain.run(layout, [*context.tokens, *after], keep)]
+
+    def predicted(self, logprobs: Tensor) -> Tensor:
+        """The distributions of the next tokens: [memories, tokens, vocabulary] -> [tokens, vocabulary]."""
+        [only] = logprobs
+        return only
+
+    def score(self, predicted: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
+        """The log-probability of an answer: a number on the device of `predicted`.
+
+        Args:
+            predicted: [tokens, vocabulary] the distribution of each token of the answer (`predicted`).
+            logprobs: [memories, tokens, vocabulary] the log-probabilities on each memory.
+            answer: [tokens] the answer's ids.
+        """
+        return predicted.gather(-1, answer[:, None]).sum()
 
 
 @dataclass(frozen=True)

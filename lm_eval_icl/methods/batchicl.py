@@ -13,11 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import Unsupported, whole
-from lm_eval_icl.inference.blocks import residual_stream
+from lm_eval_icl.inference.blocks import replaced_stream, residual_stream
 from lm_eval_icl.inference.memory import Memory, causal_pass
 from lm_eval_icl.inference.scoring import streams_packed
 from lm_eval_icl.methods.base import Passes, optional
 from lm_eval_icl.methods.by_query import ByQuery, ContextQuery, Memories, MemoryQuery
+from lm_eval_icl.methods.plain_model import PlainModel
 from lm_eval_icl.prompts.layouts import Layout, Pattern, before, lay_out
 from lm_eval_icl.prompts.tokens import Context, Ids
 
@@ -198,3 +199,24 @@ class BatchICL(ByQuery):
                 last_tokens.append(pieces[-1][0, -1])  # a long query runs in several pieces
             streams.append(torch.stack(last_tokens))
         return streams
+
+    def by_definition(
+        self, plain: PlainModel, context: Context, query: Ids, answer: Ids
+    ) -> list[Tensor]:
+        """The mean of the residual streams of Q's last token over P + D_i + Q, put into P + Q + A."""
+        assert self.layer is not None
+        lengths = (len(context.prefix), context.lengths, len(query), len(answer))
+        *shots, last = [layout for _, layout in self.passes(*lengths)]
+        prompt = [*context.prefix, *query, *answer]
+        keep = len(answer) + 1
+        if not shots:
+            return [plain.run(last, prompt, keep)]
+        with residual_stream(plain.model, self.layer) as streams:
+            for layout, demonstration in zip(shots, context.demonstrations, strict=True):
+                plain.run(layout, [*context.prefix, *demonstration, *query])
+        at_query = torch.stack([stream[0, -1] for stream in streams])
+        wide = torch.promote_types(at_query.dtype, torch.float32)
+        mean = at_query.mean(0, keepdim=True, dtype=wide)
+        token = len(context.prefix) + len(query) - 1
+        with replaced_stream(plain.model, self.layer, [token], mean):
+            return [plain.run(last, prompt, keep)]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.memory import Memory, encode_all
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Batch, ContextWork, Text
 from lm_eval_icl.inference.scoring import Pair
 from lm_eval_icl.methods.base import Encoded, Encoder, Method, Rows
+from lm_eval_icl.methods.plain_model import PlainModel
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 # A context, and the ids of a query.
@@ -32,6 +33,8 @@ class ByQuery(Method):
     """
 
     memory_depends_on_query = True
+    one_pass = True
+    encodes_by_layout = True
 
     def encode_queries(
         self,
@@ -96,8 +99,20 @@ class ByQuery(Method):
         """The first prompt alone."""
         return super().texts(prompts[:1], single)
 
-    def rows(self, encoder: Encoder, texts: Sequence[Text], settings: GenerationSettings) -> Rows:
+    def rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
         [text] = texts
         encoded = self.encoded(encoder, text.prompt.context, text.prompt.query)
         assert encoded.rest is not None
         return Rows([*encoded.memories], [encoded.rest])
+
+    def by_definition(
+        self, plain: PlainModel, context: Context, query: Ids, answer: Ids
+    ) -> list[Tensor]:
+        if self.encodes_by_layout:
+            return super().by_definition(plain, context, query, answer)
+
+        def memories(contexts: Sequence[Context]) -> list[Memory]:
+            return [self.encode(plain.model, [alone])[0] for alone in contexts]
+
+        [(memory, rest)] = self.encode_queries(plain.model, [(context, query)], memories)
+        return [plain.run_after(memory, (*rest, *answer), len(answer) + 1)]

@@ -10,9 +10,10 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from lm_eval_icl import methods
+from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.inference.memory import (
     KeyValues,
     Memory,
@@ -22,6 +23,7 @@ from lm_eval_icl.inference.memory import (
     masked_pass,
 )
 from lm_eval_icl.methods.base import Method, Passes, Whole, must, number, one_of
+from lm_eval_icl.methods.plain_model import PlainModel, entries_of, with_entries
 from lm_eval_icl.methods.stepwise import Stepwise
 from lm_eval_icl.prompts.layouts import Layout, Pattern
 from lm_eval_icl.prompts.tokens import Context
@@ -169,6 +171,33 @@ class DeepThink(Stepwise):
         if self.restart_positions or self.positions != "sequential":
             positions = layouts[0].positions[len(memory) :]
         return [causal_pass(model, memory.tokens, memory, positions)]
+
+    def by_definition(
+        self, plain: PlainModel, context: Context, query: Ids, answer: Ids
+    ) -> list[Tensor]:
+        """The memory of all tokens after T passes, then the query on the entries that are kept."""
+        after = (*query, *answer)
+        lengths = (len(context.prefix), context.lengths, len(query), len(answer))
+        layouts = [layout for _, layout in self.passes(*lengths)]
+        if len(layouts) == 1:
+            return self.first.by_definition(plain, context, query, answer)
+        first, again, last = layouts
+        cache = DynamicCache()
+        plain.run(first, context.tokens, cache=cache)
+        dtype = plain.model.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        memory = [entry.to(wide) for entry in entries_of(cache)]
+        velocity = [torch.zeros_like(entry) for entry in memory]
+        for _ in range(2, self.T + 1):
+            cache = with_entries(cache, [entry.to(dtype) for entry in memory])
+            plain.run(again, context.tokens, cache=cache)
+            for i, entry in enumerate(entries_of(cache)):
+                present = entry[:, :, len(first) :]
+                velocity[i] = present - memory[i] + self.momentum * velocity[i]
+                memory[i] = memory[i] + self.eta * velocity[i]
+        kept = on_device(first.kept_tokens, memory[0].device)
+        cache = with_entries(cache, [entry[:, :, kept].to(dtype) for entry in memory])
+        return [plain.run(last, [*context.tokens, *after], len(answer) + 1, cache)]
 
 
 class _Refined:

@@ -17,6 +17,7 @@ from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.schedule import in_order
 from lm_eval_icl.inference.scoring import Score, not_finite
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.plain import PlainRunner
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import PromptTokenizer, TokenizedPrompt
@@ -44,6 +45,7 @@ class Predictor:
         add_bos_token: whether BOS is put at the beginning of a prompt. None: the tokenizer's default.
         batch_size: how many texts are generated in one batch.
         pack_tokens, store_bytes: as for `MethodRunner`.
+        plain: compute every request alone, with none of the optimizations (`methods.plain`).
 
     Raises:
         Unsupported: the model does not do what the method needs.
@@ -61,8 +63,10 @@ class Predictor:
         batch_size: int = 8,
         pack_tokens: int = 1024,
         store_bytes: int = 2**31,
+        plain: bool = False,
     ) -> None:
-        self.runner = MethodRunner(
+        make_runner = PlainRunner if plain else MethodRunner
+        self.runner = make_runner(
             model, method, batch_size=batch_size, pack_tokens=pack_tokens, store_bytes=store_bytes
         )
         self.tokenizer = PromptTokenizer(
@@ -71,6 +75,7 @@ class Predictor:
             by_part=method.treats_demonstrations_alike,
             canonical=self.runner.invariant,
             vocabulary=vocabulary_of(model),
+            pieces=not plain,
         )
         self._batch_size = int(batch_size)
         if max_length is None:

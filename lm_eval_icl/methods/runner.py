@@ -15,7 +15,6 @@ from lm_eval_icl.errors import Unsupported, checked_whole
 from lm_eval_icl.inference.capabilities import Capabilities, probe
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import GenerationSettings
-from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.positions import position_embeddings
 from lm_eval_icl.inference.schedule import ContextQueryAnswer, ContextWork, Sizes, schedule
@@ -26,6 +25,7 @@ from lm_eval_icl.methods.continuing import TextBatch
 from lm_eval_icl.methods.encoder import ContextEncoder
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.methods.mode import ModelMode
+from lm_eval_icl.methods.stepwise import Stepwise
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 # context -> query -> answer -> the indices of the prompts with this context, query and answer.
@@ -289,23 +289,24 @@ class MethodRunner(ModelMode):
 
     def score_memories(
         self,
-        memories: Iterator[Sequence[Memory]],
+        method: Stepwise,
         context: Context,
         queries: Queries,
         numbers: Collection[int],
     ) -> Iterator[tuple[int, Scored]]:
-        """`score` on some of the memories of a context, one after the other.
+        """`score` on the memories of a context after some steps.
 
         Args:
-            memories: the memories of one context after each step (`Stepwise.memories`).
+            method: the method of the runner.
             numbers: the numbers of the memories on which queries are scored, counted from 1.
 
         Yields:
             For each forward pass, the number of the memory, the scored requests, and their scores.
         """
+        steps = method.memories(self.model, [context])
         for number in range(1, max(numbers) + 1):
             with self.counting():
-                encoded = Encoded(next(memories))
+                encoded = Encoded(next(steps))
             if number in numbers:
                 for batch in self._batches({context: queries}, encoded=encoded):
                     yield number, batch
@@ -341,7 +342,9 @@ class MethodRunner(ModelMode):
             Unsupported: the method generates no text with this model.
             InputError: the scores of a next token are NaN or infinite.
         """
-        needs.check_generates(self.method, self.model, self.capabilities, prompts[0].context)
+        context = prompts[0].context
+        needs.check_generates(self.method, self.model, self.capabilities, context)
+        self.method.check_settings(self.model, self.capabilities, settings, context)
         batch = TextBatch(
             self.method,
             self.encoder,
@@ -353,4 +356,4 @@ class MethodRunner(ModelMode):
             single,
         )
         with self.inference_mode():
-            return self.budget.fit(batch.run, batch.halve, prompts[0].context)
+            return self.budget.fit(batch.run, batch.halve, context)

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Batch, ContextWork, Text
 from lm_eval_icl.inference.scoring import Scores, States, score_together
 from lm_eval_icl.methods.base import Encoded, Encoder, Footprint, Method, Passes, Positions, Rows
 from lm_eval_icl.methods.icl import ICL
-from lm_eval_icl.methods.needs import check_combines
 from lm_eval_icl.methods.pcw import PCW
-from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.methods.plain_model import PlainModel
+from lm_eval_icl.prompts.tokens import Context, Ids
 
 
 @dataclass(frozen=True)
@@ -49,18 +48,6 @@ class Several(PCW):
         Returns:
             The combined log-probabilities, [texts, vocabulary], and a state for the next token, or None.
         """
-
-    def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
-        """The log-probability of an answer: a number on the device of `combined`.
-
-        Here, it is the sum over its tokens.
-
-        Args:
-            combined: [tokens, vocabulary] `next_token` for each token of the answer.
-            logprobs: [memories, tokens, vocabulary] the log-probabilities that were combined.
-            answer: [tokens] the answer's ids.
-        """
-        return combined.gather(-1, answer[:, None]).sum()
 
     def combined(self, logprobs: Tensor) -> Tensor:
         """`next_token` for all tokens of an answer: [memories, tokens, vocabulary] -> [tokens, vocabulary]."""
@@ -141,14 +128,24 @@ class Several(PCW):
             encoder.model, encoded.memories, pairs, self, encoder.softmax_dtype, at_once
         )
 
-    def rows(self, encoder: Encoder, texts: Sequence[Text], settings: GenerationSettings) -> Rows:
+    def rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
         """A row for each text and memory. The rows of a text get the same next token."""
         windows = self.contexts(texts[0].prompt.context)
         if len(windows) == 1:
-            return super().rows(encoder, texts, settings)
-        check_combines(self, encoder.model, encoder.can, settings)
+            return super().rows(encoder, texts)
         memories = encoder.memories(windows)
         queries = []
         for text in texts:
             queries += [text.prompt.query] * len(windows)
         return Rows(memories * len(texts), queries, len(windows), self.next_token)
+
+    def by_definition(
+        self, plain: PlainModel, context: Context, query: Ids, answer: Ids
+    ) -> list[Tensor]:
+        logits = []
+        for window in self.contexts(context):
+            logits += self.window_method.by_definition(plain, window, query, answer)
+        return logits
+
+    def predicted(self, logprobs: Tensor) -> Tensor:
+        return logprobs[0] if len(logprobs) == 1 else self.combined(logprobs)

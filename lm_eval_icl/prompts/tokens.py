@@ -185,6 +185,8 @@ class PromptTokenizer:
         by_part: tokenize every part by itself, so that the ids of a demonstration do not depend on its neighbours
             (`PartSplitter`).
         canonical: put the demonstrations into canonical order (sorted by text), whatever order they are given in.
+        pieces: tokenize pieces of a text by themselves where this gives the same ids, or where `by_part` asks for it.
+            If False, every text is tokenized as a whole, and its parts are cut by the offsets of the tokens.
         vocabulary: how many token ids the model has; None to accept all of the tokenizer's ids.
 
     Raises:
@@ -199,6 +201,7 @@ class PromptTokenizer:
         by_part: bool = False,
         canonical: bool = False,
         vocabulary: int | None = None,
+        pieces: bool = True,
     ):
         if not tokenizer.is_fast:
             raise InputError(
@@ -220,7 +223,8 @@ class PromptTokenizer:
                 self.bare if bos is not None and text.startswith(bos) else default
             )(text)
 
-        by_line = tokenizes_by_line(tokenizer)
+        by_line = pieces and tokenizes_by_line(tokenizer)
+        by_part = pieces and by_part
         bos = str(tokenizer.decode(prefix_token_id))
         self._pair = PairEncoder(without_second(bos), self.bare, by_part, by_line)
         self._continued = PairEncoder(

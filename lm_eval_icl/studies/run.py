@@ -337,8 +337,7 @@ def _log_likelihoods(
         ).items():
             options = {query: list(answers) for query, answers in queries.items()}
             if isinstance(lm.method, Stepwise) and context.demonstrations:
-                steps = lm.method.memories(runner.model, [context])
-                memories = runner.score_memories(steps, context, options, numbers)
+                memories = runner.score_memories(lm.method, context, options, numbers)
             else:  # the memory is the same for every number of passes
                 memories = ((0, scored) for scored in runner.score({context: options}))
             for number, scored in memories:
