@@ -26,7 +26,7 @@ from lm_eval_icl.methods.base import Method, Passes, Whole, must, number, one_of
 from lm_eval_icl.methods.plain_model import PlainModel, entries_of, with_entries
 from lm_eval_icl.methods.stepwise import Stepwise
 from lm_eval_icl.prompts.layouts import Layout, Pattern
-from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.prompts.tokens import Context, Ids
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from lm_eval_icl.prompts.tokens import Context
 
 
 def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
-    """Refuse a model that does not do what a method needs, by the error `Unsupported` (as all checks below)."""
+    """Refuse a model that does not do what a method needs, by the error `Unsupported`, as all checks below do."""
     name = type(model).__name__
     attention = model.config._attn_implementation
     if can.no_memory and not method.is_ordinary(Context((0,), ((0,), (0,)))):
@@ -41,10 +41,9 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
             "obey: use another attn_implementation (sdpa, eager) or another model."
         )
     shots = next((n for n in range(2, 1000) if not method.why_not(n)), 2)
-    ahead = not can.sees_ahead and any(
-        layout.looks_ahead for _, layout in method.passes(1, [2] * shots, 2, 2)
-    )
-    if method.needs_mask and ahead:
+    layouts = [layout for _, layout in method.passes(1, [2] * shots, 2, 2)]
+    looks_ahead = any(layout.looks_ahead for layout in layouts)
+    if method.needs_mask and looks_ahead and not can.sees_ahead:
         raise Unsupported(
             f"{method.name} lets tokens see later tokens, but in {name} they never do, whatever the mask shows "
             f"(attn_implementation={attention}). Use another model."
@@ -57,7 +56,10 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
 
 
 def check_parts(method: Method, model: PreTrainedModel) -> None:
-    """Check that all layers read a memory in parts: changes in a part with a weight of almost 0 must have no effect."""
+    """Check that all layers read a memory in parts.
+
+    Changes in a part with a weight of almost 0 must have no effect.
+    """
     query = (3, 4, 5)
     answers = [(6, 7), (8,)]
 
@@ -72,13 +74,11 @@ def check_parts(method: Method, model: PreTrainedModel) -> None:
     try:
         memory = read_causally(model, [2, 3, 4, 5, 6, 7, 8, 9])
         unread = memory.divided(3, Reading(log_weight=-1e5))
-        changed = [(2 - keys, values.flip(2) + 1) for keys, values in unread.parts[0].layers]
-        other = replace(unread, parts=(replace(unread.parts[0], layers=changed),))
-        if (
-            attention == "sdpa"
-            and scores(unread) == scores(other)
-            and scores(unread) != scores(memory)
-        ):
+        [part] = unread.parts
+        changed = [(2 - keys, values.flip(2) + 1) for keys, values in part.layers]
+        other = replace(unread, parts=(replace(part, layers=changed),))
+        unaffected = scores(unread) == scores(other)
+        if attention == "sdpa" and unaffected and scores(unread) != scores(memory):
             return
     except (ValueError, RuntimeError) as error:
         if should_reduce_batch_size(error):
@@ -112,25 +112,29 @@ def check_no_positions(method: Method, model: PreTrainedModel) -> None:
 
 
 def check_generates(
-    method: Method, model: PreTrainedModel, can: Capabilities, context: Context
+    method: Method,
+    model: PreTrainedModel,
+    can: Capabilities,
+    context: Context,
+    settings: GenerationSettings | None = None,
 ) -> None:
-    """Check that `generate` continues from this model's cache, or that the method does not need it for this context."""
+    """Check that texts can be generated after a context.
+
+    `generate` continues from the model's cache, or the method does not need it for this context. If a text runs on
+    several memories, the model takes padded rows, and the settings give all rows of a text the same next token.
+    """
+    name = type(model).__name__
     if not (can.can_generate or (model.can_generate() and method.is_ordinary(context))):
         raise Unsupported(
-            f"{method.name} generates no text with {type(model).__name__}: transformers' generate does not continue "
-            "from its cache as the model itself does. Tasks that are scored by log-likelihood work."
+            f"{method.name} generates no text with {name}: transformers' generate does not continue from its cache as "
+            "the model itself does. Tasks that are scored by log-likelihood work."
         )
-
-
-def check_combines(
-    method: Method, model: PreTrainedModel, can: Capabilities, settings: GenerationSettings
-) -> None:
-    """Check that a text can be generated from several memories of different lengths at once: the model takes padded
-    rows, and the settings give all rows of a text the same next token."""
+    if settings is None or len(method.contexts(context)) == 1:
+        return
     if not can.can_pad:
         raise Unsupported(
-            f"{method.name} generates no text with {type(model).__name__}: its rows have memories of different "
-            "lengths, which need padding. Tasks that are scored by log-likelihood work."
+            f"{method.name} generates no text with {name}: its rows have memories of different lengths, which need "
+            "padding. Tasks that are scored by log-likelihood work."
         )
     if settings.beams > 1 or settings.samples or settings.reads_rows:
         raise InputError(
@@ -140,21 +144,23 @@ def check_combines(
 
 
 def keeps_window(method: Method, can: Capabilities) -> bool:
-    """Whether rows may be longer than the model's window though some layers hide all tokens before it, whatever the
-    mask shows (GPT-Neo). transformers runs such rows in the same way. The method is then not invariant."""
-    return (
-        can.keeps_window
-        and method.needs_mask
-        and method.one_pass
-        and not method.memory_depends_on_query
-    )
+    """Whether rows may be longer than the model's window though some layers hide all tokens before it.
+
+    They do so whatever the mask shows (GPT-Neo). transformers runs such rows in the same way. The method is then
+    not invariant.
+    """
+    one_memory = method.one_pass and not method.memory_depends_on_query
+    return can.keeps_window and method.needs_mask and one_memory
 
 
 def longest_row(method: Method, can: Capabilities) -> int | None:
-    """How many tokens a row of the method may have; None if only the number of positions limits it."""
-    window = can.window if method.needs_mask else None
-    scaled = can.scaled_from if method.needs_positions else None
-    return min((limit for limit in (window, scaled) if limit is not None), default=None)
+    """How many tokens a row of the method may have. None if only the number of positions limits it."""
+    limits = []
+    if method.needs_mask and can.window is not None:
+        limits.append(can.window)
+    if method.needs_positions and can.scaled_from is not None:
+        limits.append(can.scaled_from)
+    return min(limits, default=None)
 
 
 def warn(method: Method, model: PreTrainedModel, can: Capabilities) -> None:

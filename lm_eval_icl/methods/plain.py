@@ -70,8 +70,7 @@ class PlainRunner(MethodRunner):
         In each step, the scores of the next token are those of a request whose answer is the text so far.
         """
         prompt = prompts[0]
-        needs.check_generates(self.method, self.model, self.capabilities, prompt.context)
-        self.method.check_settings(self.model, self.capabilities, settings, prompt.context)
+        needs.check_generates(self.method, self.model, self.capabilities, prompt.context, settings)
         row = [*prompt.context.tokens, *prompt.query]
 
         def next_token(ids: list[int]) -> Tensor:

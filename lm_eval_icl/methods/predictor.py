@@ -198,7 +198,7 @@ class Predictor:
                 single,
             )
             for q, row in zip(waiting, rows, strict=False):
-                text = self.tokenizer.tokenizer.decode(row, skip_special_tokens=True)
+                text = str(self.tokenizer.tokenizer.decode(row, skip_special_tokens=True))
                 ends = [text.index(string) for string in stop if string in text]
                 texts[q] = text[: min(ends, default=len(text))]
             waiting = waiting[len(rows) :]

@@ -343,8 +343,7 @@ class MethodRunner(ModelMode):
             InputError: the scores of a next token are NaN or infinite.
         """
         context = prompts[0].context
-        needs.check_generates(self.method, self.model, self.capabilities, context)
-        self.method.check_settings(self.model, self.capabilities, settings, context)
+        needs.check_generates(self.method, self.model, self.capabilities, context, settings)
         batch = TextBatch(
             self.method,
             self.encoder,

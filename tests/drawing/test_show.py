@@ -139,7 +139,8 @@ def test_drawing_is_what_the_model_does(model, name, arguments):
         (11, 12, 90, 91),
         (13, 14, 92),
     )
-    bound = method.bind(model)
+    # The model of the test is eager, which `InParts.bind` refuses.
+    bound = method if isinstance(method, InParts) else method.bind(model)
 
     def run():
         if isinstance(
