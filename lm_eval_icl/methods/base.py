@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, get_type_hints
 
 from lm_eval_icl.errors import InputError, is_number, naming, one_line, whole
 from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, lay_out
-from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
+from lm_eval_icl.prompts.tokens import Context, Ids
 
 # The modules that run models take seconds to import. A method's arguments and layout need none.
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lm_eval_icl.inference.attention import Reading
-    from lm_eval_icl.inference.capabilities import Capabilities
     from lm_eval_icl.inference.memory import Memory
     from lm_eval_icl.inference.packing import Queries
     from lm_eval_icl.inference.schedule import Batch, ContextWork, Text
@@ -85,14 +84,18 @@ def _checks(method: type[Method]) -> list[tuple[str, Callable[[Any], Any]]]:
 
 
 class Encoder(Protocol):
-    """What the runner gives to a method: a model, and the memories of contexts on it."""
+    """A model, and the memories of contexts on it."""
 
     model: PreTrainedModel
-    can: Capabilities
-    softmax_dtype: torch.dtype | None  # of the softmax over the vocabulary. None: at least float32.
 
     def memories(self, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of contexts. They are stored for later queries."""
+        """The memories of contexts, which may be stored for later queries."""
+
+
+class PackEncoder(Encoder, Protocol):
+    """What the runner gives to a method."""
+
+    softmax_dtype: torch.dtype | None  # of the softmax over the vocabulary. None: at least float32.
 
     def for_one_pass(self, contexts: Sequence[Context]) -> Sequence[Memory]:
         """The memories of contexts whose queries all run in the next pass, so that they need not be stored."""
@@ -277,7 +280,8 @@ class Method(ABC):
 
     def footprint(self, context: Context) -> Footprint:
         """The numbers of tokens and positions that it takes to encode a context, and a query's first position."""
-        return _footprint(self, len(context.prefix), context.lengths)
+        memories = len(self.contexts(context))
+        return _footprint(self, len(context.prefix), context.lengths, memories)
 
     # How contexts are encoded.
 
@@ -310,21 +314,6 @@ class Method(ABC):
         """The contexts whose memories a query runs on, one memory at a time: the context itself."""
         return [context]
 
-    def context_work(self, context: Context, queries: Queries, once: bool) -> ContextWork:
-        """The work of encoding one memory of a context for these queries. `once`: as for `work`."""
-        from lm_eval_icl.inference.schedule import ContextWork
-
-        footprint = self.footprint(context)
-        side_by_side = once and bool(context.demonstrations and context.tokens)
-        return ContextWork(
-            context,
-            sorted(queries.items()),
-            footprint.tokens,
-            entries=footprint.kept,
-            alone=not side_by_side,
-            ordinary=side_by_side and bool(queries) and self.is_ordinary(context),
-        )
-
     # How the kind of method is run.
 
     def work(self, context: Context, queries: Queries, once: bool) -> Sequence[ContextWork]:
@@ -333,14 +322,30 @@ class Method(ABC):
         Args:
             once: no later request has this context, so that its memory need not be stored.
         """
-        return [self.context_work(context, queries, once)]
+        from lm_eval_icl.inference.schedule import ContextWork
+
+        footprint = self.footprint(context)
+        memories = len(self.contexts(context))
+        has_tokens = bool(context.demonstrations and context.tokens)
+        side_by_side = once and memories == 1 and has_tokens
+        return [
+            ContextWork(
+                context,
+                sorted(queries.items()),
+                footprint.tokens,
+                footprint.entries,
+                alone=not side_by_side,
+                ordinary=side_by_side and self.is_ordinary(context),
+                memories=memories,
+            )
+        ]
 
     def encoded(self, encoder: Encoder, context: Context, query: Ids) -> Encoded:
         """What a query of a context runs on, if the context is encoded before its queries run."""
         return Encoded(encoder.memories(self.contexts(context)))
 
     def scored(
-        self, encoder: Encoder, batch: Batch, encoded: Encoded | None, states: States
+        self, encoder: PackEncoder, batch: Batch, encoded: Encoded | None, states: States
     ) -> Scores:
         """The scores of a batch.
 
@@ -365,7 +370,7 @@ class Method(ABC):
             work = [(memory, pairs)]
         return score_packed(encoder.model, work, encoder.softmax_dtype, states)
 
-    def side_by_side(self, encoder: Encoder, batch: Batch) -> list[tuple[Memory, list[Pair]]]:
+    def side_by_side(self, encoder: PackEncoder, batch: Batch) -> list[tuple[Memory, list[Pair]]]:
         """The memories of a batch whose contexts are encoded with it, each with its queries and answers."""
         from lm_eval_icl.inference.memory import Memory
 
@@ -378,23 +383,6 @@ class Method(ABC):
         for context, query, answer in batch.requests:
             pairs.setdefault(context, []).append((query, answer))
         return list(zip(encoder.for_one_pass([*pairs]), pairs.values(), strict=True))
-
-    def texts(self, prompts: Sequence[TokenizedPrompt], single: Collection[Context]) -> list[Text]:
-        """The first prompts, those that may be continued in one batch.
-
-        Args:
-            single: the contexts that only one prompt has, or whose memory is not shared.
-        """
-        from lm_eval_icl.inference.schedule import Text
-
-        return [
-            Text(
-                prompt,
-                self.footprint(prompt.context).kept,
-                single=self.rows_may_differ and prompt.context in single,
-            )
-            for prompt in prompts
-        ]
 
     def rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
         """The rows in which these texts are continued: each has another context, or all have the same."""
@@ -417,11 +405,12 @@ class Method(ABC):
         self, plain: PlainModel, context: Context, query: Ids, answer: Ids
     ) -> list[Tensor]:
         """The logits after the query and after each token of the answer: for each memory, [tokens, vocabulary]."""
-        after = (*query, *answer)
         keep = len(answer) + 1
         if not self.encodes_by_layout:
-            [memory] = self.encode(plain.model, [context])
-            return [plain.run_after(memory, after, keep)]
+            encoded = self.encoded(plain, context, query)
+            tokens = (*(encoded.rest or query), *answer)
+            return [plain.run_after(memory, tokens, keep) for memory in encoded.memories]
+        after = (*query, *answer)
         layout = self.lay_out(len(context.prefix), context.lengths, len(query), len(answer))
         with plain.reading(self.reading(context), layout, len(after)):
             return [plain.run(layout, [*context.tokens, *after], keep)]
@@ -451,22 +440,28 @@ class Footprint:
     """
 
     tokens: int  # how many tokens the longest row has, entries of a memory included
-    kept: int  # how many entries a query attends to
+    kept: int  # how many entries of a memory a query attends to
+    entries: int  # how many entries queries attend to in all memories
     positions: int  # how many positions the passes that encode the context take, without a query
     shortest_pass: int  # how many positions the shortest pass takes
     query_start: int  # the position of a query's first token
 
 
 @functools.lru_cache(maxsize=4096)
-def _footprint(method: Method, prefix: int, demonstrations: tuple[int, ...]) -> Footprint:
+def _footprint(
+    method: Method, prefix: int, demonstrations: tuple[int, ...], memories: int
+) -> Footprint:
     if method.positions == "none":
         method = replace(method, positions="sequential")
     layouts = [layout for _, layout in method.passes(prefix, demonstrations)]
     reaches = [layout.reach for layout in layouts]
+    # The last layouts are those that queries follow, one for each memory.
+    kept = [len(layout.kept_tokens) for layout in layouts[-memories:]]
     return Footprint(
         tokens=max(len(layout) for layout in layouts),
-        kept=len(layouts[-1].kept_tokens),
+        kept=max(kept),
+        entries=sum(kept),
         positions=max(reaches),
         shortest_pass=min(filter(None, reaches), default=0),
-        query_start=layouts[-1].end,
+        query_start=max(layout.end for layout in layouts[-memories:]),
     )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.memory import Memory, encode_all
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Batch, ContextWork, Text
 from lm_eval_icl.inference.scoring import Pair
-from lm_eval_icl.methods.base import Encoded, Encoder, Method, Rows
-from lm_eval_icl.methods.plain_model import PlainModel
-from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
+from lm_eval_icl.methods.base import Encoded, Encoder, Method, PackEncoder, Rows
+from lm_eval_icl.prompts.tokens import Context, Ids
 
 # A context, and the ids of a query.
 ContextQuery = tuple[Context, Ids]
@@ -87,7 +85,7 @@ class ByQuery(Method):
         [(memory, rest)] = self.encode_queries(encoder.model, [(context, query)], encoder.memories)
         return Encoded([memory], rest)
 
-    def side_by_side(self, encoder: Encoder, batch: Batch) -> list[tuple[Memory, list[Pair]]]:
+    def side_by_side(self, encoder: PackEncoder, batch: Batch) -> list[tuple[Memory, list[Pair]]]:
         queries = [(context, query) for context, query, _ in batch.queries]
         encoded = self.encode_queries(encoder.model, queries, encoder.memories, packed=True)
         work: list[tuple[Memory, list[Pair]]] = []
@@ -95,24 +93,8 @@ class ByQuery(Method):
             work.append((memory, [(rest, answer) for answer in answers]))
         return work
 
-    def texts(self, prompts: Sequence[TokenizedPrompt], single: Collection[Context]) -> list[Text]:
-        """The first prompt alone."""
-        return super().texts(prompts[:1], single)
-
     def rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
         [text] = texts
         encoded = self.encoded(encoder, text.prompt.context, text.prompt.query)
         assert encoded.rest is not None
         return Rows([*encoded.memories], [encoded.rest])
-
-    def by_definition(
-        self, plain: PlainModel, context: Context, query: Ids, answer: Ids
-    ) -> list[Tensor]:
-        if self.encodes_by_layout:
-            return super().by_definition(plain, context, query, answer)
-
-        def memories(contexts: Sequence[Context]) -> list[Memory]:
-            return [self.encode(plain.model, [alone])[0] for alone in contexts]
-
-        [(memory, rest)] = self.encode_queries(plain.model, [(context, query)], memories)
-        return [plain.run_after(memory, (*rest, *answer), len(answer) + 1)]

@@ -59,9 +59,12 @@ class TextBatch:
         can = self.encoder.can
         sizes = self.encoder.budget.sizes
         prompts = self.prompts[: sizes.texts]
-        single = self.single
-        if not can.can_generate:  # each prompt runs as a whole
-            single = [prompt.context for prompt in prompts]
-        texts = self.method.texts(prompts, single)
-        count = first_texts(texts, self.max_new_tokens, sizes, can, self.settings, by_query=False)
+        texts = []
+        for prompt in prompts:
+            # Without `can_generate`, each prompt runs as a whole.
+            single = prompt.context in self.single or not can.can_generate
+            kept = self.method.footprint(prompt.context).kept
+            texts.append(Text(prompt, kept, single and self.method.rows_may_differ))
+        by_query = self.method.memory_depends_on_query
+        count = first_texts(texts, self.max_new_tokens, sizes, can, self.settings, by_query)
         return texts[:count]

@@ -17,15 +17,13 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import reverse_cuthill_mckee
-from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import log
-from lm_eval_icl.inference.budget import MemoryBudget
-from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.memory import KeyValues, Memory, kept_of, masked_pass
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import ContextWork
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.encoder import ContextEncoder
 from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import Context
 
@@ -63,93 +61,77 @@ def has_separate_demonstrations(method: Method) -> bool:
     return True
 
 
-class Joining:
-    """Joins the memories of contexts from those of demonstrations, which are stored as others are.
-
-    Args:
-        budget: how much runs at once, and the store of memories.
+class JoiningEncoder(ContextEncoder):
+    """Joins the memories of contexts from those of their demonstrations, which are stored as others are.
 
     Attributes:
-        contexts: the contexts that are joined, each with its demonstrations.
+        joined: the contexts that are joined, each with its demonstrations.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, method: Method, can: Capabilities, budget: MemoryBudget
-    ) -> None:
-        self.model = model
-        self.method = method
-        self.can = can
-        self.budget = budget
-        self.store = budget.store
-        self.contexts: dict[Context, list[Separate]] = {}
-        # How many unscored contexts have each demonstration.
-        self._uses = Counter[Separate]()
-        # Whether a part of a prompt may run on the memory of another part, at positions of our own.
-        self.can_divide = can.can_pack and can.position_switch is None
-        self._may_join = self.can_divide and has_separate_demonstrations(method)
+    joined: Mapping[Context, Sequence[Separate]] = {}
 
-    def divide(self, contexts: list[Context]) -> list[Context]:
+    def order(self, contexts: list[Context]) -> list[Context]:
         """Decide whether contexts are joined, and return them in the order in which they are scored.
 
         If the store is too small for all demonstrations, contexts that share some are near each other.
         """
-        self.contexts = {}
-        if not self._may_join:
-            return contexts
+        self.joined = {}
         joined = {context: separated(context) for context in contexts if context.demonstrations}
-        uses = Counter(chain.from_iterable(joined.values()))
-        new = sum(sum(part.lengths) for part in uses if part not in self.store)
+        # How many unscored contexts have each demonstration.
+        self._uses = Counter(chain.from_iterable(joined.values()))
+        new = sum(sum(part.lengths) for part in self._uses if part not in self.store)
         of_contexts = sum(sum(context.lengths) for context in joined)
         if len(joined) < 2 or new > _LARGEST_SHARE * of_contexts:
             return contexts
-        self.contexts = joined
-        self._uses = uses
-        [first] = self.store.several([next(iter(uses))])
+        self.joined = joined
+        [first] = self.store.several([next(iter(self._uses))])
         bytes_of_entry = first.nbytes // max(len(first), 1)
-        size = bytes_of_entry * sum(sum(part.lengths) for part in uses)
+        size = bytes_of_entry * sum(sum(part.lengths) for part in self._uses)
         holds = size <= self.store.max_bytes
         (log.info if holds else log.warning)(
             "%s: the %d distinct demonstrations of %d contexts take %d bytes, and store_bytes=%d %s",
-            self.method.name,
-            len(uses),
-            len(joined),
-            size,
-            self.store.max_bytes,
+            *(self.method.name, len(self._uses), len(joined), size, self.store.max_bytes),
             "holds them." if holds else "holds less: some are encoded again.",
         )
-        return contexts if holds else near_each_other(contexts, joined, uses)
+        return contexts if holds else near_each_other(contexts, joined, self._uses)
+
+    def memories(self, contexts: Sequence[Context]) -> list[Memory]:
+        return self._join(contexts) if contexts[0] in self.joined else super().memories(contexts)
+
+    def for_one_pass(self, contexts: Sequence[Context]) -> Sequence[Memory]:
+        return (
+            self._join(contexts) if contexts[0] in self.joined else super().for_one_pass(contexts)
+        )
+
+    def work(self, context: Context, queries: Queries, once: bool) -> Sequence[ContextWork]:
+        if context not in self.joined:
+            return super().work(context, queries, once)
+        # What is left, once the demonstrations are encoded.
+        tokens = len(self._row(context)) - len(context.tokens)
+        kept = self.method.footprint(context).kept
+        shared = max(len(context.tokens), kept)
+        return [ContextWork(context, sorted(queries.items()), tokens, kept, shared, alone=False)]
 
     def forget(self, context: Context) -> None:
-        """Drop the demonstrations that no other unscored context needs."""
-        for part in self.contexts.get(context, ()):
+        """Drop the memory of a context, and those of demonstrations that no other unscored context needs."""
+        super().forget(context)
+        for part in self.joined.get(context, ()):
             self._uses[part] -= 1
             if not self._uses[part]:
                 self.store.forget(part)
 
-    def work(self, context: Context, queries: Queries) -> ContextWork:
-        """The work that is left for a context that is joined, once its demonstrations are encoded."""
-        row = self._row(context)
-        joined = len(context.tokens)
-        kept = self.method.footprint(context).kept
-        return ContextWork(
-            context,
-            sorted(queries.items()),
-            tokens=len(row) - joined,
-            entries=kept,
-            shared_entries=max(joined, kept),
-            alone=False,
-        )
-
-    def encode(self, demonstrations: Sequence[Context]) -> list[Memory]:
-        """The memories of demonstrations with the same prefix, from one pass on the prefix's memory."""
-        parts = [demonstration.demonstrations[0] for demonstration in demonstrations]
+    def encode(self, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of contexts, or of demonstrations with the same prefix, from one pass on its memory."""
+        if not isinstance(contexts[0], Separate):
+            return super().encode(contexts)
+        prefix = contexts[0].prefix
+        parts = [context.demonstrations[0] for context in contexts]
         lengths = [len(part) for part in parts]
-        prefix = demonstrations[0].prefix
-        [memory] = self.store.several([Context(prefix, ())])
         names = {f"D{i + 1}" for i in range(len(parts))}
         layout = self.method.lay_out(len(prefix), lengths).take({"P", *names})
         row = _on_memory_of({"P"}, layout)
-        [layers] = masked_pass(self.model, [list(chain(*parts))], [row], [memory])
+        memory = self.store.several([Context(prefix, ())])
+        [layers] = masked_pass(self.model, [list(chain(*parts))], [row], memory)
         split = [
             (keys.split(lengths, dim=2), values.split(lengths, dim=2)) for keys, values in layers
         ]
@@ -160,27 +142,28 @@ class Joining:
             memories.append(Memory(own, list(part), len(prefix) + len(part)))
         return memories
 
-    def together(self, demonstrations: Sequence[Context]) -> int:
-        """How many of the first demonstrations are encoded in one pass."""
-        prefix = demonstrations[0].prefix
-        end = len(prefix)
+    def together(self, contexts: Sequence[Context]) -> int:
+        """How many of the first contexts, or of the first demonstrations, are encoded in one pass."""
+        if not isinstance(contexts[0], Separate):
+            return super().together(contexts)
+        end = len(contexts[0].prefix)
         count = 0
-        for demonstration in demonstrations:
-            end += sum(demonstration.lengths)
+        for context in contexts:
+            end += sum(context.lengths)
             too_long = end > self.budget.sizes.pack_tokens or not self.can.sees_all_of(end)
-            if demonstration.prefix != prefix or too_long:
+            if context.prefix != contexts[0].prefix or too_long:
                 break
             count += 1
         return max(count, 1)
 
-    def memories(self, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of contexts that are joined, for queries that run side by side."""
-        parts = list(dict.fromkeys(chain.from_iterable(self.contexts[c] for c in contexts)))
+    def _join(self, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of contexts that are joined."""
+        parts = list(dict.fromkeys(chain.from_iterable(self.joined[c] for c in contexts)))
         encoded = dict(zip(parts, self.store.several(parts, self.together), strict=True))
         prefixes = self.store.several([Context(context.prefix, ()) for context in contexts])
         memories = []
         for context, prefix in zip(contexts, prefixes, strict=True):
-            own = [encoded[part].layers for part in self.contexts[context]]
+            own = [encoded[part].layers for part in self.joined[context]]
             layers = _joined([prefix.layers, *own])
             memories.append(Memory(layers, list(context.tokens), self._row(context).end))
         self._run_later_copies(contexts, memories)

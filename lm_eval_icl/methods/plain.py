@@ -119,7 +119,7 @@ class PlainRunner(MethodRunner):
 
     def _logprobs(self, method: Method, context: Context, query: Ids, answer: Ids) -> Tensor:
         """The log-probabilities after the query and each token of the answer: [memories, tokens, vocabulary]."""
-        plain = PlainModel(self.model, method.needs_mask)
+        plain = PlainModel(self.model, method.needs_mask, method.encode)
         logits = torch.stack(method.by_definition(plain, context, query, answer))
         dtype = self.softmax_dtype or torch.promote_types(logits.dtype, torch.float32)
         logprobs = logits.log_softmax(-1, dtype=dtype)

@@ -5,7 +5,7 @@ Plain mode (`methods.plain`) computes every request with it, and shares only the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,9 @@ from lm_eval_icl.errors import Unsupported
 from lm_eval_icl.inference.attention import Reading
 from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.inference.devices import device_of
-from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.inference.memory import Memory, run_after_memory
 from lm_eval_icl.prompts.layouts import Layout
+from lm_eval_icl.prompts.tokens import Context
 
 
 class PlainModel:
@@ -26,11 +27,15 @@ class PlainModel:
 
     Args:
         needs_mask: the method hides tokens. Otherwise, the model's own causal attention is right.
+        encode: `Method.encode`, for a method that does not follow from its layout.
     """
 
-    def __init__(self, model: PreTrainedModel, needs_mask: bool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, needs_mask: bool, encode: Callable[..., list[Memory]]
+    ) -> None:
         self.model = model
         self.needs_mask = needs_mask
+        self._encode = encode
 
     def run(
         self,
@@ -68,15 +73,13 @@ class PlainModel:
 
     def run_after(self, memory: Memory, tokens: Sequence[int], keep: int) -> Tensor:
         """Run tokens on a memory. Returns the logits of the last `keep` tokens, [keep, vocabulary]."""
-        ids = torch.tensor([tokens], device=device_of(self.model))
-        positions = memory.query_start + torch.arange(len(tokens), device=ids.device)[None]
-        arguments = {} if memory.in_sequence else {"position_ids": positions}
+        last = range(len(tokens) - keep, len(tokens))
         with memory.reading(self.model):
-            output = self.model(
-                input_ids=ids, **arguments, **cache_arguments(self.model, memory.cache())
-            )
-        logits: Tensor = output.logits
-        return logits[0, -keep:]
+            return run_after_memory(self.model, memory, memory.cache(), [tokens], 0, last)[0]
+
+    def memories(self, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of contexts, encoded one by one."""
+        return [self._encode(self.model, [context])[0] for context in contexts]
 
     @contextmanager
     def reading(

@@ -19,7 +19,7 @@ from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.positions import position_embeddings
 from lm_eval_icl.inference.schedule import ContextQueryAnswer, ContextWork, Sizes, schedule
 from lm_eval_icl.inference.scoring import Score, Scores, States
-from lm_eval_icl.methods import needs
+from lm_eval_icl.methods import joining, needs
 from lm_eval_icl.methods.base import Encoded, Method
 from lm_eval_icl.methods.continuing import TextBatch
 from lm_eval_icl.methods.encoder import ContextEncoder
@@ -145,22 +145,22 @@ class MethodRunner(ModelMode):
 
     def begin(self, batch_size: int) -> None:
         """Begin a run. The memories of an earlier run are dropped, since the model's weights may have changed."""
-        device = device_of(self.model)
-        on_cpu = device.type == "cpu"
+        on_cpu = device_of(self.model).type == "cpu"
         # On a CPU, larger packs are slower, since most of their attention is masked.
         sizes = Sizes(self.pack_tokens, queries=1 if on_cpu else batch_size, texts=batch_size)
         # How many further packs are begun before the scores of a pack are returned, so that an accelerator
         # is not idle.
         self.packs_ahead = 0 if on_cpu else 1
-        self.encoder = ContextEncoder(
+        joins = self.divides_prompts and joining.has_separate_demonstrations(self.method)
+        make_encoder = joining.JoiningEncoder if joins else ContextEncoder
+        self.encoder = make_encoder(
             self.model,
             self.method,
             self.capabilities,
-            sizes=sizes,
-            store_bytes=self.store_bytes,
-            where=f"{type(self.model).__name__} on {device}",
-            tensor_parallel=self.tensor_parallel,
-            softmax_dtype=self.softmax_dtype,
+            sizes,
+            self.store_bytes,
+            self.tensor_parallel,
+            self.softmax_dtype,
         )
         self.store = self.encoder.store
         self.budget = self.encoder.budget
@@ -195,6 +195,11 @@ class MethodRunner(ModelMode):
         """Drop all stored memories of a context that no later request has."""
         self.encoder.forget(context)
 
+    @property
+    def divides_prompts(self) -> bool:
+        """Whether a part of a prompt may run on the memory of another part, at positions that we give."""
+        return self.capabilities.can_pack and self.capabilities.position_switch is None
+
     # Scores.
 
     def score_prompts(
@@ -205,7 +210,7 @@ class MethodRunner(ModelMode):
         Yields:
             For each forward pass, the indices of the prompts that it scored, each with its score.
         """
-        if self.encoder.joining.can_divide:
+        if self.divides_prompts:
             least = self.budget.sizes.pack_tokens
             prompts = share_beginnings(prompts, self.method.is_ordinary, least)
         groups = grouped(prompts)
@@ -257,7 +262,7 @@ class MethodRunner(ModelMode):
         unscored = {context: dict(queries) for context, queries in work.items() if queries}
         if encoded is None:
             with self.counting():
-                order = self.encoder.joining.divide([*unscored])
+                order = self.encoder.order([*unscored])
             unscored = {context: unscored[context] for context in order}
         while unscored:
             waiting = list[ContextWork]()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.inference.packing import Queries
-from lm_eval_icl.inference.schedule import Batch, ContextWork, Text
+from lm_eval_icl.inference.schedule import Batch, Text
 from lm_eval_icl.inference.scoring import Scores, States, score_together
-from lm_eval_icl.methods.base import Encoded, Encoder, Footprint, Method, Passes, Positions, Rows
+from lm_eval_icl.methods.base import Encoded, Encoder, Method, PackEncoder, Passes, Positions, Rows
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.pcw import PCW
 from lm_eval_icl.methods.plain_model import PlainModel
@@ -91,34 +90,14 @@ class Several(PCW):
             passes.append((title, layout.numbered_from(i * self.window_size)))
         return passes
 
-    def footprint(self, context: Context) -> Footprint:
-        """The largest of each number over all windows, and the shortest pass of those that have tokens."""
-        windows = [self.window_method.footprint(window) for window in self.contexts(context)]
-        shortest = [window.shortest_pass for window in windows if window.shortest_pass]
-        return Footprint(
-            tokens=max(window.tokens for window in windows),
-            kept=max(window.kept for window in windows),
-            positions=max(window.positions for window in windows),
-            shortest_pass=min(shortest, default=0),
-            query_start=max(window.query_start for window in windows),
-        )
-
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of windows."""
         return self.window_method.encode(model, contexts)
 
     # How the kind of method is run.
 
-    def work(self, context: Context, queries: Queries, once: bool) -> Sequence[ContextWork]:
-        work = self.context_work(context, queries, once)
-        windows = self.contexts(context)
-        if len(windows) == 1:
-            return [work]
-        entries = sum(self.window_method.footprint(window).kept for window in windows)
-        return [replace(work, entries=entries, alone=True, memories=len(windows))]
-
     def scored(
-        self, encoder: Encoder, batch: Batch, encoded: Encoded | None, states: States
+        self, encoder: PackEncoder, batch: Batch, encoded: Encoded | None, states: States
     ) -> Scores:
         if encoded is None or len(encoded.memories) == 1:
             return super().scored(encoder, batch, encoded, states)

@@ -106,7 +106,7 @@ def test_a_store_that_is_too_small_is_said_and_contexts_are_put_in_order(checkpo
         Context((), ((i % 6, 1), (i % 6, 2), (9, i))) for i in range(24)
     ]  # six kinds, one after another
     with predictor.runner.inference_mode():
-        order = predictor.runner.encoder.joining.divide(contexts)
+        order = predictor.runner.encoder.order(contexts)
     assert sorted(map(id, order)) == sorted(map(id, contexts))
     assert (
         sum(a.demonstrations[0] != b.demonstrations[0] for a, b in itertools.pairwise(order)) == 5
