@@ -66,6 +66,11 @@ class Capabilities:
         """Whether several queries can be packed into one row."""
         return self.obeys_mask and self.obeys_positions
 
+    @property
+    def can_divide(self) -> bool:
+        """Whether a part of a prompt can run on the memory of another part, at given positions."""
+        return self.can_pack and self.position_switch is None
+
     def can_pack_to(self, length: int) -> bool:
         """Whether a row of `length` tokens can be packed, and no window hides tokens that the mask shows."""
         return self.can_pack and self.sees_all_of(length)

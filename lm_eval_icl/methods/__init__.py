@@ -1,4 +1,7 @@
-"""Finds methods by name. MODULE:CLASS names a method of another package. A class is imported when it is first used."""
+"""Finds methods by name. MODULE:CLASS names a method of another package.
+
+A class is imported when it is first used.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from lm_eval_icl.errors import InputError, did_you_mean, one_line_with_place
 if TYPE_CHECKING:
     from lm_eval_icl.methods.base import Method
 
-# The classes in the order of tables, each with its colour and marker in figures. A class's name in lower case is the
-# name of its file, and NAME in `--model NAME`.
+# The classes in the order of tables, each with its colour and marker in figures. A class's name in
+# lower case is the name of its file, and NAME in `--model NAME`.
 _CLASSES = {
     "ICL": ("#0072b2", "o"),
     "NoPE": ("#b3a200", "<"),
@@ -45,7 +48,7 @@ _OTHERS = {
 
 
 def __getattr__(name: str) -> Any:
-    """The class of a method, or a class of `_OTHERS`. It is imported on first use: that takes seconds."""
+    """The class of a method, or a class of `_OTHERS`. The import takes seconds."""
     if name in _CLASSES:
         file = name.lower()
     elif name in _OTHERS:
@@ -84,7 +87,8 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
     """The method with this name (see `find`) and these arguments.
 
     Raises:
-        InputError: there is no such method, or it has no such argument, or a value is outside its range.
+        InputError: there is no such method, or it has no such argument, or a value is outside its
+            range.
     """
     method = find(name)
     arguments = arguments or {}

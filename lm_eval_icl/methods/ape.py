@@ -1,4 +1,8 @@
-"""APE: Adaptive Parallel Encoding, Faster and Longer Context-Augmented Generation (Yang et al., ICLR 2025)."""
+"""APE: adaptive parallel encoding.
+
+"APE: Faster and Longer Context-Augmented Generation via Adaptive Parallel Encoding" (Yang et al.,
+ICLR 2025).
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,12 @@ Factor = Annotated[float, number("from 0.001 to 1000", lambda value: 1e-3 <= val
 
 @dataclass(frozen=True)
 class APE(InParts):
-    """Adaptive parallel encoding: `pcw`, in which attention to the demonstrations has a temperature and a scale.
+    """Adaptive parallel encoding: `pcw`, whose demonstrations are read with a temperature and a
+    scale.
 
-    The demonstrations are encoded as in `pcw`, each after the prefix alone. A token of query or continuation has
-    scores s_C for all demonstrations, and s_O for the prefix and the tokens of query and continuation up to itself.
-    Then
+    The demonstrations are encoded as in `pcw`, each after the prefix alone. A token of query or
+    continuation has scores s_C for all demonstrations, and s_O for the prefix and the tokens of
+    query and continuation up to itself. Then
 
         a = temperature * scale * LSE(s_C / temperature) + log weight        b = LSE(s_O)
         output = softmax([a, b]) @ [softmax(s_C / temperature) V_C, softmax(s_O) V_O]

@@ -1,9 +1,10 @@
-"""The base class of all methods. A method turns demonstrations into a memory that queries attend to.
+"""The base class of all methods. A method turns demonstrations into a memory for queries.
 
-There are kinds of methods, and each kind is a class that says how contexts are encoded, how queries are scored
-and how texts are continued. `Method` itself makes one memory for all queries. `methods.by_query.ByQuery` makes
-a memory for each query, and `methods.several.Several` several memories whose predictions are combined.
-`methods.stepwise.Stepwise` refines one memory step by step.
+There are kinds of methods, and each kind is a class that says how contexts are encoded, how queries
+are scored and how texts are continued. `Method` itself makes one memory for all queries.
+`methods.by_query.ByQuery` makes a memory for each query, and `methods.several.Several` several
+memories whose predictions are combined. `methods.stepwise.Stepwise` refines one memory step by
+step.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ if TYPE_CHECKING:
     from lm_eval_icl.inference.scoring import Pair, Scores, States
     from lm_eval_icl.methods.plain_model import PlainModel
 
-# Combines log-probabilities [texts, memories, vocabulary] into [texts, vocabulary]. It also takes the state that
-# it returned for the token before, and returns a new one (`Several.next_token`).
+# Combines log-probabilities [texts, memories, vocabulary] into [texts, vocabulary]. It also takes
+# the state that it returned for the token before, and returns a new one (`Several.next_token`).
 Combine = Callable[["Tensor", "Tensor | None"], "tuple[Tensor, Tensor | None]"]
 # The layouts of forward passes, each with a title.
 Passes = list[tuple[str, Layout]]
 
 
-# Checks of arguments. They stand in the annotation of an argument, as in
-# `eta: Annotated[float, number("above 0", lambda eta: eta > 0)]`, and return the value or raise a `ValueError`.
+# Checks of arguments. A check stands in the annotation of an argument, as in
+# `eta: Annotated[float, number("above 0", lambda eta: eta > 0)]`. It returns the value, or raises a
+# `ValueError`.
 
 
 def must(be: str, fine: Callable[[Any], bool]) -> Callable[[Any], Any]:
@@ -98,7 +100,7 @@ class PackEncoder(Encoder, Protocol):
     softmax_dtype: torch.dtype | None  # of the softmax over the vocabulary. None: at least float32.
 
     def for_one_pass(self, contexts: Sequence[Context]) -> Sequence[Memory]:
-        """The memories of contexts whose queries all run in the next pass, so that they need not be stored."""
+        """The memories of contexts whose queries all run in the next pass. They are not stored."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,9 @@ class Rows:
 class Method(ABC):
     """An in-context-learning method: its arguments, and how it encodes a context.
 
-    A method that differs from others only in its mask defines `pattern` alone. The layout and the forward pass
-    follow from it. Other methods override `passes` and `encode`, and set the class attributes below.
+    A method that differs from others only in its mask defines `pattern` alone. The layout and the
+    forward pass follow from it. Other methods override `passes` and `encode`, and set the class
+    attributes below.
 
     Args:
         positions: "sequential", "symmetric" or "none" (`prompts.layouts.lay_out`).
@@ -140,25 +143,28 @@ class Method(ABC):
     positions: Positions = "sequential"
     repeat: Whole = 1
 
-    # The mask treats all demonstrations alike. Unless positions are sequential, their order then has no effect.
+    # The mask treats all demonstrations alike. Unless positions are sequential, their order then
+    # has no effect.
     treats_demonstrations_alike: ClassVar[bool] = False
     # Some tokens must not see all tokens before them, so that the model must obey a 4-D mask.
     needs_mask: ClassVar[bool] = True
-    # Context, query and answer are one forward pass over `lay_out`, so that models can be trained under the
-    # method. It is False for a class that overrides `encode`, unless the class sets it.
+    # Context, query and answer are one forward pass over `lay_out`, so that models can be trained
+    # under the method. It is False for a class that overrides `encode`, unless the class sets it.
     one_pass: ClassVar[bool] = True
     # The paper trains a model under the method.
     needs_training: ClassVar[bool] = False
     # What the method does without demonstrations, for a warning. Empty for no warning.
     without_demonstrations: ClassVar[str] = "evaluated as plain zero-shot"
-    # Advice for the error about prompts that do not fit, if encoding takes more positions than the prompt.
+    # Advice for the error about prompts that do not fit, if encoding takes more positions than the
+    # prompt.
     overflow_hint: ClassVar[str] = ""
     # In a batch of texts, each row may have the memory of another context.
     rows_may_differ: ClassVar[bool] = True
     # Every query has a memory of its own. The kind of method says so.
     memory_depends_on_query: ClassVar[bool] = False
-    # The memory follows from `lay_out` and `reading`, so that demonstrations may be encoded by themselves
-    # (`methods.joining`). It is False for a class that overrides `encode`, unless the class sets it.
+    # The memory follows from `lay_out` and `reading`, so that demonstrations may be encoded by
+    # themselves (`methods.joining`). It is False for a class that overrides `encode`, unless the
+    # class sets it.
     encodes_by_layout: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
@@ -190,8 +196,8 @@ class Method(ABC):
         """The method with these arguments.
 
         Raises:
-            InputError: an argument is missing or outside its range, or `pattern` returns something else than
-                a `Pattern` with a mask of the right shape.
+            InputError: an argument is missing or outside its range, or `pattern` returns something
+                else than a `Pattern` with a mask of the right shape.
         """
         try:
             method = cls(**arguments)
@@ -220,7 +226,7 @@ class Method(ABC):
 
     @property
     def needs_positions(self) -> bool:
-        """Whether a token's position can differ from its index, so that the model must obey `position_ids`."""
+        """Whether a token's position can differ from its index. The model must then obey them."""
         return self.needs_mask or self.positions != "sequential"
 
     def why_not(self, n: int) -> str:
@@ -244,7 +250,8 @@ class Method(ABC):
     def lay_out(
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
     ) -> Layout:
-        """The layout of the forward pass over a context, and over query and answer if their lengths are given.
+        """The layout of the forward pass over a context, and over query and answer if they are
+        given.
 
         Args:
             prefix, demonstrations, query, answer: numbers of tokens.
@@ -261,13 +268,17 @@ class Method(ABC):
                 prefix, demonstrations, pattern, self.positions, query, answer, repeat=self.repeat
             )
 
+    def row(self, context: Context, query: int = 0, answer: int = 0) -> Layout:
+        """`lay_out` for a context, and for the numbers of tokens of query and answer."""
+        return self.lay_out(len(context.prefix), context.lengths, query, answer)
+
     def passes(
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
     ) -> Passes:
-        """The layouts of all forward passes until an answer is scored, each with a title for readers.
+        """The layouts of all forward passes until an answer is scored, each with a title.
 
-        The last pass has the query. Entries of a memory that a pass attends to are blocks M. The arguments are
-        those of `lay_out`.
+        The last pass has the query. Entries of a memory that a pass attends to are blocks M. The
+        arguments are those of `lay_out`.
         """
         return [("", self.lay_out(prefix, demonstrations, query, answer))]
 
@@ -275,33 +286,33 @@ class Method(ABC):
         """Whether this context and a query are one ordinary causal pass, as in `hf`."""
         if not self.one_pass:
             return False
-        row = self.lay_out(len(context.prefix), context.lengths, 1)
+        row = self.row(context, 1)
         return row.causal and row.sequential and len(row) == len(context.tokens) + 1
 
     def footprint(self, context: Context) -> Footprint:
-        """The numbers of tokens and positions that it takes to encode a context, and a query's first position."""
+        """The tokens and positions that a context takes."""
         memories = len(self.contexts(context))
         return _footprint(self, len(context.prefix), context.lengths, memories)
 
     # How contexts are encoded.
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """The memory of each context, which all of its queries attend to, from one pass over the layouts.
+        """The memory of each context, which all of its queries attend to, from one forward pass.
 
         If there are several contexts, each has demonstrations, and the model obeys a 4-D mask and
         `position_ids`.
         """
         from lm_eval_icl.inference.memory import encode_all
 
-        layouts = [self.lay_out(len(context.prefix), context.lengths) for context in contexts]
+        layouts = [self.row(context) for context in contexts]
         memories = encode_all(model, layouts, [context.tokens for context in contexts])
         return list(map(self.read, memories, contexts))
 
     def reading(self, context: Context) -> tuple[int, Reading] | None:
-        """The first entry of the part of the memory that attention reads in another way, and how it is read.
+        """The part of the memory that attention reads in another way: its first entry, and the way.
 
-        None if attention reads all entries as usual. A class that returns something else derives from
-        `methods.parts.InParts`.
+        None if attention reads all entries as usual. A class that returns something else derives
+        from `methods.parts.InParts`.
         """
         return None
 
@@ -371,7 +382,7 @@ class Method(ABC):
         return score_packed(encoder.model, work, encoder.softmax_dtype, states)
 
     def side_by_side(self, encoder: PackEncoder, batch: Batch) -> list[tuple[Memory, list[Pair]]]:
-        """The memories of a batch whose contexts are encoded with it, each with its queries and answers."""
+        """The memories of contexts that are encoded with the batch, each with its pairs."""
         from lm_eval_icl.inference.memory import Memory
 
         if batch.encoding == "never":
@@ -385,7 +396,7 @@ class Method(ABC):
         return list(zip(encoder.for_one_pass([*pairs]), pairs.values(), strict=True))
 
     def rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
-        """The rows in which these texts are continued: each has another context, or all have the same."""
+        """The rows in which texts are continued. All have one context, or each has another."""
         from lm_eval_icl.inference.memory import Memory
 
         contexts = [text.prompt.context for text in texts]
@@ -404,19 +415,19 @@ class Method(ABC):
     def by_definition(
         self, plain: PlainModel, context: Context, query: Ids, answer: Ids
     ) -> list[Tensor]:
-        """The logits after the query and after each token of the answer: for each memory, [tokens, vocabulary]."""
+        """The logits after query and answer: for each memory, [1 + answer, vocabulary]."""
         keep = len(answer) + 1
         if not self.encodes_by_layout:
             encoded = self.encoded(plain, context, query)
             tokens = (*(encoded.rest or query), *answer)
             return [plain.run_after(memory, tokens, keep) for memory in encoded.memories]
         after = (*query, *answer)
-        layout = self.lay_out(len(context.prefix), context.lengths, len(query), len(answer))
+        layout = self.row(context, len(query), len(answer))
         with plain.reading(self.reading(context), layout, len(after)):
             return [plain.run(layout, [*context.tokens, *after], keep)]
 
     def predicted(self, logprobs: Tensor) -> Tensor:
-        """The distributions of the next tokens: [memories, tokens, vocabulary] -> [tokens, vocabulary]."""
+        """The next tokens' distribution: [memories, tokens, vocabulary] to [tokens, vocabulary]."""
         [only] = logprobs
         return only
 
@@ -424,7 +435,8 @@ class Method(ABC):
         """The log-probability of an answer: a number on the device of `predicted`.
 
         Args:
-            predicted: [tokens, vocabulary] the distribution of each token of the answer (`predicted`).
+            predicted: [tokens, vocabulary] the distribution of each token of the answer
+                (`predicted`).
             logprobs: [memories, tokens, vocabulary] the log-probabilities on each memory.
             answer: [tokens] the answer's ids.
         """
@@ -433,10 +445,11 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class Footprint:
-    """How many tokens and positions a context takes, computed from the layouts of its forward passes.
+    """How many tokens and positions a context takes, computed from its layouts.
 
-    Without positional information, positions are counted as if they were sequential: a model was trained to
-    attend to no more tokens than it has positions, so `nope` refuses the prompts that `icl` refuses.
+    Without positional information, positions are counted as if they were sequential: a model was
+    trained to attend to no more tokens than it has positions, so `nope` refuses the prompts that
+    `icl` refuses.
     """
 
     tokens: int  # how many tokens the longest row has, entries of a memory included

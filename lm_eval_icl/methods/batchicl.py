@@ -1,4 +1,8 @@
-"""Batch-ICL: Effective, Efficient, and Order-Agnostic In-Context Learning (Zhang et al., ACL Findings 2024)."""
+"""Batch-ICL: one-shot passes whose average answers.
+
+"Batch-ICL: Effective, Efficient, and Order-Agnostic In-Context Learning" (Zhang et al., ACL
+Findings 2024).
+"""
 
 from __future__ import annotations
 
@@ -34,16 +38,17 @@ class Shot(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchICL(ByQuery):
-    """Batch-ICL: one one-shot pass for each demonstration, averaged in the residual stream (InvICL, Appendix A.2).
+    """Batch-ICL: one one-shot pass for each demonstration, averaged in the residual stream.
 
-    For every i, an ordinary pass runs over P + D_i + Q. The residual streams of Q's last token after block k are
-    averaged over i. In an ordinary pass over P + Q + A, this average replaces the residual stream of Q's last token
-    after block k. Invariant. The average depends on the query, so two queries never share a memory. But all queries
-    share the keys and values of P + D_i, and all options of a query share its passes.
+    For every i, an ordinary pass runs over P + D_i + Q. The residual streams of Q's last token
+    after block k are averaged over i. In an ordinary pass over P + Q + A, this average replaces the
+    residual stream of Q's last token after block k. Invariant. The average depends on the query, so
+    two queries never share a memory. But all queries share the keys and values of P + D_i, and all
+    options of a query share its passes.
 
     Args:
-        layer: k, counted from 1, at most the number of the model's layers. None is 15, as in the paper, or the last
-            layer of a model with fewer layers.
+        layer: k, counted from 1, at most the number of the model's layers. None is 15, as in the
+            paper, or the last layer of a model with fewer layers.
     """
 
     treats_demonstrations_alike = True
@@ -74,7 +79,8 @@ class BatchICL(ByQuery):
             shapes = [tuple(getattr(stream, "shape", ())) for stream in streams]
         if len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][:2] != (1, 2):
             raise Unsupported(
-                f"{self.name} needs blocks that hand on one residual stream, and those of {name} do not."
+                f"{self.name} needs blocks that hand on one residual stream, and those of {name} "
+                "do not."
             )
         return replace(self, layer=layer)
 
@@ -85,14 +91,14 @@ class BatchICL(ByQuery):
     def lay_out(
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
     ) -> Layout:
-        """The layout of one pass. `repeat` has no effect: the average over repeated passes is the same."""
+        """The layout of one pass. `repeat` has no effect: repeated passes have the same average."""
         pattern = self.pattern(len(demonstrations))
         return lay_out(prefix, demonstrations, pattern, self.positions, query, answer)
 
     def passes(
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
     ) -> Passes:
-        """One pass for each demonstration, and the last pass, in which the query goes on from their average."""
+        """One pass for each demonstration, and the last pass, which goes on from their average."""
         # With symmetric positions, the query starts after the longest demonstration in all passes.
         query_start = None
         if self.positions == "symmetric":
@@ -111,7 +117,8 @@ class BatchICL(ByQuery):
         title = ""
         if demonstrations:
             layer = self.layer or f"{DEFAULT_LAYER} (the last if there are fewer)"
-            title = f"last pass: after layer {layer}, Q's last token is its average over the other passes"
+            average = "Q's last token is its average over the other passes"
+            title = f"last pass: after layer {layer}, {average}"
         return [*passes, (title, one_pass([], answer))]
 
     def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
@@ -126,9 +133,10 @@ class BatchICL(ByQuery):
         memories: Memories,
         packed: bool = False,
     ) -> list[MemoryQuery]:
-        """Run every query on the memory of every demonstration, in one pass if queries may be packed.
+        """Run every query on the memory of every demonstration, in one pass if it is `packed`.
 
-        The last pass is still to be run. In it, the average replaces the residual stream of the query's last token.
+        The last pass is still to be run. In it, the average replaces the residual stream of the
+        query's last token.
         """
         assert self.layer is not None  # `bind` has set it
         zero_shots = [self._shot(context, ()) for context, _ in queries]
@@ -141,19 +149,15 @@ class BatchICL(ByQuery):
         for (_, query), shots in zip(queries, one_shots, strict=True):
             for shot in shots:
                 queries_of.setdefault(shot, {})[query] = None
-        stream_of: dict[tuple[Shot, Ids], Tensor] = {}
-        if queries_of:
-            work = [(memory_of[shot], list(shown)) for shot, shown in queries_of.items()]
-            streams = self._streams(model, work, packed)
-            for (shot, shown), shot_streams in zip(queries_of.items(), streams, strict=True):
-                stream_of |= {
-                    (shot, query): stream for query, stream in zip(shown, shot_streams, strict=True)
-                }
+        work = [(memory_of[shot], list(shown)) for shot, shown in queries_of.items()]
+        stream_of: dict[Shot, dict[Ids, Tensor]] = {}
+        for shot, streams in zip(queries_of, self._streams(model, work, packed), strict=True):
+            stream_of[shot] = dict(zip(queries_of[shot], streams, strict=True))
         encoded = []
         for (_, query), zero_shot, shots in zip(queries, zero_shots, one_shots, strict=True):
             residual = None
             if shots:
-                stacked = torch.stack([stream_of[shot, query] for shot in shots])
+                stacked = torch.stack([stream_of[shot][query] for shot in shots])
                 wide = torch.promote_types(stacked.dtype, torch.float32)
                 mean = stacked.mean(0, keepdim=True, dtype=wide)
                 residual = (self.layer, len(query) - 1, mean)
@@ -163,7 +167,8 @@ class BatchICL(ByQuery):
     def _shot(self, context: Context, demonstrations: tuple[Ids, ...]) -> Shot:
         """The part before the query of a pass with one demonstration or none.
 
-        With symmetric positions, the query starts after the longest demonstration of the whole context.
+        With symmetric positions, the query starts after the longest demonstration of the whole
+        context.
         """
         shot = Context(context.prefix, demonstrations)
         if self.positions == "symmetric":
@@ -183,9 +188,9 @@ class BatchICL(ByQuery):
     def _streams(
         self, model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[Ids]]], packed: bool
     ) -> Sequence[Tensor]:
-        """The residual stream after block k of each query's last token: for each memory, [queries, width]."""
+        """The residual streams of the queries' last tokens: for each memory, [queries, width]."""
         assert self.layer is not None
-        if packed:
+        if packed and work:
             return streams_packed(model, work, self.layer)
         streams = []
         for memory, queries in work:
@@ -203,7 +208,7 @@ class BatchICL(ByQuery):
     def by_definition(
         self, plain: PlainModel, context: Context, query: Ids, answer: Ids
     ) -> list[Tensor]:
-        """The mean of the residual streams of Q's last token over P + D_i + Q, put into P + Q + A."""
+        """The mean residual stream of Q's last token over P + D_i + Q, put into P + Q + A."""
         assert self.layer is not None
         lengths = (len(context.prefix), context.lengths, len(query), len(answer))
         *shots, last = [layout for _, layout in self.passes(*lengths)]

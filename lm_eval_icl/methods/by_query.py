@@ -26,8 +26,9 @@ Memories = Callable[[Sequence[Context]], Sequence[Memory]]
 class ByQuery(Method):
     """A memory for each query: two queries never share one, and the options of a query do.
 
-    A method whose demonstrations see the query defines `pattern` alone, with `query=True`: demonstrations and
-    query run in one pass under its mask. Other methods override `encode_queries`.
+    A method whose demonstrations see the query defines `pattern` alone, with `query=True`:
+    demonstrations and query run in one pass under its mask. Other methods override
+    `encode_queries`.
     """
 
     memory_depends_on_query = True
@@ -43,17 +44,16 @@ class ByQuery(Method):
     ) -> list[MemoryQuery]:
         """The memory of each query, and the tokens of the query that are still to be run on it.
 
-        Here, demonstrations and query run in one pass. The query's last token runs again, to predict the answer.
+        Here, demonstrations and query run in one pass. The query's last token runs again, to
+        predict the answer.
 
         Args:
             queries: contexts, each with the ids of a query.
             memories: returns the memories of contexts, as `encode` computes them.
-            packed: queries may be packed into one row, since the model obeys a 4-D mask and `position_ids`.
+            packed: queries may be packed into one row, since the model obeys a 4-D mask and
+                `position_ids`.
         """
-        layouts = [
-            self.lay_out(len(context.prefix), context.lengths, len(query))
-            for context, query in queries
-        ]
+        layouts = [self.row(context, len(query)) for context, query in queries]
         prompts = [[*context.tokens, *query] for context, query in queries]
         encoded = []
         for memory, layout, (_, query) in zip(
@@ -64,8 +64,8 @@ class ByQuery(Method):
         return encoded
 
     def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
-        """How much a query of `query` tokens runs: (tokens, entries of stored memories that they attend to)."""
-        return len(self.lay_out(len(context.prefix), context.lengths, query)), 0
+        """How many tokens run for a query, and how many entries of stored memories they see."""
+        return len(self.row(context, query)), 0
 
     def is_ordinary(self, context: Context) -> bool:
         return False

@@ -22,7 +22,7 @@ from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
 @dataclass(frozen=True)
 class TextBatch:
-    """The first of some waiting prompts, which are continued in one batch. See `MethodRunner.generate`."""
+    """The first of some waiting prompts, which are continued in one batch."""
 
     method: Method
     encoder: ContextEncoder
@@ -51,7 +51,7 @@ class TextBatch:
         return generated[:: rows.of_text]
 
     def halve(self) -> str:
-        """Halve the number of texts of a batch after the device ran out of memory (`MemoryBudget.halve`)."""
+        """Halve the number of texts of a batch (`MemoryBudget.halve`)."""
         return self.encoder.budget.halve(0, len(self.texts()))
 
     def texts(self) -> list[Text]:

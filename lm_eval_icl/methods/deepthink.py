@@ -1,4 +1,7 @@
-"""Deep-Thinking: Iterative Forward Tuning Boosts In-Context Learning in Language Models (ACL 2024)."""
+"""Deep-Thinking: demonstrations that are read several times.
+
+"Iterative Forward Tuning Boosts In-Context Learning in Language Models" (ACL 2024).
+"""
 
 from __future__ import annotations
 
@@ -31,33 +34,42 @@ from lm_eval_icl.prompts.tokens import Context, Ids
 
 @dataclass(frozen=True)
 class DeepThink(Stepwise):
-    """Deep-Thinking: the demonstrations are run through the model T times, which refines their keys and values.
+    """Deep-Thinking: the demonstrations run T times, which refines their keys and values.
 
-    Pass 1 is plain ICL. In pass t, the context is run again on the memory of pass t-1 (Eq. 3; at positions L..2L-1 for
-    a context of L tokens), and the memory is moved towards the keys and values of pass t by the gate eta (Eq. 4).
-    Queries then attend to the memory of pass T as if it were the context (Eq. 6).
+    Pass 1 is plain ICL. In pass t, the context is run again on the memory of pass t-1 (Eq. 3; at
+    positions L..2L-1 for a context of L tokens), and the memory is moved towards the keys and
+    values of pass t by the gate eta (Eq. 4). Queries then attend to the memory of pass T as if it
+    were the context (Eq. 6).
 
-    Other layouts than that of `icl` are not in the paper. Pass 1 is then the method `layout`, and the later passes run
-    its row again, with its mask, on the memory of the whole row. If a token attends only to the entries of tokens that
-    it attends to in pass 1 (`reads="layout"`), no other tokens influence it in T passes than in one pass: an invariant
-    method stays invariant, and a method without leakage stays without leakage.
+    Other layouts than that of `icl` are not in the paper. Pass 1 is then the method `layout`, and
+    the later passes run its row again, with its mask, on the memory of the whole row. If a token
+    attends only to the entries of tokens that it attends to in pass 1 (`reads="layout"`), no other
+    tokens influence it in T passes than in one pass: an invariant method stays invariant, and a
+    method without leakage stays without leakage.
 
     Args:
         positions: "layout" for the positions of the method of pass 1.
-        layout: the name of the method of pass 1. Its memory must come from a single forward pass under a mask.
-        reads: the entries that the tokens of the passes 2..T attend to. "all": all entries that queries attend to, as
-            in the paper. "layout": the entries of the tokens that they attend to in pass 1. None is "all" for `icl`,
-            and "layout" for other layouts.
-        T: the number of iterations, at least 1; T=1 is `icl`. The paper uses 5 if there is no development set.
+        layout: the name of the method of pass 1. Its memory must come from a single forward pass
+            under a mask.
+        reads: the entries that the tokens of the passes 2..T attend to. "all": all entries that
+            queries attend to, as in the paper. "layout": the entries of the tokens that they attend
+            to in pass 1. None is "all" for `icl`, and "layout" for other layouts.
+        T: the number of iterations, at least 1; T=1 is `icl`. The paper uses 5 if there is no
+            development set.
         eta: the gate, in (0, 1].
-        momentum: beta of the authors' released code (0.9 there by default), in [0, 1). A step is eta times a velocity:
-            keys and values of the pass minus the memory, plus beta times the last velocity. 0 is the paper's Eq. 4.
-        restart_positions: run the passes 2..T at the positions 0..L-1, for models that have fewer than 2L positions.
+        momentum: beta of the authors' released code (0.9 there by default), in [0, 1). A step is
+            eta times a velocity: keys and values of the pass minus the memory, plus beta times the
+            last velocity. 0 is the paper's Eq. 4.
+        restart_positions: run the passes 2..T at the positions 0..L-1, for models that have fewer
+            than 2L positions.
     """
 
     counts_memories = "T"
     without_demonstrations = "nothing to think about, evaluated as plain zero-shot"
-    overflow_hint = "The passes 2 to T of deepthink reach twice the demonstrations; restart_positions=True does not. "
+    overflow_hint = (
+        "The passes 2 to T of deepthink reach twice the demonstrations; "
+        "restart_positions=True does not. "
+    )
 
     positions: str = "layout"
     T: Whole = 5
@@ -102,7 +114,7 @@ class DeepThink(Stepwise):
 
     @property
     def needs_mask(self) -> bool:  # type: ignore[override]
-        """Whether some token does not attend to all tokens before it, in the row or in the memory."""
+        """Whether some token does not see all tokens before it, in the row or in the memory."""
         return self.first.needs_mask or self.reads == "layout"
 
     @property
@@ -140,7 +152,7 @@ class DeepThink(Stepwise):
 
         Without demonstrations, only the first pass runs.
         """
-        firsts = [self.first.lay_out(len(context.prefix), context.lengths) for context in contexts]
+        firsts = [self.first.row(context) for context in contexts]
         # The next pass also attends to entries that no query attends to.
         whole_rows = [replace(first, kept=(True,) * len(first.blocks)) for first in firsts]
         rows = encode_all(model, whole_rows, [context.tokens for context in contexts])
@@ -166,7 +178,8 @@ class DeepThink(Stepwise):
         if len(memories) > 1 or self.needs_mask:
             return masked_pass(model, [memory.tokens for memory in memories], layouts, memories)
         [memory] = memories
-        # None stands for consecutive positions after the memory, which the model computes by itself.
+        # None stands for consecutive positions after the memory, which the model computes by
+        # itself.
         positions = None
         if self.restart_positions or self.positions != "sequential":
             positions = layouts[0].positions[len(memory) :]
@@ -219,7 +232,8 @@ class _Refined:
         present = list(chain(*layers))
         layers.clear()
         for i, entry in enumerate(self._entries):
-            # `pop` frees the tensors of the pass one by one, since those of a long context are large.
+            # `pop` frees the tensors of the pass one by one, since those of a long context are
+            # large.
             velocity = present.pop(0) - entry + momentum * self._velocity[i]
             self._entries[i] = entry + eta * velocity
             if momentum:

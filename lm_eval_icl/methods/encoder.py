@@ -56,15 +56,15 @@ class ContextEncoder:
         return contexts
 
     def memories(self, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of contexts. Those that are not stored are encoded, many in one pass, and stored."""
+        """The memories of contexts. Those that are not stored are encoded, and stored."""
         return self.store.several(contexts, self.together)
 
     def for_one_pass(self, contexts: Sequence[Context]) -> Sequence[Memory]:
-        """The memories of contexts whose queries all run in the next pass. They are encoded in one pass."""
+        """The memories of contexts whose queries all run in the next pass, from one pass."""
         return self.store.once(contexts)
 
     def work(self, context: Context, queries: Queries, once: bool) -> Sequence[ContextWork]:
-        """What the schedule needs to know of a context and its queries. `once`: as for `Method.work`."""
+        """What the schedule needs to know of a context and its queries (`Method.work`)."""
         return self.method.work(context, queries, once)
 
     def encode(self, contexts: Sequence[Context]) -> list[Memory]:

@@ -1,4 +1,7 @@
-"""Demonstration ensembling: Exploring Demonstration Ensembling for In-context Learning (Khalifa et al., 2023)."""
+"""Demonstration ensembling.
+
+"Exploring Demonstration Ensembling for In-context Learning" (Khalifa et al., 2023).
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,19 @@ def _weights(weights: Any) -> tuple[float, ...]:
 class Ensemble(Several):
     """An ensemble of windows: the predictions on the memories of all windows are combined.
 
-    With the log-likelihoods s_b of an answer on memory b and weights v_b that sum to 1, the answer's log-likelihood
-    is
+    With the log-likelihoods s_b of an answer on memory b and weights v_b that sum to 1, the
+    answer's log-likelihood is
 
         poe: sum_b v_b s_b        moe: log sum_b v_b exp s_b        max: max_b (log v_b + s_b)
 
-    Every request is combined by itself. Nothing is normalized over the options of a document, since a model does
-    not see them. To generate text, and to decide whether an answer is the greedy one, the distributions of the next
-    token are combined in the same way, and normalized.
+    Every request is combined by itself. Nothing is normalized over the options of a document, since
+    a model does not see them. To generate text, and to decide whether an answer is the greedy one,
+    the distributions of the next token are combined in the same way, and normalized.
 
     Args:
         combine: "poe" (product of experts), "moe" (mixture of experts) or "max".
-        weights: a number above 0 for each window, in order, divided by their sum. None for equal weights.
+        weights: a number above 0 for each window, in order, divided by their sum. None for equal
+            weights.
     """
 
     combine: Annotated[str, one_of("poe", "moe", "max")] = "poe"
@@ -57,7 +61,7 @@ class Ensemble(Several):
         return super().why_not(n)
 
     def contexts(self, context: Context) -> list[Context]:
-        """One context for each window. There must be as many weights also after demonstrations were left out."""
+        """One context for each window. Each needs a weight, also after some were left out."""
         windows = super().contexts(context)
         if len(windows) > 1 and (why := self.why_not(len(context.demonstrations))):
             raise InputError(f"{self.name}: {why}.")

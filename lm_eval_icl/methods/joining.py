@@ -1,9 +1,9 @@
-"""Encodes demonstrations once for all contexts of a run, and joins the memories of contexts from theirs.
+"""Encodes demonstrations once for a run, and joins the memories of contexts from theirs.
 
-In some methods, the keys and values of a demonstration (of its first copy) depend on the prefix and on itself
-alone. Such a demonstration is *separate*. The memory of a context is then joined from those of its prefix and its
-demonstrations (`pcw` with windows of one demonstration, `sbp`, `ape`). Tokens that see several demonstrations
-(second copies in `invicl`) run in a further pass.
+In some methods, the keys and values of a demonstration (of its first copy) depend on the prefix and
+on itself alone. Such a demonstration is *separate*. The memory of a context is then joined from
+those of its prefix and its demonstrations (`pcw` with windows of one demonstration, `sbp`, `ape`).
+Tokens that see several demonstrations (second copies in `invicl`) run in a further pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from lm_eval_icl.methods.encoder import ContextEncoder
 from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import Context
 
-# Contexts are joined if their distinct demonstrations have at most this part of the tokens of all contexts.
+# Contexts are joined if their distinct demonstrations have at most this part of the tokens of all
+# contexts.
 _LARGEST_SHARE = 0.9
 
 
@@ -44,7 +45,7 @@ def separated(context: Context) -> list[Separate]:
 
 
 def has_separate_demonstrations(method: Method) -> bool:
-    """Whether each demonstration sees only the prefix and itself, at the positions that it has without the others.
+    """Whether each demonstration sees the prefix and itself, at the positions it has alone.
 
     If there are two copies, this is asked of the first ones.
     """
@@ -62,7 +63,7 @@ def has_separate_demonstrations(method: Method) -> bool:
 
 
 class JoiningEncoder(ContextEncoder):
-    """Joins the memories of contexts from those of their demonstrations, which are stored as others are.
+    """Joins the memories of contexts from those of their demonstrations, which are stored.
 
     Attributes:
         joined: the contexts that are joined, each with its demonstrations.
@@ -71,9 +72,10 @@ class JoiningEncoder(ContextEncoder):
     joined: Mapping[Context, Sequence[Separate]] = {}
 
     def order(self, contexts: list[Context]) -> list[Context]:
-        """Decide whether contexts are joined, and return them in the order in which they are scored.
+        """Decide whether contexts are joined, and return them in the order of scoring.
 
-        If the store is too small for all demonstrations, contexts that share some are near each other.
+        If the store is too small for all demonstrations, contexts that share some are near each
+        other.
         """
         self.joined = {}
         joined = {context: separated(context) for context in contexts if context.demonstrations}
@@ -89,7 +91,8 @@ class JoiningEncoder(ContextEncoder):
         size = bytes_of_entry * sum(sum(part.lengths) for part in self._uses)
         holds = size <= self.store.max_bytes
         (log.info if holds else log.warning)(
-            "%s: the %d distinct demonstrations of %d contexts take %d bytes, and store_bytes=%d %s",
+            "%s: the %d distinct demonstrations of %d contexts take %d bytes, and store_bytes=%d "
+            "%s",
             *(self.method.name, len(self._uses), len(joined), size, self.store.max_bytes),
             "holds them." if holds else "holds less: some are encoded again.",
         )
@@ -107,13 +110,13 @@ class JoiningEncoder(ContextEncoder):
         if context not in self.joined:
             return super().work(context, queries, once)
         # What is left, once the demonstrations are encoded.
-        tokens = len(self._row(context)) - len(context.tokens)
+        tokens = len(self.method.row(context)) - len(context.tokens)
         kept = self.method.footprint(context).kept
         shared = max(len(context.tokens), kept)
         return [ContextWork(context, sorted(queries.items()), tokens, kept, shared, alone=False)]
 
     def forget(self, context: Context) -> None:
-        """Drop the memory of a context, and those of demonstrations that no other unscored context needs."""
+        """Drop the memory of a context, and those of demonstrations that only it needs."""
         super().forget(context)
         for part in self.joined.get(context, ()):
             self._uses[part] -= 1
@@ -121,7 +124,7 @@ class JoiningEncoder(ContextEncoder):
                 self.store.forget(part)
 
     def encode(self, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of contexts, or of demonstrations with the same prefix, from one pass on its memory."""
+        """The memories of contexts, or of demonstrations from one pass on their prefix's memory."""
         if not isinstance(contexts[0], Separate):
             return super().encode(contexts)
         prefix = contexts[0].prefix
@@ -137,13 +140,14 @@ class JoiningEncoder(ContextEncoder):
         ]
         memories = []
         for i, part in enumerate(parts):
-            # The entries are copied: a view of one demonstration would keep all of them from being freed.
+            # The entries are copied: a view of one demonstration would keep all of them from being
+            # freed.
             own = [(keys[i].clone(), values[i].clone()) for keys, values in split]
             memories.append(Memory(own, list(part), len(prefix) + len(part)))
         return memories
 
     def together(self, contexts: Sequence[Context]) -> int:
-        """How many of the first contexts, or of the first demonstrations, are encoded in one pass."""
+        """How many of the first contexts, or demonstrations, are encoded in one pass."""
         if not isinstance(contexts[0], Separate):
             return super().together(contexts)
         end = len(contexts[0].prefix)
@@ -165,13 +169,13 @@ class JoiningEncoder(ContextEncoder):
         for context, prefix in zip(contexts, prefixes, strict=True):
             own = [encoded[part].layers for part in self.joined[context]]
             layers = _joined([prefix.layers, *own])
-            memories.append(Memory(layers, list(context.tokens), self._row(context).end))
+            memories.append(Memory(layers, list(context.tokens), self.method.row(context).end))
         self._run_later_copies(contexts, memories)
         return list(map(self.method.read, memories, contexts))
 
     def _run_later_copies(self, contexts: Sequence[Context], memories: list[Memory]) -> None:
-        """Run the tokens that see several demonstrations, and replace the memories by those of the whole rows."""
-        rows = [self._row(context) for context in contexts]
+        """Run the tokens that see several demonstrations, and put whole rows into `memories`."""
+        rows = [self.method.row(context) for context in contexts]
         longer = [i for i, row in enumerate(rows) if len(row) > len(memories[i])]
         if not longer:
             return
@@ -187,9 +191,6 @@ class JoiningEncoder(ContextEncoder):
         for i, layers in zip(longer, passes, strict=True):
             whole = Memory(_joined([memories[i].layers, layers]), tokens[i], rows[i].end)
             memories[i] = kept_of(rows[i], whole)
-
-    def _row(self, context: Context) -> Layout:
-        return self.method.lay_out(len(context.prefix), context.lengths)
 
 
 def near_each_other(

@@ -1,4 +1,4 @@
-"""Checks that requests stay within a model's limits, and leaves demonstrations out of requests that do not."""
+"""Checks that requests fit a model, and leaves demonstrations out of those that do not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from transformers import PreTrainedModel
+
+from lm_eval_icl.inference.capabilities import Capabilities
+from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
@@ -27,7 +31,7 @@ class Request:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The key of the response in a cache: the arguments, and the parts of the prompt that were left out.
+        """The key of the response in a cache: the arguments, and what was left out.
 
         These also depend on the other options of the document.
         """
@@ -53,7 +57,8 @@ class TooLong:
 
     why: str  # the end of a sentence about such prompts: "do not fit the model's 1024 positions"
     takes: Takes
-    hint: str  # advice of the method, if the demonstrations take more positions to encode than in the prompt
+    # advice of the method, if the demonstrations take more positions to encode than in the prompt
+    hint: str
 
     @property
     def needed(self) -> int:
@@ -77,11 +82,26 @@ class PromptLimits:
     window: (
         int | None
     )  # the tokens that a row may have under the method's mask. None: as many as positions.
-    # The length from which rotary angles change, and whether they change again with every further token
-    # (`positions.position_switch`).
+    # The length from which rotary angles change, and whether they change again with every further
+    # token (`positions.position_switch`).
     switch: tuple[int, bool] | None
     hint: str  # advice for the error, in addition to fewer demonstrations
     keeps_window: bool = False  # rows may be longer than the window (`needs.keeps_window`)
+
+    @classmethod
+    def of(
+        cls, method: Method, model: PreTrainedModel, can: Capabilities, positions: int
+    ) -> PromptLimits:
+        """The limits of a model that has, or may use, these positions."""
+        return cls(
+            method,
+            type(model).__name__,
+            positions,
+            window=needs.longest_row(method, can),
+            switch=can.position_switch,
+            hint=method.overflow_hint if can.obeys_positions else "",
+            keeps_window=needs.keeps_window(method, can),
+        )
 
     def too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """Why a prompt with an answer of `answer` positions does not fit. None if it fits."""
@@ -101,33 +121,37 @@ class PromptLimits:
         if self.switch is None or needed <= self.switch[0]:
             return ""
         length, always_changes = self.switch
-        # The memory would have the rotary angles of short sequences, and the query those of long sequences.
+        # The memory would have the rotary angles of short sequences, and the query those of long
+        # sequences.
         if always_changes or self.method.footprint(context).shortest_pass <= length:
             return (
-                f"cross position {length} after their demonstrations, and from there on this model computes "
+                f"cross position {length} after their demonstrations, and from there on this model "
+                "computes "
                 "positions differently (rotary angles of type longrope or dynamic)"
             )
         return ""
 
     def _over_window(self, context: Context, needed: int) -> str:
         """Why a request whose row has these tokens does not fit. Empty if it fits."""
-        # Without demonstrations, a method hides nothing, and the model runs with its ordinary mask and window.
+        # Without demonstrations, a method hides nothing, and the model runs with its ordinary mask
+        # and window.
         if self.window is None or not context.demonstrations:
             return ""
         footprint = self.method.footprint(context)
-        # The window counts the entries of a memory. If the memory does not have all tokens of the context, the
-        # prefix is nearer to the query than in one pass over the whole prompt.
+        # The window counts the entries of a memory. If the memory does not have all tokens of the
+        # context, the prefix is nearer to the query than in one pass over the whole prompt.
         keeps = self.keeps_window and (not context.prefix or footprint.kept == footprint.tokens)
         most = self.positions if keeps else self.window
         if needed <= most:
             return ""
         return (
-            f"do not fit the {most} tokens of a row that {self.model} sees as a whole (a sliding window, local "
+            f"do not fit the {most} tokens of a row that {self.model} sees as a whole (a sliding "
+            "window, local "
             f"attention or attention scaled by a token's index), as {self.method.name} needs it"
         )
 
     def _takes(self, prompt: TokenizedPrompt, answer: int, tokens: bool = False) -> Takes:
-        """What a request takes in the longer of two passes: the pass of the context, and that of the query.
+        """What a request takes in the longer of two passes: that of the context or of the query.
 
         Args:
             tokens: count tokens, entries of memories included, and not positions.
@@ -141,18 +165,18 @@ class PromptLimits:
 
     @property
     def longest_go_first(self) -> bool:
-        """Whether the longest demonstrations are left out first, rather than the first demonstrations.
+        """Whether the longest demonstrations are left out first. Otherwise, the first ones are.
 
-        They are if positions are symmetric, so that only the longest counts, or if the order has no effect. This
-        leaves out the fewest.
+        They are if positions are symmetric, so that only the longest counts, or if the order has no
+        effect. This leaves out the fewest.
         """
         return self.method.positions == "symmetric" or self.method.invariant
 
     def leaves_out(self, prompts: Sequence[tuple[TokenizedPrompt, int]]) -> int:
-        """The index of the demonstration to leave out next: 0, or that of the longest (`longest_go_first`).
+        """The index of the demonstration to leave out next: 0, or that of the longest.
 
-        Among equally long demonstrations the token ids decide, so that the choice of an order-invariant method
-        does not depend on the order.
+        Among equally long demonstrations the token ids decide, so that the choice of an
+        order-invariant method does not depend on the order.
 
         Args:
             prompts: the prompts that lose the demonstration, each with the positions of its answer.
@@ -169,7 +193,8 @@ class PromptLimits:
         return max(range(n), key=size)
 
 
-# The indices of demonstrations to leave out -> the requests of a document without these demonstrations.
+# The indices of demonstrations to leave out -> the requests of a document without these
+# demonstrations.
 Tokenize = Callable[[tuple[int, ...]], list[Request]]
 
 
@@ -181,11 +206,11 @@ def fits(limits: PromptLimits, requests: Iterable[Request]) -> bool:
 
 
 def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits) -> list[Request]:
-    """The requests of a document that does not fit, without some demonstrations: as few as possible.
+    """The requests of a document that does not fit, without as few demonstrations as possible.
 
-    They are left out in the order of `PromptLimits.leaves_out`. All prompts of the document lose the same
-    demonstrations, so that its options stay comparable. A prompt that does not even fit without demonstrations is
-    cut from the left (`truncated`).
+    They are left out in the order of `PromptLimits.leaves_out`. All prompts of the document lose
+    the same demonstrations, so that its options stay comparable. A prompt that does not even fit
+    without demonstrations is cut from the left (`truncated`).
     """
     # The prompts, each with the positions of its longest answer.
     prompts: dict[TokenizedPrompt, int] = {}
@@ -198,8 +223,8 @@ def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits)
     shorter = list(prompts.items())
     while kept and not fits(limits, requests):
         left_out.append(kept.pop(limits.leaves_out(shorter)))
-        # The prompts are tokenized again, since tokens at a boundary may change, but only when enough
-        # demonstrations are left out by the present numbers of tokens.
+        # The prompts are tokenized again, since tokens at a boundary may change, but only when
+        # enough demonstrations are left out by the present numbers of tokens.
         shorter = [(prompt.keeping(kept), answer) for prompt, answer in prompts.items()]
         if not kept or all(limits.too_long(*prompt) is None for prompt in shorter):
             requests = tokenize(tuple(sorted(left_out)))
@@ -216,7 +241,7 @@ def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits)
 
 
 def truncated(request: Request, limits: PromptLimits) -> Request:
-    """A request without demonstrations, with only the last tokens of its prompt that fit, as in `hf`.
+    """A request without demonstrations, with the last tokens of its prompt that fit, as in `hf`.
 
     BOS and description are cut first. At least one token stays, and an answer is never cut.
     """

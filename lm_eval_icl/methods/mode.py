@@ -1,4 +1,4 @@
-"""How a model runs: in evaluation mode, without gradients, perhaps in mixed precision or without positions."""
+"""How a model runs: its precision, its positions, and how its passes are counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.gelu import fused_gelu
 from lm_eval_icl.inference.positions import no_positions
 
-# Only one thread at a time runs a model, since positions and GELU of a model that runners may share are patched.
+# Only one thread at a time runs a model, since positions and GELU of a model that runners may share
+# are patched.
 _running = threading.RLock()
 
 
@@ -26,9 +27,10 @@ class ModelMode:
         mixed_precision_dtype: the dtype of autocast. None: no autocast.
 
     Attributes:
-        without_positions: the learned position embeddings that are switched off, together with rotary angles. None:
-            the model has its positions.
-        tokens_run, passes_run: the tokens and passes that were run through the model inside `counting`.
+        without_positions: the learned position embeddings that are switched off, together with
+            rotary angles. None: the model has its positions.
+        tokens_run, passes_run: the tokens and passes that were run through the model inside
+            `counting`.
     """
 
     # The model runs with a faster GELU.
@@ -46,7 +48,7 @@ class ModelMode:
 
     @contextmanager
     def inference_mode(self) -> Iterator[None]:
-        """Inside this context, the model runs in its mode, without gradients and with a faster GELU.
+        """Inside this context, the model runs in its mode, without gradients, with a faster GELU.
 
         Evaluation mode stays afterwards.
         """
@@ -78,7 +80,7 @@ class ModelMode:
             yield
 
     def method_positions(self) -> AbstractContextManager[None]:
-        """Inside this context, the model has no positional information if the method has `positions=none`."""
+        """Inside this context, the model has no positions if the method has `positions=none`."""
         without = self.without_positions
         return nullcontext() if without is None else no_positions(self.model, without)
 

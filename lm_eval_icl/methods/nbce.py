@@ -18,19 +18,22 @@ NotNegative = Annotated[float, number("of 0 or more", lambda value: value >= 0)]
 
 @dataclass(frozen=True)
 class NBCE(Several):
-    """Naive-Bayes context extension: the window with the least entropy predicts, contrasted with no demonstrations.
+    """Naive-Bayes context extension: the window with the least entropy predicts.
 
-    With the log-probabilities l_w of the next token after window w, l_0 after the prefix alone, and the entropies
-    H_w = -sum exp(l_w) clip(l_w, -100, 0) of the distributions truncated to their nucleus,
+    With the log-probabilities l_w of the next token after window w, l_0 after the prefix alone, and
+    the entropies H_w = -sum exp(l_w) clip(l_w, -100, 0) of the distributions truncated to their
+    nucleus,
 
-        k = argmin_w H_w, where the entropy of the window chosen for the token before is first lowered by eta
-        z = (1 + beta) l_k - beta l_0 where l_0 > -100, and l_k elsewhere
+        k = argmin_w H_w, where the entropy of the window chosen for the token before is first
+        lowered by eta z = (1 + beta) l_k - beta l_0 where l_0 > -100, and l_k elsewhere
 
-    The next token's distribution is the softmax of z. If entropies are equal, the first window is chosen.
+    The next token's distribution is the softmax of z. If entropies are equal, the first window is
+    chosen.
 
     Args:
         beta: the weight of the prediction without demonstrations, 0 or more.
-        eta: by how much the entropy of the window chosen for the token before is lowered, 0 or more.
+        eta: by how much the entropy of the window chosen for the token before is lowered, 0 or
+            more.
         top_p: the probability of the nucleus, above 0. 1 for no truncation.
     """
 

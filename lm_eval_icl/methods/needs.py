@@ -1,4 +1,4 @@
-"""Checks that a model can do what a method needs, with the messages of all refusals and warnings."""
+"""Checks that a model can do what a method needs, with all refusals and warnings."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from lm_eval_icl.prompts.tokens import Context
 
 
 def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
-    """Refuse a model that does not do what a method needs, by the error `Unsupported`, as all checks below do."""
+    """Refuse a model that does not do what a method needs: `Unsupported`, as in all checks."""
     name = type(model).__name__
     attention = model.config._attn_implementation
     if can.no_memory and not method.is_ordinary(Context((0,), ((0,), (0,)))):
         raise Unsupported(
-            f"{method.name} continues from a memory of the demonstrations, and {name} does not continue from its cache "
+            f"{method.name} continues from a memory of the demonstrations, and {name} does not "
+            "continue from its cache "
             f"({can.no_memory}). icl works with this model."
         )
     ordinary = method.one_pass and not (
@@ -32,12 +33,14 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
     )
     if can.is_hybrid and not ordinary:
         raise Unsupported(
-            f"{method.name} works on keys and values, and {name} keeps more than these (linear attention, a state "
+            f"{method.name} works on keys and values, and {name} keeps more than these (linear "
+            "attention, a state "
             "space, a convolution or an indexer). icl works with this model."
         )
     if method.needs_mask and not can.obeys_mask:
         raise Unsupported(
-            f"{method.name} hides tokens from each other, which {name} (attn_implementation={attention}) does not "
+            f"{method.name} hides tokens from each other, which {name} "
+            f"(attn_implementation={attention}) does not "
             "obey: use another attn_implementation (sdpa, eager) or another model."
         )
     shots = next((n for n in range(2, 1000) if not method.why_not(n)), 2)
@@ -45,12 +48,14 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
     looks_ahead = any(layout.looks_ahead for layout in layouts)
     if method.needs_mask and looks_ahead and not can.sees_ahead:
         raise Unsupported(
-            f"{method.name} lets tokens see later tokens, but in {name} they never do, whatever the mask shows "
+            f"{method.name} lets tokens see later tokens, but in {name} they never do, whatever "
+            "the mask shows "
             f"(attn_implementation={attention}). Use another model."
         )
     if method.needs_positions and not can.obeys_positions:
         raise Unsupported(
-            f"{method.name} (positions={method.positions}) needs a model that obeys given positions, and {name} has no "
+            f"{method.name} (positions={method.positions}) needs a model that obeys given "
+            f"positions, and {name} has no "
             "positions to give: it counts tokens by itself."
         )
 
@@ -85,7 +90,8 @@ def check_parts(method: Method, model: PreTrainedModel) -> None:
             raise
         why = one_line(error)[:200]
     raise Unsupported(
-        f"{method.name} computes attention to the demonstrations apart from other tokens, which {name} does not allow "
+        f"{method.name} computes attention to the demonstrations apart from other tokens, which "
+        f"{name} does not allow "
         f"({why}). Use attn_implementation=sdpa, or pcw."
     )
 
@@ -97,16 +103,18 @@ def check_length(model: PreTrainedModel, can: Capabilities, max_length: int) -> 
         return
     if position_embeddings(model):
         raise InputError(
-            f"max_length={max_length}: {type(model).__name__} has learned embeddings of {known} positions and no more: "
+            f"max_length={max_length}: {type(model).__name__} has learned embeddings of {known} "
+            "positions and no more: "
             f"give max_length={known} or less."
         )
 
 
 def check_no_positions(method: Method, model: PreTrainedModel) -> None:
-    """Check that a model whose positional information was switched off does not tell positions apart."""
+    """Check that a model whose positions were switched off does not tell them apart."""
     if tells_positions_apart(model):
         raise Unsupported(
-            f"{method.name} needs a model whose positions can be taken away, and {type(model).__name__} still tells "
+            f"{method.name} needs a model whose positions can be taken away, and "
+            f"{type(model).__name__} still tells "
             "them apart with rotary angles and learned positions switched off."
         )
 
@@ -120,41 +128,46 @@ def check_generates(
 ) -> None:
     """Check that texts can be generated after a context.
 
-    `generate` continues from the model's cache, or the method does not need it for this context. If a text runs on
-    several memories, the model takes padded rows, and the settings give all rows of a text the same next token.
+    `generate` continues from the model's cache, or the method does not need it for this context. If
+    a text runs on several memories, the model takes padded rows, and the settings give all rows of
+    a text the same next token.
     """
     name = type(model).__name__
     if not (can.can_generate or (model.can_generate() and method.is_ordinary(context))):
         raise Unsupported(
-            f"{method.name} generates no text with {name}: transformers' generate does not continue from its cache as "
+            f"{method.name} generates no text with {name}: transformers' generate does not "
+            "continue from its cache as "
             "the model itself does. Tasks that are scored by log-likelihood work."
         )
     if settings is None or len(method.contexts(context)) == 1:
         return
     if not can.can_pad:
         raise Unsupported(
-            f"{method.name} generates no text with {name}: its rows have memories of different lengths, which need "
+            f"{method.name} generates no text with {name}: its rows have memories of different "
+            "lengths, which need "
             "padding. Tasks that are scored by log-likelihood work."
         )
     if settings.beams > 1 or settings.samples or settings.reads_rows:
         raise InputError(
-            f"{method.name}: several memories choose each token together, always greedily: give no num_beams, no "
-            "do_sample and no settings that read the rows of a batch (no_repeat_ngram_size, bad_words_ids, ...)."
+            f"{method.name}: several memories choose each token together, always greedily: give no "
+            "num_beams, no "
+            "do_sample and no settings that read the rows of a batch (no_repeat_ngram_size, "
+            "bad_words_ids, ...)."
         )
 
 
 def keeps_window(method: Method, can: Capabilities) -> bool:
-    """Whether rows may be longer than the model's window though some layers hide all tokens before it.
+    """Whether rows may be longer than the model's window.
 
-    They do so whatever the mask shows (GPT-Neo). transformers runs such rows in the same way. The method is then
-    not invariant.
+    Some layers then hide all tokens before it, whatever the mask shows (GPT-Neo). transformers runs
+    such rows in the same way. The method is then not invariant.
     """
     one_memory = method.one_pass and not method.memory_depends_on_query
     return can.keeps_window and method.needs_mask and one_memory
 
 
 def longest_row(method: Method, can: Capabilities) -> int | None:
-    """How many tokens a row of the method may have. None if only the number of positions limits it."""
+    """How many tokens a row of the method may have. None: as many as the model has positions."""
     limits = []
     if method.needs_mask and can.window is not None:
         limits.append(can.window)
@@ -164,15 +177,17 @@ def longest_row(method: Method, can: Capabilities) -> int | None:
 
 
 def warn(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
-    """Warn about a model whose window hides demonstrations, or which does not continue from its cache."""
+    """Warn about a model whose window hides demonstrations, or that has no cache."""
     if keeps_window(method, can):
         log.warning(
-            "%s: some layers of %s attend to the last %d tokens only, whatever the mask shows. Longer prompts run as "
+            "%s: some layers of %s attend to the last %d tokens only, whatever the mask shows. "
+            "Longer prompts run as "
             "transformers runs them, and their results depend on the order of the demonstrations.",
             *(method.name, type(model).__name__, can.window),
         )
     if can.no_memory:
         log.warning(
-            "%s does not continue from its cache (%s): every prompt is run as a whole, as with --model hf.",
+            "%s does not continue from its cache (%s): every prompt is run as a whole, as with "
+            "--model hf.",
             *(type(model).__name__, can.no_memory),
         )

@@ -1,4 +1,4 @@
-"""The base class of methods in which attention reads a part of the memory in another way than other tokens."""
+"""The base class of methods in which attention reads a part of the memory in another way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lm_eval_icl.methods.pcw import PCW
 
 @dataclass(frozen=True)
 class InParts(PCW):
-    """Windows as in `pcw`, and a part of the memory that attention reads with a temperature, a scale or a weight.
+    """Windows as in `pcw`, with a part that is read with a temperature, a scale or a weight.
 
     A method says in `reading` which part it is, and how it is read.
     """

@@ -1,9 +1,10 @@
-"""Plain mode: every request computed alone, by the definition of its method, with none of the optimizations.
+"""Plain mode: every request computed alone, by the definition of its method.
 
-A request is a context, a query and an answer. Each of its forward passes is one row of the model, under the dense
-mask and at the positions of the layout that the method gives (`Method.by_definition`). The model's own attention
-computes it. No keys and values are kept for another request, nothing is packed or batched, and texts are generated
-without a cache. It is slow, and it is what the optimized code is compared with.
+A request is a context, a query and an answer. Each of its forward passes is one row of the model,
+under the dense mask and at the positions of the layout that the method gives
+(`Method.by_definition`). The model's own attention computes it. No keys and values are kept for
+another request, nothing is packed or batched, and texts are generated without a cache. It is slow,
+and it is what the optimized code is compared with.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class PlainRunner(MethodRunner):
     ) -> list[list[int]]:
         """Generate a continuation for the first prompt.
 
-        In each step, the scores of the next token are those of a request whose answer is the text so far.
+        In each step, the scores of the next token are those of a request whose answer is the text
+        so far.
         """
         prompt = prompts[0]
         needs.check_generates(self.method, self.model, self.capabilities, prompt.context, settings)
@@ -118,7 +120,7 @@ class PlainRunner(MethodRunner):
         return Scores(torch.stack((logprob, greedy.to(logprob)))[:, None], [1], vector)
 
     def _logprobs(self, method: Method, context: Context, query: Ids, answer: Ids) -> Tensor:
-        """The log-probabilities after the query and each token of the answer: [memories, tokens, vocabulary]."""
+        """The log-probabilities after query and answer: [memories, tokens, vocabulary]."""
         plain = PlainModel(self.model, method.needs_mask, method.encode)
         logits = torch.stack(method.by_definition(plain, context, query, answer))
         dtype = self.softmax_dtype or torch.promote_types(logits.dtype, torch.float32)
@@ -127,8 +129,9 @@ class PlainRunner(MethodRunner):
 
     @contextmanager
     def _projected(self, states: States) -> Iterator[list[Tensor]]:
-        """Inside this context, if `states` are hidden states, keep the input of the vocabulary projection in the
-        last pass, [1, tokens, width]."""
+        """Inside this context, keep the last input of the vocabulary projection, if `states` is
+        "hidden": [1, tokens, width].
+        """
         inputs: list[Tensor] = []
         if states != "hidden":
             yield inputs
@@ -145,7 +148,7 @@ class PlainRunner(MethodRunner):
 def _predicting(
     model: PreTrainedModel, next_token: Callable[[list[int]], Tensor]
 ) -> Iterator[None]:
-    """Inside this context, the model's `generate` gets the scores of the next token from `next_token`.
+    """Inside this context, the model's `generate` gets its scores from `next_token`.
 
     Args:
         next_token: takes the ids of a whole row and returns [vocabulary].

@@ -1,6 +1,7 @@
 """A model that runs one row of a layout at a time, with its own attention under a dense mask.
 
-Plain mode (`methods.plain`) computes every request with it, and shares only the layouts with the optimized code.
+Plain mode (`methods.plain`) computes every request with it, and shares only the layouts with the
+optimized code.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ class PlainModel:
         keep: int = 1,
         cache: DynamicCache | None = None,
     ) -> Tensor:
-        """Run the row of a layout. Returns the logits of its last `keep` tokens, [keep, vocabulary].
+        """Run the row of a layout. Returns the logits of its last tokens, [keep, vocabulary].
 
         Args:
             prompt: the ids of the prompt, which has every part once (`Layout.source`).
-            cache: the memory at the beginning of the layout, to which the keys and values of the row are added.
+            cache: the memory at the beginning of the layout, to which the keys and values of the
+                row are added.
         """
         device = device_of(self.model)
         first = layout.entries
@@ -65,14 +67,15 @@ class PlainModel:
         if cache is None and not arguments:
             arguments["use_cache"] = False
         else:
-            # Without a cache, transformers would take a position that occurs again for the start of another text.
+            # Without a cache, transformers would take a position that occurs again for the start of
+            # another text.
             arguments |= cache_arguments(self.model, DynamicCache() if cache is None else cache)
         ids = torch.tensor([row], device=device)
         logits: Tensor = self.model(input_ids=ids, logits_to_keep=keep, **arguments).logits
         return logits[0, -keep:]
 
     def run_after(self, memory: Memory, tokens: Sequence[int], keep: int) -> Tensor:
-        """Run tokens on a memory. Returns the logits of the last `keep` tokens, [keep, vocabulary]."""
+        """Run tokens on a memory. Returns the logits of the last ones, [keep, vocabulary]."""
         last = range(len(tokens) - keep, len(tokens))
         with memory.reading(self.model):
             return run_after_memory(self.model, memory, memory.cache(), [tokens], 0, last)[0]
@@ -85,7 +88,7 @@ class PlainModel:
     def reading(
         self, part: tuple[int, Reading] | None, layout: Layout, after: int
     ) -> Iterator[None]:
-        """Inside this context, the last `after` tokens of a row read a part of the tokens before them in another way.
+        """Inside this context, the last `after` tokens read a part of those before in another way.
 
         Attention is then computed from the scores, as the definition has it.
 
@@ -128,7 +131,7 @@ def _in_parts(
     scaling: float | None = None,
     **_: Any,
 ) -> Tensor:
-    """Attention in which the tokens `rows` read the entries `columns` as `reading` says: [1, n, heads, width]."""
+    """Attention whose tokens `rows` read `columns` as `reading` says: [1, n, heads, width]."""
     groups = query.shape[1] // key.shape[1]
     wide = torch.promote_types(query.dtype, torch.float32)
     keys = key.repeat_interleave(groups, dim=1).to(wide)
@@ -141,7 +144,8 @@ def _in_parts(
         scores = scores.masked_fill(~seen, torch.finfo(wide).min)
     else:
         scores = scores + mask.to(wide)
-    # The share of a part is exp(factor * LSE(s / T) + log w), and inside it the shares are softmax(s / T).
+    # The share of a part is exp(factor * LSE(s / T) + log w), and inside it the shares are
+    # softmax(s / T).
     tempered = scores[..., rows, columns] / reading.temperature
     total = tempered.logsumexp(-1, keepdim=True)
     scores[..., rows, columns] = tempered - total + reading.factor * total + reading.log_weight

@@ -1,4 +1,4 @@
-"""The Python API: runs a method on a model, with demonstrations and queries given as text, without a harness."""
+"""The Python API: runs a method on a model, with demonstrations and queries as text."""
 
 from __future__ import annotations
 
@@ -31,18 +31,20 @@ class DoesNotFit(InputError):
 
 
 class Predictor:
-    """Scores the options of queries, and generates texts after queries, given demonstrations, with any method.
+    """Scores options of queries, and generates texts after queries, with any method.
 
-    Demonstrations are run through the model once. Their memory is stored for later calls with the same
-    demonstrations (in any order, if the method does not depend on it). Call `forget` after the model's weights have
-    changed.
+    Demonstrations are run through the model once. Their memory is stored for later calls with the
+    same demonstrations (in any order, if the method does not depend on it). Call `forget` after the
+    model's weights have changed.
 
     Args:
         model: a causal language model of transformers. It is put into evaluation mode.
         tokenizer: the model's tokenizer, which must be a fast tokenizer.
         method: the method, for example `lm_eval_icl.methods.make("invicl")`.
-        max_length: how many positions the model has. None: `max_position_embeddings` of its configuration.
-        add_bos_token: whether BOS is put at the beginning of a prompt. None: the tokenizer's default.
+        max_length: how many positions the model has. None: `max_position_embeddings` of its
+            configuration.
+        add_bos_token: whether BOS is put at the beginning of a prompt. None: the tokenizer's
+            default.
         batch_size: how many texts are generated in one batch.
         pack_tokens, store_bytes: as for `MethodRunner`.
         plain: compute every request alone, with none of the optimizations (`methods.plain`).
@@ -94,16 +96,18 @@ class Predictor:
         """Score every option of every query.
 
         Args:
-            demonstrations: one list for all queries, or a list for each query. A demonstration ends with its answer
-                and the delimiter after it. Demonstrations that several queries share are encoded once where possible.
+            demonstrations: one list for all queries, or a list for each query. A demonstration ends
+                with its answer and the delimiter after it. Demonstrations that several queries
+                share are encoded once where possible.
             queries: the queries, each up to the beginning of the answer.
-            options: one list for all queries, or a list for each query. An option begins with the blank that
-                separates it from the query.
+            options: one list for all queries, or a list for each query. An option begins with the
+                blank that separates it from the query.
             prefix: the text before the first demonstration.
 
         Returns:
-            For each query, a list with (log-probability, greedy) for each option: the sum of the log-probabilities
-            of the option's tokens (natural logarithm), and whether greedy decoding would produce the option.
+            For each query, a list with (log-probability, greedy) for each option: the sum of the
+            log-probabilities of the option's tokens (natural logarithm), and whether greedy
+            decoding would produce the option.
 
         Raises:
             InputError: a prompt cannot be used, or a log-probability is NaN or infinite.
@@ -144,21 +148,24 @@ class Predictor:
         stop: Sequence[str] = (),
         **settings: Any,
     ) -> list[str]:
-        """Generate the text that follows each query: the likeliest token at each step, unless settings say otherwise.
+        """Generate the text that follows each query.
 
-        The settings of the checkpoint's `generation_config` hold, as under lm-eval.
+        Each token is the likeliest one, unless settings say otherwise. The settings of the
+        checkpoint's `generation_config` hold, as under lm-eval.
 
         Args:
             demonstrations, queries, prefix: as for `score`.
             max_new_tokens: how many tokens a text has at most.
             stop: a text ends before the first of these strings.
-            **settings: arguments of transformers' `generate`, such as `num_beams` or `repetition_penalty`.
+            **settings: arguments of transformers' `generate`, such as `num_beams` or
+                `repetition_penalty`.
 
         Returns:
             The text of each query.
 
         Raises:
-            InputError: a prompt or a setting cannot be used, or the scores of a next token are NaN or infinite.
+            InputError: a prompt or a setting cannot be used, or the scores of a next token are NaN
+                or infinite.
             Unsupported: the method generates no text with this model.
         """
         model: Any = self.runner.model
@@ -245,7 +252,7 @@ def _check_list(name: str, texts: Any) -> None:
 
 
 def _for_each_query(name: str, lists: Any, n: int) -> list[Any]:
-    """The list of texts of each of n queries, from one list for all queries or a list for each query."""
+    """The list of each of n queries, from one list for all of them or a list for each."""
     _check_list(name, lists)
     if any(isinstance(text, str) for text in lists):
         return [lists] * n

@@ -1,4 +1,4 @@
-"""Runs a method on a model, with token ids: scores or continues queries on the memories of their contexts."""
+"""Runs a method on a model: scores or continues queries on the memories of their contexts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Scored = tuple[list[ContextQueryAnswer], Scores]
 
 
 def grouped(prompts: Iterable[PromptAnswer]) -> Grouped:
-    """Group pairs of prompt and answer, so that every distinct context, query and answer occurs once.
+    """Group prompts and answers, so that every distinct context, query and answer occurs once.
 
     The longest context comes first, so that out-of-memory occurs at the beginning of a run.
     """
@@ -59,9 +59,9 @@ def share_beginnings(
 ) -> Sequence[PromptAnswer]:
     """The same prompts, some with a shorter context and a longer query.
 
-    If several contexts begin with the same demonstrations, these become the context, and later demonstrations
-    belong to the query. All of these contexts must be ordinary causal passes, and it must save more than `least`
-    tokens.
+    If several contexts begin with the same demonstrations, these become the context, and later
+    demonstrations belong to the query. All of these contexts must be ordinary causal passes, and it
+    must save more than `least` tokens.
     """
     groups: dict[object, dict[Context, None]] = defaultdict(dict)
     for prompt, _ in prompts:
@@ -86,26 +86,27 @@ def share_beginnings(
 
 
 class MethodRunner(ModelMode):
-    """Runs a method on a model: scores or continues queries on the memories of their contexts, which it stores.
+    """Runs a method on a model, with token ids, and stores the memories of contexts.
 
     Args:
         model: a causal language model of transformers.
         method: the method. Arguments that depend on the model are filled in (`Method.bind`).
-        pack_tokens: how many tokens a packed forward pass may have: tokens of queries and options, and of contexts
-            that run side by side.
-        batch_size: how many rows a batch may have in which texts are generated or queries are scored without
-            packing. On an accelerator, as many queries may also share a packed pass, even if they exceed
-            `pack_tokens`.
+        pack_tokens: how many tokens a packed forward pass may have: tokens of queries and options,
+            and of contexts that run side by side.
+        batch_size: how many rows a batch may have in which texts are generated or queries are
+            scored without packing. On an accelerator, as many queries may also share a packed pass,
+            even if they exceed `pack_tokens`.
         store_bytes: how many bytes of keys and values are stored for contexts that occur again.
         softmax_dtype: the dtype of the softmax over the vocabulary. None: at least float32.
         mixed_precision_dtype: the dtype of autocast. None: no autocast.
         tensor_parallel: each pass is divided among several processes (tensor parallelism).
-        capabilities: what the model can do, if known. Otherwise, some thirty short passes find it out.
+        capabilities: what the model can do, if known. Otherwise, some thirty short passes find it
+            out.
 
     Attributes:
         method: the method, for this model.
-        encoder: makes the memories of contexts. It has the `store` of memories, and the `budget` of what runs at
-            once.
+        encoder: makes the memories of contexts. It has the `store` of memories, and the `budget` of
+            what runs at once.
 
     Raises:
         Unsupported: the model does not do what the method needs.
@@ -144,14 +145,14 @@ class MethodRunner(ModelMode):
         self.begin(batch_size)
 
     def begin(self, batch_size: int) -> None:
-        """Begin a run. The memories of an earlier run are dropped, since the model's weights may have changed."""
+        """Begin a run. Stored memories are dropped, since the model's weights may have changed."""
         on_cpu = device_of(self.model).type == "cpu"
         # On a CPU, larger packs are slower, since most of their attention is masked.
         sizes = Sizes(self.pack_tokens, queries=1 if on_cpu else batch_size, texts=batch_size)
-        # How many further packs are begun before the scores of a pack are returned, so that an accelerator
-        # is not idle.
+        # How many further packs are begun before the scores of a pack are returned, so that an
+        # accelerator is not idle.
         self.packs_ahead = 0 if on_cpu else 1
-        joins = self.divides_prompts and joining.has_separate_demonstrations(self.method)
+        joins = self.capabilities.can_divide and joining.has_separate_demonstrations(self.method)
         make_encoder = joining.JoiningEncoder if joins else ContextEncoder
         self.encoder = make_encoder(
             self.model,
@@ -173,32 +174,18 @@ class MethodRunner(ModelMode):
         Raises:
             InputError: the model has learned embeddings of fewer positions.
         """
-        can = self.capabilities
         with self.inference_mode():
-            needs.check_length(self.model, can, max_length)
-        return PromptLimits(
-            self.method,
-            type(self.model).__name__,
-            max_length,
-            window=needs.longest_row(self.method, can),
-            switch=can.position_switch,
-            hint=self.method.overflow_hint if can.obeys_positions else "",
-            keeps_window=needs.keeps_window(self.method, can),
-        )
+            needs.check_length(self.model, self.capabilities, max_length)
+        return PromptLimits.of(self.method, self.model, self.capabilities, max_length)
 
     @property
     def invariant(self) -> bool:
-        """Whether the order of the demonstrations makes no difference with this model except for rounding."""
+        """Whether the order of the demonstrations makes no difference with this model."""
         return self.method.invariant and not needs.keeps_window(self.method, self.capabilities)
 
     def forget(self, context: Context) -> None:
         """Drop all stored memories of a context that no later request has."""
         self.encoder.forget(context)
-
-    @property
-    def divides_prompts(self) -> bool:
-        """Whether a part of a prompt may run on the memory of another part, at positions that we give."""
-        return self.capabilities.can_pack and self.capabilities.position_switch is None
 
     # Scores.
 
@@ -210,7 +197,7 @@ class MethodRunner(ModelMode):
         Yields:
             For each forward pass, the indices of the prompts that it scored, each with its score.
         """
-        if self.divides_prompts:
+        if self.capabilities.can_divide:
             least = self.budget.sizes.pack_tokens
             prompts = share_beginnings(prompts, self.method.is_ordinary, least)
         groups = grouped(prompts)
@@ -227,17 +214,18 @@ class MethodRunner(ModelMode):
 
         Args:
             work: contexts -> the ids of each query -> the ids of each of its answers.
-            once: no later request has these contexts. Short contexts run side by side, and no memory is stored
-                for longer than its queries need it.
-            states: the vectors to return with the scores (`Scores.states`). All queries of a context must run on
-                one memory.
+            once: no later request has these contexts. Short contexts run side by side, and no
+                memory is stored for longer than its queries need it.
+            states: the vectors to return with the scores (`Scores.states`). All queries of a
+                context must run on one memory.
 
         Yields:
             For each forward pass, the requests that it scored, and their scores in the same order.
         """
         if reason := self.capabilities.no_memory:
             raise Unsupported(
-                f"{type(self.model).__name__} does not continue from its cache ({reason}): only lm-eval's "
+                f"{type(self.model).__name__} does not continue from its cache ({reason}): only "
+                "lm-eval's "
                 "--model icl scores with it, since it runs every prompt as a whole."
             )
         begun: list[Scored] = []
@@ -257,7 +245,8 @@ class MethodRunner(ModelMode):
         """Yields as `score` does. A device may still be computing the scores.
 
         Args:
-            encoded: what the queries run on, if there is only one context, and it is encoded already.
+            encoded: what the queries run on, if there is only one context, and it is encoded
+                already.
         """
         unscored = {context: dict(queries) for context, queries in work.items() if queries}
         if encoded is None:
@@ -329,11 +318,8 @@ class MethodRunner(ModelMode):
     ) -> list[list[int]]:
         """Generate a continuation for the first of these prompts, as many as fit into one batch.
 
-        If `generate` does not continue from the model's cache, a prompt is run as a whole, in a batch of one.
-
         Args:
-            prompts: the waiting prompts. Prompts with one context are adjacent, the longest query first
-                (`inference.schedule.in_order`).
+            prompts: the waiting prompts, as `inference.schedule.in_order` sorts them.
             names: the names of the prompts, for errors.
             max_new_tokens: the largest number of tokens that are generated for a prompt.
             generate: as for `continue_from`.

@@ -1,4 +1,8 @@
-"""SAICL: Scaling In-Context Demonstrations with Structured Attention (Cai et al., 2023), as in InvICL's paper."""
+"""SAICL: structured attention.
+
+"Scaling In-Context Demonstrations with Structured Attention" (Cai et al., 2023), as InvICL compares
+with it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,12 @@ from lm_eval_icl.prompts.layouts import Pattern, nothing
 
 @dataclass(frozen=True)
 class SAICL(ByQuery):
-    """Structured attention: a demonstration sees no other demonstration, but all of the query (InvICL, Appendix A.2).
+    """Structured attention: a demonstration sees no other demonstration, but all of the query.
 
-    The continuation is hidden from the demonstrations. Within a layer no demonstration sees another (Table 1), but
-    from the second layer on they influence each other through the query. Invariant. Since the demonstrations see
-    the query, every query needs a pass over all demonstrations, and only the options of one query share a memory.
+    The method is that of InvICL, Appendix A.2. The continuation is hidden from the demonstrations.
+    Within a layer no demonstration sees another (Table 1), but from the second layer on they
+    influence each other through the query. Invariant. Since the demonstrations see the query, every
+    query needs a pass over all demonstrations, and only the options of one query share a memory.
     """
 
     treats_demonstrations_alike = True

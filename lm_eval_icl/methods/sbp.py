@@ -1,4 +1,7 @@
-"""Set-based prompting: Order-Independence Without Fine Tuning (McIlroy-Young et al., NeurIPS 2024)."""
+"""Set-based prompting.
+
+"Order-Independence Without Fine Tuning" (McIlroy-Young et al., NeurIPS 2024).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from lm_eval_icl.prompts.layouts import Pattern
 class SBP(Method):
     """Set-based prompting: `pcw` with one demonstration in each window, under its own name.
 
-    No demonstration sees another, and all demonstrations start at the end of the prefix. The paper makes other parts
-    of a prompt parallel in the same way (the answer options of a question). Here the parallel parts are the
-    demonstrations.
+    No demonstration sees another, and all demonstrations start at the end of the prefix. The paper
+    makes other parts of a prompt parallel in the same way (the answer options of a question). Here
+    the parallel parts are the demonstrations.
     """
 
     treats_demonstrations_alike = True

@@ -22,13 +22,15 @@ from lm_eval_icl.prompts.tokens import Context, Ids
 
 @dataclass(frozen=True)
 class Several(PCW):
-    """Several memories: the demonstrations are divided into windows, and each window is a context of its own.
+    """Several memories: the demonstrations are divided into windows, each a context of its own.
 
-    A query runs on every memory, and the predictions of the next token on all memories are combined. The memory of
-    each window is stored separately, and shared by all queries. A method defines `next_token`.
+    A query runs on every memory, and the predictions of the next token on all memories are
+    combined. The memory of each window is stored separately, and shared by all queries. A method
+    defines `next_token`.
 
     Args:
-        window_size: how many demonstrations a window has, at most all of them. The last window may have fewer.
+        window_size: how many demonstrations a window has, at most all of them. The last window may
+            have fewer.
     """
 
     one_pass = False
@@ -41,15 +43,20 @@ class Several(PCW):
         """Combine the predictions of the next token.
 
         Args:
-            logprobs: [texts, memories, vocabulary] the log-probabilities on the memories of `contexts`.
-            state: [texts] what this function returned as the state for the token before. None for the first token.
+            logprobs: [texts, memories, vocabulary] the log-probabilities on the memories of
+                `contexts`.
+            state: [texts] what this function returned as the state for the token before. None for
+                the first token.
 
         Returns:
-            The combined log-probabilities, [texts, vocabulary], and a state for the next token, or None.
+            The combined log-probabilities, [texts, vocabulary], and a state for the next token, or
+            None.
         """
 
     def combined(self, logprobs: Tensor) -> Tensor:
-        """`next_token` for all tokens of an answer: [memories, tokens, vocabulary] -> [tokens, vocabulary]."""
+        """`next_token` for all tokens of an answer: [memories, tokens, vocabulary] to [tokens,
+        vocabulary].
+        """
         rows = []
         state = None
         for at in range(logprobs.shape[1]):

@@ -11,14 +11,16 @@ from lm_eval_icl.prompts.layouts import Pattern, before, same
 
 @dataclass(frozen=True)
 class Star(PCW):
-    """Star attention: a demonstration sees those before it in its window and in the first window (the anchor).
+    """Star attention: a demonstration sees those before it in its window and in the first one.
 
-    The authors run every window after a copy of the first window, at the first window's positions, and drop the
-    copy's keys and values, which equal those of the first window. This mask is the same computation. Query and
-    continuation see all windows (phase 2). Positions are sequential. Not invariant: the first window is special.
+    The authors run every window after a copy of the first window, at the first window's positions,
+    and drop the copy's keys and values, which equal those of the first window. This mask is the
+    same computation. Query and continuation see all windows (phase 2). Positions are sequential.
+    Not invariant: the first window is special.
 
     Args:
-        window_size: how many demonstrations share a window. (The authors count tokens: a quarter of the context.)
+        window_size: how many demonstrations share a window. (The authors count tokens: a quarter of
+            the context.)
     """
 
     treats_demonstrations_alike = False

@@ -16,7 +16,7 @@ from lm_eval_icl.prompts.tokens import Context
 
 @dataclass(frozen=True)
 class Stepwise(Method):
-    """One memory for all queries, which is refined step by step. The memory after each step can be scored."""
+    """One memory for all queries, refined step by step. Each step can be scored."""
 
     # The name of the argument that says how many memories `memories` yields.
     counts_memories: ClassVar[str]
@@ -25,7 +25,7 @@ class Stepwise(Method):
     def memories(
         self, model: PreTrainedModel, contexts: Sequence[Context]
     ) -> Iterator[list[Memory]]:
-        """The memories of all contexts after each step. Queries attend to those after the last step."""
+        """The memories of all contexts after each step. Queries attend to the last ones."""
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         last = list[Memory]()

@@ -16,18 +16,18 @@ from lm_eval_icl.prompts.tokens import Context
 
 @dataclass(frozen=True)
 class Structured(InParts):
-    """Structured prompting: windows as in `pcw`, and M times the weight for the tokens of query and continuation.
+    """Structured prompting: windows as in `pcw`, and M times the weight for query and continuation.
 
-    For M windows, a token of query or continuation gives the weight exp(s) to an entry of the memory with the score
-    s, and M exp(s) to a token of query or continuation (rescaled attention). To give the memory the weight 1/M is
-    the same. This is done here, by a shift of its log-sum-exp. Windows are aligned at their ends. With one window
-    it is `icl`.
+    For M windows, a token of query or continuation gives the weight exp(s) to an entry of the
+    memory with the score s, and M exp(s) to a token of query or continuation (rescaled attention).
+    To give the memory the weight 1/M is the same. This is done here, by a shift of its log-sum-exp.
+    Windows are aligned at their ends. With one window it is `icl`.
 
     Args:
         window_size: as for `pcw`. The paper's windows have many demonstrations.
         factor: M, above 0. None for the number of windows.
-        align: "right": all windows end at the same position. "left": all windows begin at the same position, as in
-            `pcw`. It has an effect on symmetric positions only.
+        align: "right": all windows end at the same position. "left": all windows begin at the same
+            position, as in `pcw`. It has an effect on symmetric positions only.
     """
 
     factor: Annotated[float | None, optional(number("above 0", lambda value: value > 0))] = None
