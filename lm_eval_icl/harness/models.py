@@ -221,7 +221,7 @@ class ICLModel(CheckedHFLM):
             "max_length": self.max_length,
             "canonical_order": self.canonical_order,
             "overflow": self.common.overflow,
-            **({"plain": True} if self.common.plain else {}),
+            "plain": self.common.plain,
             **{
                 name: str(value)
                 for name, value in self._forwarded.items()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import Unsupported, checked_whole
+from lm_eval_icl.errors import checked_whole
 from lm_eval_icl.inference.budget import MemoryBudget
 from lm_eval_icl.inference.capabilities import Capabilities, probe
 from lm_eval_icl.inference.devices import device_of
@@ -124,7 +124,7 @@ class MethodRunner:
         # The learned position embeddings that are switched off while the model runs; None if positions are not removed.
         self.without_positions: list[nn.Embedding] | None = None
         self._inside = False
-        self.plain: Plain | None = None
+        self.plain = plain
         with self.inference_mode():
             self.capabilities = capabilities or probe(model)
             needs.check(method, model, self.capabilities)
@@ -136,7 +136,6 @@ class MethodRunner:
             if method.positions == "none":
                 needs.check_no_positions(method, model)
             self.method = method.bind(model)
-        self.plain = Plain(model, self.method, softmax_dtype) if plain else None
         self.begin(batch_size)
 
     def begin(self, batch_size: int) -> None:
@@ -242,12 +241,7 @@ class MethodRunner:
     ) -> Iterator[list[tuple[int, Score]]]:
         """`score` for prompts, each with an answer. Yields, for each forward pass, the indices of the prompts that it
         scored, each with its score."""
-        if self.plain:
-            for i, (prompt, answer) in enumerate(prompts):
-                [(_, scores)] = self.score({prompt.context: {prompt.query: [answer]}})
-                yield [(i, scores[0])]
-            return
-        groups = grouped(self.blocks.beginning_alike(prompts))
+        groups = grouped(prompts if self.plain else self.blocks.beginning_alike(prompts))
         for requests, scores in self.score(groups, once):
             yield [
                 (i, score)
@@ -270,14 +264,9 @@ class MethodRunner:
         Yields:
             For each forward pass, the requests that it scored, and their scores in the same order.
         """
-        if self.plain:
-            yield from self._alone(self.plain, work, states)
+        if self.plain or self.capabilities.no_memory:
+            yield from self._alone(self.method, work, states)
             return
-        if reason := self.capabilities.no_memory:
-            raise Unsupported(
-                f"{type(self.model).__name__} does not continue from its cache ({reason}): only lm-eval's --model icl "
-                "scores with it, since it runs every prompt as a whole."
-            )
         begun: list[Scored] = []
         for batch in self._batches(work, once, states):
             begun.append(batch)
@@ -286,14 +275,16 @@ class MethodRunner:
         yield from begun
 
     def _alone(
-        self, plain: Plain, work: Mapping[Context, Queries], states: States = None
+        self, method: Method, work: Mapping[Context, Queries], states: States = None
     ) -> Iterator[Scored]:
-        """Yields as `score` does, from one request after another."""
+        """Yields as `score` does, from one request after another: in plain mode, and without a cache to continue from."""
+        plain = Plain(self.model, self.softmax_dtype)
         for context, queries in work.items():
             for query, answers in queries.items():
                 for answer in answers:
                     with self.counting():
-                        scores = plain.score(context, query, answer, states)
+                        prompt = TokenizedPrompt(context, query)
+                        scores = plain.score(method, prompt, answer, states)
                     yield [(context, query, answer)], scores
 
     def _batches(
@@ -404,11 +395,10 @@ class MethodRunner:
         forward pass, the number of the memory, the scored requests, and their scores."""
         if self.plain:
             for number in sorted(numbers):
-                passes: dict[str, Any] = {self.method.counts_memories: number}
-                method = replace(self.method, **passes)
-                plain = Plain(self.model, method, self.softmax_dtype)
-                for scored in self._alone(plain, {context: queries}):
-                    yield number, scored
+                method = replace(
+                    self.method, **dict[str, Any]({self.method.counts_memories: number})
+                )
+                yield from ((number, scored) for scored in self._alone(method, {context: queries}))
             return
         memories = self.method.memories(self.model, context)
         for number in range(1, max(numbers) + 1):
@@ -453,7 +443,7 @@ class MethodRunner:
             needs.check_generates_together(method, self.model, can, settings)
         if self.plain:
             with self.inference_mode(), stop_on_nonfinite(self.model, names[:1]):
-                return [self.plain.generate(prompts[0], generate)]
+                return [Plain(self.model, None).generate(method, prompts[0], generate)]
         # If a memory is read in parts, all rows share it. If a text runs on several memories, it has several rows.
         may_be_single = not isinstance(method, Several) and not method.reads_in_parts
 
