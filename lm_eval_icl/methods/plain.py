@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -20,7 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lm_eval_icl.errors import Unsupported
-from lm_eval_icl.inference.attention import Attended, AttentionCall, Reading, additive, attention_by
+from lm_eval_icl.inference.attention import Attended, AttentionCall, additive, attention_by
 from lm_eval_icl.inference.blocks import replaced_stream, residual_stream
 from lm_eval_icl.inference.caches import cache_arguments, without_adapter
 from lm_eval_icl.inference.devices import device_of
@@ -73,7 +72,7 @@ class Plain:
             return CausalLMOutputWithPast(logits=torch.stack(logits))
 
         inner.forward = predict
-        inner.prepare_inputs_for_generation = lambda ids, **_: {"input_ids": ids}
+        inner.prepare_inputs_for_generation = lambda input_ids, **_: {"input_ids": input_ids}
         try:
             row = [*prompt.context.tokens, *prompt.query]
             ids = generate(torch.tensor([row], device=device_of(self.model)))
@@ -123,8 +122,21 @@ class Plain:
         part = method.reading(context)
         if part is None:
             return self._run(last, row)
-        queries_of_part = (..., slice(-len(after), None), slice(part[0], -len(after)))
-        with attention_by(partial(_in_parts, last.mask, queries_of_part, part[1])):
+        first, reading = part
+        at = (..., slice(-len(after), None), slice(first, -len(after)))
+
+        def in_parts(call: AttentionCall) -> Attended:
+            """The part's share is exp(factor * LSE(s / T) + log w), and it is divided by softmax(s / T)."""
+            scale = call.options.get("scaling") or call.query.shape[-1] ** -0.5
+            scores = scale * call.query @ call.repeated().key.mT
+            tempered = scores[at] / reading.temperature
+            total = tempered.logsumexp(-1, keepdim=True)
+            added = torch.zeros_like(scores)
+            added.masked_fill_(~last.mask.to(added.device), -torch.inf)
+            added[at] = tempered - scores[at] + (reading.factor - 1) * total + reading.log_weight
+            return replace(call, mask=added).whole()
+
+        with attention_by(in_parts):
             return self._run(last, row)
 
     def _run(self, layout: Layout, prompt: Sequence[int], memory: Any = None) -> Tensor:
@@ -177,15 +189,3 @@ class Plain:
         for entry in entries:
             setattr(*entry, getattr(*entry)[:, :, first.kept_tokens])
         return memory
-
-
-def _in_parts(mask: Tensor, at: Any, reading: Reading, call: AttentionCall) -> Attended:
-    """Attention in which the scores s at the indices `at` are of a part: the part's share is
-    exp(factor * LSE(s / T) + log w), and it is divided by softmax(s / T)."""
-    scale = call.options.get("scaling") or call.query.shape[-1] ** -0.5
-    scores = scale * call.query @ call.repeated().key.mT
-    tempered = scores[at] / reading.temperature
-    total = tempered.logsumexp(-1, keepdim=True)
-    added = torch.zeros_like(scores).masked_fill(~mask.to(scores.device), -torch.inf)
-    added[at] = tempered - scores[at] + (reading.factor - 1) * total + reading.log_weight
-    return replace(call, mask=added).whole()

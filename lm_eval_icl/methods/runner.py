@@ -442,7 +442,7 @@ class MethodRunner:
         if len(windows) > 1:
             needs.check_generates_together(method, self.model, can, settings)
         if self.plain:
-            with self.inference_mode(), stop_on_nonfinite(self.model, names[:1]):
+            with self.inference_mode(), stop_on_nonfinite(self.model, names):
                 return [Plain(self.model, None).generate(method, prompts[0], generate)]
         # If a memory is read in parts, all rows share it. If a text runs on several memories, it has several rows.
         may_be_single = not isinstance(method, Several) and not method.reads_in_parts
