@@ -5,13 +5,17 @@ NEWEST ?= .venv-newest
 PYTHON ?= python3
 PYTEST = -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all papers site package floors newest
+.PHONY: demo test test-plain test-all papers site package floors newest
 demo: $(VENV)/installed
 	$(VENV)/bin/lm-eval-icl demo
 
 # Every method, command and room, in minutes.
 test: $(VENV)/installed
 	$(VENV)/bin/python $(PYTEST) -m "not slow"
+
+# The same tests in plain mode: every request computed alone, without the optimizations. Slow.
+test-plain: $(VENV)/installed
+	PLAIN=1 $(VENV)/bin/python $(PYTEST) -m "not slow"
 
 # Every test once: those of `make test`, then the slow ones.
 test-all: test

@@ -50,18 +50,18 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(1060, 9.4), Limit(12088, 14.0)),
+    "": (Limit(1060, 9.4), Limit(12480, 14.0)),
     "files": (Limit(98, 5.8), None),
-    "prompts": (Limit(6789, 12.8), Limit(5721, 13.4)),
+    "prompts": (Limit(6802, 12.8), Limit(5721, 13.4)),
     "metaicl": (Limit(3327, 12.9), Limit(5080, 15.4)),
     "decisions": (Limit(2543, 10.2), Limit(1672, 17.5)),
     "inference": (Limit(20230, 14.0), Limit(22450, 15.3)),
-    "methods": (Limit(16215, 12.7), Limit(12688, 15.6)),
+    "methods": (Limit(18264, 12.7), Limit(13480, 15.6)),
     "drawing": (Limit(3878, 15.2), Limit(2421, 16.5)),
     "demonstrations": (Limit(11847, 13.0), Limit(6789, 16.5)),
     "training": (Limit(7099, 12.8), Limit(5471, 16.1)),
     "regression": (None, Limit(3247, 18.0)),
-    "harness": (Limit(25050, 12.6), Limit(25566, 14.2)),
+    "harness": (Limit(24979, 12.6), Limit(26760, 14.2)),
     "results": (Limit(26893, 14.8), Limit(20937, 19.5)),
     "leaderboard": (Limit(11826, 15.7), Limit(2674, 13.8)),
     "studies": (Limit(17852, 13.3), Limit(17289, 16.0)),

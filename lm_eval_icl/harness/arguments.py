@@ -69,10 +69,9 @@ class CommonArguments:
             object.__setattr__(self, name, checked_whole(name, getattr(self, name)))
         if self.overflow not in OVERFLOW:
             raise InputError(f"overflow={self.overflow!r}: must be {' or '.join(OVERFLOW)}.")
-        if self.canonical_order is not None and not isinstance(self.canonical_order, bool):
-            raise InputError(f"canonical_order={self.canonical_order!r}: must be True or False.")
-        if not isinstance(self.plain, bool):
-            raise InputError(f"plain={self.plain!r}: must be True or False.")
+        for name in ("canonical_order", "plain"):
+            if getattr(self, name) not in (None, True, False):
+                raise InputError(f"{name}={getattr(self, name)!r}: must be True or False.")
 
     def is_canonical(self, method: Method) -> bool:
         """Whether demonstrations are encoded in canonical order."""

@@ -29,7 +29,6 @@ from lm_eval_icl.inference.identity import source_digest
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
-from lm_eval_icl.methods.plain import PlainRunner
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import PromptTokenizer
 from lm_eval_icl.training import record
@@ -95,8 +94,7 @@ class ICLModel(CheckedHFLM):
         self.canonical_order = self.common.is_canonical(method)
         if self.common.plain:
             self.batch_size_per_gpu = 1  # for whole texts, which `HFLM` scores
-        make_runner = PlainRunner if self.common.plain else MethodRunner
-        self.runner = make_runner(
+        self.runner = MethodRunner(
             self.model,
             method,
             pack_tokens=self.common.pack_tokens,
@@ -105,6 +103,7 @@ class ICLModel(CheckedHFLM):
             softmax_dtype=self.softmax_dtype,
             mixed_precision_dtype=self.mixed_precision_dtype,
             tensor_parallel=self._is_tensor_parallel,
+            plain=self.common.plain,
             capabilities=capabilities,
         )
         if self.common.canonical_order is None:
@@ -222,7 +221,7 @@ class ICLModel(CheckedHFLM):
             "max_length": self.max_length,
             "canonical_order": self.canonical_order,
             "overflow": self.common.overflow,
-            **({"plain": True} if self.common.plain else {}),
+            "plain": self.common.plain,
             **{
                 name: str(value)
                 for name, value in self._forwarded.items()

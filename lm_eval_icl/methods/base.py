@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, get_type_hints
 
-from lm_eval_icl.errors import InputError, is_number, naming, one_line, whole
+from lm_eval_icl.errors import InputError, Unsupported, is_number, naming, one_line, whole
 from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, lay_out
-from lm_eval_icl.prompts.tokens import Context, Ids
+from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 # The modules that run models take seconds to import. A method's arguments and layout need none.
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lm_eval_icl.inference.packing import Queries
     from lm_eval_icl.inference.schedule import Batch, ContextWork, Text
     from lm_eval_icl.inference.scoring import Pair, Scores, States
-    from lm_eval_icl.methods.plain_model import PlainModel
+    from lm_eval_icl.methods.plain import Plain
 
 # Combines log-probabilities [texts, memories, vocabulary] into [texts, vocabulary]. It also takes
 # the state that it returned for the token before, and returns a new one (`Several.next_token`).
@@ -412,35 +412,17 @@ class Method(ABC):
 
     # The definition, one request at a time (`methods.plain`).
 
-    def by_definition(
-        self, plain: PlainModel, context: Context, query: Ids, answer: Ids
-    ) -> list[Tensor]:
-        """The logits after query and answer: for each memory, [1 + answer, vocabulary]."""
-        keep = len(answer) + 1
+    def by_definition(self, plain: Plain, prompt: TokenizedPrompt, answer: Ids) -> list[Tensor]:
+        """The logits of a request's last tokens: for each memory, [tokens, vocabulary]."""
         if not self.encodes_by_layout:
-            encoded = self.encoded(plain, context, query)
-            tokens = (*(encoded.rest or query), *answer)
-            return [plain.run_after(memory, tokens, keep) for memory in encoded.memories]
-        after = (*query, *answer)
-        layout = self.row(context, len(query), len(answer))
-        with plain.reading(self.reading(context), layout, len(after)):
-            return [plain.run(layout, [*context.tokens, *after], keep)]
-
-    def predicted(self, logprobs: Tensor) -> Tensor:
-        """The next tokens' distribution: [memories, tokens, vocabulary] to [tokens, vocabulary]."""
-        [only] = logprobs
-        return only
-
-    def score(self, predicted: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
-        """The log-probability of an answer: a number on the device of `predicted`.
-
-        Args:
-            predicted: [tokens, vocabulary] the distribution of each token of the answer
-                (`predicted`).
-            logprobs: [memories, tokens, vocabulary] the log-probabilities on each memory.
-            answer: [tokens] the answer's ids.
-        """
-        return predicted.gather(-1, answer[:, None]).sum()
+            raise Unsupported(f"{self.name} encodes by code of its own: leave plain=True out.")
+        layout = self.row(prompt.context, len(prompt.query), len(answer))
+        after = [*prompt.query, *answer]
+        row = [*prompt.context.tokens, *after]
+        part = self.reading(prompt.context)
+        if part is None:
+            return [plain.run(layout, row)]
+        return [plain.run_in_parts(layout, row, *part, len(after))]
 
 
 @dataclass(frozen=True)

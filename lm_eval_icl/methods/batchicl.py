@@ -22,9 +22,9 @@ from lm_eval_icl.inference.memory import Memory, causal_pass
 from lm_eval_icl.inference.scoring import streams_packed
 from lm_eval_icl.methods.base import Passes, optional
 from lm_eval_icl.methods.by_query import ByQuery, ContextQuery, Memories, MemoryQuery
-from lm_eval_icl.methods.plain_model import PlainModel
+from lm_eval_icl.methods.plain import Plain
 from lm_eval_icl.prompts.layouts import Layout, Pattern, before, lay_out
-from lm_eval_icl.prompts.tokens import Context, Ids
+from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 DEFAULT_LAYER = 15
 
@@ -205,23 +205,20 @@ class BatchICL(ByQuery):
             streams.append(torch.stack(last_tokens))
         return streams
 
-    def by_definition(
-        self, plain: PlainModel, context: Context, query: Ids, answer: Ids
-    ) -> list[Tensor]:
+    def by_definition(self, plain: Plain, prompt: TokenizedPrompt, answer: Ids) -> list[Tensor]:
         """The mean residual stream of Q's last token over P + D_i + Q, put into P + Q + A."""
-        assert self.layer is not None
-        lengths = (len(context.prefix), context.lengths, len(query), len(answer))
-        *shots, last = [layout for _, layout in self.passes(*lengths)]
-        prompt = [*context.prefix, *query, *answer]
-        keep = len(answer) + 1
+        context = prompt.context
+        prefix = context.prefix
+        sizes = (len(prefix), context.lengths, len(prompt.query), len(answer))
+        *shots, last = [layout for _, layout in self.passes(*sizes)]
+        row = [*prefix, *prompt.query, *answer]
         if not shots:
-            return [plain.run(last, prompt, keep)]
-        with residual_stream(plain.model, self.layer) as streams:
+            return [plain.run(last, row)]
+        layer = self.layer or DEFAULT_LAYER
+        with residual_stream(plain.model, layer) as streams:
             for layout, demonstration in zip(shots, context.demonstrations, strict=True):
-                plain.run(layout, [*context.prefix, *demonstration, *query])
-        at_query = torch.stack([stream[0, -1] for stream in streams])
-        wide = torch.promote_types(at_query.dtype, torch.float32)
-        mean = at_query.mean(0, keepdim=True, dtype=wide)
-        token = len(context.prefix) + len(query) - 1
-        with replaced_stream(plain.model, self.layer, [token], mean):
-            return [plain.run(last, prompt, keep)]
+                plain.run(layout, [*prefix, *demonstration, *prompt.query])
+        mean = torch.stack([stream[0, -1:] for stream in streams]).mean(0)
+        token = len(prefix) + len(prompt.query) - 1
+        with replaced_stream(plain.model, layer, [token], mean):
+            return [plain.run(last, row)]

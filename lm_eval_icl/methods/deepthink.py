@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
-from typing import Annotated
+from itertools import chain, product
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from lm_eval_icl import methods
-from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.inference.memory import (
     KeyValues,
     Memory,
@@ -26,10 +25,10 @@ from lm_eval_icl.inference.memory import (
     masked_pass,
 )
 from lm_eval_icl.methods.base import Method, Passes, Whole, must, number, one_of
-from lm_eval_icl.methods.plain_model import PlainModel, entries_of, with_entries
+from lm_eval_icl.methods.plain import Plain
 from lm_eval_icl.methods.stepwise import Stepwise
 from lm_eval_icl.prompts.layouts import Layout, Pattern
-from lm_eval_icl.prompts.tokens import Context, Ids
+from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 
 @dataclass(frozen=True)
@@ -185,32 +184,34 @@ class DeepThink(Stepwise):
             positions = layouts[0].positions[len(memory) :]
         return [causal_pass(model, memory.tokens, memory, positions)]
 
-    def by_definition(
-        self, plain: PlainModel, context: Context, query: Ids, answer: Ids
-    ) -> list[Tensor]:
+    def by_definition(self, plain: Plain, prompt: TokenizedPrompt, answer: Ids) -> list[Tensor]:
         """The memory of all tokens after T passes, then the query on the entries that are kept."""
-        after = (*query, *answer)
-        lengths = (len(context.prefix), context.lengths, len(query), len(answer))
-        layouts = [layout for _, layout in self.passes(*lengths)]
-        if len(layouts) == 1:
-            return self.first.by_definition(plain, context, query, answer)
-        first, again, last = layouts
-        cache = DynamicCache()
-        plain.run(first, context.tokens, cache=cache)
-        dtype = plain.model.dtype
-        wide = torch.promote_types(dtype, torch.float32)
-        memory = [entry.to(wide) for entry in entries_of(cache)]
-        velocity = [torch.zeros_like(entry) for entry in memory]
-        for _ in range(2, self.T + 1):
-            cache = with_entries(cache, [entry.to(dtype) for entry in memory])
-            plain.run(again, context.tokens, cache=cache)
-            for i, entry in enumerate(entries_of(cache)):
-                present = entry[:, :, len(first) :]
-                velocity[i] = present - memory[i] + self.momentum * velocity[i]
-                memory[i] = memory[i] + self.eta * velocity[i]
-        kept = on_device(first.kept_tokens, memory[0].device)
-        cache = with_entries(cache, [entry[:, :, kept].to(dtype) for entry in memory])
-        return [plain.run(last, [*context.tokens, *after], len(answer) + 1, cache)]
+        context = prompt.context
+        sizes = (len(context.prefix), context.lengths, len(prompt.query), len(answer))
+        *before, last = [layout for _, layout in self.passes(*sizes)]
+        row = [*context.tokens, *prompt.query, *answer]
+        if not before:
+            return [plain.run(last, row)]
+        first, again = before
+        memory = DynamicCache()
+        plain.run(first, row, memory)
+        # Keys and values are updated alike. A layer that the model leaves out has none.
+        layers: list[Any] = memory.layers
+        used = [layer for layer in layers if layer.keys is not None]
+        entries = list(product(used, ("keys", "values")))
+        wide = torch.promote_types(plain.model.dtype, torch.float32)
+        exact = [getattr(*entry).to(wide) for entry in entries]
+        velocity: list[Any] = [0.0] * len(entries)
+        for _ in range(1, self.T):
+            plain.run(again, row, memory)
+            for i, entry in enumerate(entries):
+                present = getattr(*entry)[:, :, len(first) :]
+                velocity[i] = present - exact[i] + self.momentum * velocity[i]
+                exact[i] = exact[i] + self.eta * velocity[i]
+                setattr(*entry, exact[i].to(present.dtype))
+        for entry in entries:
+            setattr(*entry, getattr(*entry)[:, :, first.kept_tokens])
+        return [plain.run(last, row, memory)]
 
 
 class _Refined:

@@ -70,7 +70,7 @@ class Ensemble(Several):
     def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, None]:
         return self._joined(logprobs).log_softmax(-1), None
 
-    def score(self, predicted: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
+    def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
         ids = answer.expand(len(logprobs), -1)[..., None]
         by_memory = logprobs.gather(-1, ids)[..., 0].sum(-1)
         return self._joined(by_memory[None]).squeeze()

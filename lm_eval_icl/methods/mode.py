@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ class ModelMode:
 
     Args:
         mixed_precision_dtype: the dtype of autocast. None: no autocast.
+        plain: the model's own GELU runs, and not a faster one.
 
     Attributes:
         without_positions: the learned position embeddings that are switched off, together with
@@ -33,13 +34,11 @@ class ModelMode:
             `counting`.
     """
 
-    # The model runs with a faster GELU.
-    fuses_gelu: ClassVar[bool] = True
-
     def __init__(
-        self, model: PreTrainedModel, mixed_precision_dtype: torch.dtype | None = None
+        self, model: PreTrainedModel, mixed_precision_dtype: torch.dtype | None, plain: bool
     ) -> None:
         self.model = model
+        self.plain = plain
         self.mixed_precision_dtype = mixed_precision_dtype
         self.without_positions: list[nn.Embedding] | None = None
         self.tokens_run = 0
@@ -59,7 +58,7 @@ class ModelMode:
             self.model.eval()  # dropout would change every number
             self._inside = True
             try:
-                gelu = fused_gelu(self.model) if self.fuses_gelu else nullcontext()
+                gelu = nullcontext() if self.plain else fused_gelu(self.model)
                 with self.method_positions(), gelu:
                     yield
             finally:

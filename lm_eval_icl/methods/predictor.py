@@ -17,7 +17,6 @@ from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.schedule import in_order
 from lm_eval_icl.inference.scoring import Score, not_finite
 from lm_eval_icl.methods.base import Method
-from lm_eval_icl.methods.plain import PlainRunner
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import PromptTokenizer, TokenizedPrompt
@@ -67,9 +66,13 @@ class Predictor:
         store_bytes: int = 2**31,
         plain: bool = False,
     ) -> None:
-        make_runner = PlainRunner if plain else MethodRunner
-        self.runner = make_runner(
-            model, method, batch_size=batch_size, pack_tokens=pack_tokens, store_bytes=store_bytes
+        self.runner = MethodRunner(
+            model,
+            method,
+            batch_size=batch_size,
+            pack_tokens=pack_tokens,
+            store_bytes=store_bytes,
+            plain=plain,
         )
         self.tokenizer = PromptTokenizer(
             tokenizer,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import Unsupported, checked_whole
+from lm_eval_icl.errors import checked_whole
 from lm_eval_icl.inference.capabilities import Capabilities, probe
 from lm_eval_icl.inference.devices import device_of
-from lm_eval_icl.inference.generation import GenerationSettings
+from lm_eval_icl.inference.generation import GenerationSettings, stop_on_nonfinite
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.positions import position_embeddings
 from lm_eval_icl.inference.schedule import ContextQueryAnswer, ContextWork, Sizes, schedule
@@ -25,6 +27,7 @@ from lm_eval_icl.methods.continuing import TextBatch
 from lm_eval_icl.methods.encoder import ContextEncoder
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.methods.mode import ModelMode
+from lm_eval_icl.methods.plain import Plain
 from lm_eval_icl.methods.stepwise import Stepwise
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
@@ -100,6 +103,7 @@ class MethodRunner(ModelMode):
         softmax_dtype: the dtype of the softmax over the vocabulary. None: at least float32.
         mixed_precision_dtype: the dtype of autocast. None: no autocast.
         tensor_parallel: each pass is divided among several processes (tensor parallelism).
+        plain: compute every request alone, with none of the optimizations (`methods.plain`).
         capabilities: what the model can do, if known. Otherwise, some thirty short passes find it
             out.
 
@@ -124,9 +128,10 @@ class MethodRunner(ModelMode):
         softmax_dtype: torch.dtype | None = None,
         mixed_precision_dtype: torch.dtype | None = None,
         tensor_parallel: bool = False,
+        plain: bool = False,
         capabilities: Capabilities | None = None,
     ) -> None:
-        super().__init__(model, mixed_precision_dtype)
+        super().__init__(model, mixed_precision_dtype, plain)
         self.pack_tokens = checked_whole("pack_tokens", pack_tokens)
         batch_size = checked_whole("batch_size", batch_size)
         self.store_bytes = checked_whole("store_bytes", store_bytes)
@@ -197,7 +202,7 @@ class MethodRunner(ModelMode):
         Yields:
             For each forward pass, the indices of the prompts that it scored, each with its score.
         """
-        if self.capabilities.can_divide:
+        if self.capabilities.can_divide and not self.plain:
             least = self.budget.sizes.pack_tokens
             prompts = share_beginnings(prompts, self.method.is_ordinary, least)
         groups = grouped(prompts)
@@ -222,20 +227,17 @@ class MethodRunner(ModelMode):
         Yields:
             For each forward pass, the requests that it scored, and their scores in the same order.
         """
-        if reason := self.capabilities.no_memory:
-            raise Unsupported(
-                f"{type(self.model).__name__} does not continue from its cache ({reason}): only "
-                "lm-eval's "
-                "--model icl scores with it, since it runs every prompt as a whole."
-            )
+        if self.plain or self.capabilities.no_memory:
+            yield from Plain(self, self.softmax_dtype).score(self.method, work, states)
+            return
         begun: list[Scored] = []
-        for batch in self._batches(work, once, states):
+        for batch in self.score_batches(work, once, states):
             begun.append(batch)
             if len(begun) > self.packs_ahead:
                 yield begun.pop(0)
         yield from begun
 
-    def _batches(
+    def score_batches(
         self,
         work: Mapping[Context, Queries],
         once: bool = False,
@@ -281,30 +283,6 @@ class MethodRunner(ModelMode):
                     if is_done and once:
                         self.forget(context)
 
-    def score_memories(
-        self,
-        method: Stepwise,
-        context: Context,
-        queries: Queries,
-        numbers: Collection[int],
-    ) -> Iterator[tuple[int, Scored]]:
-        """`score` on the memories of a context after some steps.
-
-        Args:
-            method: the method of the runner.
-            numbers: the numbers of the memories on which queries are scored, counted from 1.
-
-        Yields:
-            For each forward pass, the number of the memory, the scored requests, and their scores.
-        """
-        steps = method.memories(self.model, [context])
-        for number in range(1, max(numbers) + 1):
-            with self.counting():
-                encoded = Encoded(next(steps))
-            if number in numbers:
-                for batch in self._batches({context: queries}, encoded=encoded):
-                    yield number, batch
-
     # Texts.
 
     def generate(
@@ -335,6 +313,10 @@ class MethodRunner(ModelMode):
         """
         context = prompts[0].context
         needs.check_generates(self.method, self.model, self.capabilities, context, settings)
+        if self.plain:
+            plain = Plain(self, self.softmax_dtype)
+            with self.inference_mode(), stop_on_nonfinite(self.model, names):
+                return [plain.generate(self.method, prompts[0], generate)]
         batch = TextBatch(
             self.method,
             self.encoder,
@@ -347,3 +329,35 @@ class MethodRunner(ModelMode):
         )
         with self.inference_mode():
             return self.budget.fit(batch.run, batch.halve, context)
+
+
+def score_memories(
+    runner: MethodRunner,
+    method: Stepwise,
+    context: Context,
+    queries: Queries,
+    numbers: Collection[int],
+) -> Iterator[tuple[int, Scored]]:
+    """`MethodRunner.score` on the memories of a context after some steps.
+
+    Args:
+        method: the method of the runner.
+        numbers: the numbers of the memories on which queries are scored, counted from 1.
+
+    Yields:
+        For each forward pass, the number of the memory, the scored requests, and their scores.
+    """
+    if runner.plain:
+        plain = Plain(runner, runner.softmax_dtype)
+        for number in sorted(numbers):
+            steps: dict[str, Any] = {method.counts_memories: number}
+            for scored in plain.score(replace(method, **steps), {context: queries}):
+                yield number, scored
+        return
+    memories = method.memories(runner.model, [context])
+    for number in range(1, max(numbers) + 1):
+        with runner.counting():
+            encoded = Encoded(next(memories))
+        if number in numbers:
+            for scored in runner.score_batches({context: queries}, encoded=encoded):
+                yield number, scored

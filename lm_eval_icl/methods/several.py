@@ -16,8 +16,8 @@ from lm_eval_icl.inference.scoring import Scores, States, score_together
 from lm_eval_icl.methods.base import Encoded, Encoder, Method, PackEncoder, Passes, Positions, Rows
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.pcw import PCW
-from lm_eval_icl.methods.plain_model import PlainModel
-from lm_eval_icl.prompts.tokens import Context, Ids
+from lm_eval_icl.methods.plain import Plain
+from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,18 @@ class Several(PCW):
             The combined log-probabilities, [texts, vocabulary], and a state for the next token, or
             None.
         """
+
+    def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
+        """The log-probability of an answer: a number on the device of `combined`.
+
+        Here, it is the sum over its tokens.
+
+        Args:
+            combined: [tokens, vocabulary] `next_token` for each token of the answer.
+            logprobs: [memories, tokens, vocabulary] the log-probabilities that were combined.
+            answer: [tokens] the answer's ids.
+        """
+        return combined.gather(-1, answer[:, None]).sum()
 
     def combined(self, logprobs: Tensor) -> Tensor:
         """`next_token` for all tokens of an answer: [memories, tokens, vocabulary] to [tokens,
@@ -125,13 +137,9 @@ class Several(PCW):
             queries += [text.prompt.query] * len(windows)
         return Rows(memories * len(texts), queries, len(windows), self.next_token)
 
-    def by_definition(
-        self, plain: PlainModel, context: Context, query: Ids, answer: Ids
-    ) -> list[Tensor]:
+    def by_definition(self, plain: Plain, prompt: TokenizedPrompt, answer: Ids) -> list[Tensor]:
         logits = []
-        for window in self.contexts(context):
-            logits += self.window_method.by_definition(plain, window, query, answer)
+        for window in self.contexts(prompt.context):
+            alone = TokenizedPrompt(window, prompt.query)
+            logits += self.window_method.by_definition(plain, alone, answer)
         return logits
-
-    def predicted(self, logprobs: Tensor) -> Tensor:
-        return logprobs[0] if len(logprobs) == 1 else self.combined(logprobs)
