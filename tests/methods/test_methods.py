@@ -6,10 +6,13 @@ ordinary passes after joined keys and values.
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import itertools
 import logging
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from torch.nn.functional import layer_norm
 from transformers import DynamicCache
 
 from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
@@ -726,3 +730,53 @@ def test_a_method_in_a_file_of_ones_own(checkpoint, tmp_path, monkeypatch):
     assert found[1]["config"]["model"] == "of_mine:Mine"
     assert found[1]["config"]["icl"].items() >= {"method": "mine", "reach": 9}.items()
     assert methods.make("of_mine:Mine", {"reach": 9}) == methods.find("of_mine:Mine")(reach=9)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"
+
+
+def classes_of_the_page():
+    """The classes that docs/add-a-method.md defines, by name."""
+    names = {"__name__": "a_page"}
+    for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        exec(code, names)
+    return names
+
+
+def scores_of(method, context):
+    """(query, answer) -> the log-probability of the answer."""
+    scored = {}
+    for requests, scores in MethodRunner(tiny_model("llama"), method).score({context: QUERIES}):
+        for (_, query, answer), (logprob, _) in zip(requests, scores, strict=True):
+            scored[query, answer] = logprob
+    return scored
+
+
+def test_the_methods_of_the_page_are_what_it_says():
+    page = classes_of_the_page()
+    context = CONTEXTS["prefix"]
+    plain = scores_of(methods.ICL(), context)
+    near = scores_of(page["Neighbours"](), context)
+    assert scores_of(page["Reach"](reach=1), context) == near != plain
+    assert scores_of(page["Reach"](reach=2), context) == pytest.approx(plain, abs=1e-8)
+    with pytest.raises(InputError, match="reach: reach=0: must be a whole number, 1 or more"):
+        page["Reach"](reach=0)
+    averaged = scores_of(page["Averaged"](window_size=2), context)
+    first, second = (
+        scores_of(methods.ICL(), Context(context.prefix, window))
+        for window in (context.demonstrations[:2], context.demonstrations[2:])
+    )
+    for (query, answer), logprob in averaged.items():
+        if len(answer) == 1:
+            mean = (math.exp(first[query, answer]) + math.exp(second[query, answer])) / 2
+            assert logprob == pytest.approx(math.log(mean), abs=1e-8)
+
+
+def test_a_pattern_of_another_type_is_one_line():
+    @dataclasses.dataclass(frozen=True)
+    class Mask(methods.Method):
+        def pattern(self, n):
+            return torch.ones(n, n, dtype=torch.bool)
+
+    with pytest.raises(InputError, match="mask: pattern: must return a Pattern, not tensor"):
+        Mask.from_arguments({})
