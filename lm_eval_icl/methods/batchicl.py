@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import Unsupported, whole
-from lm_eval_icl.inference.blocks import residual_stream
 from lm_eval_icl.inference.memory import Memory, causal_pass
+from lm_eval_icl.inference.residual import Replacement, residual_stream
 from lm_eval_icl.inference.scoring import streams_packed
 from lm_eval_icl.methods.base import ContextQuery, Memories, Method, Passes, optional
 from lm_eval_icl.prompts.layouts import Layout, Pattern, before, lay_out
@@ -165,7 +165,7 @@ class BatchICL(Method):
                 mean = stacked.mean(
                     0, keepdim=True, dtype=torch.promote_types(stacked.dtype, torch.float32)
                 )
-                residual = (self.layer, len(query) - 1, mean)
+                residual = Replacement(self.layer, len(query) - 1, mean)
             to_run.append((replace(memory[zero], residual=residual), query))
         return to_run
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import Unsupported, checked_whole
 from lm_eval_icl.inference.budget import MemoryBudget
-from lm_eval_icl.inference.capabilities import Capabilities, probe
+from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.gelu import fused_gelu
 from lm_eval_icl.inference.generation import (
@@ -45,6 +45,7 @@ from lm_eval_icl.inference.scoring import (
     score_rows,
     score_together,
 )
+from lm_eval_icl.inference.trials import probe
 from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.blocks import BlockStore

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm_eval_icl import methods
-from lm_eval_icl.inference import attention, memory
+from lm_eval_icl.inference import layout_attention, memory
 from lm_eval_icl.inference.scoring import score_packed
 from lm_eval_icl.methods import runner
 from lm_eval_icl.methods.runner import MethodRunner
@@ -43,7 +43,7 @@ def rows(monkeypatch):
     def set_rows(n: int) -> None:
         monkeypatch.setattr(memory, "CONTEXT_TOKENS", n)
         monkeypatch.setattr(memory, "PIECE", n)
-        monkeypatch.setattr(attention, "CONTEXT_TOKENS", n)
+        monkeypatch.setattr(layout_attention, "CONTEXT_TOKENS", n)
 
     return set_rows
 
