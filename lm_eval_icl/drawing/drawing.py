@@ -1,7 +1,7 @@
 """Prepares a drawing of the layouts that a method runs: which token sees which, and where.
 
-`lm-eval-icl show METHOD` prints it (`terminal`). With `--output FILE.svg` or `FILE.png`, the command
-saves a file (`picture`).
+`lm-eval-icl show METHOD` prints it (`terminal`). With `--output FILE.svg` or `FILE.png`, the
+command saves a file (`picture`).
 """
 
 from __future__ import annotations

@@ -141,7 +141,8 @@ class _Panel:
         top = foot + 0.36
         _write(axes, self.x, self.y + 0.06, self.title, 8.5, style="italic")
 
-        # Columns: the positions of the tokens that are seen, on bars, and the names of their blocks.
+        # Columns: the positions of the tokens that are seen, on bars, and the names of their
+        # blocks.
         if self.above:
             _write(axes, left - 0.06, foot + 0.06, "position", 6.5, ha="right", color=_GREY)
         for name, tokens in self.columns:

@@ -15,9 +15,9 @@ METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
     "png": {"Software": None},
 }
-# Okabe and Ito's colours, which colour-blind readers can tell apart, then others. Figures are read on
-# white and on black pages, so grey replaces their black, and their yellow is darker. Markers tell
-# similar colours apart.
+# Okabe and Ito's colours, which colour-blind readers can tell apart, then others. Figures are read
+# on white and on black pages, so grey replaces their black, and their yellow is darker. Markers
+# tell similar colours apart.
 _STYLES = {
     "hf": ("#7f7f7f", "s"),
     "icl": ("#0072b2", "o"),
@@ -37,8 +37,8 @@ _STYLES = {
 }
 _MARKERS = "oDs^vPX<>ph*"
 
-# matplotlib's settings for every picture. The bytes are the same each time, and a browser can select
-# and find the text.
+# matplotlib's settings for every picture. The bytes are the same each time, and a browser can
+# select and find the text.
 FILES: dict[str, Any] = {
     "svg.hashsalt": "lm-eval-icl",
     "svg.fonttype": "none",

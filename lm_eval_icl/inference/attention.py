@@ -47,8 +47,8 @@ KERNELS = {
         (torch.float32, torch.float16, torch.bfloat16),
     ),
 }
-# Attention of a packed row is computed for this many tokens at a time, which is about the length of a
-# query. With fewer tokens, fewer keys are hidden, but the kernel is called more often.
+# Attention of a packed row is computed for this many tokens at a time, which is about the length of
+# a query. With fewer tokens, fewer keys are hidden, but the kernel is called more often.
 ROW_TOKENS = 64
 
 # A layer's output: [rows, n, heads, width], and None in place of attention weights.
@@ -68,8 +68,8 @@ class Reading:
 
     Let s be the scores of a token for the part's keys. The token's output over the part is
     softmax(s / temperature) times the values. The part's weight, relative to the other parts and to
-    the keys of the token's own row, is exp(factor * LSE(s / temperature) + log_weight). The defaults
-    are ordinary attention.
+    the keys of the token's own row, is exp(factor * LSE(s / temperature) + log_weight). The
+    defaults are ordinary attention.
     """
 
     temperature: float = 1.0  # above 0
@@ -313,9 +313,9 @@ class TokensOnMemory(NamedTuple):
 class OfPackedRow:
     """The attention of a forward pass over a packed row.
 
-    Attention to a memory is computed for all of its tokens at once. Attention to the row is computed
-    for `ROW_TOKENS` tokens at a time, with only the keys that one of them sees. (Most keys are
-    hidden, since the row has many queries and a token sees only its own query.)
+    Attention to a memory is computed for all of its tokens at once. Attention to the row is
+    computed for `ROW_TOKENS` tokens at a time, with only the keys that one of them sees. (Most keys
+    are hidden, since the row has many queries and a token sees only its own query.)
 
     Attention is not divided if this gains nothing or may be impossible: for few tokens, on devices
     other than the CPU, and in half precision.

@@ -71,7 +71,7 @@ class MemoryLayer(DynamicLayer):
         return with_copies(self.memory, keys, values)
 
     def _append(self, new_keys: Tensor, new_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store entries after those of earlier passes. `DynamicLayer` would copy these each time."""
+        """Store entries after those of earlier passes, which `DynamicLayer` would copy."""
         if self.keys is None or self.values is None or not self.keys.numel():
             return super().update(new_keys, new_values)  # a single pass needs no room
         start = self.keys.shape[-2]

@@ -16,13 +16,13 @@ from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.memory import Memory, cache_of_rows
 from lm_eval_icl.inference.schedule import GenerationSettings
 
-# Rows share a layer's keys and values if copies for all rows would take at least this many bytes. On a
-# CPU, copying fewer bytes is faster than calling attention's kernel twice.
+# Rows share a layer's keys and values if copies for all rows would take at least this many bytes.
+# On a CPU, copying fewer bytes is faster than calling attention's kernel twice.
 SHARED_FROM = 2**19
 
 # Settings of transformers' `generate` that do not work with a memory, and why. A checkpoint's
-# `generation_config` may not have the settings in `_REFUSED` either. (Its length and `use_cache` have
-# no effect: every call here sets them.)
+# `generation_config` may not have the settings in `_REFUSED` either. (Its length and `use_cache`
+# have no effect: every call here sets them.)
 _REFUSED_ARGUMENTS = {
     "max_length": "counts the prompt and its padding too; give the number of new tokens instead "
     "(max_gen_toks)",
@@ -36,7 +36,8 @@ _REFUSED = {
     "return_dict_in_generate": "gives more than a text; leave it out",
     **dict.fromkeys(_CANNOT_GO_ON, "does not work on existing keys and values; leave it out"),
 }
-# Settings that make `generate` read the order of a row's tokens, or count them. It would read padding, too.
+# Settings that make `generate` read the order of a row's tokens, or count them. It would read
+# padding, too.
 _READ_ROWS = (
     "no_repeat_ngram_size",
     "encoder_no_repeat_ngram_size",
@@ -223,7 +224,8 @@ def combining(
 
     Args:
         rows: the number of rows of a text.
-        combine: takes log-probabilities [texts, rows, vocabulary] and the state that it returned for
+        combine: takes log-probabilities [texts, rows, vocabulary] and the state that it returned
+        for
             the token before (None for the first token). Returns log-probabilities
             [texts, vocabulary] and the new state.
     """

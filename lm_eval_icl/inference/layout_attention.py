@@ -12,8 +12,8 @@ from torch import Tensor
 from lm_eval_icl.inference.attention import Attended, AttentionCall, additive, joined
 from lm_eval_icl.prompts.layouts import Layout, SeenKeys, side_by_side
 
-# Attention is computed for this many tokens at a time. With fewer tokens, fewer keys are hidden, but
-# the kernel is called more often.
+# Attention is computed for this many tokens at a time. With fewer tokens, fewer keys are hidden,
+# but the kernel is called more often.
 CONTEXT_TOKENS = 256
 
 

@@ -141,7 +141,7 @@ def encode_all(
 
     Args:
         layouts: at least one. If there are several, each has at least one token.
-        prompts: for each layout, the ids of its prompt, which has every part once (`Layout.source`).
+        prompts: for each layout, the ids of its prompt, in which every part occurs once.
     """
     rows = []
     for layout, prompt in zip(layouts, prompts, strict=True):

@@ -1,9 +1,9 @@
 """Packs many queries and their options into one row of tokens.
 
 A query and its options form a tree of tokens: the query once, then the tokens of each option except
-its last token, which is predicted and never an input. Many trees are packed into one row. A token of
-the row sees the memory, its ancestors in the tree and itself. It has the position that it would have
-if its query ran alone.
+its last token, which is predicted and never an input. Many trees are packed into one row. A token
+of the row sees the memory, its ancestors in the tree and itself. It has the position that it would
+have if its query ran alone.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class TokenTree:
         self.add([])
 
     def add_query(self, query: Sequence[int], answers: Collection[Sequence[int]]) -> None:
-        """Add the tokens that run for a query: itself, and its answers without their last tokens."""
+        """Add the tokens that run for a query: it, and its answers without their last tokens."""
         for branch in sorted({tuple(answer[:-1]) for answer in answers}):
             self.add([*query, *branch])
 

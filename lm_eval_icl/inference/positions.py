@@ -57,8 +57,8 @@ def position_embeddings(model: PreTrainedModel) -> list[nn.Embedding]:
 def no_positions(model: PreTrainedModel, embeddings: Iterable[nn.Embedding]) -> Iterator[None]:
     """Inside this context, the model has no positional information.
 
-    Rotary embeddings are evaluated at position 0 for every token. The output of the learned position
-    embeddings is replaced by zeros.
+    Rotary embeddings are evaluated at position 0 for every token. The output of the learned
+    position embeddings is replaced by zeros.
     """
 
     def at_zero(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

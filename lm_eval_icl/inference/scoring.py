@@ -24,12 +24,12 @@ from lm_eval_icl.prompts.tokens import Ids
 
 # A query and one of its continuations, as token ids. Both have at least one token.
 Pair = tuple[Sequence[int], Sequence[int]]
-# The summed log-probability of a continuation (natural logarithm), and True if greedy decoding would
-# produce it.
+# The summed log-probability of a continuation (natural logarithm), and True if greedy decoding
+# would produce it.
 Score = tuple[float, bool]
-# The vector of each query's last token that is returned with the scores: the input of the vocabulary
-# projection, [width], or the log-probabilities of the next token, [vocabulary]. Both are in float32
-# at least. None: no vector.
+# The vector of each query's last token that is returned with the scores: the input of the
+# vocabulary projection, [width], or the log-probabilities of the next token, [vocabulary]. Both are
+# in float32 at least. None: no vector.
 States = Literal["hidden", "log_probs"] | None
 
 
@@ -275,7 +275,8 @@ def _projected(model: PreTrainedModel, states: States) -> Iterator[list[Tensor]]
     """Inside this context, collect the inputs of the vocabulary projection, if they are needed.
 
     Yields:
-        A list that gets a tensor [rows, tokens, width] from each pass if `states` are hidden states.
+        A list that gets a tensor [rows, tokens, width] from each pass if `states` are hidden
+        states.
     """
     collected: list[Tensor] = []
     if states != "hidden":

@@ -37,9 +37,9 @@ def probe(model: PreTrainedModel) -> Capabilities:
 
     Two answers, scored on a memory, must have the scores that they have in a single pass. A token
     after the scored tokens must change a score by no more than rounding: by 32 units in the last
-    place, and by a tenth of the difference that the token makes when it is seen. A hidden token must
-    not change any bit of a score, in any precision. Only a mixture of experts is allowed rounding
-    here, since it multiplies all tokens of one expert at once.
+    place, and by a tenth of the difference that the token makes when it is seen. A hidden token
+    must not change any bit of a score, in any precision. Only a mixture of experts is allowed
+    rounding here, since it multiplies all tokens of one expert at once.
 
     Raises:
         InputError: the model does not run, is bidirectional, or its log-probabilities are NaN or

@@ -1,8 +1,8 @@
 """Plausible formats of one template of a task, after Sclar et al. (ICLR 2024, "FormatSpread").
 
-A template such as `Review: {{text}}\\nSentiment:` has names of fields and separators: between a name
-and its value, between fields and between demonstrations. In some tasks it has letters before the
-listed options. A format replaces these. It leaves the texts of documents, the answers and the
+A template such as `Review: {{text}}\\nSentiment:` has names of fields and separators: between a
+name and its value, between fields and between demonstrations. In some tasks it has letters before
+the listed options. A format replaces these. It leaves the texts of documents, the answers and the
 description as they are.
 """
 
@@ -22,9 +22,9 @@ _AFTER_NAMES = (": ", ":", " : ", ":: ", " - ", "\t", ":\n", "\n")
 _BETWEEN_FIELDS = ("\n", " ", "; ", ", ", " || ", " -- ", "\t")
 _BETWEEN_DEMONSTRATIONS = ("\n\n", "\n", "\n\n\n", "\n###\n")
 _LETTERS = ("{}.", "{})", "({})", "{}:", "[{}]")
-# The parts of a template: a Jinja expression, which is kept; the name of a field at the beginning of
-# a line, with the field's value in the same line or after the template; and a letter before a listed
-# option.
+# The parts of a template: a Jinja expression, which is kept; the name of a field at the beginning
+# of a line, with the field's value in the same line or after the template; and a letter before a
+# listed option.
 _PARTS = re.compile(
     r"(?P<jinja>\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\})"
     r"|(?P<line>\A\n*|\n+)"
