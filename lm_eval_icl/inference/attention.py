@@ -110,10 +110,10 @@ class AttentionCall:
         device = self.query.device.type
         dtype = self.query.dtype
         width = self.query.shape[3]
-        if device not in KERNELS:
+        kernel = KERNELS.get(device)
+        if kernel is None or dtype not in kernel.dtypes:
             return False
-        kernel = KERNELS[device]
-        if dtype not in kernel.dtypes or not hasattr(torch.ops.aten, kernel.name):
+        if not hasattr(torch.ops.aten, kernel.name):
             return False
         # In mixed precision, keys are rotated in float32 and values are not.
         if not dtype == self.key.dtype == self.value.dtype:
@@ -371,10 +371,10 @@ class OfPackedRow:
 
     def _divides(self, call: AttentionCall, memory: int) -> bool:
         n = len(self.sees)
-        rows, _, length, _ = call.query.shape
-        if memory < 0 or rows != 1 or length != n:
+        query = call.query
+        if memory < 0 or query.shape[:3:2] != (1, n):
             return False
-        if call.mask is None or call.mask.dtype != call.query.dtype:
+        if call.mask is None or call.mask.dtype != query.dtype:
             return False
         if call.mask.shape[2:] != (n, memory + n):
             return False
@@ -382,7 +382,7 @@ class OfPackedRow:
             return False
         if self.readings:
             return True
-        return n > ROW_TOKENS and call.query.device.type == "cpu" and call.has_kernel
+        return n > ROW_TOKENS and query.device.type == "cpu" and call.has_kernel
 
     def _over_memory(self, call: AttentionCall, mask: Tensor) -> Partial:
         """Attention of all tokens to the entries of their memories."""

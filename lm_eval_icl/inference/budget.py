@@ -77,8 +77,8 @@ class MemoryBudget:
         else:
             raise InputError(
                 f"{trouble}: one prompt is more than the memory of the device holds "
-                f"({self.where}). Lower --num_fewshot, or spread the model over devices (--model_args "
-                "parallelize=True). What --use_cache has stored is kept."
+                f"({self.where}). Lower --num_fewshot, or spread the model over devices "
+                "(--model_args parallelize=True). What --use_cache has stored is kept."
             )
         return None
 

@@ -67,9 +67,9 @@ def refuse_vision(pretrained: str, config: transformers.PreTrainedConfig) -> Non
     if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not is_language_model:
         raise InputError(
             f"pretrained={pretrained!r}: {config.model_type!r} is a vision model (images and "
-            "text), and these methods are defined for causal language models only: give the checkpoint of "
-            "its language model alone, which is often the one that it was trained from. lm-eval's "
-            "--model hf-multimodal runs the vision model."
+            "text), and these methods are defined for causal language models only: give the "
+            "checkpoint of its language model alone, which is often the one that it was trained "
+            "from. lm-eval's --model hf-multimodal runs the vision model."
         )
 
 
@@ -90,7 +90,7 @@ class WholeCheckpoints:
             raise InputError(
                 f"pretrained={pretrained!r}: {len(missing)} of the weights of "
                 f"{type(model).__name__} are not in the checkpoint ({', '.join(names)}), and "
-                "random weights would replace them: is it the checkpoint of another kind of model, or "
-                "incomplete?"
+                "random weights would replace them: is it the checkpoint of another kind of "
+                "model, or incomplete?"
             )
         return model

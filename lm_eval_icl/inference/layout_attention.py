@@ -104,25 +104,20 @@ class UnderLayouts:
         """Attention to the keys that all tokens see, joined with attention to the others."""
         partials = []
         if seen.by_all:
-            key = _take(call.key, seen.by_all)
-            partials.append(call.attend(call.query, key, _take(call.value, seen.by_all)))
+            part = _take(call, seen.by_all)
+            partials.append(call.attend(part.query, part.key, part.value))
         if seen.by_some:
-            key = _take(call.key, seen.by_some)
-            mask = self._mask(tokens, seen.by_some, call.query)
-            partials.append(call.attend(call.query, key, _take(call.value, seen.by_some), mask))
+            part = _take(call, seen.by_some)
+            mask = self._mask(tokens, seen.by_some, part.query)
+            partials.append(call.attend(part.query, part.key, part.value, mask))
         return joined(partials).output.transpose(1, 2)
 
     def _attend_masked(self, call: AttentionCall, tokens: slice, seen: SeenKeys) -> Tensor:
         """Attention to all keys that some token sees, by transformers' function."""
         keys = [*seen.by_all, *seen.by_some]
-        part = replace(
-            call,
-            key=_take(call.key, keys),
-            value=_take(call.value, keys),
-            mask=self._mask(tokens, keys, call.query) if seen.by_some else None,
-            options={**call.options, "is_causal": False},
-        )
-        return part.whole()[0]
+        mask = self._mask(tokens, keys, call.query) if seen.by_some else None
+        options = {**call.options, "is_causal": False}
+        return replace(_take(call, keys), mask=mask, options=options).whole()[0]
 
     def _mask(self, tokens: slice, keys: Sequence[slice], like: Tensor) -> Tensor:
         """The mask of these tokens and keys, with the device and the dtype of `like`.
@@ -132,19 +127,20 @@ class UnderLayouts:
         """
         mask = self._masks.get(tokens.start)
         if mask is None or mask.device != like.device or mask.dtype != like.dtype:
-
-            def indices(part: slice) -> Tensor:
-                return torch.arange(part.start, part.stop, device=like.device)
-
-            columns = torch.cat(list(map(indices, keys)))
-            sees = self.layout.rule(indices(tokens)[:, None], columns)
+            indices = torch.arange(len(self.layout), device=like.device)
+            columns = torch.cat([indices[part] for part in keys])
+            sees = self.layout.rule(indices[tokens, None], columns)
             mask = additive(sees, like.dtype)[None, None]
             if len(self.layout) <= 8 * CONTEXT_TOKENS:
                 self._masks[tokens.start] = mask
         return mask
 
 
-def _take(entries: Tensor, slices: Sequence[slice]) -> Tensor:
-    """The keys or values in some slices. A single slice is not copied."""
-    parts = [entries[:, :, part] for part in slices]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+def _take(call: AttentionCall, slices: Sequence[slice]) -> AttentionCall:
+    """The call with the keys and values in some slices. A single slice is not copied."""
+
+    def take(entries: Tensor) -> Tensor:
+        parts = [entries[:, :, part] for part in slices]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+    return replace(call, key=take(call.key), value=take(call.value))

@@ -34,6 +34,11 @@ _with_other_attention: WeakSet[PreTrainedModel] = WeakSet()
 KeyValues = list[tuple[Tensor, Tensor]]
 
 
+def select_entries(layers: KeyValues, entries: slice) -> KeyValues:
+    """The keys and values of adjacent entries, without a copy."""
+    return [(keys[:, :, entries], values[:, :, entries]) for keys, values in layers]
+
+
 @dataclass(frozen=True)
 class MemoryPart:
     """Some entries of a memory, stored apart because attention reads them in another way."""
@@ -73,9 +78,9 @@ class Memory:
 
     def divided(self, first: int, reading: Reading) -> Memory:
         """This memory with the entries from `first` on as a part, read as `reading` says."""
-        before = [(keys[:, :, :first], values[:, :, :first]) for keys, values in self.layers]
-        after = [(keys[:, :, first:], values[:, :, first:]) for keys, values in self.layers]
-        return replace(self, layers=before, parts=(MemoryPart(after, len(self) - first, reading),))
+        after = select_entries(self.layers, slice(first, None))
+        part = MemoryPart(after, len(self) - first, reading)
+        return replace(self, layers=select_entries(self.layers, slice(first)), parts=(part,))
 
     def readings(self, first: int) -> list[tuple[slice, Reading]]:
         """The slices of entries that are read differently, and how.
@@ -114,7 +119,7 @@ class Memory:
 
     def without_last(self, query_start: int) -> Memory:
         """This memory without its last entry, whose token runs again at position `query_start`."""
-        layers = [(keys[:, :, :-1], values[:, :, :-1]) for keys, values in self.layers]
+        layers = select_entries(self.layers, slice(-1))
         return replace(self, layers=layers, tokens=self.tokens[:-1], query_start=query_start)
 
     @property
@@ -308,12 +313,8 @@ def masked_pass(
         start = end
         end += len(row)
         # A view of one row's keys and values would keep those of all rows from being freed.
-        layers_by_row.append(
-            [
-                (keys[:, :, start:end].clone(), values[:, :, start:end].clone())
-                for keys, values in layers
-            ]
-        )
+        views = select_entries(layers, slice(start, end))
+        layers_by_row.append([(keys.clone(), values.clone()) for keys, values in views])
     return layers_by_row
 
 
@@ -399,11 +400,10 @@ def _added(cache: Cache) -> KeyValues:
     """The keys and values that passes have added to a cache, without those of its memory."""
     cache_layers: list[Any] = cache.layers
     ran = [layer.keys for layer in cache_layers if layer.keys is not None]
-    layers: KeyValues = []
-    for layer in cache_layers if ran else ():
-        if layer.keys is None:  # the model leaves out this layer
-            empty = ran[0][:, :, :0]
-            layers.append((empty, empty))
-        else:
-            layers.append((layer.keys, layer.values))
-    return layers
+    if not ran:
+        return []
+    empty = ran[0][:, :, :0]  # for a layer that the model leaves out
+    return [
+        (empty, empty) if layer.keys is None else (layer.keys, layer.values)
+        for layer in cache_layers
+    ]

@@ -33,23 +33,23 @@ def position_switch(model: PreTrainedModel) -> PositionSwitch | None:
 
 def position_embeddings(model: PreTrainedModel) -> list[nn.Embedding]:
     """The learned position embeddings: those whose output changes with `position_ids`."""
-    outputs: dict[nn.Module, list[Tensor]] = {}
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    outputs: dict[nn.Module, list[Tensor]] = {embedding: [] for embedding in embeddings}
 
     def keep(module: nn.Module, args: Any, output: Tensor) -> None:
         outputs[module].append(output.clone())  # some models add to the output in place
 
     with ExitStack() as hooks:
-        for module in model.modules():
-            if isinstance(module, nn.Embedding) and module not in outputs:
-                outputs[module] = []
-                hooks.enter_context(module.register_forward_hook(keep))
+        for embedding in outputs:
+            hooks.enter_context(embedding.register_forward_hook(keep))
         for position in (0, 1):
             at = torch.full((1, 1), position, device=device_of(model))
             model(input_ids=torch.ones_like(at), position_ids=at, use_cache=False)
-    learned: list[Any] = []
-    for module, kept in outputs.items():
+    learned = []
+    for embedding in embeddings:
+        kept = outputs[embedding]
         if kept and not torch.equal(kept[0], kept[-1]):
-            learned.append(module)
+            learned.append(embedding)
     return learned
 
 
@@ -70,13 +70,13 @@ def no_positions(model: PreTrainedModel, embeddings: Iterable[nn.Embedding]) -> 
             kwargs["attention_mask"] = torch.ones_like(ids)
         return args, kwargs
 
-    def zeros(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return torch.zeros_like(output)
-
     with ExitStack() as hooks:
         # The hook is on the model inside a PEFT adapter: PEFT's `generate` calls it directly.
         inner = without_adapter(model)
         hooks.enter_context(inner.register_forward_pre_hook(at_zero, with_kwargs=True))
         for embedding in embeddings:
-            hooks.enter_context(embedding.register_forward_hook(zeros))
+            zeros = embedding.register_forward_hook(
+                lambda _, args, output: torch.zeros_like(output)
+            )
+            hooks.enter_context(zeros)
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -107,13 +107,15 @@ def last_layer_at(
         cache: the cache of the pass, which has one row.
         tokens: [n] the indices of the tokens in the row.
         length: the number of tokens of the row.
-
-    Raises:
-        LookupError: the last layer does not update the cache.
     """
     layer = transformer_layers(model)[-1]
     forward = layer.forward
     patched = "forward" in vars(layer)  # accelerate patches it, too
+    entries: list[Any] = []
+
+    def store(*args: Any, **options: Any) -> None:
+        entries.append(type(cache).update(cache, *args, **options))
+        raise _Stored
 
     def cut(argument: Any) -> Any:
         """Select the tokens in hidden states, mask, positions or rotary angles."""
@@ -127,23 +129,14 @@ def last_layer_at(
         return argument.index_select(dim, tokens.to(argument.device))
 
     def forward_twice(*args: Any, **options: Any) -> Any:
-        update = cache.update
-        stored: list[tuple[Tensor, Tensor]] = []
-
-        def store(*args: Any, **options: Any) -> None:
-            stored.append(update(*args, **options))
-            raise _Stored
-
         try:
-            cache.update = store  # type: ignore[method-assign, assignment]
-            with suppress(_Stored):
-                forward(*args, **options)
-            if not stored:
-                raise LookupError(f"the last layer of {type(model).__name__} uses no cache")
-            cache.update = lambda *args, **options: stored[0]  # type: ignore[method-assign]
+            vars(cache)["update"] = store
+            return forward(*args, **options)  # whole, if the layer does not update the cache
+        except _Stored:
+            vars(cache)["update"] = lambda *args, **options: entries[0]
             output = forward(*cut(args), **{name: cut(value) for name, value in options.items()})
         finally:
-            del cache.update
+            del vars(cache)["update"]
         stream = _stream(output)
         whole = stream.new_zeros(1, length, stream.shape[2])
         return _with_stream(output, whole.index_copy_(1, tokens.to(stream.device), stream))

@@ -84,7 +84,7 @@ class PackedRow:
     Args:
         work: memories, each with the sequences that attend to it. Common beginnings of a memory's
             sequences are in the row once. Adjacent memories with the same `layers` share the
-            entries. A memory with a `residual` has one sequence.
+            entries. The sequences of a memory with a `residual` begin with one query.
 
     Attributes:
         paths: for each memory, sequence -> the index in the row of each of its tokens.
@@ -106,23 +106,17 @@ class PackedRow:
             self.paths.append(paths)
             self._positions += [memory.query_start + depth for depth in self.tree.depths[first:]]
             if memory.residual is not None:
-                (path,) = paths.values()
+                path = next(iter(paths.values()))  # all sequences begin with the query
                 self._layer = memory.residual.layer
                 self._replaced[path[memory.residual.token]] = memory.residual.vector
-            if self._continues(memory):
+            last = self._memories[-1] if self._memories else None
+            if last is not None and memory.layers is last.layers and memory.parts is last.parts:
                 first = self._groups.pop().tokens.start
             else:
                 self._memories.append(memory)
                 entries += len(memory)
             tokens = slice(first, len(self.tree.tokens))
             self._groups.append(TokensOnMemory(tokens, slice(entries - len(memory), entries)))
-
-    def _continues(self, memory: Memory) -> bool:
-        """True if a memory has the entries of the last memory."""
-        if not self._memories:
-            return False
-        last = self._memories[-1]
-        return memory.layers is last.layers and memory.parts is last.parts
 
     def run(
         self, model: PreTrainedModel, read: Sequence[int], trim_last_layer: bool = False

@@ -68,11 +68,8 @@ def on_shared_memory(
     groups = heads // key_heads  # this many heads of the query share a key
     entries = memory[0].shape[2] + sum(keys.shape[2] for keys, *_ in parts)
     mask = call.mask
-    divides = heads == groups * key_heads and (call.has_kernel or bool(parts))
-    if mask is None:
-        divides = divides and n == 1
-    else:
-        divides = divides and mask.shape[1:] == (1, n, entries + tokens)
+    fits = n == 1 if mask is None else mask.shape[1:] == (1, n, entries + tokens)
+    divides = fits and heads == groups * key_heads and (call.has_kernel or bool(parts))
     if parts:
         call.check_divisible(divides)
     if not divides:
@@ -90,15 +87,9 @@ def on_shared_memory(
     over_memory = call.read_parts(all_queries, [(*memory, Reading()), *parts])
     over_rows = call.attend(query.flatten(2, 3), call.key, call.value, mask)
 
-    def by_row(part: Tensor) -> Tensor:
-        return part.view(key_heads, rows, groups, n, -1).transpose(0, 1)
-
-    both = [
-        (by_row(over_memory.output), by_row(over_memory.lse)[..., 0]),
-        (
-            over_rows.output.view(rows, key_heads, groups, n, -1),
-            over_rows.lse.view(rows, key_heads, groups, n),
-        ),
-    ]
-    output = joined(both).output.flatten(1, 2).transpose(1, 2)
+    # Both have the shape of the rows: [rows, key-value heads, groups * n, width].
+    output = over_memory.output.view(key_heads, rows, groups * n, -1).transpose(0, 1)
+    lse = over_memory.lse.view(key_heads, rows, groups * n).transpose(0, 1)
+    output, _ = joined([(output, lse), over_rows])
+    output = output.unflatten(2, (groups, n)).flatten(1, 2).transpose(1, 2)
     return output.to(call.query.dtype).contiguous(), None

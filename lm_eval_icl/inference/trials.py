@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -55,9 +56,14 @@ def probe(model: PreTrainedModel) -> Capabilities:
     positions = False
     if not hybrid:
         mask = _succeeds("obeys_mask", trial.obeys_mask)
-        positions = _succeeds("obeys_positions", trial.obeys_positions)
+        positions = _succeeds("counts_from_zero", trial.counts_from_zero)
+        positions = positions and _succeeds("moves", trial.moves)
     both = mask and positions
-    pads = positions and takes_positions(model) and _succeeds("pads", trial.pads)
+    short = trial.query
+    pads = positions and takes_positions(model)
+    pads = pads and _succeeds("pads", trial.generates, short, [*short, *trial.other])
+    generates = pads or _succeeds("counts_from_zero", trial.counts_from_zero)
+    generates = generates and (pads or _succeeds("generates", trial.generates, short))
     return Capabilities(
         is_hybrid=hybrid,
         obeys_mask=mask,
@@ -69,7 +75,7 @@ def probe(model: PreTrainedModel) -> Capabilities:
         position_switch=position_switch(model),
         can_trim=both and _succeeds("trims", trial.trims),
         can_batch=_succeeds("batches", trial.batches),
-        can_generate=pads or _succeeds("generates", trial.generates_alone),
+        can_generate=generates,
         can_pad=pads,
         can_share=pads and _succeeds("shares_memory", trial.shares_memory),
     )
@@ -116,10 +122,10 @@ def _failure(test: Callable[[], Any]) -> str:
     return ""
 
 
-def _succeeds(name: str, test: Callable[[], bool]) -> bool:
+def _succeeds(name: str, test: Callable[..., bool], *args: Any) -> bool:
     """The result of a test. If it raises an exception: False, and a line in the log."""
     results: list[bool] = []
-    if error := _failure(lambda: results.append(test())):
+    if error := _failure(lambda: results.append(test(*args))):
         log.info("the model's capabilities: the trial %r fails with %s", name, error)
     return results == [True]
 
@@ -151,17 +157,20 @@ class _Trial:
         self.query_answers = (tuple(self.query), self.answers)
 
     def in_one_pass(
-        self, before: Sequence[int], answer: Sequence[int], after: Sequence[int] = ()
+        self,
+        before: Sequence[int],
+        answer: Sequence[int],
+        after: Sequence[int] = (),
+        counted: bool = False,
     ) -> float:
-        """The log-probability of an answer between two texts."""
-        row = [*before, *answer, *after]
-        return self.score(torch.tensor([row], device=self.device), len(before), answer)
+        """The log-probability of an answer between two texts.
 
-    def score(
-        self, ids: Tensor, first: int, answer: Sequence[int], positions: Tensor | None = None
-    ) -> float:
-        """The log-probability of an answer from the token `first` on, in a row of tokens."""
-        read = range(first - 1, first + len(answer) - 1)
+        Args:
+            counted: the model is given positions, from 0 on.
+        """
+        ids = torch.tensor([[*before, *answer, *after]], device=self.device)
+        read = range(len(before) - 1, len(before) + len(answer) - 1)
+        positions = torch.arange(ids.shape[1], device=self.device)[None] if counted else None
         logits = run_rows(self.model, ids, read, empty_cache(self.model), positions)
         logprobs = logits[0].log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         return float(logprobs[range(len(answer)), list(answer)].sum())
@@ -209,8 +218,7 @@ class _Trial:
         else:
             # Each layer has an entry for every token, or none if the model leaves it out. Some
             # layer has entries.
-            entries = {keys.shape[-2] for keys, _ in self.memory.layers}
-            entries |= {values.shape[-2] for _, values in self.memory.layers}
+            entries = {entry.shape[-2] for entry in chain(*self.memory.layers)}
             if not any(entries) or not entries <= {0, len(self.memory)}:
                 raise ValueError("its cache does not hold one key and one value for each token")
         scores = score_rows(model, self.memory, [self.query_answers])
@@ -220,15 +228,12 @@ class _Trial:
                     f"continued from its cache, it gives {score:.4f}, in one pass {wanted:.4f}"
                 )
 
-    def obeys_positions(self) -> bool:
-        return self.counts_from_zero() and self.moves()
-
     def moves(self) -> bool:
         """True if a score changes with the position of the query's first token."""
         moved = replace(self.memory, query_start=len(self.context) + 7)
         queries = [(tuple(self.query), [self.answers[0][:1]])]
-        scores = [list(score_rows(self.model, m, queries)) for m in (moved, self.memory)]
-        return scores[0] != scores[1]
+        score = score_rows(self.model, self.memory, queries)[0]
+        return score_rows(self.model, moved, queries)[0] != score
 
     def counts_from_zero(self) -> bool:
         """True if the model counts positions from 0 on if it is given none, as `generate` does.
@@ -237,10 +242,7 @@ class _Trial:
         """
         if not takes_positions(self.model):
             return True
-        answer = self.answers[0]
-        ids = torch.tensor([[*self.whole, *answer]], device=self.device)
-        positions = torch.arange(ids.shape[1], device=self.device)[None]
-        from_zero = self.score(ids, len(self.whole), answer, positions)
+        from_zero = self.in_one_pass(self.whole, self.answers[0], counted=True)
         return abs(from_zero - self.expected[0]) <= self.rounding
 
     def beside(self, hidden: Sequence[int], trim_last_layer: bool = False) -> float:
@@ -330,12 +332,6 @@ class _Trial:
             on_another = logits(read_causally(self.model, self.another))
             allowed = (on_another - on_copies).norm() / 4
         return bool((logits(self.memory, shared=True) - on_copies).norm() <= allowed)
-
-    def pads(self) -> bool:
-        return self.generates(self.query, [*self.query, *self.other])
-
-    def generates_alone(self) -> bool:
-        return self.counts_from_zero() and self.generates(self.query)
 
     def generates(self, *queries: Sequence[int]) -> bool:
         """True if `generate` on the memory finds the likeliest tokens of one pass.

@@ -343,7 +343,13 @@ class MethodRunner:
                     bool(batch.tokens),
                 )
                 return score_together(
-                    self.model, in_use[0], pairs, self.method, self.softmax_dtype, at_once
+                    self.model,
+                    in_use[0],
+                    pairs,
+                    self.method,
+                    self.softmax_dtype,
+                    at_once,
+                    self.capabilities.can_trim,
                 )
             queries = [(rest or query, answers) for _, query, answers in batch.queries]
             if not batch.tokens:
@@ -370,7 +376,8 @@ class MethodRunner:
             for context, query, answer in batch.requests:
                 pairs_of.setdefault(context, []).append((query, answer))
             work = list(zip(self.blocks.memories([*pairs_of]), pairs_of.values(), strict=True))
-        return score_packed(self.model, work, self.softmax_dtype, states)
+        trim = self.capabilities.can_trim
+        return score_packed(self.model, work, self.softmax_dtype, states, trim)
 
     def score_memories(
         self, context: Context, queries: Queries, numbers: Collection[int]
