@@ -7,7 +7,7 @@ kinds of passes need it:
 - `layout_attention`: a long context, or several side by side, without a mask as large as the square
   of the tokens;
 - `OfPackedRow`: a packed row on a CPU, without most of the keys that the mask hides;
-- `shared_memory`: a batch whose rows share a memory, without a copy of the memory for each row.
+- `keys_on_memory`: a batch whose rows share a memory, without a copy of the memory for each row.
 
 Attention to some keys and attention to other keys are joined by their log-sum-exps, as
 FlashAttention joins blocks of keys (Dao et al., 2022, section 3.1). A memory can therefore be
@@ -16,11 +16,11 @@ divided into parts with different `Reading`s.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -133,7 +133,7 @@ class AttentionCall:
     ) -> Partial:
         """Attention to some keys.
 
-        Without the kernel, the scores are computed in float32 at least.
+        Without the kernel, the scores are computed for some tokens at a time, in float32 at least.
 
         Args:
             query: [rows, heads, n, width].
@@ -145,20 +145,31 @@ class AttentionCall:
         if scale is None:
             scale = query.shape[-1] ** -0.5
         scale /= temperature
-        if not self.has_kernel:
-            return _attend_in_steps(query, key, value, mask, scale)
-        device = query.device.type
-        kernel = getattr(torch.ops.aten, KERNELS[device].name)
-        if device == "cpu":
-            return Partial(*kernel(query, key, value, attn_mask=mask, scale=scale))
-        n = query.shape[2]
-        if mask is not None:
-            # The kernel needs rows of the mask that begin at multiples of 16 bytes.
-            tokens = mask.shape[3]
-            mask = pad(mask, (0, -tokens % 8))[..., :tokens].expand(*query.shape[:3], -1)
-        output, lse, *_ = kernel(query, key, value, mask, compute_log_sumexp=True, scale=scale)
-        # The log-sum-exps are padded to a multiple of 32 tokens.
-        return Partial(output.to(lse.dtype), lse[..., :n])
+        rows, heads, n, _ = query.shape
+        if self.has_kernel:
+            device = query.device.type
+            kernel = getattr(torch.ops.aten, KERNELS[device].name)
+            if device == "cpu":
+                return Partial(*kernel(query, key, value, attn_mask=mask, scale=scale))
+            if mask is not None:
+                # The kernel needs rows of the mask that begin at multiples of 16 bytes.
+                tokens = mask.shape[3]
+                mask = pad(mask, (0, -tokens % 8))[..., :tokens].expand(rows, heads, n, -1)
+            output, lse, *_ = kernel(query, key, value, mask, compute_log_sumexp=True, scale=scale)
+            # The log-sum-exps are padded to a multiple of 32 tokens.
+            return Partial(output.to(lse.dtype), lse[..., :n])
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        at_once = max(1, 2**25 // (rows * heads * key.shape[2]))
+        partials = []
+        for first in range(0, n, at_once):
+            some = slice(first, first + at_once)
+            scores = (query[:, :, some].to(dtype) * scale) @ key.to(dtype).mT
+            if mask is not None:
+                scores = scores + mask[:, :, some].to(dtype)
+            lse = scores.logsumexp(-1)
+            weights = scores.sub_(lse[..., None]).exp_()
+            partials.append(Partial(weights @ value.to(dtype), lse))
+        return _in_a_row(partials)
 
     def read_parts(self, query: Tensor, parts: Iterable[Part]) -> Partial:
         """Attention to the parts of a memory, each with its `Reading`.
@@ -192,25 +203,12 @@ class AttentionCall:
         return replace(self, key=repeat_kv(self.key, groups), value=repeat_kv(self.value, groups))
 
 
-def _attend_in_steps(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
-) -> Partial:
-    """`AttentionCall.attend` without a kernel, for some tokens at a time."""
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    rows, heads, n, _ = query.shape
-    at_once = max(1, 2**25 // (rows * heads * key.shape[2]))
-    outputs = []
-    lses = []
-    for first in range(0, n, at_once):
-        tokens = slice(first, first + at_once)
-        scores = (query[:, :, tokens].to(dtype) * scale) @ key.to(dtype).mT
-        if mask is not None:
-            scores = scores + mask[:, :, tokens].to(dtype)
-        lse = scores.logsumexp(-1)
-        weights = scores.sub_(lse[..., None]).exp_()
-        outputs.append(weights @ value.to(dtype))
-        lses.append(lse)
-    return Partial(torch.cat(outputs, dim=2), torch.cat(lses, dim=2))
+def _in_a_row(partials: Sequence[Partial]) -> Partial:
+    """The attention of adjacent slices of tokens, as that of all of them."""
+    if len(partials) == 1:
+        return partials[0]
+    output, lse = (torch.cat(parts, dim=2) for parts in zip(*partials, strict=True))
+    return Partial(output, lse)
 
 
 def joined(partials: Iterable[tuple[Tensor, Tensor]]) -> Partial:
@@ -327,7 +325,7 @@ class OfPackedRow:
     # divided.
     readings: Sequence[Sequence[tuple[slice, Reading]]] = ()
 
-    @cached_property
+    @functools.cached_property
     def parts(self) -> list[tuple[slice, Tensor]]:
         """Slices of `ROW_TOKENS` tokens, each with the indices of all tokens that they see."""
         parts = []
@@ -356,11 +354,10 @@ class OfPackedRow:
         call = call.repeated()
         over_memory = self._over_memory(call, mask) if memory else None
         output = torch.empty_like(call.query)
-        row = (slice(None), slice(None), slice(memory, None))
         for tokens, seen in self.parts:
             seen = to_device(seen, output.device)
-            key = call.key[row].index_select(2, seen)
-            value = call.value[row].index_select(2, seen)
+            key = call.key[:, :, memory:].index_select(2, seen)
+            value = call.value[:, :, memory:].index_select(2, seen)
             hidden = mask[:, :, tokens, memory:].index_select(3, seen)
             partial = call.attend(call.query[:, :, tokens], key, value, hidden)
             if over_memory is not None:
@@ -400,7 +397,76 @@ class OfPackedRow:
                 hidden = mask[:, :, tokens, entries]
                 key = call.key[:, :, entries]
                 partials.append(call.attend(query, key, call.value[:, :, entries], hidden))
-        if len(partials) == 1:
-            return partials[0]
-        output, lse = (torch.cat(parts, dim=2) for parts in zip(*partials, strict=True))
-        return Partial(output, lse)
+        return _in_a_row(partials)
+
+
+# Keys and values, both [1, key-value heads, entries, width].
+KeysValues = tuple[Tensor, Tensor]
+
+
+def keys_on_memory(memory: KeysValues, keys: Tensor, parts: Sequence[Part] = ()) -> Tensor:
+    """The keys of a batch's rows, marked so that attention reads a shared memory before them.
+
+    The model has to pass this very tensor object to its attention function. Copies do not have the
+    mark.
+
+    Args:
+        keys: [rows, key-value heads, tokens, width].
+        parts: further entries, after those of `memory`.
+    """
+    marked: Any = keys[:]  # another tensor object with the same numbers
+    marked.attention = functools.partial(on_shared_memory, memory, parts=parts)
+    return marked
+
+
+def with_copies(memory: KeysValues, keys: Tensor, values: Tensor) -> KeysValues:
+    """The keys and values of a batch's rows, each row after a copy of the memory."""
+    copies = [shared.expand(len(keys), -1, -1, -1) for shared in memory]
+    return torch.cat([copies[0], keys], dim=-2), torch.cat([copies[1], values], dim=-2)
+
+
+def on_shared_memory(
+    memory: KeysValues, call: AttentionCall, parts: Sequence[Part] = ()
+) -> Attended:
+    """A layer's attention of several rows to a memory, and to the tokens of each row.
+
+    If attention cannot be divided, it is computed as a whole, on a copy of the memory for each row.
+
+    Args:
+        call: its key and value are those of the rows alone, [rows, key-value heads, tokens, width].
+            Its mask is [rows or 1, 1, n, entries + tokens] and hides nothing of the memory. It is
+            None if each row has one token.
+
+    Raises:
+        ValueError: the memory is read in parts, and attention cannot be divided.
+    """
+    rows, heads, n, width = call.query.shape
+    _, key_heads, tokens, _ = call.key.shape
+    groups = heads // key_heads  # this many heads of the query share a key
+    entries = memory[0].shape[2] + sum(keys.shape[2] for keys, *_ in parts)
+    mask = call.mask
+    fits = n == 1 if mask is None else mask.shape[1:] == (1, n, entries + tokens)
+    divides = fits and heads == groups * key_heads and (call.has_kernel or bool(parts))
+    if parts:
+        call.check_divisible(divides)
+    if not divides:
+        key, value = with_copies(memory, call.key, call.value)
+        return replace(call, key=key, value=value).whole()
+    if mask is not None:
+        mask = mask[..., entries:]
+        if mask.dtype == torch.bool:
+            mask = additive(mask, call.query.dtype)
+        # The queries of all heads that share a key become the rows of one matrix, head after head.
+        mask = mask[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)
+    query = call.query.unflatten(1, (key_heads, groups))
+    # For the memory, the queries of all rows of the batch become the rows of one matrix.
+    all_queries = query.transpose(0, 1).reshape(1, key_heads, -1, width)
+    over_memory = call.read_parts(all_queries, [(*memory, Reading()), *parts])
+    over_rows = call.attend(query.flatten(2, 3), call.key, call.value, mask)
+
+    # Both have the shape of the rows: [rows, key-value heads, groups * n, width].
+    output = over_memory.output.view(key_heads, rows, groups * n, -1).transpose(0, 1)
+    lse = over_memory.lse.view(key_heads, rows, groups * n).transpose(0, 1)
+    output, _ = joined([(output, lse), over_rows])
+    output = output.unflatten(2, (groups, n)).flatten(1, 2).transpose(1, 2)
+    return output.to(call.query.dtype).contiguous(), None

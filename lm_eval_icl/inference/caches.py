@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from lm_eval_icl.inference.attention import Part
-from lm_eval_icl.inference.shared_memory import keys_on_memory, with_copies
+from lm_eval_icl.inference.attention import Part, keys_on_memory, with_copies
 
 
 class MemoryLayer(DynamicLayer):
@@ -25,7 +24,7 @@ class MemoryLayer(DynamicLayer):
     Args:
         keys, values: the memory, both [1, key-value heads, entries, width].
         once: the cache is for a single forward pass. It does not store the entries of the pass.
-        shared: attention reads the memory once for all rows (`inference.shared_memory`). Otherwise,
+        shared: attention reads the memory once for all rows (`inference.attention`). Otherwise,
             a copy of the memory is put before the entries of each row while attention runs.
         parts: further entries of the memory, and how attention reads them.
     """

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from lm_eval_icl.errors import InputError, checked_whole
 from lm_eval_icl.inference.caches import cache_name, without_adapter
@@ -100,26 +101,21 @@ def continue_from(
         longest row.
     """
     inputs = _inputs(memories, queries, device_of(model))
+    memory = memories[0]
+    rows = len(queries) * beams
+    alone = rows == 1 and memory.state is None and not memory.parts
     if any(map(len, memories)):  # without entries, `generate` makes a cache by itself
-        inputs[cache_name(model)] = _cache(memories, len(queries), beams, shared)
+        if alone or len(memories) > 1:
+            row_memories = chain.from_iterable([memory] * beams for memory in memories)
+            cache = cache_of_rows(list(row_memories))
+        else:
+            shared = shared and rows * memory.nbytes >= SHARED_FROM * len(memory.layers)
+            cache = memory.cache(rows, shared)
+        inputs[cache_name(model)] = cache
     context = inputs.pop("context")
-    with _no_cache_setting(model), memories[0].reading(model):
+    with _no_cache_setting(model), memory.reading(model):
         output = generate(context, **inputs)
     return output[:, context.shape[1] :].tolist()
-
-
-def _cache(memories: Sequence[Memory], rows: int, beams: int, shared: bool) -> Cache:
-    """The cache that begins with the memories. The arguments are those of `continue_from`."""
-    memory = memories[0]
-    alone = rows * beams == 1 and memory.state is None and not memory.parts
-    if alone or len(memories) > 1:
-        row_memories: list[Memory] = []
-        for memory in memories:
-            row_memories += [memory] * beams
-        return cache_of_rows(row_memories)
-    bytes_of_copies = rows * beams * memory.nbytes
-    shared = shared and bytes_of_copies >= SHARED_FROM * len(memory.layers)
-    return memory.cache(rows * beams, shared)
 
 
 def _inputs(

@@ -59,10 +59,8 @@ def tensors(part: Any) -> Iterator[Tensor]:
         yield part
     elif isinstance(part, MemoryLayer):
         yield from tensors([part.keys, part.values])
-    elif isinstance(part, Mapping):
-        yield from tensors(list(part.values()))
-    elif isinstance(part, (list, tuple)):
-        for inner in part:
+    elif isinstance(part, (list, tuple, Mapping)):
+        for inner in part.values() if isinstance(part, Mapping) else part:
             yield from tensors(inner)
     elif type(part).__module__.startswith("transformers."):
         yield from tensors(vars(part))

@@ -78,9 +78,12 @@ class UnderLayouts:
             call: its query is [1, heads, n, width], and its key and value are
                 [1, key-value heads, entries + n, width].
         """
-        if not self._is_ours(call.mask, (call.query.shape[2], call.key.shape[2])):
+        mask = call.mask
+        keys = len(self.layout)
+        shape = (keys - self.layout.entries, keys)
+        if mask is None or mask.shape[2:] != shape or any(mask.stride()[2:]):
             return call.whole()
-        if call.has("position_bias", "cache"):
+        if (call.query.shape[2], call.key.shape[2]) != shape or call.has("position_bias", "cache"):
             return call.whole()
         self.layers += 1
         attend = self._attend_masked
@@ -93,12 +96,6 @@ class UnderLayouts:
             query = call.query[:, :, tokens.start - first : tokens.stop - first]
             outputs.append(attend(replace(call, query=query), tokens, seen))
         return torch.cat(outputs, dim=1), None
-
-    def _is_ours(self, mask: Tensor | None, shape: tuple[int, int]) -> bool:
-        keys = len(self.layout)
-        if mask is None or shape != (keys - self.layout.entries, keys):
-            return False
-        return mask.shape[2:] == shape and not any(mask.stride()[2:])
 
     def _attend_divided(self, call: AttentionCall, tokens: slice, seen: SeenKeys) -> Tensor:
         """Attention to the keys that all tokens see, joined with attention to the others."""

@@ -21,13 +21,12 @@ def position_switch(model: PreTrainedModel) -> PositionSwitch | None:
     rope = getattr(config, "rope_parameters", None) or {}
     # Models with several kinds of layers have one dictionary for each kind.
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        longest = int(config.max_position_embeddings) if parameters else 0
         kind = parameters.get("rope_type")
         if kind == "dynamic":
-            return PositionSwitch(longest, True)
+            return PositionSwitch(int(config.max_position_embeddings), True)
         if kind == "longrope":
             original = parameters.get("original_max_position_embeddings")
-            return PositionSwitch(int(original or longest), False)
+            return PositionSwitch(int(original or config.max_position_embeddings), False)
     return None
 
 

@@ -132,12 +132,18 @@ class PackedRow:
         """
         device = device_of(model)
         sees = self.tree.ancestors()
-        mask = self._mask(to_device(sees, device), model.dtype)
+        entries = self._groups[-1].entries.stop
+        # Only the mask between the tokens of the row is copied from the CPU.
+        mask = additive(to_device(sees, device), model.dtype, memory=entries)
+        if len(self._groups) > 1:
+            mask[:, :entries] = torch.finfo(model.dtype).min
+            for tokens, seen in self._groups:
+                mask[tokens, seen] = 0
         cache = cache_of(self._memories, once=True)
         readings = []
         if any(memory.parts for memory in self._memories):
-            for memory, (_, entries) in zip(self._memories, self._groups, strict=True):
-                readings.append(memory.readings(entries.start))
+            for memory, (_, seen) in zip(self._memories, self._groups, strict=True):
+                readings.append(memory.readings(seen.start))
         with ExitStack() as contexts:
             if self._replaced:
                 vectors = torch.cat(list(self._replaced.values()))
@@ -150,27 +156,13 @@ class PackedRow:
             logits = model(
                 input_ids=on_device([self.tree.tokens], device),
                 position_ids=on_device([self._positions], device),
-                attention_mask=mask,
+                attention_mask=mask[None, None],
                 logits_to_keep=kept_logits(model, read) if read else 1,
                 **cache_arguments(model, cache),
             ).logits[0]
         if len(logits) != len(read):  # the model ignores logits_to_keep
             logits = logits[on_device(read, logits.device)]
         return logits
-
-    def _mask(self, sees: Tensor, dtype: torch.dtype) -> Tensor:
-        """The mask to add to the scores: [1, 1, n, entries + n].
-
-        Args:
-            sees: [n, n] the mask between the tokens. Only this was copied from the CPU.
-        """
-        entries = self._groups[-1].entries.stop
-        mask = additive(sees, dtype, memory=entries)
-        if len(self._groups) > 1:
-            mask[:, :entries] = torch.finfo(dtype).min
-            for tokens, seen in self._groups:
-                mask[tokens, seen] = 0
-        return mask[None, None]
 
 
 def score_packed(
@@ -250,14 +242,14 @@ class _Prediction(NamedTuple):
 def _predict(
     model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[Pair]]], trim_last_layer: bool
 ) -> _Prediction:
-    inputs = []  # memories with the tokens that run on them
-    for memory, pairs in work:
-        inputs.append((memory, [(*query, *answer[:-1]) for query, answer in pairs]))
-    packed = PackedRow(inputs)
+    packed = PackedRow(
+        (memory, [(*query, *answer[:-1]) for query, answer in pairs]) for memory, pairs in work
+    )
     nodes = []  # for each pair, the nodes that predict its continuation
-    for paths, (_, sequences), (_, pairs) in zip(packed.paths, inputs, work, strict=True):
-        for sequence, (query, _) in zip(sequences, pairs, strict=True):
-            nodes.append(paths[sequence][len(query) - 1 :])
+    for paths, (_, pairs) in zip(packed.paths, work, strict=True):
+        for query, answer in pairs:
+            path = paths[(*query, *answer[:-1])]
+            nodes.append(path[len(query) - 1 :])
     tokens = sorted(set(chain(*nodes)))
     row = {node: i for i, node in enumerate(tokens)}
     logits = packed.run(model, tokens, trim_last_layer)

@@ -48,22 +48,34 @@ def probe(model: PreTrainedModel) -> Capabilities:
         RuntimeError: the device ran out of memory.
     """
     trial = _Trial(model)
-    _check_runs(trial)
+    name = type(model).__name__
+    if error := _failure(trial.run_in_one_pass):
+        raise InputError(f"{name} cannot be used: it does not run on a row of tokens ({error}).")
+    if trial.ahead > trial.rounding:
+        raise InputError(
+            f"{name} is bidirectional: a token's result changes with the tokens after it, so it "
+            "does not predict the next token. These methods need a causal language model (a "
+            "decoder). If this checkpoint was trained as a decoder, its config.json must say so "
+            "(is_decoder: true)."
+        )
+    logprob = trial.expected[0]
+    if not math.isfinite(logprob):
+        raise InputError(
+            f"{name} cannot be used: the log-probability of a few tokens is {logprob} "
+            f"({model.dtype}). The checkpoint is broken, or its numbers overflow: try "
+            "--model_args dtype=float32."
+        )
     hybrid = is_hybrid(model)
     if error := _failure(trial.continue_from_cache):
         return Capabilities(no_memory=error, is_hybrid=hybrid)
-    mask = False
-    positions = False
-    if not hybrid:
-        mask = _succeeds("obeys_mask", trial.obeys_mask)
-        positions = _succeeds("counts_from_zero", trial.counts_from_zero)
-        positions = positions and _succeeds("moves", trial.moves)
+    mask = not hybrid and _succeeds("obeys_mask", trial.obeys_mask)
+    counts = _succeeds("counts_from_zero", trial.counts_from_zero)
+    positions = not hybrid and counts and _succeeds("moves", trial.moves)
     both = mask and positions
     short = trial.query
     pads = positions and takes_positions(model)
     pads = pads and _succeeds("pads", trial.generates, short, [*short, *trial.other])
-    generates = pads or _succeeds("counts_from_zero", trial.counts_from_zero)
-    generates = generates and (pads or _succeeds("generates", trial.generates, short))
+    generates = counts and (pads or _succeeds("generates", trial.generates, short))
     return Capabilities(
         is_hybrid=hybrid,
         obeys_mask=mask,
@@ -79,26 +91,6 @@ def probe(model: PreTrainedModel) -> Capabilities:
         can_pad=pads,
         can_share=pads and _succeeds("shares_memory", trial.shares_memory),
     )
-
-
-def _check_runs(trial: _Trial) -> None:
-    name = type(trial.model).__name__
-    if error := _failure(trial.run_in_one_pass):
-        raise InputError(f"{name} cannot be used: it does not run on a row of tokens ({error}).")
-    if trial.ahead > trial.rounding:
-        raise InputError(
-            f"{name} is bidirectional: a token's result changes with the tokens after it, so it "
-            "does not predict the next token. These methods need a causal language model (a "
-            "decoder). If this checkpoint was trained as a decoder, its config.json must say so "
-            "(is_decoder: true)."
-        )
-    logprob = trial.expected[0]
-    if not math.isfinite(logprob):
-        raise InputError(
-            f"{name} cannot be used: the log-probability of a few tokens is {logprob} "
-            f"({trial.model.dtype}). The checkpoint is broken, or its numbers overflow: try "
-            "--model_args dtype=float32."
-        )
 
 
 def tells_positions_apart(model: PreTrainedModel) -> bool:

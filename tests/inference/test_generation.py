@@ -20,12 +20,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.inference import generation, shared_memory
-from lm_eval_icl.inference.attention import install
+from lm_eval_icl.inference import attention, generation
+from lm_eval_icl.inference.attention import install, keys_on_memory
 from lm_eval_icl.inference.caches import MemoryLayer
 from lm_eval_icl.inference.generation import _inputs, continue_from, settings_in_force
 from lm_eval_icl.inference.memory import read_causally
-from lm_eval_icl.inference.shared_memory import keys_on_memory
 from lm_eval_icl.inference.trials import probe
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from tests import evaluation, tiny
@@ -39,14 +38,14 @@ QUERIES = [[7, 8, 9, 10, 11, 12, 13], [20, 21], [30, 31, 32], [40, 41, 42, 43, 4
 @pytest.fixture
 def always_shared(monkeypatch):
     """Small memories are shared, too; returns how many layers' attention was to a shared memory."""
-    count, attend = [0], shared_memory.on_shared_memory
+    count, attend = [0], attention.on_shared_memory
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         count[0] += 1
         return attend(*args, **kwargs)
 
     monkeypatch.setattr(generation, "SHARED_FROM", 0)
-    monkeypatch.setattr(shared_memory, "on_shared_memory", counting)
+    monkeypatch.setattr(attention, "on_shared_memory", counting)
     return lambda: count[0]
 
 
