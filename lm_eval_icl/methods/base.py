@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lm_eval_icl.inference.attention import Reading
+    from lm_eval_icl.inference.capabilities import Capabilities
     from lm_eval_icl.inference.memory import Memory
     from lm_eval_icl.inference.packing import Queries
     from lm_eval_icl.inference.schedule import Batch, ContextWork, Text
@@ -97,6 +98,7 @@ class Encoder(Protocol):
 class PackEncoder(Encoder, Protocol):
     """What the runner gives to a method."""
 
+    can: Capabilities
     softmax_dtype: torch.dtype | None  # of the softmax over the vocabulary. None: at least float32.
 
     def for_one_pass(self, contexts: Sequence[Context]) -> Sequence[Memory]:
@@ -104,7 +106,7 @@ class PackEncoder(Encoder, Protocol):
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedContext:
     """What the queries of a context run on."""
 
     memories: Sequence[Memory]  # If there are several, their predictions are combined.
@@ -351,12 +353,12 @@ class Method(ABC):
             )
         ]
 
-    def encoded(self, encoder: Encoder, context: Context, query: Ids) -> Encoded:
+    def encoded(self, encoder: Encoder, context: Context, query: Ids) -> EncodedContext:
         """What a query of a context runs on, if the context is encoded before its queries run."""
-        return Encoded(encoder.memories(self.contexts(context)))
+        return EncodedContext(encoder.memories(self.contexts(context)))
 
     def scored(
-        self, encoder: PackEncoder, batch: Batch, encoded: Encoded | None, states: States
+        self, encoder: PackEncoder, batch: Batch, encoded: EncodedContext | None, states: States
     ) -> Scores:
         """The scores of a batch.
 
@@ -379,7 +381,9 @@ class Method(ABC):
             for query, answers in queries:
                 pairs += [(query, answer) for answer in answers]
             work = [(memory, pairs)]
-        return score_packed(encoder.model, work, encoder.softmax_dtype, states)
+        return score_packed(
+            encoder.model, work, encoder.softmax_dtype, states, encoder.can.can_trim
+        )
 
     def side_by_side(self, encoder: PackEncoder, batch: Batch) -> list[tuple[Memory, list[Pair]]]:
         """The memories of contexts that are encoded with the batch, each with its pairs."""

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import Unsupported, whole
-from lm_eval_icl.inference.blocks import replaced_stream, residual_stream
 from lm_eval_icl.inference.memory import Memory, causal_pass
+from lm_eval_icl.inference.residual import Replacement, replaced_stream, residual_stream
 from lm_eval_icl.inference.scoring import streams_packed
 from lm_eval_icl.methods.base import Passes, optional
 from lm_eval_icl.methods.by_query import ByQuery, ContextQuery, Memories, MemoryQuery
@@ -160,7 +160,7 @@ class BatchICL(ByQuery):
                 stacked = torch.stack([stream_of[shot][query] for shot in shots])
                 wide = torch.promote_types(stacked.dtype, torch.float32)
                 mean = stacked.mean(0, keepdim=True, dtype=wide)
-                residual = (self.layer, len(query) - 1, mean)
+                residual = Replacement(self.layer, len(query) - 1, mean)
             encoded.append((replace(memory_of[zero_shot], residual=residual), query))
         return encoded
 

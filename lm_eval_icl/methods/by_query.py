@@ -11,7 +11,7 @@ from lm_eval_icl.inference.memory import Memory, encode_all
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Batch, ContextWork, Text
 from lm_eval_icl.inference.scoring import Pair
-from lm_eval_icl.methods.base import Encoded, Encoder, Method, PackEncoder, Rows
+from lm_eval_icl.methods.base import EncodedContext, Encoder, Method, PackEncoder, Rows
 from lm_eval_icl.prompts.tokens import Context, Ids
 
 # A context, and the ids of a query.
@@ -81,9 +81,9 @@ class ByQuery(Method):
             )
         return pieces
 
-    def encoded(self, encoder: Encoder, context: Context, query: Ids) -> Encoded:
+    def encoded(self, encoder: Encoder, context: Context, query: Ids) -> EncodedContext:
         [(memory, rest)] = self.encode_queries(encoder.model, [(context, query)], encoder.memories)
-        return Encoded([memory], rest)
+        return EncodedContext([memory], rest)
 
     def side_by_side(self, encoder: PackEncoder, batch: Batch) -> list[tuple[Memory, list[Pair]]]:
         queries = [(context, query) for context, query, _ in batch.queries]

@@ -9,11 +9,12 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError, Unsupported, log, one_line
 from lm_eval_icl.inference.attention import Reading
-from lm_eval_icl.inference.capabilities import Capabilities, tells_positions_apart
+from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.memory import Memory, read_causally
 from lm_eval_icl.inference.positions import position_embeddings
 from lm_eval_icl.inference.scoring import score_packed, score_rows
+from lm_eval_icl.inference.trials import tells_positions_apart
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.tokens import Context
 

@@ -103,7 +103,8 @@ class Plain:
         """The log-probabilities after the query and after each token of the answer.
 
         Returns:
-            On each memory, [memories, 1 + answer, vocabulary], and combined, [1 + answer, vocabulary].
+            On each memory, [memories, 1 + answer, vocabulary], and combined, [1 + answer,
+            vocabulary].
         """
         by_memory = []
         for logits in method.by_definition(self, prompt, answer):
@@ -145,7 +146,7 @@ class Plain:
     def run_in_parts(
         self, layout: Layout, prompt: Sequence[int], first: int, reading: Reading, after: int
     ) -> Tensor:
-        """`run`, where the last `after` tokens read those before from `first` on as `reading` says."""
+        """`run`, where the last `after` tokens read those from `first` on as `reading` says."""
         at = (..., slice(-after, None), slice(first, -after))
 
         def in_parts(call: AttentionCall) -> Attended:

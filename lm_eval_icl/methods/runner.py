@@ -14,15 +14,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import checked_whole
-from lm_eval_icl.inference.capabilities import Capabilities, probe
+from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import GenerationSettings, stop_on_nonfinite
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.positions import position_embeddings
 from lm_eval_icl.inference.schedule import ContextQueryAnswer, ContextWork, Sizes, schedule
 from lm_eval_icl.inference.scoring import Score, Scores, States
+from lm_eval_icl.inference.trials import probe
 from lm_eval_icl.methods import joining, needs
-from lm_eval_icl.methods.base import Encoded, Method
+from lm_eval_icl.methods.base import EncodedContext, Method
 from lm_eval_icl.methods.continuing import TextBatch
 from lm_eval_icl.methods.encoder import ContextEncoder
 from lm_eval_icl.methods.limits import PromptLimits
@@ -242,7 +243,7 @@ class MethodRunner(ModelMode):
         work: Mapping[Context, Queries],
         once: bool = False,
         states: States = None,
-        encoded: Encoded | None = None,
+        encoded: EncodedContext | None = None,
     ) -> Iterator[Scored]:
         """Yields as `score` does. A device may still be computing the scores.
 
@@ -357,7 +358,7 @@ def score_memories(
     memories = method.memories(runner.model, [context])
     for number in range(1, max(numbers) + 1):
         with runner.counting():
-            encoded = Encoded(next(memories))
+            encoded = EncodedContext(next(memories))
         if number in numbers:
             for scored in runner.score_batches({context: queries}, encoded=encoded):
                 yield number, scored

@@ -13,7 +13,15 @@ from transformers import PreTrainedModel
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.schedule import Batch, Text
 from lm_eval_icl.inference.scoring import Scores, States, score_together
-from lm_eval_icl.methods.base import Encoded, Encoder, Method, PackEncoder, Passes, Positions, Rows
+from lm_eval_icl.methods.base import (
+    EncodedContext,
+    Encoder,
+    Method,
+    PackEncoder,
+    Passes,
+    Positions,
+    Rows,
+)
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.pcw import PCW
 from lm_eval_icl.methods.plain import Plain
@@ -116,14 +124,19 @@ class Several(PCW):
     # How the kind of method is run.
 
     def scored(
-        self, encoder: PackEncoder, batch: Batch, encoded: Encoded | None, states: States
+        self, encoder: PackEncoder, batch: Batch, encoded: EncodedContext | None, states: States
     ) -> Scores:
         if encoded is None or len(encoded.memories) == 1:
             return super().scored(encoder, batch, encoded, states)
         pairs = [(query, answer) for _, query, answer in batch.requests]
-        at_once = batch.tokens > 0
         return score_together(
-            encoder.model, encoded.memories, pairs, self, encoder.softmax_dtype, at_once
+            encoder.model,
+            encoded.memories,
+            pairs,
+            self,
+            encoder.softmax_dtype,
+            at_once=batch.tokens > 0,
+            trim_last_layer=encoder.can.can_trim,
         )
 
     def rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:

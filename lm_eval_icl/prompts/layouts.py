@@ -1,4 +1,4 @@
-"""Which token attends to which, and at which position: the attention of every method, as plain data.
+"""Which token attends to which, and at which position: every method's attention as plain data.
 
 A *block* is the prefix, one copy of one demonstration, the query or the answer. A method's
 `Pattern` says which demonstration sees (may attend to) which demonstration. `lay_out` arranges all

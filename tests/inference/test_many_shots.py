@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm_eval_icl import methods
-from lm_eval_icl.inference import attention, memory, scoring
+from lm_eval_icl.inference import layout_attention, memory, scoring
 from lm_eval_icl.inference.scoring import score_packed
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
@@ -38,7 +38,7 @@ def rows(monkeypatch):
     def set_rows(n: int) -> None:
         monkeypatch.setattr(memory, "CONTEXT_TOKENS", n)
         monkeypatch.setattr(memory, "PIECE", n)
-        monkeypatch.setattr(attention, "CONTEXT_TOKENS", n)
+        monkeypatch.setattr(layout_attention, "CONTEXT_TOKENS", n)
 
     return set_rows
 

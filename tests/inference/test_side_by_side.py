@@ -15,9 +15,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lm_eval_icl import methods
-from lm_eval_icl.inference import attention, memory
-from lm_eval_icl.inference.attention import AttentionCall, UnderLayouts, attention_by
+from lm_eval_icl.inference import attention, layout_attention, memory
+from lm_eval_icl.inference.attention import AttentionCall, attention_by
 from lm_eval_icl.inference.generation import GenerationSettings
+from lm_eval_icl.inference.layout_attention import UnderLayouts
 from lm_eval_icl.inference.schedule import in_order
 from lm_eval_icl.inference.scoring import score_packed
 from lm_eval_icl.methods.by_query import ByQuery
@@ -123,7 +124,7 @@ def test_scores_are_those_of_contexts_that_run_alone(name, monkeypatch):
     def taken_at_a_time(n: int) -> None:
         monkeypatch.setattr(memory, "CONTEXT_TOKENS", n)
         monkeypatch.setattr(memory, "PIECE", n)
-        monkeypatch.setattr(attention, "CONTEXT_TOKENS", n)
+        monkeypatch.setattr(layout_attention, "CONTEXT_TOKENS", n)
         monkeypatch.setattr(attention, "ROW_TOKENS", n)
 
     model = tiny.build(name, torch.float64 if name != "qwen3_next" else torch.float32)
@@ -247,7 +248,7 @@ def test_any_patterns_side_by_side(lengths, seed, n, heads, on_memory, kernel):
         2, 1, heads[1], len(joint), 8, dtype=torch.float64, generator=random
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "CONTEXT_TOKENS", n)
+        patch.setattr(layout_attention, "CONTEXT_TOKENS", n)
         if not kernel:
             patch.setattr(AttentionCall, "has_kernel", False)
         under = UnderLayouts(layouts)
