@@ -162,6 +162,8 @@ class Method(ABC):
     overflow_hint: ClassVar[str] = ""
     # In a batch of texts, each row may have the memory of another context.
     rows_may_differ: ClassVar[bool] = True
+    # The argument that counts the memories of a method that refines its memory (`Stepwise`).
+    counts_memories: ClassVar[str] = ""
     # Every query has a memory of its own. The kind of method says so.
     memory_depends_on_query: ClassVar[bool] = False
     # The memory follows from `lay_out` and `reading`, so that demonstrations may be encoded by

@@ -334,20 +334,20 @@ class MethodRunner(ModelMode):
 
 def score_memories(
     runner: MethodRunner,
-    method: Stepwise,
     context: Context,
     queries: Queries,
     numbers: Collection[int],
 ) -> Iterator[tuple[int, Scored]]:
-    """`MethodRunner.score` on the memories of a context after some steps.
+    """`MethodRunner.score` on the memories of a context after some steps of a `Stepwise` method.
 
     Args:
-        method: the method of the runner.
         numbers: the numbers of the memories on which queries are scored, counted from 1.
 
     Yields:
         For each forward pass, the number of the memory, the scored requests, and their scores.
     """
+    method = runner.method
+    assert isinstance(method, Stepwise)
     if runner.plain:
         plain = Plain(runner, runner.softmax_dtype)
         for number in sorted(numbers):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from transformers import PreTrainedModel
 
@@ -16,10 +15,10 @@ from lm_eval_icl.prompts.tokens import Context
 
 @dataclass(frozen=True)
 class Stepwise(Method):
-    """One memory for all queries, refined step by step. Each step can be scored."""
+    """One memory for all queries, refined step by step. Each step can be scored.
 
-    # The name of the argument that says how many memories `memories` yields.
-    counts_memories: ClassVar[str]
+    A class says in `counts_memories` which of its arguments is the number of steps.
+    """
 
     @abstractmethod
     def memories(

@@ -294,9 +294,7 @@ def batches(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
 
 def passes_of(variant: Variant) -> tuple[str, int]:
     """The argument that says how many memories a method makes, and its value; ("", 1) if a method makes one."""
-    method = None if variant.method == HF else methods.find(variant.method)
-    name: str = getattr(method, "counts_memories", "")  # of a `Stepwise` method
-    if not name:
+    if variant.method == HF or not (name := methods.find(variant.method).counts_memories):
         return "", 1
     return name, getattr(variant.make(), name)
 

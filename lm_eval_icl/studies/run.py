@@ -37,7 +37,6 @@ from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.responses import check_finite
 from lm_eval_icl.methods.runner import grouped, score_memories
-from lm_eval_icl.methods.stepwise import Stepwise
 from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Model, digest, passes_of
 from lm_eval_icl.studies.conduct import Failure, Outcome, Unit
 from lm_eval_icl.studies.folder import StudyFolder
@@ -336,8 +335,8 @@ def _log_likelihoods(
             (request.prompt, request.answer) for request in requests
         ).items():
             options = {query: list(answers) for query, answers in queries.items()}
-            if isinstance(lm.method, Stepwise) and context.demonstrations:
-                memories = score_memories(runner, lm.method, context, options, numbers)
+            if lm.method.counts_memories and context.demonstrations:
+                memories = score_memories(runner, context, options, numbers)
             else:  # the memory is the same for every number of passes
                 memories = ((0, scored) for scored in runner.score({context: options}))
             for number, scored in memories:
