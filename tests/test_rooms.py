@@ -56,17 +56,17 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "metaicl": (Limit(3327, 12.9), Limit(5080, 15.4)),
     "decisions": (Limit(2543, 10.2), Limit(1672, 17.5)),
     "inference": (Limit(20230, 14.0), Limit(22450, 15.3)),
-    "methods": (Limit(18264, 12.7), Limit(13480, 15.6)),
-    "drawing": (Limit(3878, 15.2), Limit(2421, 16.5)),
+    "methods": (Limit(20648, 11.3), Limit(14693, 15.5)),
+    "drawing": (Limit(3771, 12.3), Limit(2421, 16.5)),
     "demonstrations": (Limit(11847, 13.0), Limit(6789, 16.5)),
-    "training": (Limit(7099, 12.8), Limit(5471, 16.1)),
+    "training": (Limit(7087, 12.8), Limit(5471, 16.1)),
     "regression": (None, Limit(3247, 18.0)),
     "harness": (Limit(24979, 12.6), Limit(26760, 14.2)),
     "results": (Limit(26893, 14.8), Limit(20937, 19.5)),
     "leaderboard": (Limit(11826, 15.7), Limit(2674, 13.8)),
-    "studies": (Limit(17852, 13.3), Limit(17289, 16.0)),
+    "studies": (Limit(17834, 13.3), Limit(17289, 16.0)),
     "smoke": (Limit(2865, 11.9), Limit(2581, 21.2)),
-    "cli": (Limit(7119, 11.3), Limit(1119, 11.7)),
+    "cli": (Limit(7119, 11.3), Limit(1113, 11.7)),
 }
 # Lines of a file and of a function of the package. What was longer when the rule came is listed
 # with its length then, and may only become shorter.
@@ -79,7 +79,6 @@ LONGER = {
     "cli/select.py:command": 99,
     "cli/study.py:command": 128,
     "drawing/picture.py:_panel": 78,
-    "methods/runner.py:generate": 85,
     "results/summary.py:summarize": 79,
 }
 LAYOUT_TOKENS = {

@@ -262,7 +262,8 @@ class Method(ABC):
         """
         pattern = self.pattern(len(demonstrations) * self.repeat)
         if not isinstance(pattern, Pattern):
-            raise InputError(f"{self.name}: pattern: must return a Pattern, not {pattern!r:.60}.")
+            kind = type(pattern).__name__
+            raise InputError(f"{self.name}: pattern: must return a Pattern, not a {kind}.")
         if pattern.query and not self.memory_depends_on_query:
             raise InputError(
                 f"{self.name}: pattern: query=True needs a class that derives from ByQuery."

@@ -139,14 +139,10 @@ class BatchICL(ByQuery):
         query's last token.
         """
         assert self.layer is not None  # `bind` has set it
-        zero_shots = [self._shot(context, ()) for context, _ in queries]
-        one_shots = []
-        for context, _ in queries:
-            shots = [self._shot(context, (part,)) for part in context.demonstrations]
-            one_shots.append(shots)
-        memory_of = self._memories(dict.fromkeys((*zero_shots, *chain(*one_shots))), memories)
+        shots_of = [self._shots(context) for context, _ in queries]
+        memory_of = self._memories(dict.fromkeys(chain(*shots_of)), memories)
         queries_of: dict[Shot, dict[Ids, None]] = {}
-        for (_, query), shots in zip(queries, one_shots, strict=True):
+        for (_, query), (_, *shots) in zip(queries, shots_of, strict=True):
             for shot in shots:
                 queries_of.setdefault(shot, {})[query] = None
         work = [(memory_of[shot], list(shown)) for shot, shown in queries_of.items()]
@@ -154,7 +150,7 @@ class BatchICL(ByQuery):
         for shot, streams in zip(queries_of, self._streams(model, work, packed), strict=True):
             stream_of[shot] = dict(zip(queries_of[shot], streams, strict=True))
         encoded = []
-        for (_, query), zero_shot, shots in zip(queries, zero_shots, one_shots, strict=True):
+        for (_, query), (zero_shot, *shots) in zip(queries, shots_of, strict=True):
             residual = None
             if shots:
                 stacked = torch.stack([stream_of[shot][query] for shot in shots])
@@ -164,16 +160,19 @@ class BatchICL(ByQuery):
             encoded.append((replace(memory_of[zero_shot], residual=residual), query))
         return encoded
 
-    def _shot(self, context: Context, demonstrations: tuple[Ids, ...]) -> Shot:
-        """The part before the query of a pass with one demonstration or none.
+    def _shots(self, context: Context) -> list[Shot]:
+        """The parts before the query: without a demonstration, and with each of them.
 
-        With symmetric positions, the query starts after the longest demonstration of the whole
-        context.
+        With symmetric positions, the query starts after the longest demonstration in all passes.
         """
-        shot = Context(context.prefix, demonstrations)
-        if self.positions == "symmetric":
-            return Shot(shot, len(context.prefix) + max(context.lengths, default=0))
-        return Shot(shot, len(shot.tokens))
+        shots = []
+        for part in ((), *((shown,) for shown in context.demonstrations)):
+            shot = Context(context.prefix, part)
+            query_start = len(shot.tokens)
+            if self.positions == "symmetric":
+                query_start = len(context.prefix) + max(context.lengths, default=0)
+            shots.append(Shot(shot, query_start))
+        return shots
 
     def _memories(self, shots: Collection[Shot], memories: Memories) -> dict[Shot, Memory]:
         """The memory of each shot."""

@@ -334,11 +334,10 @@ def _log_likelihoods(
         for context, queries in grouped(
             (request.prompt, request.answer) for request in requests
         ).items():
-            options = {query: list(answers) for query, answers in queries.items()}
             if lm.method.counts_memories and context.demonstrations:
-                memories = score_memories(runner, context, options, numbers)
+                memories = score_memories(runner, context, queries, numbers)
             else:  # the memory is the same for every number of passes
-                memories = ((0, scored) for scored in runner.score({context: options}))
+                memories = ((0, scored) for scored in runner.score({context: queries}))
             for number, scored in memories:
                 for (_, query, ids), value in zip(*scored, strict=True):
                     for i in queries[query][ids]:

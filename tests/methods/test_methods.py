@@ -778,5 +778,5 @@ def test_a_pattern_of_another_type_is_one_line():
         def pattern(self, n):
             return torch.ones(n, n, dtype=torch.bool)
 
-    with pytest.raises(InputError, match="mask: pattern: must return a Pattern, not tensor"):
+    with pytest.raises(InputError, match="mask: pattern: must return a Pattern, not a Tensor"):
         Mask.from_arguments({})
