@@ -56,7 +56,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "metaicl": (Limit(3327, 12.9), Limit(5080, 15.4)),
     "decisions": (Limit(2543, 10.2), Limit(1672, 17.5)),
     "inference": (Limit(20230, 14.0), Limit(22450, 15.3)),
-    "methods": (Limit(20648, 11.3), Limit(14693, 15.5)),
+    "methods": (Limit(20665, 11.3), Limit(14693, 15.5)),
     "drawing": (Limit(3771, 12.3), Limit(2421, 16.5)),
     "demonstrations": (Limit(11847, 13.0), Limit(6789, 16.5)),
     "training": (Limit(7087, 12.8), Limit(5471, 16.1)),

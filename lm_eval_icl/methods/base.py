@@ -177,6 +177,8 @@ class Method(ABC):
         if "encode" in members or "encode_queries" in members:
             cls.one_pass = members.get("one_pass", False)
             cls.encodes_by_layout = members.get("encodes_by_layout", False)
+        if cls.memory_depends_on_query != hasattr(cls, "encode_queries"):
+            raise InputError(f"{cls.__name__}: derive from ByQuery for a memory of each query.")
 
     def __post_init__(self) -> None:
         # lm-eval parses "none" as None if all model arguments are one string.

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference import attention, layout_attention, memory
 from lm_eval_icl.inference.attention import AttentionCall, attention_by
 from lm_eval_icl.inference.generation import GenerationSettings
@@ -181,6 +182,9 @@ def test_what_a_method_must_say_of_itself():
     """A method with an `encode` of its own, run as if it had none, would have wrong numbers and no error."""
 
     assert ICL.one_pass and not Scaled.one_pass and not Scaled.encodes_by_layout
+    for member in ("memory_depends_on_query", "encode_queries"):
+        with pytest.raises(InputError, match="Mine: derive from ByQuery"):
+            type("Mine", (ICL,), {member: True})
 
 
 @dataclass(frozen=True)
