@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_eval_icl.inference.caches import cache_name, without_adapter
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.inference.caches import cache_name, takes_positions, without_adapter
 from lm_eval_icl.inference.capabilities import PositionSwitch
 from lm_eval_icl.inference.devices import device_of
 
@@ -50,6 +51,21 @@ def position_embeddings(model: PreTrainedModel) -> list[nn.Embedding]:
         if kept and not torch.equal(kept[0], kept[-1]):
             learned.append(embedding)
     return learned
+
+
+@torch.no_grad()
+def check_length(model: PreTrainedModel, max_length: int) -> None:
+    """Refuse prompts of more tokens than the model has learned position embeddings for.
+
+    Raises:
+        InputError: `max_length` is above their number.
+    """
+    known = getattr(model.config.get_text_config(), "max_position_embeddings", max_length)
+    if max_length > known and takes_positions(model) and position_embeddings(model):
+        raise InputError(
+            f"max_length={max_length}: {type(model).__name__} has learned embeddings for {known} "
+            f"positions only: give at most {known}, or leave max_length out."
+        )
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from lm_eval_icl.inference.generation import (
 )
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import Queries
-from lm_eval_icl.inference.positions import no_positions, position_embeddings
+from lm_eval_icl.inference.positions import check_length, no_positions, position_embeddings
 from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.inference.schedule import (
     Batch,
@@ -112,11 +112,9 @@ class MethodRunner:
         self.pack_tokens = checked_whole("pack_tokens", pack_tokens)
         batch_size = checked_whole("batch_size", batch_size)
         self.store_bytes = checked_whole("store_bytes", store_bytes)
-        self.model, self.softmax_dtype, self.mixed_precision_dtype = (
-            model,
-            softmax_dtype,
-            mixed_precision_dtype,
-        )
+        self.model = model
+        self.softmax_dtype = softmax_dtype
+        self.mixed_precision_dtype = mixed_precision_dtype
         self.tensor_parallel = tensor_parallel
         # The learned position embeddings that are switched off while the model runs; None if positions are not removed.
         self.without_positions: list[nn.Embedding] | None = None
@@ -150,15 +148,13 @@ class MethodRunner:
 
     def limits(self, max_length: int) -> PromptLimits:
         """The limits of prompts, for a model that has, or may use, `max_length` positions."""
+        check_length(self.model, max_length)
         name, can = type(self.model).__name__, self.capabilities
         hint = self.method.overflow_hint if can.obeys_positions else ""
-        window, keeps_window = (
-            needs.longest_row(self.method, can),
-            needs.keeps_window(self.method, can),
-        )
-        return PromptLimits(
-            self.method, name, max_length, window, can.position_switch, hint, keeps_window
-        )
+        window = needs.longest_row(self.method, can)
+        keeps = needs.keeps_window(self.method, can)
+        switch = can.position_switch
+        return PromptLimits(self.method, name, max_length, window, switch, hint, keeps)
 
     @property
     def invariant(self) -> bool:
@@ -300,13 +296,9 @@ class MethodRunner:
                 with self.counting():
                     if batch.encoding == "before" and in_use is None:
                         in_use = self.budget.fit(partial(self._encoded, context, query))
-                    halve, used = (
-                        partial(self.budget.halve, batch.tokens, batch.rows_used),
-                        context if in_use else None,
-                    )
-                    scores = self.budget.attempt(
-                        partial(self._score, batch, in_use, states), halve, used
-                    )
+                    run = partial(self._score, batch, in_use, states)
+                    halve = partial(self.budget.halve, batch.tokens, batch.rows_used)
+                    scores = self.budget.attempt(run, halve, context if in_use else None)
                 if scores is None:
                     break  # the sizes are smaller now: all unscored requests are scheduled again
                 yield batch.requests, scores
@@ -334,22 +326,16 @@ class MethodRunner:
         self, batch: Batch, in_use: tuple[list[Memory], Ids | None] | None, states: States
     ) -> Scores:
         """Run a batch, on the memories `in_use` if there are some."""
+        trim = self.capabilities.can_trim
         if in_use is not None:
             (memory, *more), rest = in_use
             if more:
                 assert isinstance(self.method, Several)
-                pairs, at_once = (
-                    [(query, answer) for _, query, answer in batch.requests],
-                    bool(batch.tokens),
-                )
+                pairs = [(query, answer) for _, query, answer in batch.requests]
+                at_once = bool(batch.tokens)
+                dtype = self.softmax_dtype
                 return score_together(
-                    self.model,
-                    in_use[0],
-                    pairs,
-                    self.method,
-                    self.softmax_dtype,
-                    at_once,
-                    self.capabilities.can_trim,
+                    self.model, in_use[0], pairs, self.method, dtype, at_once, trim
                 )
             queries = [(rest or query, answers) for _, query, answers in batch.queries]
             if not batch.tokens:
@@ -376,7 +362,6 @@ class MethodRunner:
             for context, query, answer in batch.requests:
                 pairs_of.setdefault(context, []).append((query, answer))
             work = list(zip(self.blocks.memories([*pairs_of]), pairs_of.values(), strict=True))
-        trim = self.capabilities.can_trim
         return score_packed(self.model, work, self.softmax_dtype, states, trim)
 
     def score_memories(
@@ -439,10 +424,8 @@ class MethodRunner:
 
         def run() -> list[list[int]]:
             texts = first()
-            contexts, queries = (
-                [text.prompt.context for text in texts],
-                [text.prompt.query for text in texts],
-            )
+            contexts = [text.prompt.context for text in texts]
+            queries = [text.prompt.query for text in texts]
             together: AbstractContextManager[None] = nullcontext()
             if by_query:
                 [(memory, queries[0])] = method.encode_queries(
@@ -461,10 +444,8 @@ class MethodRunner:
                 memories = self._memories(contexts if texts[0].single else windows)
             if isinstance(method, Several) and len(windows) > 1:
                 queries = [query for query in queries for _ in windows]
-                memories, together = (
-                    memories * len(texts),
-                    combining(self.model, len(windows), method.next_token),
-                )
+                memories = memories * len(texts)
+                together = combining(self.model, len(windows), method.next_token)
             longest = max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
             shared = can.can_share and can.sees_all_of(longest)
             with stop_on_nonfinite(self.model, names[: len(texts)]), together:
