@@ -77,7 +77,9 @@ class PromptLimits:
 
     def too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """Why a prompt with an answer of `answer` positions does not fit; None if it fits."""
-        context, why, terms = prompt.context, "", self._takes(prompt, answer)
+        context = prompt.context
+        why = ""
+        terms = self._takes(prompt, answer)
         if sum(terms) > self.positions:
             why = f"do not fit the model's {self.positions} positions"
         elif self.switch is not None and sum(terms) > self.switch[0]:
@@ -110,9 +112,11 @@ class PromptLimits:
         """How many positions context, query and answer take in the longer of two passes: the pass that encodes the
         context, and the pass of the query. If `tokens`, how many tokens, entries of memories included."""
         footprint, query = self.method.footprint(prompt.context), len(prompt.query)
-        encoding, before_query = footprint.positions, footprint.query_start
+        encoding = footprint.positions
+        before_query = footprint.query_start
         if tokens:
-            encoding, before_query = footprint.tokens, footprint.kept
+            encoding = footprint.tokens
+            before_query = footprint.kept
         alone = encoding, query if self.method.memory_depends_on_query else 0, 0
         return max((before_query, query, answer), alone, key=sum)
 
@@ -165,10 +169,8 @@ def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits)
             request.answer_positions, longest_answers.get(request.prompt, 0)
         )
 
-    kept, left_out = (
-        list(range(max(len(prompt.context.demonstrations) for prompt in longest_answers))),
-        list[int](),
-    )
+    kept = list(range(max(len(prompt.context.demonstrations) for prompt in longest_answers)))
+    left_out: list[int] = []
     fewer = list(longest_answers.items())
     while kept and not fits(limits, requests):
         left_out.append(kept.pop(limits.leaves_out(fewer)))

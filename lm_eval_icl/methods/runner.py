@@ -149,12 +149,12 @@ class MethodRunner:
     def limits(self, max_length: int) -> PromptLimits:
         """The limits of prompts, for a model that has, or may use, `max_length` positions."""
         check_length(self.model, max_length)
-        name, can = type(self.model).__name__, self.capabilities
+        name = type(self.model).__name__
+        can = self.capabilities
         hint = self.method.overflow_hint if can.obeys_positions else ""
         window = needs.longest_row(self.method, can)
         keeps = needs.keeps_window(self.method, can)
-        switch = can.position_switch
-        return PromptLimits(self.method, name, max_length, window, switch, hint, keeps)
+        return PromptLimits(self.method, name, max_length, window, can.position_switch, hint, keeps)
 
     @property
     def invariant(self) -> bool:
@@ -333,9 +333,8 @@ class MethodRunner:
                 assert isinstance(self.method, Several)
                 pairs = [(query, answer) for _, query, answer in batch.requests]
                 at_once = bool(batch.tokens)
-                dtype = self.softmax_dtype
                 return score_together(
-                    self.model, in_use[0], pairs, self.method, dtype, at_once, trim
+                    self.model, in_use[0], pairs, self.method, self.softmax_dtype, at_once, trim
                 )
             queries = [(rest or query, answers) for _, query, answers in batch.queries]
             if not batch.tokens:
@@ -405,7 +404,9 @@ class MethodRunner:
             Unsupported: the method generates no text with this model.
             InputError: the scores of a next token are NaN or infinite.
         """
-        method, can, by_query = self.method, self.capabilities, self.method.memory_depends_on_query
+        method = self.method
+        can = self.capabilities
+        by_query = method.memory_depends_on_query
         needs.check_generates(method, self.model, can, prompts[0].context)
         windows = method.contexts(prompts[0].context)
         if len(windows) > 1:
