@@ -55,7 +55,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "prompts": (Limit(6733, 10.7), Limit(5721, 13.4)),
     "metaicl": (Limit(3327, 12.9), Limit(5080, 15.4)),
     "decisions": (Limit(2543, 10.2), Limit(1672, 17.5)),
-    "inference": (Limit(20916, 11.4), Limit(23598, 15.1)),
+    "inference": (Limit(20891, 11.4), Limit(23598, 15.1)),
     "methods": (Limit(16215, 12.7), Limit(12688, 15.6)),
     "drawing": (Limit(3875, 11.4), Limit(2421, 16.5)),
     "demonstrations": (Limit(11847, 13.0), Limit(6789, 16.5)),
