@@ -94,8 +94,10 @@ class MemoryBudget:
         """
         if tokens:
             self.sizes = replace(self.sizes, pack_tokens=tokens // 2, queries=1)
-            most = self.sizes.pack_tokens
-            return f"log-likelihoods are scored in packs of {most} tokens from here on"
+            return (
+                f"log-likelihoods are scored in packs of {self.sizes.pack_tokens} tokens from here "
+                "on"
+            )
         if rows == 1:
             return ""
         self.sizes = replace(self.sizes, texts=rows // 2)

@@ -59,15 +59,13 @@ class MemoryLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        keys = key_states
-        values = value_states
         if not self.once:
-            keys, values = self._append(keys, values)
+            key_states, value_states = self._append(key_states, value_states)
         if self.shared or self.parts:
-            return keys_on_memory(self.memory, keys, self.parts), values
+            return keys_on_memory(self.memory, key_states, self.parts), value_states
         if not self.memory[0].shape[-2]:
-            return keys, values
-        return with_copies(self.memory, keys, values)
+            return key_states, value_states
+        return with_copies(self.memory, key_states, value_states)
 
     def _append(self, new_keys: Tensor, new_values: Tensor) -> tuple[Tensor, Tensor]:
         """Store entries after those of earlier passes, which `DynamicLayer` would copy."""
@@ -88,8 +86,8 @@ class MemoryLayer(DynamicLayer):
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        keys = [self.memory[0], *(keys for keys, *_ in self.parts)]
-        return sum(part.shape[-2] for part in keys) + super().get_seq_length()
+        parts = sum(keys.shape[-2] for keys, *_ in self.parts)
+        return self.memory[0].shape[-2] + parts + super().get_seq_length()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryLayer:
         """A copy of the rows' entries. The memory is never written to, and stays shared."""

@@ -36,8 +36,7 @@ def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
     (`torch.tensor(..., device=...)` would wait until everything that was begun on a GPU is done.
     numpy reads a list three times as fast as torch.)
     """
-    array = np.array(numbers, dtype=np.int64)
-    return to_device(torch.from_numpy(array), device)
+    return to_device(torch.from_numpy(np.array(numbers, dtype=np.int64)), device)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -148,9 +148,8 @@ def encode_all(
         layouts: at least one. If there are several, each has at least one token.
         prompts: for each layout, the ids of its prompt, in which every part occurs once.
     """
-    rows = []
-    for layout, prompt in zip(layouts, prompts, strict=True):
-        rows.append([prompt[i] for i in layout.source])
+    pairs = zip(layouts, prompts, strict=True)
+    rows = [[prompt[i] for i in layout.source] for layout, prompt in pairs]
     layout = layouts[0]
     row = rows[0]
     if len(rows) > 1 or not layout.causal:
@@ -161,10 +160,10 @@ def encode_all(
         return [read_causally(model, row)]
     else:
         layers_by_row = [causal_pass(model, row, positions=layout.positions)]
-    memories = []
-    for layout, row, layers in zip(layouts, rows, layers_by_row, strict=True):
-        memories.append(kept_of(layout, Memory(layers, row, layout.end)))
-    return memories
+    return [
+        kept_of(layout, Memory(layers, row, layout.end))
+        for layout, row, layers in zip(layouts, rows, layers_by_row, strict=True)
+    ]
 
 
 def kept_of(layout: Layout, memory: Memory) -> Memory:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_eval_icl.inference.caches import cache_name, without_adapter
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.inference.caches import cache_name, takes_positions, without_adapter
 from lm_eval_icl.inference.capabilities import PositionSwitch
 from lm_eval_icl.inference.devices import device_of
 
@@ -32,10 +33,12 @@ def position_switch(model: PreTrainedModel) -> PositionSwitch | None:
 
 def position_embeddings(model: PreTrainedModel) -> list[nn.Embedding]:
     """The learned position embeddings: those whose output changes with `position_ids`."""
-    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    outputs: dict[nn.Module, list[Tensor]] = {embedding: [] for embedding in embeddings}
+    outputs: dict[nn.Embedding, list[Tensor]] = {}
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            outputs[module] = []
 
-    def keep(module: nn.Module, args: Any, output: Tensor) -> None:
+    def keep(module: Any, args: Any, output: Tensor) -> None:
         outputs[module].append(output.clone())  # some models add to the output in place
 
     with ExitStack() as hooks:
@@ -44,12 +47,22 @@ def position_embeddings(model: PreTrainedModel) -> list[nn.Embedding]:
         for position in (0, 1):
             at = torch.full((1, 1), position, device=device_of(model))
             model(input_ids=torch.ones_like(at), position_ids=at, use_cache=False)
-    learned = []
-    for embedding in embeddings:
-        kept = outputs[embedding]
-        if kept and not torch.equal(kept[0], kept[-1]):
-            learned.append(embedding)
-    return learned
+    return [table for table, kept in outputs.items() if kept and not torch.equal(kept[0], kept[-1])]
+
+
+@torch.no_grad()
+def check_length(model: PreTrainedModel, max_length: int) -> None:
+    """Refuse prompts of more tokens than the model has learned position embeddings for.
+
+    Raises:
+        InputError: `max_length` is above their number.
+    """
+    known = getattr(model.config.get_text_config(), "max_position_embeddings", max_length)
+    if max_length > known and takes_positions(model) and position_embeddings(model):
+        raise InputError(
+            f"max_length={max_length}: {type(model).__name__} has learned embeddings for {known} "
+            f"positions only: give at most {known}, or leave max_length out."
+        )
 
 
 @contextmanager

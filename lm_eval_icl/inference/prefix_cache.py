@@ -88,8 +88,9 @@ class PrefixCache:
             True if a memory was dropped.
         """
         held = self._bytes
-        kept = list(self._kept.items())
-        others = [context for context, memory in kept if context != used and memory.nbytes]
+        others = [
+            context for context, memory in self._kept.items() if context != used and memory.nbytes
+        ]
         for context in others:
             self.forget(context)
         if others:

@@ -40,7 +40,7 @@ def transformer_layers(model: PreTrainedModel) -> nn.ModuleList:
     for module in text_modules(model):
         if isinstance(module, nn.ModuleList) and len(module) == text.num_hidden_layers:
             return module
-    raise LookupError(f"{type(model).__name__} has no list of {text.num_hidden_layers} blocks")
+    raise LookupError(f"{type(model).__name__} has no list of {text.num_hidden_layers} layers")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from lm_eval_icl.inference.capabilities import Capabilities
@@ -141,8 +142,8 @@ def _rows(item: ContextWork, rows: int) -> Iterator[Pack]:
     waiting = sorted(item.queries, key=lambda query: len(query[0]))
     while waiting:
         batch = waiting[:rows]
-        longest_answer = max(max(map(len, answers), default=1) for _, answers in batch)
-        if longest_answer > 1:  # an answer continues from the end of its row
+        answers = chain.from_iterable(answers for _, answers in batch)
+        if max(map(len, answers), default=1) > 1:  # an answer continues from the end of its row
             length = len(batch[0][0])
             batch = [query for query in batch if len(query[0]) == length]
         yield Pack(batch, 0)

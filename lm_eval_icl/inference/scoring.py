@@ -146,8 +146,8 @@ class PackedRow:
                 readings.append(memory.readings(seen.start))
         with ExitStack() as contexts:
             if self._replaced:
-                vectors = torch.cat(list(self._replaced.values()))
                 at = list(self._replaced)
+                vectors = torch.cat([self._replaced[token] for token in at])
                 contexts.enter_context(replaced_stream(model, self._layer, at, vectors))
             if trim_last_layer and read and not readings:
                 places = on_device(read, device)
@@ -370,10 +370,11 @@ def score_rows(
         # The rows of the queries' logits come first, then `longest` rows for each answer.
         logits = after_queries
         if longest:
-            answer_cache = select_rows(cache, len(queries), [row_of[i] for i in batch])
+            cache_of_batch = select_rows(cache, len(queries), [row_of[i] for i in batch])
             depth = len(batch_pairs[0][0])
-            reads = range(longest)
-            following = run_after_memory(model, memory, answer_cache, inputs, depth, reads)
+            following = run_after_memory(
+                model, memory, cache_of_batch, inputs, depth, range(longest)
+            )
             logits = torch.cat([logits, following.flatten(0, 1)])
         paths = []
         start = len(queries)
@@ -383,10 +384,9 @@ def score_rows(
         batch_numbers = _numbers(logits, paths, batch_pairs, softmax_dtype)
         numbers |= zip(batch, batch_numbers.split(list(map(len, paths)), dim=1), strict=True)
     at = (row_of, [last[row] for row in row_of])
-    in_order = [numbers[i] for i in range(len(pairs))]
-    lengths = [part.shape[1] for part in in_order]
     vectors = _vectors(states, at_ends, projected, ends, at)
-    return Scores(torch.cat(in_order, dim=1), lengths, vectors)
+    in_order = [numbers[i] for i in range(len(pairs))]
+    return Scores(torch.cat(in_order, dim=1), [len(answer) for _, answer in pairs], vectors)
 
 
 def _numbers(

@@ -79,9 +79,8 @@ class PromptLimits:
     method: Method
     model: str  # the model's name, for messages
     positions: int  # how many positions the model has
-    window: (
-        int | None
-    )  # the tokens that a row may have under the method's mask. None: as many as positions.
+    # the tokens that a row may have under the method's mask. None: as many as positions.
+    window: int | None
     # The length from which rotary angles change, and whether they change again with every further
     # token (`positions.position_switch`).
     switch: tuple[int, bool] | None
@@ -126,8 +125,7 @@ class PromptLimits:
         if always_changes or self.method.footprint(context).shortest_pass <= length:
             return (
                 f"cross position {length} after their demonstrations, and from there on this model "
-                "computes "
-                "positions differently (rotary angles of type longrope or dynamic)"
+                "computes positions differently (rotary angles of type longrope or dynamic)"
             )
         return ""
 
@@ -146,8 +144,8 @@ class PromptLimits:
             return ""
         return (
             f"do not fit the {most} tokens of a row that {self.model} sees as a whole (a sliding "
-            "window, local "
-            f"attention or attention scaled by a token's index), as {self.method.name} needs it"
+            "window, local attention or attention scaled by a token's index), as "
+            f"{self.method.name} needs it"
         )
 
     def _takes(self, prompt: TokenizedPrompt, answer: int, tokens: bool = False) -> Takes:

@@ -12,7 +12,6 @@ from lm_eval_icl.inference.attention import Reading
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.memory import Memory, read_causally
-from lm_eval_icl.inference.positions import position_embeddings
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.inference.trials import tells_positions_apart
 from lm_eval_icl.methods.base import Method
@@ -26,8 +25,7 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
     if can.no_memory and not method.is_ordinary(Context((0,), ((0,), (0,)))):
         raise Unsupported(
             f"{method.name} continues from a memory of the demonstrations, and {name} does not "
-            "continue from its cache "
-            f"({can.no_memory}). icl works with this model."
+            f"continue from its cache ({can.no_memory}). icl works with this model."
         )
     ordinary = method.one_pass and not (
         method.needs_mask or method.needs_positions or method.memory_depends_on_query
@@ -35,8 +33,7 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
     if can.is_hybrid and not ordinary:
         raise Unsupported(
             f"{method.name} works on keys and values, and {name} keeps more than these (linear "
-            "attention, a state "
-            "space, a convolution or an indexer). icl works with this model."
+            "attention, a state space, a convolution or an indexer). icl works with this model."
         )
     if method.needs_mask and not can.obeys_mask:
         raise Unsupported(
@@ -50,14 +47,12 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
     if method.needs_mask and looks_ahead and not can.sees_ahead:
         raise Unsupported(
             f"{method.name} lets tokens see later tokens, but in {name} they never do, whatever "
-            "the mask shows "
-            f"(attn_implementation={attention}). Use another model."
+            f"the mask shows (attn_implementation={attention}). Use another model."
         )
     if method.needs_positions and not can.obeys_positions:
         raise Unsupported(
             f"{method.name} (positions={method.positions}) needs a model that obeys given "
-            f"positions, and {name} has no "
-            "positions to give: it counts tokens by itself."
+            f"positions, and {name} has no positions to give: it counts tokens by itself."
         )
 
 
@@ -92,22 +87,8 @@ def check_parts(method: Method, model: PreTrainedModel) -> None:
         why = one_line(error)[:200]
     raise Unsupported(
         f"{method.name} computes attention to the demonstrations apart from other tokens, which "
-        f"{name} does not allow "
-        f"({why}). Use attn_implementation=sdpa, or pcw."
+        f"{name} does not allow ({why}). Use attn_implementation=sdpa, or pcw."
     )
-
-
-def check_length(model: PreTrainedModel, can: Capabilities, max_length: int) -> None:
-    """Check that a model has learned embeddings of as many positions as it may use."""
-    known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if not known or max_length <= known or not can.obeys_positions:
-        return
-    if position_embeddings(model):
-        raise InputError(
-            f"max_length={max_length}: {type(model).__name__} has learned embeddings of {known} "
-            "positions and no more: "
-            f"give max_length={known} or less."
-        )
 
 
 def check_no_positions(method: Method, model: PreTrainedModel) -> None:
@@ -115,8 +96,8 @@ def check_no_positions(method: Method, model: PreTrainedModel) -> None:
     if tells_positions_apart(model):
         raise Unsupported(
             f"{method.name} needs a model whose positions can be taken away, and "
-            f"{type(model).__name__} still tells "
-            "them apart with rotary angles and learned positions switched off."
+            f"{type(model).__name__} still tells them apart with rotary angles and learned "
+            "positions switched off."
         )
 
 
@@ -137,23 +118,21 @@ def check_generates(
     if not (can.can_generate or (model.can_generate() and method.is_ordinary(context))):
         raise Unsupported(
             f"{method.name} generates no text with {name}: transformers' generate does not "
-            "continue from its cache as "
-            "the model itself does. Tasks that are scored by log-likelihood work."
+            "continue from its cache as the model itself does. Tasks that are scored by "
+            "log-likelihood work."
         )
     if settings is None or len(method.contexts(context)) == 1:
         return
     if not can.can_pad:
         raise Unsupported(
             f"{method.name} generates no text with {name}: its rows have memories of different "
-            "lengths, which need "
-            "padding. Tasks that are scored by log-likelihood work."
+            "lengths, which need padding. Tasks that are scored by log-likelihood work."
         )
     if settings.beams > 1 or settings.samples or settings.reads_rows:
         raise InputError(
             f"{method.name}: several memories choose each token together, always greedily: give no "
-            "num_beams, no "
-            "do_sample and no settings that read the rows of a batch (no_repeat_ngram_size, "
-            "bad_words_ids, ...)."
+            "num_beams, no do_sample and no settings that read the rows of a batch "
+            "(no_repeat_ngram_size, bad_words_ids, ...)."
         )
 
 
@@ -182,8 +161,8 @@ def warn(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
     if keeps_window(method, can):
         log.warning(
             "%s: some layers of %s attend to the last %d tokens only, whatever the mask shows. "
-            "Longer prompts run as "
-            "transformers runs them, and their results depend on the order of the demonstrations.",
+            "Longer prompts run as transformers runs them, and their results depend on the order "
+            "of the demonstrations.",
             *(method.name, type(model).__name__, can.window),
         )
     if can.no_memory:

@@ -18,7 +18,7 @@ from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import GenerationSettings, stop_on_nonfinite
 from lm_eval_icl.inference.packing import Queries
-from lm_eval_icl.inference.positions import position_embeddings
+from lm_eval_icl.inference.positions import check_length, position_embeddings
 from lm_eval_icl.inference.schedule import ContextQueryAnswer, ContextWork, Sizes, schedule
 from lm_eval_icl.inference.scoring import Score, Scores, States
 from lm_eval_icl.inference.trials import probe
@@ -180,8 +180,7 @@ class MethodRunner(ModelMode):
         Raises:
             InputError: the model has learned embeddings of fewer positions.
         """
-        with self.inference_mode():
-            needs.check_length(self.model, self.capabilities, max_length)
+        check_length(self.model, max_length)
         return PromptLimits.of(self.method, self.model, self.capabilities, max_length)
 
     @property

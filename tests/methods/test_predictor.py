@@ -109,7 +109,7 @@ def test_the_settings_of_a_checkpoint_and_of_a_call_hold(checkpoint):
 
 
 def test_more_positions_than_a_model_has_learned(checkpoint):
-    says = "max_length=5000: GPT2LMHeadModel has learned embeddings of 4096 positions and no more"
+    says = "max_length=5000: GPT2LMHeadModel has learned embeddings for 4096 positions only"
     with pytest.raises(InputError, match=says):
         Predictor(*load(checkpoint("gpt2")), methods.make("icl"), max_length=5000)
     Predictor(*load(checkpoint("llama")), methods.make("icl"), max_length=5000)
