@@ -2,7 +2,7 @@
 
     python scripts/draw_concepts.py [--output DIR]
 
-The layout and the pack are drawn from the objects that run (`Method.layout`, `TokenTree`). The same code and the same
+The layout and the pack are drawn from the objects that run (`Method.lay_out`, `TokenTree`). The same code and the same
 matplotlib give the same files, byte for byte.
 """
 
