@@ -23,9 +23,10 @@ from lm_eval_icl.results.board import (
     shown,
 )
 from lm_eval_icl.results.card import card_of
-from lm_eval_icl.results.cells import combined, compare_all, measured
+from lm_eval_icl.results.cells import combined, measured
 from lm_eval_icl.results.fields import CHOSEN
 from lm_eval_icl.results.records import LeftOutFile, RuleFacts, Run, TaskResult
+from lm_eval_icl.results.rivals import compare_all
 from lm_eval_icl.results.summary import summarize
 
 # Metrics between 0 and 1, which are shown as percent. In some tasks, metrics of these names have another range.
@@ -111,7 +112,8 @@ def build(
         shared = (*shared, f"limit={limit:g}")
     summary = summarize(compared, columns, baselines)
     card = card_of({entry: key_of[entry] for entry in entries}, columns)
-    return Board(columns, compared, baselines, summary, tuple(left_out), card, shared)
+    row_keys = {entry.name: key for entry, key in key_of.items()}
+    return Board(columns, compared, baselines, summary, tuple(left_out), card, shared, row_keys)
 
 
 def _results(run: Run) -> tuple[TaskResult, ...]:

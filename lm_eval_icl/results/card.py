@@ -25,7 +25,7 @@ from lm_eval_icl.results.board import (
     TaskRun,
 )
 from lm_eval_icl.results.cells import estimated, matrix
-from lm_eval_icl.results.metrics import CALIBRATION, bootstrap
+from lm_eval_icl.results.metrics import CALIBRATION, pseudo_values
 from lm_eval_icl.results.records import Answers
 from lm_eval_icl.results.statistics import Bounds, Difference, Estimate
 
@@ -203,18 +203,16 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
 
 def spread(scores: np.ndarray) -> Estimate:
     """The largest minus the smallest of the variants' means over documents, averaged over sets, with an interval by
-    bootstrap. A spread is at least 0, and larger for more variants.
+    the jackknife. A spread is at least 0, and larger for more variants.
 
     Args:
         scores: (documents, sets, variants).
     """
+    means = scores.mean(axis=0)
+    mean = float(np.ptp(means, axis=-1).mean())
     sums = np.concatenate([scores, np.ones((*scores.shape[:2], 1))], axis=2)
-    result = bootstrap(
-        sums, lambda sums: np.ptp(sums[..., :-1], axis=-1) / sums[..., -1], bounds=_SHARE
-    )
-    # If no document shows a variation, the share of documents that vary is at most the end of Wilson's interval for 0.
-    unseen = statistics.wilson(0, len(scores))[1] if result.error == 0 else 0.0
-    return replace(result, high=min(1.0, max(result.high, result.mean + unseen)))
+    values = pseudo_values(sums, lambda sums: np.ptp(sums[..., :-1], axis=-1) / sums[..., -1])
+    return statistics.estimate(values, bounds=_SHARE, mean=mean)
 
 
 def _only(sets: Sets, wanted: Callable[[TaskRun], bool]) -> list[PromptSet]:

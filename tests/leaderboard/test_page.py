@@ -18,7 +18,7 @@ from lm_eval_icl.leaderboard import figures, tables
 from lm_eval_icl.leaderboard.page import data, page
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.build import build
-from lm_eval_icl.results.cells import named
+from lm_eval_icl.results.rivals import named
 from lm_eval_icl.results.read import read
 from tests import commands
 from tests.boards import write

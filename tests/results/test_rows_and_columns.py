@@ -11,7 +11,7 @@ import pytest
 
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.build import build
-from lm_eval_icl.results.cells import named
+from lm_eval_icl.results.rivals import named
 from lm_eval_icl.results.read import read
 from tests.boards import samples_of, write
 

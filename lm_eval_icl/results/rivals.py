@@ -1,0 +1,223 @@
+"""Which rows of a board are compared with which: with a baseline, a reference condition, the best."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.results.board import BoardCell, Column, Entry, Fields, RowKey, grouped
+from lm_eval_icl.results.cells import collapse_marks
+from lm_eval_icl.results.comparisons import compare, comparisons_of, to_one_answer
+from lm_eval_icl.results.statistics import Difference
+
+_LISTED = 20  # the most names in a message
+_SUGGESTED = 3
+# Values that are the reference of a condition, before all others. "" is a setting's default.
+_PLAIN = ("", "default", "stratified", "random", "first")
+_NO_CONDITIONS = ("method", "rule", "model", "checkpoint")
+_SAME = 1e-12  # means that differ by no more are equal
+
+
+def named(entries: Sequence[Entry], name: str, what: str = "") -> Entry:
+    """The entry with this name, as tables print it. `InputError` unless it is exactly one."""
+    wanted = _plain(name)
+    matching = [entry for entry in entries if wanted in _names(entry)]
+    if not matching:
+        # A method's name stands for its entry without a decision rule.
+        raw = [entry for entry in entries if entry.rule is None]
+        matching = [
+            entry
+            for entry in raw
+            if wanted in (_plain(entry.method), _plain(f"{entry.method} {entry.arguments}"))
+        ]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise InputError(f"{what}{name}: several entries have this name: {_list(matching)}.")
+    texts = {_plain(f"{entry.label} on {entry.on}"): entry for entry in entries}
+    texts |= {_plain(entry.label): entry for entry in entries}
+    near = difflib.get_close_matches(wanted, list(texts), _SUGGESTED, 0.5)
+    if not near:
+        raise InputError(f"{what}{name}: there is no such entry. There are {_list(entries)}.")
+    suggested = list(dict.fromkeys(texts[text] for text in near))
+    raise InputError(f"{what}{name}: there is no such entry. Did you mean {_list(suggested)}?")
+
+
+def _list(entries: Sequence[Entry]) -> str:
+    return "; ".join(f"{e.label} on {e.on} ({e.name})" for e in entries[:_LISTED])
+
+
+def _names(entry: Entry) -> set[str]:
+    """The texts by which tables print an entry: with what its rule reads, and with its model."""
+    labels = (entry.label, ", ".join([entry.label, *entry.reads]))
+    models = ("", f" on {entry.on}", f" on {entry.checkpoint}")
+    return {entry.name, *(_plain(label + model) for label in labels for model in models)}
+
+
+def _plain(text: str) -> str:
+    """A text without the commas and line breaks by which tables separate the parts of a name."""
+    return " ".join(re.split(r"[\s,]+", text.strip()))
+
+
+def baselines_of(
+    entries: Sequence[Entry], key_of: Mapping[Entry, RowKey], baseline: str | None
+) -> dict[str, Entry]:
+    """Entry's name -> its baseline: the row of a method that agrees in all but the method.
+
+    Args:
+        baseline: the method, whose row without arguments counts if it has several; or the name of a
+            row, which is then the baseline of all others. None for `icl`, or `hf` without it.
+    """
+    methods = {entry.method for entry in entries}
+    if baseline is not None and baseline not in methods:
+        only = named(entries, baseline, "--baseline ")
+        return {entry.name: only for entry in entries if entry is not only}
+    if baseline is None:
+        baseline = "icl" if "icl" in methods else "hf"
+    bases: dict[str, Entry] = {}
+    values = {entry: fields_of(entry, key_of[entry]) for entry in entries}
+    for alike in grouped(entries, lambda entry: _without(values[entry], "method")).values():
+        plain = [entry for entry in alike if entry.method == baseline]
+        if len(plain) > 1:
+            plain = [entry for entry in plain if not entry.arguments]
+        if len(plain) == 1:
+            bases |= {entry.name: plain[0] for entry in alike if entry is not plain[0]}
+    return bases
+
+
+def condition_pairs(
+    key_of: Mapping[Entry, RowKey], only: str | None = None
+) -> list[tuple[str, Entry, Entry]]:
+    """(condition in words, row, reference) of rows that differ by one condition alone.
+
+    Of the rows that agree in all other fields, the one with the default value is the reference, or
+    else the one with the smallest value.
+
+    Args:
+        only: the name of a field, which may be "method", "rule" or "model" too; None for all
+            settings.
+    """
+    values = {entry: fields_of(entry, key) for entry, key in key_of.items()}
+    pairs: list[tuple[str, Entry, Entry]] = []
+    for name in dict.fromkeys(name for fields in values.values() for name in fields):
+        if name == only or (only is None and name not in _NO_CONDITIONS):
+            pairs += _pairs_by(name, values)
+    return pairs
+
+
+def _pairs_by(
+    name: str, values: Mapping[Entry, Mapping[str, str]]
+) -> Iterator[tuple[str, Entry, Entry]]:
+    for alike in grouped(values, lambda entry: _without(values[entry], name)).values():
+        reference, *others = sorted(alike, key=lambda entry: _rank(values[entry].get(name, "")))
+        value = values[reference].get(name, "")
+        for entry in others:
+            if values[entry].get(name, "") != value:
+                yield f"{name}={value or 'default'}", entry, reference
+
+
+def fields_of(entry: Entry, key: RowKey) -> dict[str, str]:
+    """The fields by which rows may be compared, by name. A training tells rows apart by one name."""
+    switches = dict(key.switches)
+    trained = [pair for pair in key.method if pair[0].startswith("trained")]
+    method = [pair for pair in key.method if pair not in trained]
+    return {
+        **dict(key.setting),
+        **switches,
+        "training": switches.get("training") or (str(trained) if trained else ""),
+        "method": str(method),
+        "rule": entry.rule or "",
+        "model": str(key.model),
+        "checkpoint": entry.checkpoint,
+    }
+
+
+def _without(fields: Mapping[str, str], name: str) -> Fields:
+    """The other fields. A model's weights follow from its training."""
+    dropped = (name, "model", "weights") if name == "training" else (name,)
+    return tuple(sorted((n, value) for n, value in fields.items() if n not in dropped and value))
+
+
+def _rank(value: str) -> tuple[int, float, str]:
+    """The order of the values of a condition: first those that are a reference, then by number."""
+    plain = _PLAIN.index(value) if value in _PLAIN else len(_PLAIN)
+    return plain, float(value) if value.isdecimal() else 0.0, value
+
+
+def compare_all(
+    entries: Sequence[Entry],
+    key_of: Mapping[Entry, RowKey],
+    columns: Sequence[Column],
+    baseline: str | None,
+) -> tuple[tuple[Entry, ...], dict[str, str]]:
+    """The entries with differences and marks; and entry's name -> the name of its baseline."""
+    bases = baselines_of(entries, key_of, baseline)
+    raws = {entry.name: raw for _, entry, raw in condition_pairs(key_of, "rule")}
+    conditions = grouped(condition_pairs(key_of), lambda pair: pair[1].name)
+    cells: dict[str, dict[str, BoardCell]] = {entry.name: {} for entry in entries}
+    for column in columns:
+        column_entries = [entry for entry in entries if column.name in entry.cells]
+        family = comparisons_of(column_entries, column)
+        best_of = {
+            rule: max(rule_entries, key=lambda entry: _goodness(entry, column))
+            for rule, rule_entries in grouped(column_entries, lambda entry: entry.rule).items()
+        }
+        for entry in column_entries:
+            best = best_of[entry.rule]
+            below = _difference(entry, best, column, family)
+            to_conditions = [
+                (words, _difference(entry, other, column, family))
+                for words, _, other in conditions.get(entry.name, ())
+            ]
+            to_one = to_one_answer(entry.cells, column)
+            cell = replace(
+                entry.cells[column.name],
+                difference=_difference(entry, bases.get(entry.name), column, family),
+                to_raw=_difference(entry, raws.get(entry.name), column, family),
+                to_majority=None if to_one is None else replace(to_one, comparisons=family),
+                conditions=tuple((words, x) for words, x in to_conditions if x is not None),
+                is_best=_goodness(best, column) - _goodness(entry, column) <= _SAME,
+                is_worse=None if below is None else column.judged(below) == "worse",
+            )
+            marks = _marks(cell, bases.get(entry.name), column)
+            cells[entry.name][column.name] = replace(cell, marks=(*cell.marks, *marks))
+    # Cells are in the order of the columns. The cells of tasks that are not columns follow.
+    ordered = tuple(replace(e, cells=cells[e.name] | {**e.cells, **cells[e.name]}) for e in entries)
+    return ordered, {name: base.name for name, base in bases.items()}
+
+
+def _goodness(entry: Entry, column: Column) -> float:
+    return column.sign * entry.cells[column.name].estimate.mean
+
+
+def _difference(
+    entry: Entry, other: Entry | None, column: Column, family: int
+) -> Difference | None:
+    """The row minus another one, as one of a family of comparisons."""
+    if other is None or other is entry:
+        return None
+    alone = compare(entry.cells, other.cells, column)
+    return None if alone is None else replace(alone, comparisons=family)
+
+
+def _marks(cell: BoardCell, base: Entry | None, column: Column) -> list[str]:
+    """What is to be known of a cell and of its difference to its baseline."""
+    marks = list(collapse_marks(cell.collapsed))
+    difference = cell.difference
+    if difference is None:
+        if base is not None and column.name in base.cells and "aggregate only" not in cell.marks:
+            marks.append("not compared")
+        return marks
+    if difference.scope == "other sets":
+        marks.append("other sets")
+    elif difference.sets < cell.estimate.sets:
+        marks.append(
+            f"Compared on {difference.sets} of {cell.estimate.sets} sets of demonstrations."
+        )
+    lost = base.cells[column.name].left_out if base is not None else 0
+    if lost:
+        marks.append(f"{lost} demonstrations were left out of its baseline's prompts.")
+    return marks
