@@ -16,6 +16,7 @@ from rich.table import Table
 from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Difference
+from lm_eval_icl.results.summary import family
 
 _TEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -85,7 +86,7 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         **_difference_numbers("difference", cell.difference),
         **_difference_numbers("to_raw", cell.to_raw),
         **_difference_numbers("to_majority", cell.to_majority),
-        "comparisons": cell.to_majority and cell.to_majority.comparisons,
+        "comparisons": cell.comparisons,
         "detectable": cell.difference and cell.difference.detectable,
         "compared_over": cell.difference and cell.difference.scope,
         "to_conditions": "; ".join(
@@ -173,19 +174,21 @@ def overview(board: Board, most: int) -> Table:
     column = board.columns[0]
     checkpoints = {entry.on for entry in board.entries}
     common = [*(checkpoints if len(checkpoints) == 1 else ()), *board.common]
-    sections = grouped(
-        (e for e in board.entries if column.name in e.cells), lambda entry: entry.rule
-    )
+    in_column = [entry for entry in board.entries if column.name in entry.cells]
+    cells = [entry.cells[column.name] for entry in in_column]
+    sections = grouped(in_column, lambda entry: entry.rule)
     bases = {entry.method for entry in board.entries if entry.name in board.baseline.values()}
     base = bases.pop() if len(bases) == 1 else "baseline"
-    points = ", points" if column.percent else ""
+    points = ",\npoints" if column.percent else ""
     has_rules = any(rule is not None for rule in sections)
     title = shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else "")
     head = ["method"] if len(checkpoints) == 1 else ["checkpoint", "method"]
-    to_raw = [f"vs raw\n{points.lstrip(', ')}"] if has_rules else []
-    table = _table(
-        title, head, ["mean", "its own\n95%", f"vs {shown(base)}{points}\n95% of all", *to_raw]
-    )
+    head_numbers = ["mean", "its own\n95%", f"vs {shown(base)}{points}"]
+    if has_rules:
+        head_numbers.append(f"vs raw{points}")
+    table = _table(title, head, head_numbers)
+    comparisons = max(cell.comparisons for cell in cells)
+    table.caption = f"Intervals below differences: 95% for {family(comparisons)} together."
     for rule, entries in sections.items():
         if has_rules:
             name = rule_in_words(rule)

@@ -105,6 +105,7 @@ class BoardCell:
     to_majority: Difference | None = None  # the metric minus that score
     # The metric minus that of a row that differs by this condition alone: ("demonstrations=stratified", difference).
     conditions: tuple[tuple[str, Difference], ...] = ()
+    comparisons: int = 1  # how many comparisons hold together: all pairs of rows of the column
     # Task -> with how many prompts nearly all answers are the same although others are right, and of how many prompts.
     collapsed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     expected: float | None = None  # the paper's value, if a study gives it

@@ -80,19 +80,31 @@ def common(
     first: Sequence[PromptSet], second: Sequence[PromptSet]
 ) -> list[tuple[PromptSet, PromptSet]]:
     """The pairs of sets with the same demonstrations, reduced to the prompts that both have."""
-    by_set = {_rows(prompt_set): prompt_set for prompt_set in second}
+    # The same rows are other texts with other labels, formats or a chat template.
+    identity = _texts if _setting(first) == _setting(second) else _draw
+    by_set = {identity(prompt_set): prompt_set for prompt_set in second}
     pairs = []
     for mine in first:
-        if _rows(mine) in by_set:
-            theirs = by_set[_rows(mine)]
+        theirs = by_set.get(identity(mine))
+        if theirs is not None:
             pairs.append((_with_prompts_of(mine, theirs), _with_prompts_of(theirs, mine)))
     return pairs
 
 
-def _rows(prompt_set: PromptSet) -> str:
-    """What identifies the rows of a set of demonstrations."""
+def _setting(sets: Sequence[PromptSet]) -> tuple[object, ...]:
+    """What changes the texts of the same rows."""
+    run = sets[0].answered[0].run
+    return dict(run.rows.get("setting", {})), run.format
+
+
+def _texts(prompt_set: PromptSet) -> object:
+    return prompt_set.answered[0].answers.demonstrations
+
+
+def _draw(prompt_set: PromptSet) -> object:
+    """How the rows were drawn: which way, how many, and by which seed."""
     unit = prompt_set.answered[0]
-    return unit.answers.demonstrations or prompt_set.label
+    return unit.result.switches.get("demonstrations"), unit.result.shots, unit.run.seed
 
 
 def _with_prompts_of(mine: PromptSet, theirs: PromptSet) -> PromptSet:

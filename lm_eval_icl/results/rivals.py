@@ -179,6 +179,7 @@ def compare_all(
                 to_raw=_difference(entry, raws.get(entry.name), column, family),
                 to_majority=None if to_one is None else replace(to_one, comparisons=family),
                 conditions=tuple((words, x) for words, x in to_conditions if x is not None),
+                comparisons=family,
                 is_best=_goodness(best, column) - _goodness(entry, column) <= _SAME,
                 is_worse=None if below is None else column.judged(below) == "worse",
             )

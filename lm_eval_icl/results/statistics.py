@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from scipy import optimize, special
@@ -62,6 +62,15 @@ class Spread:
         sets = _quantile(error_rate, self.sets_df) ** 2 * self.sets
         rest = _quantile(error_rate, math.inf) ** 2 * self.rest
         return math.sqrt(max(documents + sets - rest, documents, sets))
+
+    def times(self, factor: float) -> Spread:
+        """The spread of a mean whose variance is this many times as large."""
+        return replace(
+            self,
+            documents=factor * self.documents,
+            sets=factor * self.sets,
+            rest=factor * self.rest,
+        )
 
     def with_more(self, documents: float = 1, sets: float = 1) -> Spread:
         """The spread of that many times the documents or the sets, if variances stay as they are."""
@@ -352,18 +361,14 @@ def estimate_group(
     """
     total = math.fsum(weights)
     shares = [weight / total for weight in weights]
-    squares = [share**2 for share in shares]
-    spreads = [part.spread for part in parts]
-    documents, documents_df = _added(
-        [(x * part.documents, part.documents_df) for x, part in zip(squares, spreads, strict=True)]
-    )
-    sets, sets_df = _added(
-        [(x * part.sets, part.sets_df) for x, part in zip(squares, spreads, strict=True)]
-    )
-    rest = math.fsum(x * part.rest for x, part in zip(squares, spreads, strict=True))
+    pairs = list(zip(shares, parts, strict=True))
+    spreads = [part.spread.times(share**2) for share, part in pairs]
+    documents, documents_df = _added([(part.documents, part.documents_df) for part in spreads])
+    sets, sets_df = _added([(part.sets, part.sets_df) for part in spreads])
+    rest = math.fsum(part.rest for part in spreads)
     return Estimate(
-        mean=math.fsum(share * part.mean for share, part in zip(shares, parts, strict=True)),
-        center=math.fsum(share * part.center for share, part in zip(shares, parts, strict=True)),
+        mean=math.fsum(share * part.mean for share, part in pairs),
+        center=math.fsum(share * part.center for share, part in pairs),
         spread=Spread(documents, documents_df, sets, sets_df, rest),
         documents=sum(part.documents for part in parts),
         sets=sum(part.sets for part in parts),

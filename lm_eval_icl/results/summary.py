@@ -102,12 +102,10 @@ class _Writer:
         if not majorities and majority is not None:
             score = self.number(majority)
             sentences.append(f"Always giving the most frequent right answer would score {score}.")
-        differences = [cell.to_majority for cell in self.cells.values()]
-        differences += [cell.difference for cell in self.cells.values()]
-        families = {x.comparisons for x in differences if x is not None}
-        if families:
+        comparisons = max(cell.comparisons for cell in self.cells.values())
+        if comparisons > 1:
             sentences.append(
-                f"All comparisons hold together with 95% certainty: {family(families.pop())}. "
+                f"All comparisons hold together with 95% certainty: {family(comparisons)}. "
                 "What is not shown to differ is not shown to be equal."
             )
         return sentences
@@ -131,7 +129,7 @@ def family(comparisons: int) -> str:
     """What a family of comparisons is, in words."""
     if comparisons == 1:
         return "one pair of rows"
-    return f"all {comparisons:,} pairs of rows, always giving one answer being a row (Bonferroni)"
+    return f"all {comparisons:,} pairs of rows (Bonferroni; always one answer counts as a row)"
 
 
 def _list(parts: Iterable[str]) -> str:

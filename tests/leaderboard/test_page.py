@@ -29,28 +29,13 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\
 
 def results(folder: Path) -> Path:
     """Six rows: three methods, each raw and under a rule; star gains by the rule and is below icl under it."""
+    right = [0, 1] * 40
     for seed in range(3):
-        write(
-            folder / "icl",
-            "icl",
-            seed,
-            says=[0] * 30 + [1] * 10,
-            rules={"batch": {**RULE, "says": [0, 1] * 20}},
-        )
-        write(
-            folder / "star",
-            "star",
-            seed,
-            says=[0] * 40,
-            rules={"batch": {**RULE, "says": [0, 1, 0, 0] * 10}},
-        )
-        write(
-            folder / "pcw",
-            "pcw",
-            seed,
-            says=[0, 1] * 18 + [0] * 4,
-            rules={"batch": {**RULE, "says": [0, 1] * 20}},
-        )
+        rules = {"batch": {**RULE, "says": right}}
+        write(folder / "icl", "icl", seed, n=80, says=[0] * 60 + [1] * 20, rules=rules)
+        write(folder / "pcw", "pcw", seed, n=80, says=right[:72] + [0] * 8, rules=rules)
+        rules = {"batch": {**RULE, "says": [0, 1, 0, 0] * 20}}
+        write(folder / "star", "star", seed, n=80, says=[0] * 80, rules=rules)
     return folder
 
 

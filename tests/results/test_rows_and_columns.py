@@ -11,8 +11,8 @@ import pytest
 
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.build import build
-from lm_eval_icl.results.rivals import named
 from lm_eval_icl.results.read import read
+from lm_eval_icl.results.rivals import named
 from tests.boards import samples_of, write
 
 ICL = {"method": "icl", "positions": "sequential", "overflow": "drop"}
