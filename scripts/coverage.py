@@ -12,8 +12,9 @@ is no mean, it is the mean of 1,000 sets with 1,000 documents each.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
@@ -25,6 +26,7 @@ from lm_eval_icl.results.statistics import Difference, Estimate
 SHARE = (0.0, 1.0)
 BOTH, EACH = 1.0, 0.5  # standard deviations of the effects of documents
 METHODS = (0, 1)
+QUADRATURE = np.polynomial.hermite_e.hermegauss(60)
 HEAD = """| case | documents | sets | metric | difference | its width | cell | its width | usual t |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
 
@@ -44,6 +46,7 @@ class Case:
     this_set: bool = False
     by_document: tuple[bool, bool] = (False, False)  # whether documents have their own sets
     metric: str = "mean"
+    tasks: int = 1  # whose mean is estimated
 
 
 CASES = (
@@ -82,7 +85,12 @@ CASES = (
     Case("F1, near 1", 30, (3, 3), levels=(5, 4), metric="f1"),
     Case("Matthews' correlation", 100, (5, 5), metric="matthews_corrcoef"),
     Case("macro-F1", 100, (5, 5), metric="macro_f1"),
+    Case("mean of five tasks", 100, (5, 5), tasks=5),
+    Case("mean of five tasks", 100, (2, 2), tasks=5),
+    Case("mean of five tasks, other sets", 100, (2, 2), tasks=5, same_sets=False),
+    Case("mean of five tasks, near 1", 20, (1, 1), levels=(5, 4), this_set=True, tasks=5),
 )
+FAMILIES = ((200, 10), (200, 5), (200, 3), (200, 2), (30, 5), (30, 1))  # documents and sets
 
 
 @dataclass(frozen=True)
@@ -118,8 +126,8 @@ def draw(case: Case, rng: np.random.Generator) -> Drawn:
 
 def normal_mean(level: float, variance: float) -> float:
     """The mean of a logistic function of a normal variable, by Gauss and Hermite's quadrature."""
-    x, weights = np.polynomial.hermite_e.hermegauss(60)
-    return float(weights @ special.expit(level + math.sqrt(variance) * x) / weights.sum())
+    points, weights = QUADRATURE
+    return float(weights @ special.expit(level + math.sqrt(variance) * points) / weights.sum())
 
 
 def true_mean(case: Case, method: int, drawn: Drawn) -> float:
@@ -187,14 +195,22 @@ def line(case: Case, trials: int) -> str:
     """A line of the table: in percent how often intervals hold, and their mean widths."""
     rng = np.random.default_rng(0)
     metrics = [] if case.metric == "mean" else true_metrics(case, rng)
+    has_usual = case.same_sets and case.metric == "mean" and case.tasks == 1
     counts = np.zeros(6)
     for _ in range(trials):
-        drawn = draw(case, rng)
-        first, second = metrics or [true_mean(case, method, drawn) for method in METHODS]
-        own, both = intervals(case, drawn)
+        tasks = [draw(case, rng) for _ in range(case.tasks)]
+        truths = [metrics or [true_mean(case, m, drawn) for m in METHODS] for drawn in tasks]
+        first, second = np.mean(truths, axis=0)
+        pairs = [intervals(case, drawn) for drawn in tasks]
+        own = statistics.estimate_group([one for one, _ in pairs], [1] * case.tasks, bounds=SHARE)
+        both = statistics.difference_group(
+            [difference for _, difference in pairs], [1] * case.tasks, bounds=(-1.0, 1.0)
+        )
+        if case.tasks == 1:
+            own, both = pairs[0]
         is_usual = False
-        if case.same_sets:
-            differences = drawn.answers[0] - drawn.answers[1]
+        if has_usual:
+            differences = tasks[0].answers[0] - tasks[0].answers[1]
             is_usual = abs(differences.mean() - first + second) <= usual_half(differences)
         counts += [
             first,
@@ -205,10 +221,47 @@ def line(case: Case, trials: int) -> str:
             is_usual,
         ]
     percents = [f"{100 * count / trials:.1f}" for count in counts]
-    if not case.same_sets or case.metric != "mean":
+    if not has_usual:
         percents[-1] = ""
     sets = " and ".join(map(str, dict.fromkeys(case.sets)))
     return f"| {' | '.join([case.name, str(case.documents), sets, *percents])} |"
+
+
+def family_line(documents: int, sets: int, trials: int) -> str:
+    """How often all intervals of the pairs of eight methods hold at once, and their mean width."""
+    rng = np.random.default_rng(0)
+    case = Case("all 28 pairs of eight methods", documents, (sets, sets), this_set=sets == 1)
+    levels = np.linspace(0.5, 1.5, 8)
+    hold = 0
+    width = 0.0
+    for _ in range(trials):
+        of_document = rng.normal(0, BOTH, (documents, 1))
+        shared = rng.normal(0, case.shared, sets)
+        answers = []
+        truths = []
+        for level in levels:
+            of_set = shared + rng.normal(0, case.own, sets)
+            logits = level + of_document + rng.normal(0, EACH, (documents, 1)) + of_set
+            answers.append((rng.random(logits.shape) < special.expit(logits)).astype(float))
+            variance = BOTH**2 + EACH**2
+            if sets > 1:
+                truths.append(normal_mean(level, variance + case.shared**2 + case.own**2))
+            else:
+                truths.append(normal_mean(level + of_set[0], variance))
+        pairs = list(itertools.combinations(range(len(levels)), 2))
+        found = [
+            replace(
+                statistics.difference(answers[a], answers[b], bounds=SHARE),
+                comparisons=len(pairs),
+            )
+            for a, b in pairs
+        ]
+        hold += all(
+            x.low <= truths[a] - truths[b] <= x.high for x, (a, b) in zip(found, pairs, strict=True)
+        )
+        width += sum(x.high - x.low for x in found) / len(pairs)
+    of_all = f"{100 * hold / trials:.1f} | {100 * width / trials:.1f}"
+    return f"| {case.name} | {documents} | {sets} | | {of_all} | | | |"
 
 
 def main() -> None:
@@ -220,6 +273,8 @@ def main() -> None:
     print(HEAD)
     for case in CASES:
         print(line(case, trials), flush=True)
+    for documents, sets in FAMILIES:
+        print(family_line(documents, sets, max(1, trials // 4)), flush=True)
 
 
 if __name__ == "__main__":

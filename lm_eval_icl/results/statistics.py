@@ -63,13 +63,16 @@ class Spread:
         rest = _quantile(error_rate, math.inf) ** 2 * self.rest
         return math.sqrt(max(documents + sets - rest, documents, sets))
 
-    def times(self, factor: float) -> Spread:
-        """The spread of a mean whose variance is this many times as large."""
+    def scaled(self, share: float, extra: float) -> Spread:
+        """The spread of a share of the mean that extra documents do not move.
+
+        With them, there are `extra` times as many documents.
+        """
         return replace(
             self,
-            documents=factor * self.documents,
-            sets=factor * self.sets,
-            rest=factor * self.rest,
+            documents=share**2 * extra * self.documents,
+            sets=share**2 * extra**2 * self.sets,
+            rest=share**2 * extra**2 * self.rest,
         )
 
     def with_more(self, documents: float = 1, sets: float = 1) -> Spread:
@@ -96,6 +99,7 @@ class Estimate:
     sets: int  # how many distinct sets of demonstrations there are, in all tasks of a group
     scope: str  # what the interval is over: a name of `SCOPES`
     bounds: Bounds | None = None
+    extra: int = 0  # how many documents were added for the interval
 
     @property
     def error_rate(self) -> float:
@@ -235,7 +239,7 @@ def estimate(
     extra = 2 * _extra(bounds)
     spread = spread_of(with_documents(scores, extra), float(np.abs(scores).max()))
     center = (n * mean + sum(extra)) / (n + len(extra))
-    return Estimate(mean, center, spread, n, sets, scope or scope_of(sets), bounds)
+    return Estimate(mean, center, spread, n, sets, scope or scope_of(sets), bounds, len(extra))
 
 
 def difference(
@@ -275,9 +279,9 @@ def difference(
         spread = spread_of_other_sets(first, second, scale)
         sets = max(first.shape[1], second.shape[1])
     center = mean * n / (n + len(extra))
-    return Difference(
-        mean, center, spread, n, sets, scope or scope_of(sets), _of_difference(bounds)
-    )
+    limits = _of_difference(bounds)
+    scope = scope or scope_of(sets, same_sets=same_sets)
+    return Difference(mean, center, spread, n, sets, scope, limits, len(extra))
 
 
 def scope_of(first: int, second: int = 0, *, same_sets: bool = True) -> str:
@@ -357,18 +361,21 @@ def estimate_group(
 ) -> Estimate:
     """The weighted mean over tasks with independent documents and demonstrations.
 
-    The variances over documents are added, and those over sets.
+    The variances over documents are added, and those over sets. The extra documents of each task
+    move the center the less the more tasks there are, so the variances are those without moves.
     """
     total = math.fsum(weights)
     shares = [weight / total for weight in weights]
     pairs = list(zip(shares, parts, strict=True))
-    spreads = [part.spread.times(share**2) for share, part in pairs]
+    spreads = [part.spread.scaled(share, 1 + part.extra / part.documents) for share, part in pairs]
     documents, documents_df = _added([(part.documents, part.documents_df) for part in spreads])
     sets, sets_df = _added([(part.sets, part.sets_df) for part in spreads])
     rest = math.fsum(part.rest for part in spreads)
+    mean = math.fsum(share * part.mean for share, part in pairs)
+    shift = math.fsum(share**2 * (part.center - part.mean) for share, part in pairs)
     return Estimate(
-        mean=math.fsum(share * part.mean for share, part in pairs),
-        center=math.fsum(share * part.center for share, part in pairs),
+        mean=mean,
+        center=mean + shift,
         spread=Spread(documents, documents_df, sets, sets_df, rest),
         documents=sum(part.documents for part in parts),
         sets=sum(part.sets for part in parts),
