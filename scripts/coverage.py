@@ -184,11 +184,16 @@ def usual_half(differences: np.ndarray) -> float:
         return 0.0
     if sets == 1:
         return spread.half(0.05)
-    unbiased = spread.documents + spread.sets - spread.rest
+    variance = spread.documents + spread.sets - spread.rest
     below = spread.documents**2 / (n - 1) + spread.sets**2 / (sets - 1)
     below += spread.rest**2 / ((n - 1) * (sets - 1))
-    df = min(max(unbiased**2 / below, min(n, sets) - 1), n + sets - 2)
-    return float(special.stdtrit(df, 0.975)) * spread.error
+    df: float = min(max(variance**2 / below, min(n, sets) - 1), n + sets - 2)
+    # The variance is at least that of either factor.
+    for factor, factor_df in ((spread.sets, sets - 1), (spread.documents, n - 1)):
+        if factor > variance:
+            variance = factor
+            df = factor_df
+    return float(special.stdtrit(df, 0.975)) * math.sqrt(variance)
 
 
 def line(case: Case, trials: int) -> str:
