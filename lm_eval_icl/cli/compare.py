@@ -19,7 +19,7 @@ from lm_eval_icl.results.board import Column, Entry, shown
 from lm_eval_icl.results.build import build
 from lm_eval_icl.results.comparisons import compare, comparisons_of
 from lm_eval_icl.results.read import read
-from lm_eval_icl.results.records import Run
+from lm_eval_icl.results.records import Run, TaskResult
 from lm_eval_icl.results.rivals import condition_pairs, fields_of, named
 from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import family
@@ -157,9 +157,12 @@ def _by_condition(args: argparse.Namespace) -> Iterator[_Pair]:
 
 def _apart(run: Run, axis: str) -> Run:
     """The run with an axis of its cell as a setting, so that its values are rows."""
-    value = getattr(run, axis)
-    setting = {**run.rows["setting"], axis: str(value or "")}
-    return replace(run, rows={**run.rows, "setting": setting})
+    def apart(result: TaskResult) -> TaskResult:
+        setting = {**result.fields.setting, axis: str(getattr(result.fields, axis) or "")}
+        return replace(result, fields=replace(result.fields, setting=setting))
+
+    tasks = {task: apart(result) for task, result in run.tasks.items()}
+    return replace(run, tasks=tasks, decided=tuple(map(apart, run.decided)))
 
 
 def _pair(

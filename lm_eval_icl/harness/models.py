@@ -138,6 +138,7 @@ class ICLModel(CheckedHFLM):
         self.run = PreparedRun(tasks, self.tokenize, limits, self.common.overflow, self.rank == 0)
         # The counts of all processes; empty until the run ends.
         self.counts: dict[str, Any] = {}
+        self.responses_read = 0  # how many responses came from a cache (`ResumableLM`)
 
     def finish(self) -> None:
         """End a run, on every process: sum the counts of all processes.
@@ -156,6 +157,7 @@ class ICLModel(CheckedHFLM):
                 "contexts_reused": store.reused,
                 "tokens_run": ran,
                 "tokens_saved": self.run.tokens_alone - ran,
+                "responses_read": self.responses_read,
             }
         )
 

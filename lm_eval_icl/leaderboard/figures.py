@@ -426,7 +426,7 @@ def _by_T(board: Board, most: int) -> _Drawn | None:
 
     def argument(entry: Entry, name: str) -> float | None:
         """A method's argument, if it is a number and was not chosen on the dev set."""
-        method = entry.runs[0].rows.get("method", {})
+        method = entry.runs[0].fields.method
         try:
             return float(method.get(name, ""))
         except ValueError:

@@ -115,7 +115,7 @@ def _difference_numbers(name: str, difference: Difference | None) -> dict[str, o
 
 
 def as_markdown(board: Board) -> str:
-    """The board as Markdown: its sentences, and a table of means with half of their intervals."""
+    """The board as Markdown: its sentences, and a table of means with their intervals."""
 
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |"
@@ -159,7 +159,7 @@ def _note(board: Board, escaped: Callable[[str], str]) -> str:
         "In percent: " if not others else f"In percent, but for {escaped(', '.join(others))}: "
     )
     common = "".join(f"{escaped(word)}, " for word in board.common)
-    text = f"{common}{percent if len(others) < len(board.columns) else ''}mean ± half of the 95% interval."
+    text = f"{common}{percent if len(others) < len(board.columns) else ''}mean with the 95% interval, ± half or [both ends]."
     against = (
         " † is a difference to the baseline that holds with all pairs of rows of a column (95%)."
     )

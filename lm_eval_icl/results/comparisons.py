@@ -93,8 +93,8 @@ def common(
 
 def _setting(sets: Sequence[PromptSet]) -> tuple[object, ...]:
     """What changes the texts of the same rows."""
-    run = sets[0].answered[0].run
-    return dict(run.rows.get("setting", {})), run.format
+    fields = sets[0].answered[0].result.fields
+    return fields.setting, fields.format
 
 
 def _texts(prompt_set: PromptSet) -> object:
@@ -104,7 +104,7 @@ def _texts(prompt_set: PromptSet) -> object:
 def _draw(prompt_set: PromptSet) -> object:
     """How the rows were drawn: which way, how many, and by which seed."""
     unit = prompt_set.answered[0]
-    return unit.result.switches.get("demonstrations"), unit.result.shots, unit.run.seed
+    return unit.result.fields.switches["demonstrations"], unit.result.shots, unit.run.seed
 
 
 def _with_prompts_of(mine: PromptSet, theirs: PromptSet) -> PromptSet:

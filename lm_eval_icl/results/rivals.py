@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.results.board import BoardCell, Column, Entry, Fields, RowKey, grouped
+from lm_eval_icl.results.board import BoardCell, Column, Entry, Pairs, RowKey, grouped
 from lm_eval_icl.results.cells import collapse_marks
 from lm_eval_icl.results.comparisons import compare, comparisons_of, to_one_answer
 from lm_eval_icl.results.statistics import Difference
@@ -135,7 +135,7 @@ def fields_of(entry: Entry, key: RowKey) -> dict[str, str]:
     }
 
 
-def _without(fields: Mapping[str, str], name: str) -> Fields:
+def _without(fields: Mapping[str, str], name: str) -> Pairs:
     """The other fields. A model's weights follow from its training."""
     dropped = (name, "model", "weights") if name == "training" else (name,)
     return tuple(sorted((n, value) for n, value in fields.items() if n not in dropped and value))
