@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -120,25 +121,23 @@ def _pairs_by(
 
 
 def fields_of(entry: Entry, key: RowKey) -> dict[str, str]:
-    """The fields by which rows may be compared, by name. A training tells rows apart by one name."""
-    switches = dict(key.switches)
+    """The fields by which rows may be compared, by name. Training is one field, with all it sets."""
+    fields = dict((*key.setting, *key.switches))
     trained = [pair for pair in key.method if pair[0].startswith("trained")]
-    method = [pair for pair in key.method if pair not in trained]
-    return {
-        **dict(key.setting),
-        **switches,
-        "training": switches.get("training") or (str(trained) if trained else ""),
-        "method": str(method),
-        "rule": entry.rule or "",
-        "model": str(key.model),
-        "checkpoint": entry.checkpoint,
-    }
+    if trained and not fields.get("training"):
+        fields["training"] = str(trained)
+    fields["method"] = str([pair for pair in key.method if pair not in trained])
+    fields["rule"] = entry.rule or ""
+    fields["model"] = str(key.compared_as or key.model)
+    fields["checkpoint"] = entry.checkpoint
+    return fields
 
 
 def _without(fields: Mapping[str, str], name: str) -> Pairs:
-    """The other fields. A model's weights follow from its training."""
-    dropped = (name, "model", "weights") if name == "training" else (name,)
-    return tuple(sorted((n, value) for n, value in fields.items() if n not in dropped and value))
+    """The other fields. The weights of a trained model follow from the checkpoint and the training."""
+    ignored = {name, "model" if name == "training" else "checkpoint"}
+    others = [(other, value) for other, value in fields.items() if other not in ignored]
+    return tuple(sorted(pair for pair in others if pair[1]))
 
 
 def _rank(value: str) -> tuple[int, float, str]:
@@ -155,47 +154,54 @@ def compare_all(
 ) -> tuple[tuple[Entry, ...], dict[str, str]]:
     """The entries with differences and marks; and entry's name -> the name of its baseline."""
     bases = baselines_of(entries, key_of, baseline)
-    raws = {entry.name: raw for _, entry, raw in condition_pairs(key_of, "rule")}
+    raws = {}
+    for _, entry, reference in condition_pairs(key_of, "rule"):
+        if reference.rule is None:
+            raws[entry.name] = reference
     conditions = grouped(condition_pairs(key_of), lambda pair: pair[1].name)
     cells: dict[str, dict[str, BoardCell]] = {entry.name: {} for entry in entries}
     for column in columns:
-        column_entries = [entry for entry in entries if column.name in entry.cells]
-        family = comparisons_of(column_entries, column)
-        best_of = {
-            rule: max(rule_entries, key=lambda entry: _goodness(entry, column))
-            for rule, rule_entries in grouped(column_entries, lambda entry: entry.rule).items()
-        }
-        for entry in column_entries:
+        rows = [entry for entry in entries if column.name in entry.cells]
+        family = comparisons_of(rows, column)
+        best_of = {}
+        for rule, rule_rows in grouped(rows, lambda entry: entry.rule).items():
+            best_of[rule] = max(rule_rows, key=functools.partial(_goodness, column))
+        for entry in rows:
+            minus = functools.partial(_difference, entry, column, family)
             best = best_of[entry.rule]
-            below = _difference(entry, best, column, family)
-            to_conditions = [
-                (words, _difference(entry, other, column, family))
-                for words, _, other in conditions.get(entry.name, ())
-            ]
+            below = minus(best)
             to_one = to_one_answer(entry.cells, column)
+            to_conditions = []
+            for words, _, reference in conditions.get(entry.name, ()):
+                difference = minus(reference)
+                if difference is not None:
+                    to_conditions.append((words, difference))
             cell = replace(
                 entry.cells[column.name],
-                difference=_difference(entry, bases.get(entry.name), column, family),
-                to_raw=_difference(entry, raws.get(entry.name), column, family),
+                difference=minus(bases.get(entry.name)),
+                to_raw=minus(raws.get(entry.name)),
                 to_majority=None if to_one is None else replace(to_one, comparisons=family),
-                conditions=tuple((words, x) for words, x in to_conditions if x is not None),
+                conditions=tuple(to_conditions),
                 comparisons=family,
-                is_best=_goodness(best, column) - _goodness(entry, column) <= _SAME,
+                is_best=_goodness(column, best) - _goodness(column, entry) <= _SAME,
                 is_worse=None if below is None else column.judged(below) == "worse",
             )
             marks = _marks(cell, bases.get(entry.name), column)
             cells[entry.name][column.name] = replace(cell, marks=(*cell.marks, *marks))
     # Cells are in the order of the columns. The cells of tasks that are not columns follow.
-    ordered = tuple(replace(e, cells=cells[e.name] | {**e.cells, **cells[e.name]}) for e in entries)
-    return ordered, {name: base.name for name, base in bases.items()}
+    ordered = []
+    for entry in entries:
+        compared = cells[entry.name]
+        ordered.append(replace(entry, cells=compared | {**entry.cells, **compared}))
+    return tuple(ordered), {name: base.name for name, base in bases.items()}
 
 
-def _goodness(entry: Entry, column: Column) -> float:
+def _goodness(column: Column, entry: Entry) -> float:
     return column.sign * entry.cells[column.name].estimate.mean
 
 
 def _difference(
-    entry: Entry, other: Entry | None, column: Column, family: int
+    entry: Entry, column: Column, family: int, other: Entry | None
 ) -> Difference | None:
     """The row minus another one, as one of a family of comparisons."""
     if other is None or other is entry:

@@ -46,25 +46,24 @@ def board(tmp_path) -> Board:
 
 def test_what_a_newcomer_is_told(tmp_path, board):
     """What is best without a rule and under one, and by how much; what no sign means."""
-    raw, under, constant, tests = board.summary
+    raw, under, constant, family = board.summary
     assert raw == (
-        "Without a decision rule, the highest value on t is 95.0% (95% interval 87.9% to 100.0%): pcw. The best is "
-        "significantly better than always giving one answer (+45.0 points, adjusted p 6.4e-06). Better than icl: pcw "
-        "(+45.0 points)."
+        "Without a decision rule, the highest value on t is 95.0% (its own 95% interval: 87.2% to 98.5%): pcw. The best "
+        "is better than always giving one answer (+45.0 points). Better than icl: pcw (+45.0 points)."
     )
-    assert under.startswith("Under the rule batch, the highest value on t is 100.0% (95% interval")
+    assert under.startswith(
+        "Under the rule batch, the highest value on t is 100.0% (its own 95% interval"
+    )
     assert "icl; pcw. Worse than icl: star (\N{MINUS SIGN}25.0 points)." in under
     assert under.endswith("Better than without the rule: icl (+50.0 points); star (+25.0 points).")
     assert constant == "Always giving the most frequent right answer would score 50.0%."
     one_answer = build(*read([write(tmp_path / "one", says=[0] * 39 + [1])], quiet=True))
     assert (
-        "icl. The best is not significantly different from always giving one answer (+2.5"
+        "icl. The best is not distinguishable from always giving one answer (+2.5"
         in one_answer.summary[0]
     )
-    assert (
-        "No other difference of this task is significant, which does not show that there is none."
-        in tests
-    )
+    assert "with 95% certainty: all 21 pairs of rows" in family
+    assert family.endswith("What is not shown to differ is not shown to be equal.")
     assert [entry.rule for entry in board.entries] == [None] * 3 + ["batch"] * 3
     assert board.common == ("4 shots",) and named(board.entries, "pcw").rule is None
     assert named(board.entries, "pcw, decide: batch").rule == "batch"
@@ -118,7 +117,7 @@ def test_the_terminal(tmp_path, capsys):
     }
     text = {name: " ".join(part) for name, part in parts.items()}
     assert (
-        "intervals that are not adjusted" in text["differences"]
+        "hold for all pairs of rows together" in text["differences"]
         and "+45.0 ▲" in text["differences"]
     )
     assert (
@@ -143,7 +142,7 @@ def test_compare(tmp_path, capsys):
     folder = results(tmp_path / "r")
     commands.run("compare", "pcw", "star, decide: batch", "--results", str(folder))
     said = capsys.readouterr().out
-    assert "+20.0" in said and "in points" in said
+    assert "+20.0" in said and "one comparison by itself, not adjusted" in said
     with pytest.raises(InputError, match="there is no such entry"):
         commands.run("compare", "pcw", "nothing", "--results", str(folder))
 
@@ -224,7 +223,7 @@ def test_without_script_the_table_is_there(board):
         and "<i>4 of 6 better</i>" in text
     )
     assert (
-        "on 40 documents of each task and 3 sets of demonstrations. These are few, so intervals are wide."
+        "on 80 documents of each task and 3 sets of demonstrations. These are few, so intervals are wide."
         in text
     )
 
