@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -68,21 +68,25 @@ class Spread:
 
         With them, there are `extra` times as many documents.
         """
+        of_documents = share**2 * extra
+        of_sets = of_documents * extra
         return replace(
             self,
-            documents=share**2 * extra * self.documents,
-            sets=share**2 * extra**2 * self.sets,
-            rest=share**2 * extra**2 * self.rest,
+            documents=of_documents * self.documents,
+            sets=of_sets * self.sets,
+            rest=of_sets * self.rest,
         )
 
     def with_more(self, documents: float = 1, sets: float = 1) -> Spread:
         """The spread of that many times the documents or the sets, if variances stay as they are."""
         rest_of_documents = min(self.rest, self.documents)
         rest_of_sets = min(self.rest, self.sets)
+        of_documents = self.documents - rest_of_documents + rest_of_documents / sets
+        of_sets = self.sets - rest_of_sets + rest_of_sets / documents
         return Spread(
-            (self.documents - rest_of_documents + rest_of_documents / sets) / documents,
+            of_documents / documents,
             (self.documents_df + 1) * documents - 1,
-            (self.sets - rest_of_sets + rest_of_sets / documents) / sets,
+            of_sets / sets,
             (self.sets_df + 1) * sets - 1,
             self.rest / documents / sets,
         )
@@ -132,12 +136,16 @@ class Estimate:
     @property
     def error_documents(self) -> float | None:
         """The error that would be left with every possible set; None without several sets."""
-        return None if math.isinf(self.spread.sets_df) else math.sqrt(self.spread.documents)
+        if math.isinf(self.spread.sets_df):
+            return None
+        return math.sqrt(self.spread.documents)
 
     @property
     def error_sets(self) -> float | None:
         """The error that would be left with every possible document."""
-        return None if math.isinf(self.spread.sets_df) else math.sqrt(self.spread.sets)
+        if math.isinf(self.spread.sets_df):
+            return None
+        return math.sqrt(self.spread.sets)
 
 
 @dataclass(frozen=True)
@@ -161,13 +169,12 @@ class Difference(Estimate):
         def excess(exponent: float) -> float:
             return self.spread.half(math.exp(exponent)) - abs(self.center)
 
-        smallest = math.log(_SMALLEST_P)
         if self.center == 0 or math.isinf(self.spread.documents):
             return 1.0
-        if excess(smallest) <= 0:
-            alone = _SMALLEST_P
-        else:
-            alone = math.exp(optimize.brentq(excess, smallest, 0, xtol=1e-9))
+        least = math.log(_SMALLEST_P)
+        if excess(least) > 0:
+            least = optimize.brentq(excess, least, 0, xtol=1e-9)
+        alone = math.exp(least)
         return min(1.0, alone * self.comparisons)
 
     @property
@@ -186,7 +193,9 @@ class Difference(Estimate):
             return "equivalent"
         if self.low > 0:
             return "higher"
-        return "lower" if self.high < 0 else "undecided"
+        if self.high < 0:
+            return "lower"
+        return "undecided"
 
     def needed(self, margin: float | None = None) -> tuple[int | None, int | None]:
         """(documents, sets) in all that would decide, if means and variances stay as they are.
@@ -194,25 +203,25 @@ class Difference(Estimate):
         Each with the number of the other as it is. None if no number would, or if sets have no
         chance in them.
         """
-        target = max(abs(self.mean), (margin or 0) - abs(self.mean))
-        documents = self._times(target, lambda times: self.spread.with_more(documents=times))
-        sets = None
-        if not math.isinf(self.spread.sets_df):
-            sets = self._times(target, lambda times: self.spread.with_more(sets=times))
-        return (
-            None if documents is None else math.ceil(documents * self.documents),
-            None if sets is None else math.ceil(sets * self.sets),
-        )
+        distance = abs(self.mean)
+        target = max(distance, (margin or 0) - distance)
+        documents = self._needed("documents", self.documents, target)
+        sets = self._needed("sets", self.sets, target)
+        return documents, sets
 
-    def _times(self, target: float, spread_of: Callable[[float], Spread]) -> float | None:
-        """How many times as much there must be for half of the interval to be below `target`."""
+    def _needed(self, what: str, now: int, target: float) -> int | None:
+        """How many there must be for half of the interval to be below `target`."""
 
         def excess(times: float) -> float:
-            return spread_of(times).half(self.error_rate) - target
+            more = self.spread.with_more(**{what: times})
+            return more.half(self.error_rate) - target
 
-        if not math.isfinite(excess(1)) or excess(_MOST) >= 0:
+        if excess(_MOST) >= 0:
             return None
-        return 1.0 if excess(1) < 0 else float(optimize.brentq(excess, 1, _MOST, rtol=1e-4))
+        if excess(1) < 0:
+            return now
+        times = optimize.brentq(excess, 1, _MOST, rtol=1e-4)
+        return math.ceil(times * now)
 
 
 def estimate(
@@ -235,11 +244,14 @@ def estimate(
     """
     scores = checked(scores, finite=mean is None)
     n, sets = scores.shape
-    mean = float(scores.mean()) if mean is None else mean
+    if mean is None:
+        mean = float(scores.mean())
     extra = 2 * _extra(bounds)
-    spread = spread_of(with_documents(scores, extra), float(np.abs(scores).max()))
+    scale = float(np.abs(scores).max())
+    spread = spread_of(with_documents(scores, extra), scale)
     center = (n * mean + sum(extra)) / (n + len(extra))
-    return Estimate(mean, center, spread, n, sets, scope or scope_of(sets), bounds, len(extra))
+    scope = scope or scope_of(sets)
+    return Estimate(mean, center, spread, n, sets, scope, bounds, len(extra))
 
 
 def difference(
@@ -266,9 +278,11 @@ def difference(
     n = len(first)
     if len(second) != n or (same_sets and first.shape != second.shape):
         raise ValueError(f"scores of shapes {first.shape} and {second.shape} are not compared.")
-    mean = float(first.mean() - second.mean()) if mean is None else mean
+    if mean is None:
+        mean = float(first.mean() - second.mean())
     scale = float(max(np.abs(first).max(), np.abs(second).max()))
-    mean = 0.0 if abs(mean) <= _TINY * scale else mean
+    if abs(mean) <= _TINY * scale:
+        mean = 0.0
     extra = _extra(bounds)
     first = with_documents(first, extra)
     second = with_documents(second, extra[::-1])
@@ -288,25 +302,33 @@ def scope_of(first: int, second: int = 0, *, same_sets: bool = True) -> str:
     """A name of `SCOPES`, from the numbers of sets that were drawn at random on each side."""
     if first == second == 0:
         return "documents"
-    if 1 not in (first, second):
-        return "other sets" if first and second and not same_sets else "sets"
-    return "one side's set" if max(first, second) > 1 else "this set"
+    if 1 in (first, second):
+        return "one side's set" if max(first, second) > 1 else "this set"
+    if first and second and not same_sets:
+        return "other sets"
+    return "sets"
 
 
 def _of_difference(bounds: Bounds | None) -> Bounds | None:
     """The bounds of a difference of scores with these bounds."""
-    return None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
+    if bounds is None:
+        return None
+    width = bounds[1] - bounds[0]
+    return -width, width
 
 
 def _extra(bounds: Bounds | None) -> Bounds | tuple[()]:
     """The scores of further documents: the bounds, if they are finite."""
-    return () if bounds is None or math.isinf(bounds[1] - bounds[0]) else bounds
+    if bounds is None or math.isinf(bounds[1] - bounds[0]):
+        return ()
+    return bounds
 
 
 def with_documents(scores: np.ndarray, extra: Sequence[float]) -> np.ndarray:
     """The scores with further documents, each with the same score for every set."""
-    more = np.tile(np.array(extra, dtype=float)[:, None], (1, scores.shape[1]))
-    return np.concatenate([scores, more])
+    sets = scores.shape[1]
+    more = [[score] * sets for score in extra]
+    return np.vstack([scores, *more])
 
 
 def spread_of(values: np.ndarray, scale: float) -> Spread:
@@ -317,32 +339,27 @@ def spread_of(values: np.ndarray, scale: float) -> Spread:
     mean = values.mean()
     document_means = values.mean(axis=1)
     set_means = values.mean(axis=0)
-    if np.ptp(values) <= _TINY * scale:
-        # Equal values do not show how they vary, unless nothing differs.
-        return Spread(0.0 if abs(mean) <= _TINY * scale else math.inf)
-    if n == 1:
-        return Spread(math.inf)
+    if np.abs(values).max() <= _TINY * scale:
+        return Spread(0.0)  # nothing differs
+    if n == 1 or np.ptp(values) <= _TINY * scale:
+        return Spread(math.inf)  # values do not show how they vary
     documents = float(document_means.var(ddof=1)) / n
     if sets == 1:
         return Spread(documents, n - 1)
+    of_sets = float(set_means.var(ddof=1)) / sets
     rest = values - document_means[:, None] - set_means + mean
-    return Spread(
-        documents,
-        n - 1,
-        float(set_means.var(ddof=1)) / sets,
-        sets - 1,
-        float((rest**2).sum()) / ((n - 1) * (sets - 1)) / (n * sets),
-    )
+    mean_square = float((rest**2).sum()) / ((n - 1) * (sets - 1))
+    return Spread(documents, n - 1, of_sets, sets - 1, mean_square / (n * sets))
 
 
 def spread_of_other_sets(first: np.ndarray, second: np.ndarray, scale: float) -> Spread:
     """The spread of a difference of means over the same documents, with sets of their own."""
     differences = first.mean(axis=1) - second.mean(axis=1)
     documents = spread_of(differences[:, None], scale)
-    sides = [spread_of(scores, scale) for scores in (first, second) if scores.shape[1] > 1]
+    sides = [spread_of(first, scale), spread_of(second, scale)]
     sets, sets_df = _added([(side.sets, side.sets_df) for side in sides])
-    rest = math.fsum(side.rest for side in sides)
-    return Spread(documents.documents, documents.documents_df, sets, sets_df, rest)
+    rest = sides[0].rest + sides[1].rest
+    return replace(documents, sets=sets, sets_df=sets_df, rest=rest)
 
 
 def _added(variances: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -367,7 +384,10 @@ def estimate_group(
     total = math.fsum(weights)
     shares = [weight / total for weight in weights]
     pairs = list(zip(shares, parts, strict=True))
-    spreads = [part.spread.scaled(share, 1 + part.extra / part.documents) for share, part in pairs]
+    spreads = []
+    for share, part in pairs:
+        extra = 1 + part.extra / part.documents
+        spreads.append(part.spread.scaled(share, extra))
     documents, documents_df = _added([(part.documents, part.documents_df) for part in spreads])
     sets, sets_df = _added([(part.sets, part.sets_df) for part in spreads])
     rest = math.fsum(part.rest for part in spreads)

@@ -234,7 +234,7 @@ def test_p_is_that_of_the_interval() -> None:
     first, second = 1.0 * TABLES[-1]
     found = difference(first, second, bounds=SHARE)
     assert found.spread.half(found.p) == pytest.approx(abs(found.center))
-    assert difference(np.ones((1000, 3)), np.zeros((1000, 3)), bounds=SHARE).p == 1e-12
+    assert difference(np.ones((1000, 3)), np.zeros((1000, 3)), bounds=SHARE).p < 2e-12
 
 
 def test_equal_answers_are_no_certainty() -> None:
