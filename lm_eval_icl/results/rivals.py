@@ -29,22 +29,19 @@ def named(entries: Sequence[Entry], name: str, what: str = "") -> Entry:
     if not matching:
         # A method's name stands for its entry without a decision rule.
         raw = [entry for entry in entries if entry.rule is None]
-        matching = [
-            entry
-            for entry in raw
-            if wanted in (_plain(entry.method), _plain(f"{entry.method} {entry.arguments}"))
-        ]
+        matching = [entry for entry in raw if wanted in _short_names(entry)]
     if len(matching) == 1:
         return matching[0]
     if matching:
         raise InputError(f"{what}{name}: several entries have this name: {_list(matching)}.")
-    texts = {_plain(f"{entry.label} on {entry.on}"): entry for entry in entries}
-    texts |= {_plain(entry.label): entry for entry in entries}
+    texts: dict[str, Entry] = {}
+    for entry in entries:
+        texts |= dict.fromkeys(_names(entry), entry)
     near = difflib.get_close_matches(wanted, list(texts), _SUGGESTED, 0.5)
     if not near:
         raise InputError(f"{what}{name}: there is no such entry. There are {_list(entries)}.")
-    suggested = list(dict.fromkeys(texts[text] for text in near))
-    raise InputError(f"{what}{name}: there is no such entry. Did you mean {_list(suggested)}?")
+    suggested = _list(list(dict.fromkeys(texts[text] for text in near)))
+    raise InputError(f"{what}{name}: there is no such entry. Did you mean {suggested}?")
 
 
 def _list(entries: Sequence[Entry]) -> str:
@@ -53,9 +50,16 @@ def _list(entries: Sequence[Entry]) -> str:
 
 def _names(entry: Entry) -> set[str]:
     """The texts by which tables print an entry: with what its rule reads, and with its model."""
-    labels = (entry.label, ", ".join([entry.label, *entry.reads]))
-    models = ("", f" on {entry.on}", f" on {entry.checkpoint}")
-    return {entry.name, *(_plain(label + model) for label in labels for model in models)}
+    names = {entry.name}
+    for label in (entry.label, ", ".join([entry.label, *entry.reads])):
+        names.add(_plain(label))
+        names.add(_plain(f"{label} on {entry.on}"))
+        names.add(_plain(f"{label} on {entry.checkpoint}"))
+    return names
+
+
+def _short_names(entry: Entry) -> tuple[str, str]:
+    return _plain(entry.method), _plain(f"{entry.method} {entry.arguments}")
 
 
 def _plain(text: str) -> str:
@@ -80,7 +84,8 @@ def baselines_of(
         baseline = "icl" if "icl" in methods else "hf"
     bases: dict[str, Entry] = {}
     values = {entry: fields_of(entry, key_of[entry]) for entry in entries}
-    for alike in grouped(entries, lambda entry: _without(values[entry], "method")).values():
+    by_conditions = grouped(entries, lambda entry: _without(values[entry], "method"))
+    for alike in by_conditions.values():
         plain = [entry for entry in alike if entry.method == baseline]
         if len(plain) > 1:
             plain = [entry for entry in plain if not entry.arguments]
@@ -112,12 +117,15 @@ def condition_pairs(
 def _pairs_by(
     name: str, values: Mapping[Entry, Mapping[str, str]]
 ) -> Iterator[tuple[str, Entry, Entry]]:
-    for alike in grouped(values, lambda entry: _without(values[entry], name)).values():
-        reference, *others = sorted(alike, key=lambda entry: _rank(values[entry].get(name, "")))
-        value = values[reference].get(name, "")
-        for entry in others:
-            if values[entry].get(name, "") != value:
-                yield f"{name}={value or 'default'}", entry, reference
+    value_of = {entry: fields.get(name, "") for entry, fields in values.items()}
+    by_others = grouped(values, lambda entry: _without(values[entry], name))
+    for alike in by_others.values():
+        reference = min(alike, key=lambda entry: _rank(value_of[entry]))
+        value = value_of[reference]
+        words = f"{name}={value or 'default'}"
+        for entry in alike:
+            if value_of[entry] != value:
+                yield words, entry, reference
 
 
 def fields_of(entry: Entry, key: RowKey) -> dict[str, str]:
@@ -142,8 +150,9 @@ def _without(fields: Mapping[str, str], name: str) -> Pairs:
 
 def _rank(value: str) -> tuple[int, float, str]:
     """The order of the values of a condition: first those that are a reference, then by number."""
-    plain = _PLAIN.index(value) if value in _PLAIN else len(_PLAIN)
-    return plain, float(value) if value.isdecimal() else 0.0, value
+    place = _PLAIN.index(value) if value in _PLAIN else len(_PLAIN)
+    number = float(value) if value.isdecimal() else 0.0
+    return place, number, value
 
 
 def compare_all(
@@ -214,8 +223,9 @@ def _marks(cell: BoardCell, base: Entry | None, column: Column) -> list[str]:
     """What is to be known of a cell and of its difference to its baseline."""
     marks = list(collapse_marks(cell.collapsed))
     difference = cell.difference
+    has_base = base is not None and column.name in base.cells
     if difference is None:
-        if base is not None and column.name in base.cells and "aggregate only" not in cell.marks:
+        if has_base and "aggregate only" not in cell.marks:
             marks.append("not compared")
         return marks
     if difference.scope == "other sets":
