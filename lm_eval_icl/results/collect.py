@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 import numpy as np
@@ -188,19 +187,13 @@ def _rule_contradicts(
 
 
 def _size_contradicts(size: int, results: Mapping[str, Any], task: str) -> str:
+    """Without a limit, a run may still be of chosen documents (lm-eval's `samples`)."""
     limit = number(at(results, "config", "limit"))
     whole = number(at(results, "n-samples", task, "original"))
-    if limit is None:
-        most = whole
-    elif limit >= 1:
-        most = int(limit)
-    else:
-        most = None if whole is None else math.ceil(limit * whole)
-    if limit is not None and whole is not None and most is not None:
-        most = min(most, whole)
-    if most is None or size == most or (whole is None and size < most):
+    if limit is None or whole is None:
         return ""
-    return f": {size} documents, where its limit and its size give {most:g}"
+    most = min(whole, int(limit) if limit >= 1 else math.ceil(limit * whole))
+    return "" if size == most else f": {size} documents, where its limit gives {most:g}"
 
 
 def _values_contradict(
@@ -224,12 +217,10 @@ def _values_contradict(
         if not math.isclose(given, value, rel_tol=1e-9, abs_tol=1e-12):
             wrong.append(f": the answers do not give its {key}")
         error_key = f"{metric}_stderr,{filter_name}"
-        error = number(values.get(error_key))
-        scores = [row.metrics.get(metric) for row in rows]
-        if error is None or metric not in MEANS or len(scores) < 2:
+        reported = number(values.get(error_key))
+        if reported is None or metric not in MEANS or len(rows) < 2:
             continue
-        if not math.isclose(
-            error, stdev(map(float, scores)) / math.sqrt(len(scores)), rel_tol=1e-6
-        ):
+        scores = np.array([row.metrics[metric] for row in rows], dtype=float)
+        if not math.isclose(reported, scores.std(ddof=1) / math.sqrt(len(scores)), rel_tol=1e-6):
             wrong.append(f": the answers do not give its {error_key}")
     return wrong

@@ -119,6 +119,8 @@ NEITHER = {
         "icl.tokens_run",
         "icl.tokens_saved",
         "icl.responses_read",
+        "icl.passes",
+        "icl.peak_bytes",
     ],
     "rounding": [
         "icl.pack_tokens",

@@ -32,19 +32,17 @@ from lm_eval_icl.results.records import (
     mapping,
     number,
 )
+from lm_eval_icl.results.reported import (
+    aggregation_of,
+    higher_is_better,
+    metric_entries,
+    metric_of,
+    reported_value,
+    retrieval_marks,
+    size_of,
+)
 
 _HASH = 16  # how many hexadecimal digits of a hash are kept
-# lm-eval's metrics that are not means over documents (lm_eval/api/metrics.py) -> the aggregation; "" if it is unknown.
-_NO_MEANS = {
-    **{
-        "f1": "f1",
-        "mcc": "matthews_corrcoef",
-        "perplexity": "perplexity",
-        "bits_per_byte": "bits_per_byte",
-    },
-    **dict.fromkeys(("word_perplexity", "byte_perplexity"), "weighted_perplexity"),
-    **dict.fromkeys(("brier_score", "bleu", "chrf", "chrf++", "ter", "bypass"), ""),
-}
 MEANS = {"acc", "acc_norm", "exact_match"}
 _ALWAYS = {*MEANS, "metaicl"}  # these metrics are computed in the same way for every task
 
@@ -306,7 +304,7 @@ def results_of(
     values = mapping(results["results"][task])
     config = results["configs"][task]
     rules = mapping(at(config, "metadata", "decided"))
-    metric, filter_name, entry = _metric(values, config, wanted or study.metric, rules)
+    metric, filter_name, entry = metric_of(values, config, wanted or study.metric, rules)
     fields = fields_of(results, task)
     shots = fields.switches["shots"]
     raw = TaskResult(
@@ -315,14 +313,14 @@ def results_of(
         filter=filter_name,
         value=math.nan,
         stderr=None,
-        higher_is_better=_higher_is_better(results, task, metric, entry),
-        aggregation=_aggregation(metric, entry),
+        higher_is_better=higher_is_better(results, task, metric, entry),
+        aggregation=aggregation_of(metric, entry),
         shots=int(shots) if shots.isdecimal() else 0,
-        documents=_size(results, task),
+        documents=size_of(results, task),
         answers=None,
         filter_text=filter_text(results, task, filter_name),
         fields=fields,
-        marks=tuple(_retrieval_marks(mapping(at(config, "metadata", "retrieved")))),
+        marks=tuple(retrieval_marks(mapping(at(config, "metadata", "retrieved")))),
     )
     rows_by_filter: dict[str, list[DocumentRow]] = {}
     for row in documents if isinstance(documents, list) else ():
@@ -335,7 +333,7 @@ def results_of(
                 raise Unusable("no rule changes exact_match")
             result = replace(
                 raw,
-                value=_reported_value(values, metric, named),
+                value=reported_value(values, metric, named),
                 stderr=number(values.get(f"{metric}_stderr,{named}")),
                 rule=None if rule is None else RuleFacts.of(rule, mapping(rules[rule])),
             )
@@ -350,100 +348,13 @@ def results_of(
     return task_results
 
 
-def _reported_value(values: Mapping[str, Any], metric: str, filter_name: str) -> float:
-    """The value in the results; NaN for a metric that is computed from log-likelihoods."""
-    key = f"{metric},{filter_name}"
-    value = number(values.get(key))
-    if value is None and metric not in CALIBRATION:
-        raise Unusable(f"its {key} is {str(values.get(key))[:40]!r}, which is not a number")
-    return math.nan if value is None else value
-
-
-def _higher_is_better(
-    results: Mapping[str, Any], task: str, metric: str, entry: Mapping[str, Any]
-) -> bool:
-    if metric in CALIBRATION:
-        return CALIBRATION[metric].higher_is_better
-    higher = at(results, "higher_is_better", task, metric)
-    if higher is None:
-        higher = entry.get("higher_is_better")
-    return higher is not False
-
-
-def _size(results: Mapping[str, Any], task: str) -> int:
-    """The number of documents."""
-    size = count(at(results, "n-samples", task, "effective"))
-    return size or count(at(results, "results", task, "sample_len")) or 0
-
-
-def _retrieval_marks(retrieved: Mapping[str, Any]) -> list[str]:
-    """A mark that says from how many labeled documents each document's demonstrations were retrieved."""
-    rows, number = count(at(retrieved, "pool", "rows")), count(retrieved.get("own_copies"))
-    if rows is None or number is None:
-        return []
-    copies = (
-        f"it has copies of {number} documents, which were left out"
-        if number
-        else "it has no copies of documents"
-    )
-    return [f"Each document's demonstrations are retrieved from a pool of {rows:,} rows; {copies}."]
-
-
-def _metric(
-    values: Mapping[str, Any],
-    config: Mapping[str, Any],
-    wanted: str | None,
-    rules: Mapping[str, Any],
-) -> tuple[str, str, Mapping[str, Any]]:
-    """The metric that stands for a task, its first filter that is not a decision rule, and its `metric_list` entry."""
-    filters: dict[str, str] = {}
-    for key in values:
-        metric, comma, filter_name = key.partition(",")
-        if (
-            comma
-            and not metric.endswith("_stderr")
-            and metric != "bypass"
-            and filter_name not in rules
-        ):
-            filters.setdefault(metric, filter_name)
-    if wanted in CALIBRATION and filters:
-        return str(wanted), next(iter(filters.values())), {}
-    entries = _entries(config, filters)
-    for metric in (*filter(None, [wanted]), "acc", "exact_match", *entries, *filters):
-        if metric in filters:
-            return metric, filters[metric], entries.get(metric, {})
-    raise Unusable("it has no metric")
-
-
-def _entries(config: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-    """Metric -> its entry in a task's `metric_list`, in the order of that list."""
-    entries: dict[str, Mapping[str, Any]] = {}
-    listed = config.get("metric_list")
-    for entry in listed if isinstance(listed, list) else []:
-        name = str(at(entry, "metric"))
-        for metric in metrics:
-            if (
-                name == metric or f"def {metric}(" in name
-            ):  # a metric that is a function has its source as its name
-                entries.setdefault(metric, entry)
-    return entries
-
-
-def _aggregation(metric: str, entry: Mapping[str, Any]) -> str:
-    """A name of `AGGREGATIONS`, or "" if there is none for the metric."""
-    if metric in CALIBRATION:
-        return CALIBRATION[metric].aggregation
-    name = str(entry.get("aggregation", _NO_MEANS.get(metric, "mean")))
-    return name if name in AGGREGATIONS else ""
-
-
 def aggregated(rows: Sequence[DocumentRow], metric: str, config: Mapping[str, Any]) -> float | None:
     """A metric of a task's answers under one filter; None if it is not computed from numbers of single documents, or if
     the configuration does not say how: the task's own class may have computed it. `ValueError` is raised if there are
     no answers, or if a document has no such number."""
-    entries = _entries(config, [metric])
+    entries = metric_entries(config, [metric])
     aggregation = (
-        _aggregation(metric, entries.get(metric, {})) if metric in {*entries, *_ALWAYS} else ""
+        aggregation_of(metric, entries.get(metric, {})) if metric in {*entries, *_ALWAYS} else ""
     )
     return (
         _value(answers_of(rows, metric, 0).items, metric, aggregation)[0] if aggregation else None
@@ -485,7 +396,7 @@ def sample_facts(results: Mapping[str, Any], task: str) -> SampleFacts:
     return SampleFacts(
         # With acc_mutual_info, there is a second request for each option, without the prompt.
         options=config.get("output_type") == "multiple_choice"
-        and not _entries(config, ["acc_mutual_info"]),
+        and not metric_entries(config, ["acc_mutual_info"]),
         decided=any(key.startswith("metaicl,") for key in values),
         shots=_shots(results, task),
         front=tuple(text for text in front if isinstance(text, str)),
