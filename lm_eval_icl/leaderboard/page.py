@@ -24,6 +24,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from lm_eval_icl.leaderboard import card, numbers
+from lm_eval_icl.leaderboard.differences import SCOPES, verdict, what_decides
 from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, value
 from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, rule_in_words
 from lm_eval_icl.results.records import Run
@@ -53,15 +54,6 @@ READS = {
     "pool": "The rule uses this number of documents of the few-shot split, without their labels.",
 }
 
-# What an interval is over (`statistics.SCOPES`).
-SCOPES = {
-    "documents": "over documents",
-    "sets": "over documents and sets of demonstrations",
-    "other sets": "over documents and sets of demonstrations, which are others for each row",
-    "one side's set": "over documents and one row's sets, for the one set of the other row",
-    "this set": "over documents, for this set of demonstrations",
-    "reported": "the standard error in the results file",
-}
 _TEXTS = "name checkpoint details method arguments conditions rule label".split()
 _HIDDEN = {
     "Cc",
@@ -315,14 +307,13 @@ def _facts(
 
 def _difference(difference: Difference, column: Column) -> str:
     interval = numbers.interval(difference, column, sign=True)
-    text = (
-        f"{signed(difference.mean, column, unit=True)} ({interval}; p {p_value(difference.p)}), "
-        f"{column.judged(difference)}; interval and p are those of {family(difference.comparisons)}"
-    )
-    if math.isfinite(difference.detectable):
-        size = value(difference.detectable, column)
-        text += f"; four of five such comparisons would find a difference of {size}"
-    return f"{text}; {SCOPES[difference.scope]}"
+    parts = [
+        f"{signed(difference.mean, column, unit=True)} ({interval}; p {p_value(difference.p)})",
+        f"{verdict(difference, column)}, as one of {family(difference.comparisons)}",
+        what_decides(difference, column),
+        SCOPES[difference.scope],
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def _sets(entry: Entry, column: Column, cell: BoardCell) -> list[list[str]]:

@@ -17,7 +17,6 @@ import numpy as np
 from scipy import optimize, special
 
 ERROR_RATE = 0.05  # how often an interval, or one of a family of intervals, may miss the truth
-POWER = 0.8
 _TINY = 1e-12  # differences of less than this share of the scores are rounding
 _SMALLEST_P = 1e-12
 _MOST = 10_000  # times as many documents or sets are too many to ask for
@@ -176,11 +175,6 @@ class Difference(Estimate):
             least = optimize.brentq(excess, least, 0, xtol=1e-9)
         alone = math.exp(least)
         return min(1.0, alone * self.comparisons)
-
-    @property
-    def detectable(self) -> float:
-        """The smallest difference that four of five such comparisons would find (Miller 2024)."""
-        return self.spread.half(self.error_rate) + self.spread.half(2 * (1 - POWER))
 
     def verdict(self, margin: float | None = None) -> str:
         """What the interval says.
