@@ -10,7 +10,7 @@ from lm_eval_icl.results.statistics import Difference
 SCOPES = {
     "documents": "over documents",
     "sets": "over documents and sets of demonstrations",
-    "other sets": "over documents and sets of demonstrations, which are others for A and for B",
+    "other sets": "over documents and sets of demonstrations, which are others on each side",
     "one side's set": "over documents and one side's sets, for the one set of the other side",
     "this set": "over documents, for this set of demonstrations only",
     "reported": "the standard error in the results file",
