@@ -149,7 +149,7 @@ def matrix(sets: Sequence[PromptSet], values: Values = _ITEMS) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Scores:
+class CellScores:
     """What is compared of a cell: scores of documents, or pseudo-values of another metric."""
 
     values: np.ndarray  # (documents, sets)
@@ -159,15 +159,15 @@ class Scores:
 
 def scores_of(
     sets: Sequence[PromptSet], aggregation: str, bounds: Bounds | None, items: Values = _ITEMS
-) -> Scores:
+) -> CellScores:
     """The scores of a cell. `bounds` are those of a metric that is a mean."""
     if aggregation == "mean":
         values = matrix(sets, items)
-        return Scores(values, float(values.mean()), bounds)
+        return CellScores(values, float(values.mean()), bounds)
     metric = AGGREGATIONS[aggregation]
     features = matrix(sets, lambda answers: metric.features(items(answers)))
     mean = float(metric.value(features.sum(axis=0)).mean())
-    return Scores(pseudo_values(features, metric.value), mean, metric.bounds)
+    return CellScores(pseudo_values(features, metric.value), mean, metric.bounds)
 
 
 def estimated(
