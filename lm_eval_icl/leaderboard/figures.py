@@ -271,7 +271,6 @@ def _differences(board: Board, most: int) -> _Drawn | None:
             column,
             **_ends(difference, "difference"),
             p=difference.p,
-            comparisons=difference.comparisons,
         )
         sign = numbers.SIGNS.get(column.judged(difference), "")
         return _marked(
@@ -282,11 +281,8 @@ def _differences(board: Board, most: int) -> _Drawn | None:
         {base.method for name in board.baseline.values() if (base := board.named(name))}
     )
     unit = "points" if column.percent else column.metric
-    label = f"difference to {', '.join(methods)} under the same rule and conditions, {unit}"
-    label += "\n▲ better, ▼ worse"
-    title = (
-        "Differences to the baseline, with intervals that hold for all pairs of rows together (95%)"
-    )
+    label = f"difference to {', '.join(methods)}, {unit}\n▲ better, ▼ worse"
+    title = "Differences to the baseline; intervals hold for all pairs of rows together (95%)"
     return _rows(board, most, title, label, mark_of, [(0, "no difference")])
 
 
@@ -398,7 +394,7 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
     )
     bar.ax.set_xticklabels([f"{x:+.1f}" for x in (-largest, 0, largest)])
     bar.set_label(
-        "points better (blue) or worse than the baseline; bold: shown with all pairs of rows together (95%)",
+        "points better (blue) or worse than the baseline; bold: shown, with all pairs of rows",
         fontsize=8,
     )
     return _Drawn("Differences to the baseline, by task", figure, lines)
