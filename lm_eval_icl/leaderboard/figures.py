@@ -25,7 +25,7 @@ from lm_eval_icl.drawing.style import (
     shortened,
     styled,
 )
-from lm_eval_icl.errors import InputError, writing
+from lm_eval_icl.errors import InputError, log, writing
 from lm_eval_icl.leaderboard import card, numbers
 from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words
@@ -86,9 +86,7 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
     """
     for name in only or ():
         if name not in FIGURES:
-            raise InputError(
-                f"figures: there is no figure {name!r}: name some of {', '.join(FIGURES)}."
-            )
+            raise InputError(f"figures: there is no {name!r}: name some of {', '.join(FIGURES)}.")
     paths = []
     with writing(folder), styled():
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,15 +100,17 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
 
 
 def svgs(board: Board) -> dict[str, str]:
-    """The figures of a page: title -> the text of an SVG file."""
+    """The figures of a page: title -> the text of an SVG file. None, and a warning, without matplotlib."""
     files = {}
-    with styled():
-        for _, drawn in _all(board, _ROWS_ON_PAGE):
-            file = io.StringIO()
-            drawn.figure.savefig(file, format="svg", metadata=METADATA["svg"])
-            files[drawn.title] = re.sub(
-                r"\s*\n\s*", " ", file.getvalue()
-            )  # indentation is a tenth of the file
+    try:
+        with styled():
+            for _, drawn in _all(board, _ROWS_ON_PAGE):
+                file = io.StringIO()
+                drawn.figure.savefig(file, format="svg", metadata=METADATA["svg"])
+                # Indentation is a tenth of the file.
+                files[drawn.title] = re.sub(r"\s*\n\s*", " ", file.getvalue())
+    except InputError as refusal:
+        log.warning("%s The page has none.", refusal.message)
     return files
 
 

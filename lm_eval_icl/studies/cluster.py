@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lm_eval_icl import version
-from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.errors import InputError, one_line, require
 from lm_eval_icl.studies.cells import Grid, Model
 from lm_eval_icl.studies.conduct import Executor, Failure, Outcome, Unit
 from lm_eval_icl.studies.folder import StudyFolder
@@ -162,12 +162,9 @@ class OnRay(Executor):
 def connected(address: str) -> Any:
     """Ray, connected to the cluster at an address, or for "" to one on this machine that ends with this process."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError(
-            "--ray: Ray is not installed: pip install 'lm-eval-icl[cluster]'."
-        ) from error
+    require("ray", "cluster", "--ray")
+    import ray
+
     terminated = signal.getsignal(signal.SIGTERM)
     try:
         host, _, port = address.removeprefix("ray://").rpartition(":")

@@ -61,8 +61,9 @@ def conclude(
             "study.csv", tables.runs(paths).merge(tables.scores(paths)).to_csv(index=False)
         )
         board = board_of(found, columns)
-        drawn = figures.draw(board, folder.path / "figures", study.figures)
-        folder.write_file("board.html", page(board, figures.svgs(board)))
+        on_page = figures.svgs(board)
+        drawn = figures.draw(board, folder.path / "figures", study.figures) if on_page else []
+        folder.write_file("board.html", page(board, on_page))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
         flips = {
             entry.name: rate
