@@ -109,7 +109,6 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
         several=len(checkpoints) > 1,
         everywhere=everywhere,
         numbers=numbers,
-        has_conditions=any(cell.conditions for cell in cells),
         flips=flips(board),
         majorities=majorities(board),
         sizes=sizes(board),
@@ -288,19 +287,11 @@ def _facts(
         "" if cell.majority is None else value(cell.majority, column, unit=True),
     )
     yield "Order sensitivity", _flips(cell.sensitivity)
-    base = board.named(board.baseline.get(entry.name))
-    differences = [
-        (f"Difference to {base.label}" if base else "Difference", cell.difference),
-        ("Difference to the same runs without the rule", cell.to_raw),
-        ("Difference to always one answer", cell.to_majority),
-    ]
-    differences += [
-        (f"Difference to the same with {words}", difference)
-        for words, difference in cell.conditions
-    ]
-    for title, difference in differences:
-        if difference is not None:
-            yield title, _difference(difference, column)
+    differences = board.differences(entry, column)
+    if cell.to_majority is not None:
+        differences["vs always one answer"] = cell.to_majority
+    for words, difference in differences.items():
+        yield f"Difference {words}", _difference(difference, column)
     for mark in cell.marks:
         yield "Note", f"{mark}: {MARKS[mark]}" if mark in MARKS else mark
 

@@ -178,12 +178,13 @@ def overview(board: Board, most: int) -> Table:
     sections = grouped(in_column, lambda entry: entry.rule)
     title = shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else "")
     names = ["method"] if len(checkpoints) == 1 else ["checkpoint", "method"]
-    by_head = {entry.name: _by_head(board, entry, column) for entry in in_column}
+    by_head = {entry.name: board.differences(entry, column) for entry in in_column}
     heads: dict[str, None] = {}
     for differences in by_head.values():
         heads |= dict.fromkeys(differences)
     compared = list(heads)[:_COMPARED]
-    table = _table(title, names, ["mean", "its own\n95%", *compared])
+    wrapped = [shown(head).replace("=", "=\n") for head in compared]
+    table = _table(title, names, ["mean", "its own\n95%", *wrapped])
     for rule, entries in sections.items():
         if len(sections) > 1:
             name = rule_in_words(rule)
@@ -212,19 +213,6 @@ def overview(board: Board, most: int) -> Table:
         unit = " in points" if column.percent else ""
         table.caption = f"Differences{unit}, with intervals that hold in 95% for {of} together."
     return table
-
-
-def _by_head(board: Board, entry: Entry, column: Column) -> dict[str, Difference]:
-    """The head of a column of the overview -> the entry's difference there."""
-    cell = entry.cells[column.name]
-    base = board.named(board.baseline.get(entry.name))
-    differences = {"vs raw": cell.to_raw}
-    if base is not None:
-        differences = {f"vs {shown(base.method)}": cell.difference, **differences}
-    for words, difference in cell.conditions:
-        name, _, value = words.partition("=")
-        differences[f"vs {shown(name)}=\n{shown(value)}"] = difference
-    return {head: difference for head, difference in differences.items() if difference is not None}
 
 
 def _compared(difference: Difference | None, column: Column) -> str:
