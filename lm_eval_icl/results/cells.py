@@ -186,9 +186,12 @@ def drawn_sets(sets: Sequence[PromptSet]) -> int:
     """
     if len(sets) > 1:
         return len(sets)
-    how = sets[0].answered[0].result.fields.switches["demonstrations"]
+    unit = sets[0].answered[0]
+    how = unit.result.fields.switches["demonstrations"]
     is_fixed = how.partition(":")[0] in _NOT_DRAWN or how.endswith(".json")
-    return 0 if is_fixed or sets[0].label == NO_SET else 1
+    if is_fixed or unit.answers.each_own or sets[0].label == NO_SET:
+        return 0
+    return 1
 
 
 def _reported(units: Sequence[TaskRun]) -> Estimate:
