@@ -126,11 +126,10 @@ def to_one_answer(cells: Cells, column: Column) -> Difference | None:
     parts = []
     for task in column.weights:
         sets = cells[task].sets
-        if not sets or sets[0].answered[0].result.metric != "acc":
+        if cells[task].majority is None:
             return None
-        scores = one_answer([unit.answers for x in sets for unit in x.answered])
-        if scores is None:
-            return None
+        scores = one_answer([sets[0].answered[0].answers])
+        assert scores is not None
         mine = scores_of(sets, "mean", column.bounds)
         scope = statistics.scope_of(drawn_sets(sets))
         part = statistics.difference(
@@ -151,5 +150,9 @@ def comparisons_of(entries: Sequence[Entry], column: Column) -> int:
             rows[asked] += 1
             if all(cell is not None and cell.majority is not None for cell in cells):
                 with_one_answer.add(asked)
-    counts = [count + (asked in with_one_answer) for asked, count in rows.items()]
-    return max(1, sum(count * (count - 1) // 2 for count in counts))
+    pairs = 0
+    for key, count in rows.items():
+        if key in with_one_answer:
+            count += 1
+        pairs += count * (count - 1) // 2
+    return max(1, pairs)

@@ -90,7 +90,10 @@ def baselines_of(
         if len(plain) > 1:
             plain = [entry for entry in plain if not entry.arguments]
         if len(plain) == 1:
-            bases |= {entry.name: plain[0] for entry in alike if entry is not plain[0]}
+            (base,) = plain
+            for entry in alike:
+                if entry is not base:
+                    bases[entry.name] = base
     return bases
 
 
@@ -143,9 +146,12 @@ def fields_of(entry: Entry, key: RowKey) -> dict[str, str]:
 
 def _without(fields: Mapping[str, str], name: str) -> Pairs:
     """The other fields. The weights of a trained model follow from the checkpoint and the training."""
-    ignored = {name, "model" if name == "training" else "checkpoint"}
-    others = [(other, value) for other, value in fields.items() if other not in ignored]
-    return tuple(sorted(pair for pair in others if pair[1]))
+    follows = "model" if name == "training" else "checkpoint"
+    others = []
+    for other, value in sorted(fields.items()):
+        if value and other not in (name, follows):
+            others.append((other, value))
+    return tuple(others)
 
 
 def _rank(value: str) -> tuple[int, float, str]:
