@@ -70,19 +70,17 @@ def table(
                     Text("\n").join([Text(method), *(Text(text, style="dim") for text in details)])
                 ]
                 for heading, wide in zip(part_headings, widths, strict=True):
+                    papers = entry.runs[0].study.expected
                     if wide == _NUMBER:
-                        row.append(_number(entry.cells.get(heading), by_name.get(heading)))
+                        cell = entry.cells.get(heading)
+                        row.append(_number(cell, by_name.get(heading), papers.get(f"{heading} ±")))
                     elif entry.name in flips:  # the share of flips, with its interval below
                         share = flips[entry.name]
-                        interval = "\n" + numbers.interval(share, _SHARE), "dim"
-                        paper = entry.runs[0].study.expected.get(_SHARE.name)
-                        papers = (
-                            "" if paper is None else f"\n({numbers.value(paper, _SHARE)})",
-                            "cyan",
-                        )
-                        row.append(
-                            Text.assemble(numbers.value(share.mean, _SHARE), interval, papers)
-                        )
+                        text = Text(numbers.value(share.mean, _SHARE))
+                        text.append("\n" + numbers.interval(share, _SHARE), "dim")
+                        if (paper := papers.get(_SHARE.name)) is not None:
+                            text.append(f"\n({numbers.value(paper, _SHARE)})", "cyan")
+                        row.append(text)
                     else:
                         row.append(Text(numbers.DASH, style="dim"))
                 part.add_row(*row)
@@ -104,8 +102,8 @@ def _broken(text: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _number(cell: BoardCell | None, column: Column | None) -> Text:
-    """A mean with its interval, and the paper's number below it."""
+def _number(cell: BoardCell | None, column: Column | None, papers: float | None) -> Text:
+    """A mean with its interval, and below it the paper's number, with the number after its ±."""
     if cell is None or column is None:
         return Text(numbers.DASH, style="dim")
     text = Text(_value(cell.estimate.mean, column, 0.9995))
@@ -114,7 +112,8 @@ def _number(cell: BoardCell | None, column: Column | None) -> Text:
         is_long = len(text) + len(interval) > _NUMBER or not interval.startswith("±")
         text.append("\n" + interval if is_long else interval, style="dim")
     if cell.expected is not None:
-        text.append(f"\n({_value(cell.expected, column, 0.9995)})", style="cyan")
+        spread = "" if papers is None else f"\n±{_value(papers, column, 0.9995)}"
+        text.append(f"\n({_value(cell.expected, column, 0.9995)}{spread})", style="cyan")
     return text
 
 
@@ -151,7 +150,7 @@ def _legend(board: Board, entries: Sequence[Entry], flips: bool) -> str:
     if len(others) < len(board.columns):
         text += ", in percent" + (f" but for {', '.join(others)}" if others else "")
     if any(cell.expected is not None for entry in entries for cell in entry.cells.values()):
-        text += "; in parentheses, the paper's"
+        text += "; in parentheses, published numbers"
     sentences = [f"{', '.join(board.common)}." if board.common else "", f"{text}."]
     if flips:
         sentences.append(

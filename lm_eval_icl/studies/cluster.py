@@ -58,12 +58,10 @@ class OnRay(Executor):
         self, ray: Any, worker: type, arguments: Sequence[Any], needs: Callable[[Model], Needs]
     ) -> None:
         super().__init__()
-        self.ray, self._class, self._arguments, self.needs = (
-            ray,
-            ray.remote(worker),
-            arguments,
-            needs,
-        )
+        self.ray = ray
+        self._class = ray.remote(worker)
+        self._arguments = arguments
+        self.needs = needs
         self.workers: list[Hired] = []
 
     def __enter__(self) -> Self:
@@ -123,10 +121,8 @@ class OnRay(Executor):
                 worker.held, holders, [f for f, needs in needs_of.items() if needs == worker.needs]
             )
             if worker.unit is not None:
-                worker.held, worker.call = (
-                    worker.unit[0].model.folder,
-                    worker.actor.run.remote(worker.unit),
-                )
+                worker.held = worker.unit[0].model.folder
+                worker.call = worker.actor.run.remote(worker.unit)
             elif room(worker.needs) < 0 or any(
                 other.unit and other.needs != worker.needs for other in self.workers
             ):
