@@ -1,4 +1,4 @@
-"""Differences of rows: any two rows that answered the same documents are compared, by one procedure.
+"""Differences of rows: any two rows with the same documents are compared, by one procedure.
 
 All pairs of rows of a column are one family, with "always one answer" as a row of its own. The
 intervals and p-values of a board hold for the whole family at once, so that no two of its sentences

@@ -1,4 +1,4 @@
-"""Which rows of a board are compared with which: with a baseline, a reference condition, the best."""
+"""Which rows of a board are compared: with a baseline, a reference condition, the best."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _pairs_by(
 
 
 def fields_of(entry: Entry, key: RowKey) -> dict[str, str]:
-    """The fields by which rows may be compared, by name. Training is one field, with all it sets."""
+    """The fields by which rows may be compared, by name. Training is one field."""
     fields = dict((*key.setting, *key.switches))
     trained = [pair for pair in key.method if pair[0].startswith("trained")]
     if trained and not fields.get("training"):
@@ -145,7 +145,7 @@ def fields_of(entry: Entry, key: RowKey) -> dict[str, str]:
 
 
 def _without(fields: Mapping[str, str], name: str) -> Pairs:
-    """The other fields. The weights of a trained model follow from the checkpoint and the training."""
+    """The other fields. A trained model's weights follow from its checkpoint and training."""
     follows = "model" if name == "training" else "checkpoint"
     others = []
     for other, value in sorted(fields.items()):
