@@ -271,7 +271,6 @@ def _differences(board: Board, most: int) -> _Drawn | None:
             column,
             **_ends(difference, "difference"),
             p=difference.p,
-            p_holm=difference.p_holm,
         )
         sign = numbers.SIGNS.get(column.judged(difference), "")
         return _marked(
@@ -281,9 +280,9 @@ def _differences(board: Board, most: int) -> _Drawn | None:
     methods = sorted(
         {base.method for name in board.baseline.values() if (base := board.named(name))}
     )
-    label = f"difference to {', '.join(methods)} under the same rule, {'points' if column.percent else column.metric}"
-    label += "\n▲ better, ▼ worse: p ≤ 5%, adjusted (Holm)"
-    title = "Differences to the baseline, with 95% intervals that are not adjusted"
+    unit = "points" if column.percent else column.metric
+    label = f"difference to {', '.join(methods)}, {unit}\n▲ better, ▼ worse"
+    title = "Differences to the baseline; intervals hold for all pairs of rows together (95%)"
     return _rows(board, most, title, label, mark_of, [(0, "no difference")])
 
 
@@ -345,7 +344,7 @@ def _sensitivity(board: Board, most: int) -> _Drawn | None:
 
 
 def _heatmap(board: Board, most: int) -> _Drawn | None:
-    """Differences to the baseline by task, bold if the adjusted p-value is at most 5%."""
+    """Differences to the baseline by task, bold if their simultaneous intervals exclude 0."""
     from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.figure import Figure
 
@@ -369,18 +368,18 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
             if (difference := difference_of(entry, column)) is None:
                 continue
             goodness[y][x] = 100 * difference.mean * column.sign
-            is_significant = column.judged(difference) in numbers.SIGNS
+            is_decided = column.judged(difference) in numbers.SIGNS
             text = (
                 numbers.signed(difference.mean, column)
                 if len(columns) <= _NUMBERS
-                else "•" * is_significant
+                else "•" * is_decided
             )
-            weight = "bold" if is_significant else "normal"
+            weight = "bold" if is_decided else "normal"
             axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
             values = {
                 "difference": difference.mean,
-                "p_holm": difference.p_holm,
-                "significant": is_significant,
+                "p": difference.p,
+                "decided": is_decided,
             }
             lines.append(_numbers(entry, column, **values))
     largest = max(0.1, *(abs(x) for row in goodness for x in row if not math.isnan(x)))
@@ -395,7 +394,8 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
     )
     bar.ax.set_xticklabels([f"{x:+.1f}" for x in (-largest, 0, largest)])
     bar.set_label(
-        "points better (blue) or worse than the baseline; bold: adjusted p ≤ 5%", fontsize=8
+        "points better (blue) or worse than the baseline; bold: shown, with all pairs of rows",
+        fontsize=8,
     )
     return _Drawn("Differences to the baseline, by task", figure, lines)
 

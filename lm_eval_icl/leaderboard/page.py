@@ -24,10 +24,12 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from lm_eval_icl.leaderboard import card, numbers
+from lm_eval_icl.leaderboard.differences import SCOPES, verdict, what_decides
 from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, value
-from lm_eval_icl.results.board import SIGNIFICANT, Board, BoardCell, Column, Entry, rule_in_words
+from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, rule_in_words
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Difference, Estimate
+from lm_eval_icl.results.summary import family
 
 LONGEST = 400  # the most characters of a name or a note
 SENTENCE = 20_000  # the most characters of a sentence of the summary
@@ -36,11 +38,13 @@ RUNS = 200  # the most runs, or sets, that an opened cell lists
 MARKS = {
     "confirmed": "Two runs on different dates, with the same prompts, gave the same answer to every document.",
     "differs": "Two runs with the same prompts gave different answers. The earlier run is shown.",
-    "unpaired": "The prompts are not the baseline's, so there is no paired difference.",
+    "other sets": "The baseline has other sets of demonstrations, and the interval of the difference contains the "
+    "chance of both.",
+    "not compared": "The baseline has other documents, or no answers to single documents.",
     "aggregate only": "There are no answers to single documents (--log_samples), so the interval comes from the "
-    "standard error in the results file, and there is no paired difference.",
+    "standard error in the results file, and there is no difference.",
     "collapsed": "One answer is given to 95% of the documents or more under every prompt, although others are right.",
-    "few seeds": "Two to four sets of demonstrations: the interval is wide, and with two sets a little too narrow.",
+    "few seeds": "Two to four sets of demonstrations: intervals are wide, those of differences most of all.",
 }
 
 # The data that a decision rule uses besides the document and the demonstrations.
@@ -50,18 +54,6 @@ READS = {
     "pool": "The rule uses this number of documents of the few-shot split, without their labels.",
 }
 
-# How an interval and a p-value were computed.
-HOW = {
-    "crossed": "over documents and sets of demonstrations",
-    "documents": "over documents, for these demonstrations",
-    "wilson": "over documents, for these demonstrations (Wilson)",
-    "mcnemar": "over documents, for these demonstrations (McNemar, mid-p)",
-    "paired t": "over documents, for these demonstrations (paired t)",
-    "identical": "identical answers",
-    "bootstrap": "pigeonhole bootstrap of documents and sets of demonstrations",
-    "group": "over the tasks' documents and sets of demonstrations",
-    "reported": "the standard error in the results file",
-}
 _TEXTS = "name checkpoint details method arguments conditions rule label".split()
 _HIDDEN = {
     "Cc",
@@ -117,7 +109,6 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
         several=len(checkpoints) > 1,
         everywhere=everywhere,
         numbers=numbers,
-        level=SIGNIFICANT,
         flips=flips(board),
         majorities=majorities(board),
         sizes=sizes(board),
@@ -159,7 +150,7 @@ def sizes(board: Board) -> str:
 
 
 def majorities(board: Board) -> dict[str, tuple[float, str]]:
-    """Column -> the score of always giving one answer, and how many entries are significantly better, in words."""
+    """Column -> the score of always giving one answer, and how many entries are better, in words."""
     found = {}
     for column in board.columns:
         if (score := board.majority(column)) is not None:
@@ -271,8 +262,8 @@ def _facts(
     """Yield the titles and texts of an opened cell. Empty texts are not shown."""
     estimate = cell.estimate
     yield (
-        "95% interval",
-        f"{numbers.interval(estimate, column, unit=True)}, {HOW.get(estimate.how, estimate.how)}",
+        "Its own 95% interval",
+        f"{numbers.interval(estimate, column, unit=True)}, {SCOPES[estimate.scope]}",
     )
     sets = (
         f"{count(estimate.sets, 'set')} of demonstrations, {count(estimate.documents, 'document')}"
@@ -296,27 +287,24 @@ def _facts(
         "" if cell.majority is None else value(cell.majority, column, unit=True),
     )
     yield "Order sensitivity", _flips(cell.sensitivity)
-    base = board.named(board.baseline.get(entry.name))
-    for title, difference in (
-        (f"Difference to {base.label}" if base else "Difference", cell.difference),
-        ("Difference to the same runs without the rule", cell.to_raw),
-        ("Difference to always one answer", cell.to_majority),
-    ):
-        if difference is not None:
-            yield title, _difference(difference, column)
+    differences = board.differences(entry, column)
+    if cell.to_majority is not None:
+        differences["vs always one answer"] = cell.to_majority
+    for words, difference in differences.items():
+        yield f"Difference {words}", _difference(difference, column)
     for mark in cell.marks:
         yield "Note", f"{mark}: {MARKS[mark]}" if mark in MARKS else mark
 
 
 def _difference(difference: Difference, column: Column) -> str:
-    words = column.judged(difference).replace("same", "not significant")
-    text = f"{signed(difference.mean, column, unit=True)} ({numbers.interval(difference, column, sign=True)}), {words}"
-    text += (
-        f"; p {p_value(difference.p)}, adjusted (Holm, whole column) {p_value(difference.p_holm)}"
-    )
-    if math.isfinite(difference.detectable):
-        text += f"; four of five such comparisons would find a difference of {value(difference.detectable, column)}"
-    return f"{text}; {HOW.get(difference.how, difference.how)}"
+    interval = numbers.interval(difference, column, sign=True)
+    parts = [
+        f"{signed(difference.mean, column, unit=True)} ({interval}; p {p_value(difference.p)})",
+        f"{verdict(difference, column)}, as one of {family(difference.comparisons)}",
+        what_decides(difference, column),
+        SCOPES[difference.scope],
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def _sets(entry: Entry, column: Column, cell: BoardCell) -> list[list[str]]:
