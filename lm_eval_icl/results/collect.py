@@ -16,9 +16,17 @@ import numpy as np
 
 from lm_eval_icl.errors import one_line, writing
 from lm_eval_icl.results.board import grouped
-from lm_eval_icl.results.fields import digest
+from lm_eval_icl.results.fields import (
+    Unusable,
+    at,
+    digest,
+    has_results,
+    mapping,
+    number,
+    sample_facts,
+)
 from lm_eval_icl.results.metrics import probabilities
-from lm_eval_icl.results.records import Run, Unusable, at, mapping, number
+from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.tasks import MEANS, DocumentRow, aggregated, rows_from_samples
 
 _KEY = b"lm_eval_icl.results"
@@ -47,7 +55,7 @@ def load(path: Path) -> tuple[dict[str, Any], Documents]:
     try:
         table = pq.read_table(path)
         results = json.loads(table.schema.metadata[_KEY])
-        if any(not isinstance(at(results, key), dict) for key in ("results", "configs", "config")):
+        if not has_results(results):
             raise ValueError("it has no results of lm-eval")
         documents: Documents = {}
         values = table.select(["task", *DocumentRow._fields[:-1]]).to_pydict()
@@ -66,7 +74,7 @@ def document_rows(run: Run, task: str) -> list[DocumentRow]:
     """The rows of a task's documents under all filters; empty without samples."""
     if run.path.suffix == ".parquet":
         return load(run.path)[1].get(task, [])
-    return rows_from_samples(run.path, run.results, task)
+    return rows_from_samples(run.path, task, sample_facts(run.results, task))
 
 
 def collect(runs: Sequence[Run], folder: Path) -> list[Path]:

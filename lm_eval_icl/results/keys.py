@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lm_eval_icl.results.board import Pairs, RowKey, TaskRun, grouped
-from lm_eval_icl.results.fields import SWITCHES
-from lm_eval_icl.results.records import NOT_RECORDED, Fields
+from lm_eval_icl.results.compared import NOT_RECORDED, SWITCHES, Fields
 
 Keys = dict[TaskRun, tuple[RowKey, Pairs]]  # result -> the keys of its row and its column
 

@@ -18,7 +18,8 @@ from lm_eval_icl.results.board import (
     shown,
 )
 from lm_eval_icl.results.columns import differing
-from lm_eval_icl.results.records import CHOSEN, NOT_RECORDED, Run
+from lm_eval_icl.results.compared import CHOSEN, NOT_RECORDED
+from lm_eval_icl.results.records import Run
 
 Row = tuple[RowKey, Sequence[TaskRun], Mapping[str, BoardCell]]
 _PLAIN = ("revision", "dtype")  # these values are shown without their names
