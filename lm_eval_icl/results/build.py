@@ -1,4 +1,4 @@
-"""Makes a board from runs: results are grouped into rows by who answered, and into columns by what was asked."""
+"""Makes a board from runs: rows of results by who answered, and columns by what was asked."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ def build(
     """Make a board from runs, or raise an `InputError` if they have no results that can be used.
 
     Args:
-        baseline: the method with which all others on the same checkpoint, under the same decision rule, are compared;
-            or the label or name of one entry for all entries. None for `icl`, or `hf` if there is no `icl`.
+        baseline: the method with which all others on the same checkpoint, under the same decision
+            rule, are compared; or the label or name of one entry for all entries. None for `icl`,
+            or `hf` if there is no `icl`.
         tasks: the tasks and groups that are columns; None for all.
-        groups: name -> column of a task -> its weight; the weights of a group add up to 1. `AVERAGE` is a group. None
-            for the groups that the runs name, and an average over the tasks that at least half of the rows have.
-        columns_by: switches that separate columns, not rows: ("training",) if columns of a study have own trainings.
+        groups: name -> column of a task -> its weight; the weights of a group add up to 1.
+            `AVERAGE` is a group. None for the groups that the runs name, and an average over the
+            tasks that at least half of the rows have.
+        columns_by: switches that separate columns, not rows: ("training",) if columns of a study
+            have own trainings.
     """
     runs = sorted(runs, key=lambda run: (run.date, run.digest))
     units = [TaskRun(run, result) for run in runs for result in _results(run)]
@@ -79,8 +82,12 @@ def build(
 
 
 def _results(run: Run) -> tuple[TaskResult, ...]:
-    """The results of a run. If a study has chosen a decision rule, its results replace those under all rules. The
-    results without a rule are kept, unless the study has also chosen arguments, which then belong to the rule."""
+    """The results of a run.
+
+    If a study has chosen a decision rule, its results replace those under all rules. The results
+    without a rule are kept, unless the study has also chosen arguments, which then belong to the
+    rule.
+    """
     if "decide" not in (study := run.study).chosen:
         return run.all_results
     reads = {word for result in run.decided if result.rule for word in result.rule.reads}
@@ -110,7 +117,8 @@ def _rows(
 
 
 def _sorted(entries: Sequence[Entry], columns: Sequence[Column]) -> list[Entry]:
-    """Entries without a rule come first; of one rule, the best come first, by the first column that they have."""
+    """Entries without a rule come first; of one rule, the best by the first column that they
+    have."""
     rules = dict.fromkeys(entry.rule for entry in entries if entry.rule is not None)
     places = {rule: place for place, rule in enumerate([None, *rules])}
 

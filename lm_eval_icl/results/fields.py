@@ -1,4 +1,4 @@
-"""What a results file says of a task: its compared fields, its metric with its value, and the rest."""
+"""What a results file says of a task: its compared fields, its metric and its value."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def fields_of(results: Mapping[str, Any], task: str) -> Fields:
 
 
 def model_arguments(recorded: Any) -> dict[str, Any]:
-    """`model_args` as a dictionary. Python's `simple_evaluate` also takes text: `name=value,...`."""
+    """`model_args` as a dictionary. With `simple_evaluate`, they may be text: `name=value,...`."""
     if not isinstance(recorded, str):
         return mapping(recorded)
     arguments = {}
@@ -413,7 +413,8 @@ def metric_of(
     wanted: str | None,
     rules: Mapping[str, Any],
 ) -> tuple[str, str, Mapping[str, Any]]:
-    """The metric of a task, its first filter that is no decision rule, and its `metric_list` entry."""
+    """The metric of a task, its first filter that is no decision rule, and its entry in
+    `metric_list`."""
     filters: dict[str, str] = {}
     for key in values:
         metric, comma, filter_name = key.partition(",")

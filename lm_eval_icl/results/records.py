@@ -60,16 +60,6 @@ class TaskResult:
     filter_text: str = ""  # the filter with its settings
 
     @property
-    def column(self) -> Mapping[str, str]:
-        """The fields that say what was asked."""
-        return {
-            **self.fields.column,
-            "metric": self.metric,
-            "filter": self.filter_text,
-            "documents": str(self.documents),
-        }
-
-    @property
     def documents_digest(self) -> str:
         return NOT_RECORDED if self.answers is None else self.answers.documents
 
@@ -137,7 +127,7 @@ class Run:
 
     @property
     def is_computed(self) -> bool | None:
-        """Whether all answers were computed, and none was read from a cache, if that is recorded."""
+        """Whether no answer was read from a cache; None if that is not recorded."""
         responses = at(self.results, "provenance", "responses")
         if responses is not None:
             was_read = count(at(responses, "read"))
