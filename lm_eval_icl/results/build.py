@@ -46,7 +46,9 @@ def build(
             have own trainings.
     """
     runs = sorted(runs, key=lambda run: (run.date, run.digest))
-    units = [TaskRun(run, result) for run in runs for result in _results(run)]
+    units: list[TaskRun] = []
+    for run in runs:
+        units += [TaskRun(run, result) for result in _results(run)]
     if not units:
         raise InputError("no results of lm-eval that can be used were found.")
     keys = keys_of(units, columns_by)
@@ -63,13 +65,14 @@ def build(
             if column.kind != "task" and cells.keys() >= column.weights.keys():
                 group_units = [unit for unit in row_units if column_of[unit] in column.weights]
                 cells[column.name] = combined(cells, group_units, column)
-    columns = tuple(c for c in columns if any(c.name in cells for _, _, cells in rows))
+    have_cells: set[str] = set()
+    for _, _, cells in rows:
+        have_cells |= cells.keys()
+    columns = tuple(column for column in columns if column.name in have_cells)
     if not columns:
         raise InputError("no result of these tasks that can be used was found.")
-    shown_rows: list[Row] = []
-    for row in rows:
-        if any(column.name in row[2] for column in columns):
-            shown_rows.append(row)
+    named = {column.name for column in columns}
+    shown_rows: list[Row] = [row for row in rows if row[2].keys() & named]
     key_of, common = entries_of(shown_rows)
     entries = _sorted(list(key_of), columns)
     compared, baselines = compare_all(entries, key_of, columns, baseline)
@@ -88,13 +91,16 @@ def _results(run: Run) -> tuple[TaskResult, ...]:
     without a rule are kept, unless the study has also chosen arguments, which then belong to the
     rule.
     """
-    if "decide" not in (study := run.study).chosen:
+    study = run.study
+    if "decide" not in study.chosen:
         return run.all_results
-    reads = {word for result in run.decided if result.rule for word in result.rule.reads}
-    rule = RuleFacts(CHOSEN, reads=("transductive",) if "transductive" in reads else ())
+    rules = [result.rule for result in run.decided if result.rule is not None]
+    is_transductive = any("transductive" in rule.reads for rule in rules)
+    rule = RuleFacts(CHOSEN, reads=("transductive",) if is_transductive else ())
     results = list(run.tasks.values()) if study.chosen == ("decide",) else []
     for result in run.all_results:
-        if (result.rule.name if result.rule else None) == study.rule:
+        name = None if result.rule is None else result.rule.name
+        if name == study.rule:
             results.append(replace(result, rule=rule))
     return tuple(results)
 
@@ -103,14 +109,13 @@ def _rows(
     keys: Keys, column_of: Mapping[TaskRun, str], columns: Sequence[Column]
 ) -> list[tuple[RowKey, list[TaskRun], dict[str, BoardCell]]]:
     """The rows with their cells on tasks."""
-    tasks = {task for column in columns for task in column.weights}
+    tasks: set[str] = set()
+    for column in columns:
+        tasks |= column.weights.keys()
     rows = []
     for key, row_units in grouped(keys, lambda unit: keys[unit][0]).items():
-        cells = {
-            task: measured(task_units)
-            for task, task_units in grouped(row_units, lambda unit: column_of[unit]).items()
-            if task in tasks
-        }
+        by_task = grouped(row_units, lambda unit: column_of[unit])
+        cells = {task: measured(units) for task, units in by_task.items() if task in tasks}
         if cells:
             rows.append((key, row_units, cells))
     return rows
