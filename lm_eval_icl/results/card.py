@@ -180,16 +180,14 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
         yield FLIPS, flips
     first = _in_first_order(base)
     for (labels, n), sets in sorted(by_labels.items()):
-        if (
-            labels
-            and n == shots
-            and (cost := _difference(first, _in_first_order(sets))) is not None
-        ):
-            what = f"accuracy with the right labels less that with {labels} labels in the demonstrations"
-            name = (
-                "random labels cost" if labels == "random" else f"{labels.replace(':', ' ')} cost"
-            )
-            yield Property(name, what, "", labels=labels), cost
+        if not labels or n != shots:
+            continue
+        cost = _difference(first, _in_first_order(sets))
+        if cost is not None:
+            less = f"less that with {labels} labels in the demonstrations"
+            words = "random labels" if labels == "random" else labels.replace(":", " ")
+            what = f"accuracy with the right labels {less}"
+            yield Property(f"{words} cost", what, "", labels=labels), cost
     formats = _formats(by_labels["", shots])
     if formats is not None:
         yield FORMATS, spread(formats)
@@ -246,17 +244,18 @@ def _difference(first: Sets, second: Sets) -> Difference | None:
 
 
 def _formats(sets: Sets) -> np.ndarray | None:
-    """(documents, sets, formats) scores in the first order, in the formats that all sets have; None if it is one."""
-    in_order = _only(sets, lambda unit: unit.run.order == 0)
-    by_set = [
-        {unit.run.format: unit.answers.items for unit in one_set.answered} for one_set in in_order
-    ]
-    numbers = sorted(set.intersection(*map(set, by_set))) if by_set else []
-    if len(numbers) < 2:
+    """(documents, sets, formats) scores in the first order, in the formats that all sets have.
+
+    None if that is fewer than two.
+    """
+    by_set = []
+    for one_set in _only(sets, lambda unit: unit.run.order == 0):
+        by_set.append({unit.run.format: unit.answers.items for unit in one_set.answered})
+    shared = set.intersection(*map(set, by_set)) if by_set else set()
+    if len(shared) < 2:
         return None
-    return np.stack(
-        [np.stack([scores[number] for number in numbers], axis=1) for scores in by_set], axis=1
-    )
+    scores = [[items[number] for number in sorted(shared)] for items in by_set]
+    return np.moveaxis(np.array(scores), -1, 0)
 
 
 def _calibration(sets: Sets, name: str) -> Estimate:
