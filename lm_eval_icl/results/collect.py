@@ -129,15 +129,16 @@ def faults(path: Path) -> list[str]:
     for task, task_rows in documents.items():
         config = mapping(results["configs"].get(task))
         by_filter = grouped(task_rows, lambda row: row.filter)
-        for check in (
+        size = len(next(iter(by_filter.values())))
+        values = mapping(results["results"].get(task))
+        faulty = [
             _documents_differ(by_filter),
             _answers_contradict(task_rows, config),
             _rule_contradicts(by_filter, config),
-            _size_contradicts(len(next(iter(by_filter.values()))), results, task),
-            *_values_contradict(by_filter, mapping(results["results"].get(task)), config),
-        ):
-            if check:
-                sentences.append(f"task {task!r}{check}.")
+            _size_contradicts(size, results, task),
+            *_values_contradict(by_filter, values, config),
+        ]
+        sentences += [f"task {task!r}{fault}." for fault in faulty if fault]
     return sentences
 
 

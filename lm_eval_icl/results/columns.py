@@ -144,9 +144,9 @@ def _wanted(
 
 
 def _alike(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
-    return first.keys() == second.keys() and all(
-        abs(first[name] - second[name]) < 1e-9 for name in first
-    )
+    if first.keys() != second.keys():
+        return False
+    return all(abs(first[name] - second[name]) < 1e-9 for name in first)
 
 
 def with_average(
@@ -160,9 +160,8 @@ def with_average(
         if column.higher_is_better == tasks[0].higher_is_better and 2 * number >= len(rows):
             often.append(column)
     weights = {column.name: 1 / len(often) for column in often}
-    is_a_group = any(
-        column.kind == "group" and _alike(column.weights, weights) for column in columns
-    )
+    groups = [column.weights for column in columns if column.kind == "group"]
+    is_a_group = any(_alike(group, weights) for group in groups)
     is_complete = any(cells.keys() >= weights.keys() for cells in rows)
     if len(often) < 2 or is_a_group or not is_complete:
         return columns

@@ -133,17 +133,14 @@ class StudyFacts:
     @classmethod
     def of(cls, cell: Mapping[str, Any], study: Mapping[str, Any] | None = None) -> StudyFacts:
         """From the two objects of JSON. Values of a wrong type count as missing."""
-        texts = {name: value for name, value in cell.items() if isinstance(value, str)}
-        return cls(
-            split=texts.get("split"),
-            order=count(cell.get("order")) or 0,
-            model=texts.get("model"),
-            training=texts.get("training"),
-            chosen=tuple(name for name in listed(cell.get("chosen")) if isinstance(name, str)),
-            rule=texts.get("rule"),
-            metric=texts.get("metric"),
-            expected=mapping((study or {}).get("expected", cell.get("expected"))),
-        )
+        texts: dict[str, Any] = {}
+        for name in ("split", "model", "training", "rule", "metric"):
+            if isinstance(cell.get(name), str):
+                texts[name] = cell[name]
+        chosen = [name for name in listed(cell.get("chosen")) if isinstance(name, str)]
+        expected = mapping((study or {}).get("expected", cell.get("expected")))
+        order = count(cell.get("order")) or 0
+        return cls(**texts, order=order, chosen=tuple(chosen), expected=expected)
 
 
 @dataclass(frozen=True)
