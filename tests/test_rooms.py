@@ -62,7 +62,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "training": (Limit(7099, 12.8), Limit(5471, 16.1)),
     "regression": (None, Limit(3247, 18.0)),
     "harness": (Limit(25694, 12.6), Limit(26240, 14.1)),
-    "results": (Limit(26893, 13.4), Limit(24800, 18.4)),
+    "results": (Limit(26893, 12.5), Limit(24800, 18.4)),
     "leaderboard": (Limit(11826, 15.5), Limit(2722, 13.9)),
     "studies": (Limit(18044, 13.2), Limit(17491, 16.1)),
     "smoke": (Limit(2865, 11.9), Limit(2581, 21.2)),

@@ -77,8 +77,8 @@ def build(
     entries = _sorted(list(key_of), columns)
     compared, baselines = compare_all(entries, key_of, columns, baseline)
     limits = {run.limit for run in runs}
-    if len(limits) == 1 and (limit := limits.pop()) is not None:
-        common = (*common, f"limit={limit:g}")
+    if len(limits) == 1 and None not in limits:
+        common = (*common, f"limit={limits.pop():g}")
     summary = summarize(compared, columns, baselines)
     card = card_of({entry: key_of[entry] for entry in entries}, columns)
     return Board(columns, compared, baselines, summary, tuple(left_out), card, common)
@@ -128,8 +128,8 @@ def _sorted(entries: Sequence[Entry], columns: Sequence[Column]) -> list[Entry]:
     places = {rule: place for place, rule in enumerate([None, *rules])}
 
     def sort_key(entry: Entry) -> tuple[int, int, float, str, str]:
-        place, column = next(pair for pair in enumerate(columns) if pair[1].name in entry.cells)
+        column = next(column for column in columns if column.name in entry.cells)
         goodness = column.sign * entry.cells[column.name].estimate.mean
-        return places[entry.rule], place, -goodness, entry.label, entry.name
+        return places[entry.rule], columns.index(column), -goodness, entry.label, entry.name
 
     return sorted(entries, key=sort_key)

@@ -58,7 +58,8 @@ def _telling(columns: Sequence[Mapping[str, str]]) -> list[str]:
     apart = differing(columns)
     for quiet in ("documents", "filter"):
         rest = [name for name in apart if name != quiet]
-        if len({tuple(column.get(name) for name in rest) for column in columns}) == len(columns):
+        different = {tuple(column.get(name) for name in rest) for column in columns}
+        if len(different) == len(columns):
             apart = rest
     return apart
 
@@ -68,7 +69,9 @@ def _column_name(task: str, values: Mapping[str, str], apart: Sequence[str]) -> 
     words = [in_words(name, values.get(name)) for name in named[:_WORDS]]
     if "metric" in apart:
         words.insert(0, values["metric"])
-    name = f"{task} [{values['training']}]" if "training" in apart else task
+    name = task
+    if "training" in apart:
+        name += f" [{values['training']}]"
     return f"{name} ({', '.join(words)})" if words else name
 
 

@@ -55,7 +55,8 @@ def _row_key(unit: TaskRun, weights_of: Mapping[str, set[str]]) -> RowKey:
     compared_as = weights
     if weights == NOT_RECORDED:
         known = weights_of[fields.model.get("checkpoint", "")]
-        compared_as = next(iter(known)) if len(known) == 1 else weights
+        if len(known) == 1:
+            compared_as = next(iter(known))
     return RowKey(
         model=_model(fields, weights),
         method=as_pairs(fields.method),

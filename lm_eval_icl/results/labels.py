@@ -119,10 +119,12 @@ def _model_fields(row: Row) -> dict[str, str]:
 def _details(model: Mapping[str, str], alike: Sequence[Mapping[str, str]]) -> str:
     """The fields in which models of one name differ."""
     apart = differing(alike)
-    if "revision" in apart and len({fields.get("revision") for fields in alike}) == len(alike):
+    revisions = {fields.get("revision") for fields in alike}
+    if "revision" in apart and len(revisions) == len(alike):
         apart = [name for name in apart if name != "weights"]
+    apart.sort(key=lambda name: (name != "revision", name != "dtype", name))
     words = []
-    for name in sorted(apart, key=lambda name: (name != "revision", name != "dtype", name)):
+    for name in apart:
         value = model.get(name, "")
         if name == "weights" and value == NOT_RECORDED:
             value = "weights not recorded"
@@ -144,7 +146,8 @@ def _arguments(key: RowKey, runs: Sequence[Run]) -> str:
         given.append([f"{name}={value}" for name, value in own.items()])
     words = min(given, key=lambda arguments: (len(arguments), str(arguments)))
     if on_dev:
-        words = [*words, f"{' and '.join(on_dev)} {CHOSEN}"]
+        names = " and ".join(on_dev)
+        words = [*words, f"{names} {CHOSEN}"]
     return ", ".join(words)
 
 

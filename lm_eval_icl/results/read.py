@@ -156,7 +156,8 @@ def _run(
         except Unusable as error:
             notes.append(f"task {task!r} is left out: {error}")
     if not tasks:
-        raise Unusable("has no result of a task" + (f" ({notes[0]})" if notes else ""))
+        why = f" ({notes[0]})" if notes else ""
+        raise Unusable(f"has no result of a task{why}")
     weights = {}
     for group in groups:
         try:
@@ -170,18 +171,21 @@ def _run(
     apart = ("pretrained", "revision", "dtype")  # these are fields of their own
     arguments = model_arguments(config.get("model_args"))
     date = number(results.get("date")) or 0.0
+    if not 0 <= date < _LATEST:
+        date = 0.0
+    unnamed = "a study" if cell else ""
     return Run(
         path=path,
         digest=digest([json.dumps(results, sort_keys=True)]),
         arguments={name: x for name, x in arguments.items() if name not in apart},
         icl=icl,
-        date=date if 0 <= date < _LATEST else 0.0,
+        date=date,
         limit=number(config.get("limit")),
         tasks=tasks,
         groups=weights,
         results=results,
         study=study,
-        study_name=str(cell.get("id") or folder or ("a study" if cell else "")),
+        study_name=str(cell.get("id") or folder or unnamed),
         decided=tuple(decided),
     ), notes
 

@@ -268,8 +268,7 @@ def results_of(
     config = results["configs"][task]
     rules = mapping(at(config, "metadata", "decided"))
     metric, filter_name, entry = metric_of(values, config, wanted or study.metric, rules)
-    fields = fields_of(results, task)
-    shots = fields.switches["shots"]
+    facts = sample_facts(results, task)
     raw = TaskResult(
         task=task,
         metric=metric,
@@ -278,14 +277,13 @@ def results_of(
         stderr=None,
         higher_is_better=higher_is_better(results, task, metric, entry),
         aggregation=aggregation_of(metric, entry),
-        shots=int(shots) if shots.isdecimal() else 0,
+        shots=facts.shots,
         documents=size_of(results, task),
         answers=None,
         filter_text=filter_text(results, task, filter_name),
-        fields=fields,
+        fields=fields_of(results, task),
         marks=retrieval_marks(config),
     )
-    facts = sample_facts(results, task)
     unread = ""
     try:
         rows = rows_from_samples(path, task, facts) if documents is None else documents
