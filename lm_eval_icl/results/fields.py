@@ -218,7 +218,8 @@ def as_text(value: Any) -> str:
     text = value
     if not isinstance(value, str):
         text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-    text = re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+    if " at 0x" in text:
+        text = re.sub(r" at 0x[0-9a-fA-F]+", "", text)
     return text if len(text) < _SHORT else digest([text])
 
 
