@@ -25,7 +25,7 @@ from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.distributed import from_all
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.rule_queries import PromptStart, RuleQueries, options_of
+from lm_eval_icl.harness.rule_queries import PromptStart, RuleQueries, few_shot_seed, options_of
 from lm_eval_icl.harness.tasks import label_of
 from lm_eval_icl.inference.scoring import States
 from lm_eval_icl.methods.several import Several
@@ -282,7 +282,7 @@ def give_rules(task: Any, model: Any) -> bool:
     with naming(f"task {task.config.task!r}"):
         rules = read(metadata["decide"])
     check_options(task, rules)
-    task.deciding = Deciding(rules, model)
+    task.deciding = Deciding(rules, model, few_shot_seed(task))
     task._filters = [*task._filters, *task.deciding.filters]
     return True
 
@@ -358,6 +358,7 @@ class Deciding:
 
     Args:
         model: the model that is evaluated.
+        seed: the seed of the rules' random draws.
 
     Attributes:
         filters: the rules.
@@ -367,8 +368,10 @@ class Deciding:
 
     queries: RuleQueries
 
-    def __init__(self, rules: Sequence[Rule], model: Any) -> None:
-        self.filters, self.model = [rule_filter(rule) for rule in rules], model
+    def __init__(self, rules: Sequence[Rule], model: Any, seed: int) -> None:
+        self.filters = [rule_filter(rule) for rule in rules]
+        self.model = model
+        self.seed = seed
         self.instances: list[Instance] | None = None
 
     def ask(self, task: ConfigurableTask, arguments: Mapping[str, Any]) -> None:
@@ -380,7 +383,7 @@ class Deciding:
         Raises:
             InputError: a rule does not fit the task, or a query does not fit the model.
         """
-        self.queries = queries = RuleQueries(task, self.model, arguments)
+        self.queries = queries = RuleQueries(task, self.model, arguments, self.seed)
         for rule in self.filters:
             rule.queries = queries
             with naming(f"task {queries.name!r}: decide={rule.name}"):

@@ -35,6 +35,18 @@ PromptStart = tuple[str, tuple[str, ...]]
 _SENTINEL = "\U000f1c1f"
 
 
+def few_shot_seed(task: Any) -> int:
+    """The seed of a rule's random draws: the task's few-shot seed.
+
+    lm-eval's own sampler keeps only a generator that was made from it. The generator has to be asked
+    before the task's requests are built, since its state then depends on the number of documents.
+    """
+    seed = getattr(getattr(task, "sampler", None), "seed", None)
+    if seed is None:
+        return copy.copy(task.fewshot_rnd).getrandbits(32)
+    return int(seed) % 2**32
+
+
 class RuleQueries:
     """The queries of a task's documents, and the queries of its decision rules.
 
@@ -42,6 +54,7 @@ class RuleQueries:
         task: the task, whose requests are already made.
         model: the model that is evaluated.
         arguments: the arguments of `ConfigurableTask.fewshot_context` (a chat template, a system instruction).
+        seed: the seed of random draws (`few_shot_seed`).
 
     Attributes:
         documents: document -> the requests of its options.
@@ -52,13 +65,14 @@ class RuleQueries:
         InputError: the parts of a prompt are not known, or `hf` would cut a prompt.
     """
 
-    def __init__(self, task: ConfigurableTask, model: Any, arguments: Mapping[str, Any]) -> None:
-        self.task, self.model, self.arguments, self.name = (
-            task,
-            model,
-            arguments,
-            str(task.config.task),
-        )
+    def __init__(
+        self, task: ConfigurableTask, model: Any, arguments: Mapping[str, Any], seed: int
+    ) -> None:
+        self.task = task
+        self.model = model
+        self.arguments = arguments
+        self.seed = seed
+        self.name = str(task.config.task)
         self.documents: dict[int, list[Instance]] = {}
         self.prompts: dict[tuple[PromptStart, str], dict[str, Instance]] = {}
         self._shuffled, self._is_evaluated = dict[str, list[int]](), evaluated(task)
@@ -307,14 +321,6 @@ class RuleQueries:
                 "the task has no few-shot documents that it does not evaluate: give of=test or of=task."
             )
         return pool
-
-    @cached_property
-    def seed(self) -> int:
-        """The run's few-shot seed, for random draws. lm-eval's own sampler keeps only a generator made from it."""
-        seed = getattr(getattr(self.task, "sampler", None), "seed", None)
-        return (
-            copy.copy(self.task.fewshot_rnd).getrandbits(32) if seed is None else int(seed) % 2**32
-        )
 
     def drawn(self, name: str, start: PromptStart) -> Iterator[tuple[int, str]]:
         """Few-shot documents (row, query) in random order, without demonstrations and evaluated documents."""

@@ -195,9 +195,8 @@ class PromptTokenizer:
         by_part: tokenize every part by itself, so that the ids of a demonstration do not depend on
             its neighbours (`PartSplitter`).
         canonical: put the demonstrations into canonical order (sorted by text).
-        pieces: tokenize pieces of a text by themselves where this gives the same ids, or where
-            `by_part` asks for it. If False, every text is tokenized as a whole, and its parts are
-            cut by the offsets of the tokens.
+        pieces: tokenize pieces of a text by themselves where this gives the same ids. If False,
+            the text (or, with `by_part`, each part) is tokenized as a whole.
         vocabulary: the number of token ids that the model has. None: accept all ids.
 
     Raises:
@@ -231,7 +230,6 @@ class PromptTokenizer:
         self.bare = encoder(tokenizer, add_special_tokens=False)
         default = encoder(tokenizer, add_bos_token is not False)
         by_line = pieces and tokenizes_by_line(tokenizer)
-        by_part = pieces and by_part
 
         def pair_encoder(bos: str | None) -> PairEncoder:
             # A text that begins with BOS already (from a chat template) gets no second BOS.

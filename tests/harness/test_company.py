@@ -34,15 +34,21 @@ KINDS = {
     },
 }
 DOCUMENTS = evaluation.documents(8, 0)
-UNRELATED = evaluation.TASKS["many_tokens"]
+# Rules draw from the few-shot documents that are not evaluated, so no document may be in both.
+POOL = [row for row in evaluation.documents(40, 50) if row not in DOCUMENTS]
 
 
 def task(kind: str, rows: list[dict]) -> dict:
     def load(**_: object) -> DatasetDict:
-        pool = Dataset.from_list(evaluation.documents(16, 50))
-        return DatasetDict(train=pool, test=Dataset.from_list(rows))
+        return DatasetDict(train=Dataset.from_list(POOL), test=Dataset.from_list(rows))
 
     return evaluation.task(kind, **{**KINDS[kind], "custom_dataset": load})
+
+
+UNRELATED = task("options", evaluation.documents(5, 70)) | {
+    "task": "unrelated",
+    "doc_to_choice": ["very negative indeed", "positive"],
+}
 
 
 def answers(model: str, path: Path, kinds: list[str], rows: list[dict], **options: object) -> dict:

@@ -322,7 +322,7 @@ DOC = evaluation.documents(1, 0)[0]
 def queries(**changes):
     task = evaluation.load_task(evaluation.task("t", **evaluation.CHOICE, **CHOICES | changes))
     task._instances = []
-    return RuleQueries(task, None, {})
+    return RuleQueries(task, None, {}, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_features_are_those_of_the_evaluated_model(checkpoint, made):
             "task 'retrieved': demonstrations=similar:fixed=3: fixed=3: must be less",
         ),
         ("similar:per_label=2", 3, {}, "per_label=2: this needs --num_fewshot 4"),
-        ("similar:by=no/model", 3, {}, "by=no/model: sentence-transformers cannot load this model"),
+        ("similar:by=no/model", 3, {}, "by=no/model needs sentence_transformers: pip install"),
     ],
 )
 def test_what_cannot_be_is_one_line(how, shots, changes, says, checkpoint):
@@ -165,10 +165,8 @@ def test_other_tasks_and_studies(checkpoint, tmp_path):
     study = running.conduct(
         tmp_path / "study", demonstrations=["similar"], methods="pcw", seeds=[0, 1]
     )
-    first, second = (
-        [sample["prompt_hash"] for sample in study.samples(cell)] for cell in study.cells()
-    )
-    assert first == second and len(set(first)) == 6
+    (cell,) = study.cells()  # whatever the seed
+    assert len({sample["prompt_hash"] for sample in study.samples(cell)}) == 6
 
 
 def test_documents_among_their_own_demonstrations_are_counted(checkpoint, caplog):
