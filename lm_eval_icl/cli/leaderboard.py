@@ -56,6 +56,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         metavar="DIR",
         help="figures as SVG and PNG, each with its data as CSV",
     )
+    parser.add_argument(
+        "--costs", action="store_true", help="print tokens, passes, seconds and memory too"
+    )
     args = parser.parse_args(arguments)
     files = [file for file in (args.output, args.csv, args.md, args.tex) if file is not None]
     for file in files:  # checked before the results are read
@@ -95,6 +98,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     for sentence in board.summary:
         console.print(sentence, markup=False, highlight=False)
     console.print(tables.overview(board, SHOWN))
+    if args.costs:
+        console.print(tables.cost_table(board, SHOWN))
     print_left_out(board.left_out, console)
     for path in [*files, *filter(None, [args.plots])]:
         print_line(console, f"written: {path}")

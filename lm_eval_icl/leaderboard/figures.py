@@ -9,11 +9,11 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lm_eval_icl.drawing.style import (
     GREY,
@@ -21,35 +21,33 @@ from lm_eval_icl.drawing.style import (
     METADATA,
     clipped,
     method_style,
-    one_line,
     shortened,
     styled,
 )
 from lm_eval_icl.errors import InputError, writing
-from lm_eval_icl.leaderboard import card, numbers
+from lm_eval_icl.leaderboard import card, curves, numbers
+from lm_eval_icl.leaderboard.drawn import (
+    WIDTH,
+    Drawn,
+    Numbers,
+    axis_of,
+    ends_of,
+    label_of,
+    metric_of,
+    numbers_of,
+    scale_of,
+)
 from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words
 from lm_eval_icl.results.statistics import Difference, Estimate
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_WIDTH, _ROW = 7.6, 0.25  # inches
+_ROW = 0.25  # inches
 _ROWS, _ROWS_ON_PAGE = 60, 36
-_PANELS, _LINES, _TASKS = 9, 8, 24  # the most of each in a figure
+_TASKS = 24  # the most columns of a heat map
 _NUMBERS = 12  # the most columns with which a heat map has room for numbers
 _DASHED: dict[str, Any] = {"color": GREY, "linestyle": (0, (4, 2)), "linewidth": 1}
-_ENTRY = ("checkpoint", "details", "method", "arguments", "conditions", "rule", "name")
 
-Numbers = dict[str, object]  # a line of a figure's CSV file
 _Lines = Sequence[tuple[float, str]]  # the places of vertical lines, with their labels
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    title: str
-    figure: Figure
-    lines: list[Numbers]
 
 
 @dataclass(frozen=True)
@@ -59,19 +57,6 @@ class _Mark:
     values: Sequence[float]
     interval: tuple[float, float] | None
     text: str
-    line: Numbers
-
-
-@dataclass(frozen=True)
-class _CurvePoint:
-    """A point of a curve, with the ends of its interval and its line of the CSV file."""
-
-    panel: str
-    method: str
-    label: str
-    x: float
-    mean: float
-    ends: tuple[float, float]
     line: Numbers
 
 
@@ -116,47 +101,14 @@ def svgs(board: Board) -> dict[str, str]:
 
 def _all(
     board: Board, most: int, only: Collection[str] | None = None
-) -> Iterator[tuple[str, _Drawn]]:
+) -> Iterator[tuple[str, Drawn]]:
     for name, make in FIGURES.items():
         if (only is None or name in only) and (drawn := make(board, most)) is not None:
             yield name, drawn
 
 
-def _label(entry: Entry) -> str:
-    return entry.label.replace("decide: ", "")
-
-
-def _scale(column: Column) -> int:
-    return 100 if column.percent else 1
-
-
-def _metric(column: Column) -> str:
-    return "accuracy" if column.metric == "acc" else clipped(column.metric)
-
-
-def _axis(board: Board, column: Column) -> str:
-    where = "average over tasks" if column.kind == "average" else clipped(column.name)
-    return f"{_metric(column)}{', %' * column.percent} ({', '.join([where, *map(clipped, board.common)])})"
-
-
-def _numbers(entry: Entry, column: Column, **values: object) -> Numbers:
-    """A line of a CSV file: the entry, the column, and the values that are drawn."""
-    names = {name: getattr(entry, name) for name in _ENTRY} | {
-        "column": column.name,
-        "metric": column.metric,
-    }
-    return {
-        name: one_line(value) if isinstance(value, str) else value
-        for name, value in (names | values).items()
-    }
-
-
-def _ends(estimate: Estimate, name: str = "mean") -> Numbers:
-    return {name: estimate.mean, "low": estimate.low, "high": estimate.high}
-
-
 def _marked(estimate: Estimate, column: Column, text: str, line: Numbers) -> _Mark:
-    scale = _scale(column)
+    scale = scale_of(column)
     ends = (scale * estimate.low, scale * estimate.high)
     return _Mark(
         [scale * estimate.mean], ends if all(map(math.isfinite, ends)) else None, text, line
@@ -170,7 +122,7 @@ def _rows(
     label: str,
     mark_of: Callable[[Entry], _Mark | None],
     lines_at: _Lines = (),
-) -> _Drawn | None:
+) -> Drawn | None:
     """A figure with a row for each entry for which `mark_of` returns a mark, but with `most` rows at most.
     `label` is that of the x axis."""
     from matplotlib.figure import Figure
@@ -191,7 +143,7 @@ def _rows(
     height = (
         _ROW * sum(heights) + 0.3 * len(panels) + 0.8 + 0.17 * (len(lines_at) + label.count("\n"))
     )
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     shape: dict[str, Any] = {
         "squeeze": False,
@@ -235,10 +187,10 @@ def _rows(
     if missing := len(marks) - len(kept):
         meanings.append(f"{missing} of {len(marks)} entries are not drawn, for lack of room")
     axes.set_xlabel("\n".join([label, "; ".join(meanings)] if meanings else [label]))
-    return _Drawn(title, figure, lines)
+    return Drawn(title, figure, lines)
 
 
-def _forest(board: Board, most: int) -> _Drawn | None:
+def _forest(board: Board, most: int) -> Drawn | None:
     """Means with intervals, and the score of always giving one answer as a line."""
     column = board.columns[0]
     majority = board.majority(column)
@@ -247,17 +199,21 @@ def _forest(board: Board, most: int) -> _Drawn | None:
         if (cell := entry.cells.get(column.name)) is None:
             return None
         text = f"{numbers.value(cell.estimate.mean, column)}  [{numbers.interval(cell.estimate, column)}]"
-        return _marked(cell.estimate, column, text, _numbers(entry, column, **_ends(cell.estimate)))
+        return _marked(
+            cell.estimate, column, text, numbers_of(entry, column, **ends_of(cell.estimate))
+        )
 
     lines_at = (
         []
         if majority is None
-        else [(_scale(column) * majority, "always one answer (uncertain too)")]
+        else [(scale_of(column) * majority, "always one answer (uncertain too)")]
     )
-    return _rows(board, most, "Results with 95% intervals", _axis(board, column), mark_of, lines_at)
+    return _rows(
+        board, most, "Results with 95% intervals", axis_of(board, column), mark_of, lines_at
+    )
 
 
-def _differences(board: Board, most: int) -> _Drawn | None:
+def _differences(board: Board, most: int) -> Drawn | None:
     """Differences to the baseline under the same rule, with intervals."""
     column = board.columns[0]
 
@@ -266,10 +222,10 @@ def _differences(board: Board, most: int) -> _Drawn | None:
         if cell is None or cell.difference is None:
             return None
         difference = cell.difference
-        line = _numbers(
+        line = numbers_of(
             entry,
             column,
-            **_ends(difference, "difference"),
+            **ends_of(difference, "difference"),
             p=difference.p,
             p_holm=difference.p_holm,
         )
@@ -287,7 +243,7 @@ def _differences(board: Board, most: int) -> _Drawn | None:
     return _rows(board, most, title, label, mark_of, [(0, "no difference")])
 
 
-def _sets(board: Board, most: int, deviations: bool) -> _Drawn | None:
+def _sets(board: Board, most: int, deviations: bool) -> Drawn | None:
     """The first task's value of each set of demonstrations (the mean over orders), or of each order minus that mean."""
     column = next((column for column in board.columns if column.kind == "task"), board.columns[0])
 
@@ -312,23 +268,23 @@ def _sets(board: Board, most: int, deviations: bool) -> _Drawn | None:
         text = ", ".join(
             f"{name} {' '.join(f'{x:.6g}' for x in orders)}" for name, orders in sets.items()
         )
-        xs = [_scale(column) * x for x in dict.fromkeys(values)]
+        xs = [scale_of(column) * x for x in dict.fromkeys(values)]
         return _Mark(
             xs,
             None,
             numbers.value(max(values) - min(values), column),
-            _numbers(entry, column, values=text),
+            numbers_of(entry, column, values=text),
         )
 
     title = "Orders of the same demonstrations" if deviations else "Sets of demonstrations"
     what = "each order less its set's mean" if deviations else "a point for each set"
-    label = f"{_axis(board, column)}\n{what}; the range is on the right"
+    label = f"{axis_of(board, column)}\n{what}; the range is on the right"
     return _rows(
-        board, most, f"{title}: {_metric(column)} on {clipped(column.name)}", label, mark_of
+        board, most, f"{title}: {metric_of(column)} on {clipped(column.name)}", label, mark_of
     )
 
 
-def _sensitivity(board: Board, most: int) -> _Drawn | None:
+def _sensitivity(board: Board, most: int) -> Drawn | None:
     """How often another order of the demonstrations changes the prediction, with 95% intervals."""
     column = board.columns[0]
     share = replace(column, percent=True)
@@ -337,14 +293,14 @@ def _sensitivity(board: Board, most: int) -> _Drawn | None:
         cell = entry.cells.get(column.name)
         if cell is None or cell.sensitivity is None:
             return None
-        line = _numbers(entry, column, **_ends(cell.sensitivity, "flip rate"))
+        line = numbers_of(entry, column, **ends_of(cell.sensitivity, "flip rate"))
         return _marked(cell.sensitivity, share, numbers.value(cell.sensitivity.mean, share), line)
 
     label = "predictions that another order of the same demonstrations changes, %"
     return _rows(board, most, "Order sensitivity", label, mark_of)
 
 
-def _heatmap(board: Board, most: int) -> _Drawn | None:
+def _heatmap(board: Board, most: int) -> Drawn | None:
     """Differences to the baseline by task, bold if the adjusted p-value is at most 5%."""
     from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.figure import Figure
@@ -362,7 +318,7 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
     if len(entries) * len(columns) < 2:  # a map needs more than one difference
         return None
     lines, goodness = [], [[math.nan] * len(columns) for _ in entries]
-    figure = Figure(figsize=(_WIDTH, _ROW * len(entries) + 1.7), layout="constrained")
+    figure = Figure(figsize=(WIDTH, _ROW * len(entries) + 1.7), layout="constrained")
     axes = figure.subplots()
     for y, entry in enumerate(entries):
         for x, column in enumerate(columns):
@@ -382,14 +338,14 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
                 "p_holm": difference.p_holm,
                 "significant": is_significant,
             }
-            lines.append(_numbers(entry, column, **values))
+            lines.append(numbers_of(entry, column, **values))
     largest = max(0.1, *(abs(x) for row in goodness for x in row if not math.isnan(x)))
     colors = LinearSegmentedColormap.from_list("", ["#e8752a", "#ffffff", "#2b8fd0"])
     image = axes.imshow(goodness, cmap=colors, norm=Normalize(-largest, largest), aspect="auto")
     axes.set_xticks(
         range(len(columns)), [clipped(c.name, 26) for c in columns], rotation=30, ha="right"
     )
-    axes.set_yticks(range(len(entries)), [shortened(_label(entry)) for entry in entries])
+    axes.set_yticks(range(len(entries)), [shortened(label_of(entry)) for entry in entries])
     bar = figure.colorbar(
         image, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=[-largest, 0, largest]
     )
@@ -397,147 +353,23 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
     bar.set_label(
         "points better (blue) or worse than the baseline; bold: adjusted p ≤ 5%", fontsize=8
     )
-    return _Drawn("Differences to the baseline, by task", figure, lines)
+    return Drawn("Differences to the baseline, by task", figure, lines)
 
 
-def _without(text: str, pattern: str) -> str:
-    """A list of arguments or conditions, without the parts that match the pattern."""
-    return ", ".join(part for part in text.split(", ") if part and not re.fullmatch(pattern, part))
-
-
-def _shots(board: Board, most: int) -> _Drawn | None:
-    """Results against the number of demonstrations, with a curve for entries that differ only in this number."""
-
-    def x_of(entry: Entry) -> float | None:
-        return entry.shots[0] if entry.shots[0] == entry.shots[1] else None
-
-    def label(entry: Entry) -> str:
-        return _label(replace(entry, conditions=_without(entry.conditions, r"\d+ shots?")))
-
-    return _against(board, "Results by number of demonstrations", "demonstrations", x_of, label)
-
-
-def _by_T(board: Board, most: int) -> _Drawn | None:
-    """Results against T, with a curve for entries that differ only in T."""
-
-    def argument(entry: Entry, name: str) -> float | None:
-        """A method's argument, if it is a number and was not chosen on the dev set."""
-        method = entry.runs[0].rows.get("method", {})
-        try:
-            return float(method.get(name, ""))
-        except ValueError:
-            return None
-
-    def label(entry: Entry) -> str:
-        arguments = _without(entry.arguments, "T=.*")
-        if "eta=" not in arguments and (eta := argument(entry, "eta")) is not None:
-            arguments = ", ".join(filter(None, [f"eta={eta:g}", arguments]))
-        return _label(replace(entry, arguments=arguments))
-
-    return _against(board, "Results by T", "T", lambda entry: argument(entry, "T"), label)
-
-
-def _against(
-    board: Board,
-    title: str,
-    x_name: str,
-    x_of: Callable[[Entry], float | None],
-    label: Callable[[Entry], str],
-) -> _Drawn | None:
-    """Results against `x_of(entry)`, with a panel for each checkpoint and each column that has the first's metric."""
-    first = board.columns[0]
-    several = len({entry.on for entry in board.entries}) > 1
-    points = []
-    for column in board.columns:
-        if (column.metric, column.percent) != (first.metric, first.percent):
-            continue
-        for entry in board.entries:
-            x, cell = x_of(entry), entry.cells.get(column.name)
-            if x is None or cell is None:
-                continue
-            panel = ", ".join(
-                filter(None, [clipped(entry.on, 40) if several else "", clipped(column.name, 26)])
-            )
-            scale, estimate = _scale(column), cell.estimate
-            ends = (scale * estimate.low, scale * estimate.high)
-            line = _numbers(entry, column, line=label(entry), **{x_name: x}, **_ends(estimate))
-            points.append(
-                _CurvePoint(panel, entry.method, label(entry), x, scale * estimate.mean, ends, line)
-            )
-    by_curve = grouped(points, lambda point: (point.panel, point.label))
-    lengths = {key: len({point.x for point in same}) for key, same in by_curve.items()}
-    points = [point for point in points if lengths[point.panel, point.label] > 1]
-    return _curves(title, x_name, _axis(board, first).partition(" (")[0], points)
-
-
-def _curves(title: str, x_name: str, y_name: str, points: Iterable[_CurvePoint]) -> _Drawn | None:
-    """Panels with a common y axis. The lines of a method have one color, and differ in their dashes."""
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import MaxNLocator
-
-    if not (by_panel := grouped(points, lambda point: point.panel)):
-        return None
-    panels = list(by_panel)[:_PANELS]
-    curves = list(dict.fromkeys((p.method, p.label) for panel in panels for p in by_panel[panel]))[
-        :_LINES
-    ]
-    looks: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for method, alike in grouped(curves, lambda curve: curve[0]).items():
-        color, marker = method_style(method)
-        for at, curve in enumerate(alike):
-            looks[curve] = {"color": color, "marker": marker, "linestyle": ["-", "--", ":", "-."][at % 4],
-                            "fillstyle": ["full", "none"][at // 4 % 2]}  # fmt: skip
-    across = min(len(panels), 3)
-    down = -(-len(panels) // across)
-    height = (3 if across == 1 else 2.4) * down + 0.3 + 0.17 * len(curves)
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, sharey=True)
-    for axes in grid.flat[len(panels) :]:
-        axes.remove()
-    lines: list[Numbers] = []
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        for curve, curve_points in grouped(by_panel[panel], lambda p: (p.method, p.label)).items():
-            if curve not in looks:
-                continue
-            ordered = sorted(curve_points, key=lambda point: point.x)
-            xs = [point.x for point in ordered]
-            axes.plot(
-                xs,
-                [point.mean for point in ordered],
-                linewidth=1.5,
-                markersize=4.5,
-                zorder=3,
-                **looks[curve],
-            )
-            lows, highs = zip(*(point.ends for point in ordered), strict=True)
-            axes.fill_between(xs, lows, highs, color=looks[curve]["color"], alpha=0.08, linewidth=0)
-            lines += [point.line for point in ordered]
-        axes.set_title(panel, loc="left")
-        axes.set_xlabel(x_name)
-        axes.grid(color=INK, alpha=0.13)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.supylabel(y_name, fontsize=9)
-    handles = [Line2D([], [], markersize=4.5, **look) for look in looks.values()]
-    figure.legend(
-        handles, [f" {shortened(label)}" for _, label in looks], loc="outside upper left", ncols=2
-    )
-    return _Drawn(title, figure, lines)
-
-
-def _card(board: Board, most: int) -> _Drawn | None:
+def _card(board: Board, most: int) -> Drawn | None:
     """The robustness card, if the board has one."""
-    return None if board.card is None else _Drawn(*card.figure(board.card, most))
+    return None if board.card is None else Drawn(*card.figure(board.card, most))
 
 
 # Name, as in a study's file -> a function of the board and of the most rows, which makes the figure or returns None.
-FIGURES: Mapping[str, Callable[[Board, int], _Drawn | None]] = {
+FIGURES: Mapping[str, Callable[[Board, int], Drawn | None]] = {
     "card": _card,
     "forest": _forest,
     "differences": _differences,
     "heatmap": _heatmap,
-    "shots": _shots,
-    "T": _by_T,
+    "shots": lambda board, most: curves.by_shots(board),
+    "T": lambda board, most: curves.by_T(board),
+    "tokens": lambda board, most: curves.by_tokens(board),
     "seeds": lambda board, most: _sets(board, most, deviations=False),
     "orders": lambda board, most: _sets(board, most, deviations=True),
     "sensitivity": _sensitivity,

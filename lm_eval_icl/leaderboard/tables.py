@@ -14,7 +14,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from lm_eval_icl.leaderboard import numbers
+from lm_eval_icl.leaderboard import costs, numbers
 from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Difference
 
@@ -102,6 +102,7 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         **{"majority": cell.majority, "p_majority": cell.to_majority and cell.to_majority.p_holm},
         **{"expected": cell.expected, "marks": "; ".join(cell.marks)},
         **{"decide": entry.rule, "reads": "; ".join(entry.reads)},
+        **costs.as_numbers(costs.cost(entry, column)),
     }
 
 
@@ -170,7 +171,7 @@ def overview(board: Board, most: int) -> Table:
     has_rules = any(rule is not None for rule in sections)
     head = ["method"] if len(checkpoints) == 1 else ["checkpoint", "method"]
     to_raw = [f"vs raw{points}"] if has_rules else []
-    table = _table(shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else ""), head,
+    table = titled(shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else ""), head,
                    ["mean", "95% interval", f"vs {shown(base)}{points}", "p (Holm)", *to_raw])  # fmt: skip
     for rule, entries in sections.items():
         if has_rules:
@@ -202,12 +203,27 @@ def overview(board: Board, most: int) -> Table:
     return table
 
 
+def cost_table(board: Board, most: int) -> Table:
+    """The cost of the first entries in the first column, for the terminal."""
+    column = board.columns[0]
+    title = f"Cost, {shown(column.name)}"
+    part = titled(title, ["entry"], [column.metric, *costs.HEADINGS])
+    for entry in board.entries[:most]:
+        cell = entry.cells.get(column.name)
+        entry_cost = costs.cost(entry, column)
+        if cell is None or entry_cost is None:
+            continue
+        mean = numbers.value(cell.estimate.mean, column, unit=True)
+        part.add_row(escape(entry.label), mean, *costs.texts(entry_cost))
+    return part
+
+
 def comparison(
     first: Entry, second: Entry, columns: Sequence[Column], differences: Mapping[str, Difference]
 ) -> Table:
     """For each column, both means, and their difference with its interval, p-value and detectable size."""
     title = f"A: {first.label} on {first.on}\nB: {second.label} on {second.on}"
-    table = _table(
+    table = titled(
         title,
         ["column"],
         ["A", "B", "A - B", "interval", "p", "detect-\nable", "documents\nx sets"],
@@ -242,7 +258,7 @@ def comparison(
     return table
 
 
-def _table(title: str, names: Sequence[str], number_names: Sequence[str]) -> Table:
+def titled(title: str, names: Sequence[str], number_names: Sequence[str]) -> Table:
     left: dict[str, Any] = {
         "title_justify": "left",
         "caption_justify": "left",

@@ -28,7 +28,9 @@ from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
-# Contexts are joined from blocks if the distinct blocks have at most this part of the tokens of all contexts.
+# Contexts are joined from blocks if the distinct blocks have at most this part of the tokens of all
+# demonstrations in the contexts. Above it, joining copies more than it saves: contexts whose
+# demonstrations hardly occur again run faster side by side, each in one pass.
 _LARGEST_SHARE = 0.9
 
 
@@ -65,22 +67,23 @@ class BlockStore:
 
     Attributes:
         contexts: the contexts that are joined, each with its blocks.
+        counts: of the contexts that were divided, how many demonstrations they have, how many of
+            these are distinct, and how many were encoded once and joined (all of them, or none).
     """
 
     def __init__(
         self, model: PreTrainedModel, method: Method, can: Capabilities, budget: MemoryBudget
     ) -> None:
-        self.model, self.method, self.can, self.budget, self.store = (
-            model,
-            method,
-            can,
-            budget,
-            budget.store,
-        )
+        self.model = model
+        self.method = method
+        self.can = can
+        self.budget = budget
+        self.store = budget.store
         self.can_divide = can.can_pack and can.position_switch is None
         self.has_blocks = self.can_divide and has_blocks(method)
         self.contexts: dict[Context, list[BlockContext]] = {}
         self._uses = Counter[BlockContext]()
+        self.counts = Counter[str]()
 
     def divide(self, contexts: list[Context]) -> list[Context]:
         """Decide whether contexts are joined, and return them in the order in which they are scored. If the store is
@@ -95,9 +98,13 @@ class BlockStore:
             len(block.demonstrations[0]) for block in self._uses if block not in self.store
         )
         in_contexts = sum(sum(context.lengths) for context in several)
-        if not (len(several) > 1 and to_encode <= _LARGEST_SHARE * in_contexts):
+        joined = len(several) > 1 and to_encode <= _LARGEST_SHARE * in_contexts
+        demonstrations = self._uses.total()
+        self.counts.update(demonstrations=demonstrations, distinct=len(self._uses))
+        if not joined:
             self.contexts = {}
             return contexts
+        self.counts["joined"] += demonstrations
         [first] = self.store.several([next(iter(self._uses))])
         size = (
             first.nbytes

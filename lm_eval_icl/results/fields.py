@@ -61,7 +61,8 @@ FIELDS = (
     Field("neither", "icl.version icl.commit icl.form", "code"),
     Field("neither", "icl.left_out icl.truncated icl.overflow model_args.overflow", "what was left out marks the cell"),
     Field("neither", "icl.own_demonstrations task.metadata.retrieved", "where demonstrations are from marks the cell"),
-    Field("neither", "icl.contexts_encoded icl.contexts_reused icl.tokens_run icl.tokens_saved", "counts"),
+    Field("neither", "icl.contexts_encoded icl.contexts_reused icl.tokens_run icl.tokens_saved icl.passes "
+          "icl.shared_demonstrations icl.peak_bytes", "counts"),
     Field("neither", "icl.pack_tokens icl.store_bytes model_args.pack_tokens model_args.store_bytes "
           "model_args.batch_size model_args.max_batch_size model_args.attn_implementation config.batch_size "
           "config.batch_sizes", "rounding"),
