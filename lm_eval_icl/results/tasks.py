@@ -428,10 +428,14 @@ def _value(items: np.ndarray, metric: str, aggregation: str) -> tuple[float, str
     return float(function.value(function.features(items).sum(axis=0))), aggregation
 
 
+def samples_path(path: Path, task: str) -> Path:
+    """The file beside a results file that has, or would have, the samples of a task."""
+    return path.with_name(f"samples_{task}_{path.stem.rpartition('_')[2]}.jsonl")
+
+
 def rows_from_samples(path: Path, results: Mapping[str, Any], task: str) -> list[DocumentRow]:
     """The rows of the samples beside a results file; `Unusable` is raised if they cannot be read."""
-    name = f"samples_{task}_{path.stem.rpartition('_')[2]}.jsonl"
-    samples = path.with_name(name)
+    samples = samples_path(path, task)
     if not os.path.lexists(samples):
         return []
     return list(rows_of(lines(samples), sample_facts(results, task)))
