@@ -14,7 +14,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -27,7 +27,7 @@ from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import AVERAGE, Board, Entry
 from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
-from lm_eval_icl.results.records import Run
+from lm_eval_icl.results.records import LeftOutFile, Run
 from lm_eval_icl.results.statistics import Estimate
 from lm_eval_icl.studies.cells import Cell, Grid, StudyTask
 from lm_eval_icl.studies.conduct import DONE, KNOWN, READY, WAITING, states
@@ -60,7 +60,10 @@ def conclude(
         folder.write_file(
             "study.csv", tables.runs(paths).merge(tables.scores(paths)).to_csv(index=False)
         )
-        board = board_of(found, columns)
+        missing = [
+            LeftOutFile(folder.path / path, f"failed: {why}") for path, why in failures.items()
+        ]
+        board = replace(board_of(found, columns), left_out=tuple(missing))
         drawn = figures.draw(board, folder.path / "figures", study.figures)
         folder.write_file("board.html", page(board, figures.svgs(board)))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"

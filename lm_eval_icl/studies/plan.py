@@ -1,4 +1,4 @@
-"""The plan of a study: how many forward passes and tokens it needs, and whether its prompts fit its models."""
+"""The plan of a study: how many passes, tokens and minutes it takes, and whether prompts fit."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from lm_eval_icl.metaicl.reading import reader
 from lm_eval_icl.methods.limits import PromptLimits, Request
 from lm_eval_icl.prompts.tokens import PromptTokenizer
 from lm_eval_icl.studies.cells import Cell, Grid, Model, batches, passes_of
-from lm_eval_icl.studies.conduct import DONE, states
+from lm_eval_icl.studies.conduct import DONE, Failure, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import CANONICAL, HF
+from lm_eval_icl.studies.run import UnitRunner
 from lm_eval_icl.studies.tasks import prepare
 
+_TRIAL = 4  # the documents of a trial
 _GENERATED = 256  # lm-eval's number of tokens of a generated text, if a task gives none
 
 
@@ -36,17 +38,13 @@ class Plan:
     """
 
     def __init__(self, grid: Grid, model: Model) -> None:
-        self.grid, self.model, self._requests = (
-            grid,
-            model,
-            dict[tuple[Any, ...], Sequence[Request]](),
-        )
-        given, name = model.arguments, model.name
-        hub = {
-            key: given[key]
-            for key in ("revision", "subfolder", "trust_remote_code")
-            if key in given
-        }
+        self.grid = grid
+        self.model = model
+        self._requests: dict[tuple[Any, ...], Sequence[Request]] = {}
+        given = model.arguments
+        name = model.name
+        hub_names = {"revision", "subfolder", "trust_remote_code"} & given.keys()
+        hub = {key: given[key] for key in hub_names}
         with refusing(
             f"tokenizer={(where := str(given.get('tokenizer', name)))!r}: the tokenizer cannot be loaded"
         ):
@@ -125,9 +123,27 @@ class Plan:
         return replace(self.common, canonical_order=given).is_canonical(cell.variant.make())
 
 
-def print_plan(grid: Grid, folder: StudyFolder, console: Console) -> None:
-    """Print the passes and tokens of the missing cells, model by model. An `InputError` names models that cannot run.
-    Until the dev set has chosen, the candidate with the most passes stands for the chosen one."""
+def seconds_a_token(runner: UnitRunner, cells: Sequence[Cell]) -> tuple[float, ...]:
+    """The seconds for a token in two trials of one unit, on few of its documents. No trials if the
+    model must be trained first, or if no cell counts tokens (those of `hf` do not)."""
+    units = [unit for unit in batches(cells) if unit[0].variant.method != HF]
+    if not units or units[0][0].model.training:
+        return ()
+    trial = [replace(cell, limit=_TRIAL) for cell in units[0]]
+    rates = []
+    for _ in range(2):
+        _, results = next(runner.run(trial))
+        if isinstance(results, Failure):
+            raise InputError(results)
+        icl = results["config"]["icl"]
+        rates.append(icl["study"]["shared"]["seconds"] / icl["tokens_run"])
+    return tuple(sorted(rates))
+
+
+def print_plan(grid: Grid, folder: StudyFolder, console: Console, runner: UnitRunner) -> None:
+    """Print the passes, tokens and minutes of the missing cells, model by model. An `InputError`
+    names models that cannot run. Until the dev set has chosen, the candidate with the most passes
+    stands for the chosen one."""
     most: dict[str, Cell] = {}
     for candidates in grid.alternatives:
         largest = max(candidates, key=lambda candidate: passes_of(candidate.test[0].variant)[1])
@@ -145,6 +161,9 @@ def print_plan(grid: Grid, folder: StudyFolder, console: Console) -> None:
             plan = Plan(grid, cells[0].model)
             work = sum(map(plan.work, batches(cells)), Counter[str]())
             line += f", {work['passes']:,} forward passes, {work['tokens']:,} tokens"
+            if rates := seconds_a_token(runner, cells):
+                low, high = (rate * work["tokens"] / 60 for rate in rates)
+                line += f", {low:.1f} to {high:.1f} minutes at the speed of two trials of one unit"
         except InputError as error:
             refused.append(name)
             line += f" that cannot be run: {error.message}"

@@ -71,6 +71,7 @@ class UnitRunner:
         self.grid, self.options, self.folder = grid, options, folder
         self.trainer, self.include_path = trainer, include_path
         self._model: Model | None = None
+        self._unloadable: dict[str, Exception] = {}  # by the model's folder
         self._lm: ICLModel | None = (
             None  # the model under plain ICL, which has loaded the checkpoint
         )
@@ -140,12 +141,19 @@ class UnitRunner:
 
     def load(self, model: Model) -> ICLModel:
         """Load a model, in place of the model that was loaded before."""
+        if error := self._unloadable.get(model.folder):
+            raise error
         if self._lm is None or self._model != model:
             self._forget()
             several = {"parallelize": True} if model.resources.get("num_gpus", 0) > 1 else {}
             where = {"device": self.options.device, "batch_size": self.options.batch_size}
             arguments = {**self.folder.arguments(model), **several}
-            self._lm, self._model = model_class("icl").create_from_arg_obj(arguments, where), model
+            try:
+                self._lm = model_class("icl").create_from_arg_obj(arguments, where)
+            except Exception as error:  # it is not tried again for each unit
+                self._unloadable[model.folder] = error
+                raise
+            self._model = model
             if self._lm._is_tensor_parallel:
                 raise InputError(
                     "models: tp_plan: a study does not divide the passes of a model: leave it out."
