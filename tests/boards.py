@@ -10,13 +10,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
-from lm_eval_icl.results.fields import row_fields
-from lm_eval_icl.results.records import Answers, Run, StudyFacts, TaskResult
+from lm_eval_icl.results.fields import fields_of
+from lm_eval_icl.results.records import Answers, Fields, Run, StudyFacts, TaskResult
 
 # ---------------------------------------------------------------------------------------------------------------
 # Files.
@@ -65,7 +65,8 @@ def write(
             **{rule: of["says"] for rule, of in (rules or {}).items()},
         }.items():
             scores = [float(a == b) for a, b in zip(wanted, predicted, strict=True)]
-            of_tasks[name] |= {f"acc,{filter_}": fmean(scores), f"acc_stderr,{filter_}": 0.05}
+            error = stdev(scores) / len(scores) ** 0.5 if samples and len(scores) > 1 else 0.05
+            of_tasks[name] |= {f"acc,{filter_}": fmean(scores), f"acc_stderr,{filter_}": error}
             lines += [
                 {
                     "doc_id": first + i,
@@ -107,7 +108,8 @@ def write(
         "n-samples": {
             name: {"original": of["sample_len"], "effective": of["sample_len"]} for name, of in of_tasks.items()
         },
-        "config": {"model": model, "model_args": {"pretrained": "org/model"}, "fewshot_seed": seed, "limit": None},
+        "config": {"model": model, "model_args": {"pretrained": "org/model"}, "fewshot_seed": seed, "limit": None,
+                   "use_cache": None},
         "date": 1790000000.0 + number,
     }  # fmt: skip
     if rules:
@@ -122,7 +124,7 @@ def write(
         inside = results
         for key in outer:
             inside = inside.setdefault(key, {})
-        inside[last] = value
+        inside[last] = json.loads(json.dumps(value))
     (folder / f"results_{stamp}.json").write_text(json.dumps(results))
     return folder / f"results_{stamp}.json"
 
@@ -146,14 +148,10 @@ def make_result(task, model, seed, order, *, scores, shots=4, metric="acc"):
     documents = digest("documents", task, len(items))
     prompts, demonstrations = digest(task, documents, shots, seed, order), digest(task, shots, seed)
     answers = Answers(documents, prompts, demonstrations, items, predictions=items.astype(int))
-    switches = dict.fromkeys(("demonstrations", "training", "weights")) | {
-        "shots": str(shots),
-        "documents": documents,
-    }
+    fields = Fields({}, {}, {}, {"shots": str(shots)}, {}, {})
     return TaskResult(
         task=task, metric=metric, filter="none", value=float(items.mean()), stderr=0.05, higher_is_better=True,
-        aggregation="mean", shots=shots, documents=len(items), answers=answers, column={"metric": metric},
-        switches=switches,
+        aggregation="mean", shots=shots, documents=len(items), answers=answers, fields=fields,
     )  # fmt: skip
 
 
@@ -169,10 +167,11 @@ def make_run(model, result, seed, order, arguments, study, path, pretrained="M")
         "configs": {result.task: {}},
         "results": {result.task: {}},
     }
-    facts = StudyFacts.of(study, study)
-    result = replace(result, switches={**result.switches, "training": facts.training})
+    results["config"] |= {"fewshot_seed": seed, "use_cache": None}
+    results["n-shot"] = {result.task: result.shots}
+    study["order"] = order
+    result = replace(result, fields=fields_of(results, result.task))
     return Run(
-        path=path, digest=digest(str(path)), model=model, pretrained=pretrained, revision="", dtype="",
-        arguments=arguments, icl=icl, seed=seed, order=order, date=1000.0 + 10 * seed + order, limit=None,
-        tasks={result.task: result}, groups={}, results=results, study=facts, rows=row_fields(results, facts),
+        path=path, digest=digest(str(path)), arguments=arguments, icl=icl, date=1000.0 + 10 * seed + order, limit=None,
+        tasks={result.task: result}, groups={}, results=results, study=StudyFacts.of(study, study),
     )  # fmt: skip

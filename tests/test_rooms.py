@@ -50,23 +50,23 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(1060, 9.4), Limit(12088, 14.0)),
-    "files": (Limit(98, 5.8), None),
+    "": (Limit(1060, 9.4), Limit(12116, 13.9)),
+    "files": (Limit(129, 6.5), None),
     "prompts": (Limit(6789, 12.8), Limit(5721, 13.4)),
     "metaicl": (Limit(3327, 12.9), Limit(5080, 15.4)),
-    "decisions": (Limit(2543, 10.2), Limit(1672, 17.5)),
-    "inference": (Limit(20230, 14.0), Limit(22450, 15.3)),
-    "methods": (Limit(16215, 12.7), Limit(12688, 15.6)),
+    "decisions": (Limit(2559, 10.2), Limit(1672, 17.5)),
+    "inference": (Limit(20967, 13.8), Limit(22450, 15.3)),
+    "methods": (Limit(16219, 12.7), Limit(12688, 15.6)),
     "drawing": (Limit(3878, 15.2), Limit(2421, 16.5)),
-    "demonstrations": (Limit(11847, 13.0), Limit(6789, 16.5)),
+    "demonstrations": (Limit(11827, 13.0), Limit(6789, 16.5)),
     "training": (Limit(7099, 12.8), Limit(5471, 16.1)),
     "regression": (None, Limit(3247, 18.0)),
-    "harness": (Limit(25050, 12.6), Limit(25566, 14.2)),
-    "results": (Limit(26893, 14.8), Limit(20937, 19.5)),
-    "leaderboard": (Limit(11826, 15.7), Limit(2674, 13.8)),
-    "studies": (Limit(17852, 13.3), Limit(17289, 16.0)),
+    "harness": (Limit(25694, 12.6), Limit(26205, 14.1)),
+    "results": (Limit(26893, 13.4), Limit(24800, 18.4)),
+    "leaderboard": (Limit(11826, 15.5), Limit(2722, 13.9)),
+    "studies": (Limit(18044, 13.2), Limit(17491, 16.1)),
     "smoke": (Limit(2865, 11.9), Limit(2581, 21.2)),
-    "cli": (Limit(7119, 11.3), Limit(1119, 11.7)),
+    "cli": (Limit(7123, 11.2), Limit(1119, 11.7)),
 }
 # Lines of a file and of a function of the package. What was longer when the rule came is listed
 # with its length then, and may only become shorter.
@@ -74,7 +74,6 @@ FILE_LINES, FUNCTION_LINES = 500, 75
 LONGER = {
     "inference/attention.py": 526,
     "leaderboard/figures.py": 544,
-    "results/tasks.py": 506,
     "cli/leaderboard.py:command": 77,
     "cli/select.py:command": 99,
     "cli/study.py:command": 128,

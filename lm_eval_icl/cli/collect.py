@@ -71,6 +71,8 @@ def _check(paths: Sequence[Path], console: Console) -> None:
             wrong[run.path] = sentences[0]
     for path, sentence in sorted(wrong.items()):
         print_line(console, f"{shown(str(path))}: {shown(sentence)}")
-    if wrong or not files:
+    if not files:
+        raise InputError(f"{', '.join(map(str, paths))}: there are no files to check.")
+    if wrong:
         raise InputError(f"{len(wrong)} of {len(files)} files cannot be used as they are.")
     print_line(console, f"{len(files)} runs are as they should be.")

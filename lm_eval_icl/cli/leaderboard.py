@@ -17,6 +17,7 @@ from lm_eval_icl.cli.reading import (
     task_names,
 )
 from lm_eval_icl.errors import InputError, writing
+from lm_eval_icl.files import write_atomically
 from lm_eval_icl.leaderboard import tables
 from lm_eval_icl.results.build import build
 
@@ -84,7 +85,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     ):
         if file:
             with writing(file):
-                file.write_text(text(board), encoding="utf-8")
+                write_atomically(file, text(board))
     if args.plots or args.output:
         from lm_eval_icl.leaderboard import figures  # the import takes half a second
 
@@ -94,7 +95,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             from lm_eval_icl.leaderboard.page import page
 
             with writing(args.output):
-                args.output.write_text(page(board, figures.svgs(board)), encoding="utf-8")
+                write_atomically(args.output, page(board, figures.svgs(board)))
     for sentence in board.summary:
         console.print(sentence, markup=False, highlight=False)
     console.print(tables.overview(board, SHOWN))

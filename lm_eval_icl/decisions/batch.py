@@ -45,12 +45,14 @@ class BatchCalibration(Shift):
         return self.by == "division"
 
     def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
-        queries = [query for _, query in islice(task.drawn(self.name, place), self.m)]
+        drawn = dict(islice(task.drawn(self.name, place), self.m))
+        queries = list(drawn.values())
         if len(queries) < self.m:
             raise InputError(
                 f"m={self.m}: only {len(queries)} few-shot documents are neither demonstrations nor evaluated: lower m."
             )
         facts |= {"seed": task.seed, "pool": len(task.pool)}
+        facts.setdefault("rows", list(drawn))  # of the first context
         return queries
 
     def constants(self, query_scores: np.ndarray) -> np.ndarray:

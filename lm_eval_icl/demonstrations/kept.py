@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from lm_eval_icl import version
 from lm_eval_icl.demonstrations.choosing import Chooser, TaskPool
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import naming
-from lm_eval_icl.files import write_atomically
+from lm_eval_icl.files import cache_folder, write_atomically
 from lm_eval_icl.methods.predictor import Predictor
 
 
@@ -41,10 +40,7 @@ class Wanted:
 
 def folder() -> Path:
     """The folder in which choices are kept: `LM_EVAL_ICL_CACHE`, or a folder of the user's cache."""
-    return (
-        Path(os.environ.get("LM_EVAL_ICL_CACHE") or Path.home() / ".cache" / "lm-eval-icl")
-        / "demonstrations"
-    )
+    return cache_folder() / "demonstrations"
 
 
 def chosen(wanted: Wanted, predictor: Predictor | Chooser) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and the folder of what is kept between runs."""
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,11 @@ from pathlib import Path
 
 # The names of files that are being written begin with this. A process that is killed leaves such a file.
 HALF = ".half-"
+
+
+def cache_folder() -> Path:
+    """The folder of what is kept between runs: `LM_EVAL_ICL_CACHE`, or a folder of the user's cache."""
+    return Path(os.environ.get("LM_EVAL_ICL_CACHE") or Path.home() / ".cache" / "lm-eval-icl")
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class CommonArguments:
     Args:
         pack_tokens: how many tokens of queries and options, and of contexts that run side by side, share one forward
             pass that scores log-likelihoods.
-        store_bytes: how many bytes of keys and values are stored for contexts that occur again.
+        store_bytes: how many bytes of keys and values are stored for contexts that occur again; 0 stores none.
         overflow: what is done if a prompt does not fit the model's positions: "drop" leaves out as few whole
             demonstrations as needed (`methods.limits.PromptLimits.leaves_out`), and if the prompt does not fit without
             any, keeps its last tokens, as `hf` does; "error" refuses the run.
@@ -62,8 +62,8 @@ class CommonArguments:
     canonical_order: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("pack_tokens", "store_bytes"):
-            object.__setattr__(self, name, checked_whole(name, getattr(self, name)))
+        for name, least in (("pack_tokens", 1), ("store_bytes", 0)):
+            object.__setattr__(self, name, checked_whole(name, getattr(self, name), least))
         if self.overflow not in OVERFLOW:
             raise InputError(f"overflow={self.overflow!r}: must be {' or '.join(OVERFLOW)}.")
         if self.canonical_order is not None and not isinstance(self.canonical_order, bool):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +21,7 @@ from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.response_cache import ResumableLM
 from lm_eval_icl.harness.tasks import bind
+from lm_eval_icl.inference.identity import weights_digest
 
 FEW_DOCUMENTS = 30
 
@@ -38,6 +42,7 @@ def announced(
     tasks: Mapping[str, Task] = task_dict.get("tasks", {}) if isinstance(task_dict, dict) else {}
     is_ours = isinstance(model, ICLModel)
     warn_of_documents(tasks, call.get("limit"))
+    weights = weights_of(model)
     ruled_tasks = []
     try:
         for task in tasks.values():
@@ -70,6 +75,15 @@ def announced(
         model.finish()
     if results is not None:  # only one of several processes has the results
         deciding.record(ruled, results)
+        read: int | None = 0  # responses that were not computed; None if that is not known
+        if isinstance(lm, CachingLM):
+            read = model.counts["responses_read"] if is_ours else None
+        rows = {name: getattr(task, "demonstration_rows", "") for name, task in tasks.items()}
+        results["provenance"] = {
+            "weights": weights,
+            "responses": {"read": read},
+            "demonstrations": {name: digest for name, digest in rows.items() if digest},
+        }
         for name, sampler in samplers.items():
             config = results["configs"][name]
             config["metadata"] = {**(config.get("metadata") or {}), "retrieved": sampler.facts}
@@ -90,6 +104,28 @@ def warn_of_documents(tasks: Mapping[str, Task], limit: float | None) -> None:
             )
         elif len(documents) < FEW_DOCUMENTS:
             log.warning("%s: %d documents: intervals will be wide.", name, len(documents))
+
+
+def weights_of(model: Any) -> str | None:
+    """A digest of the model's weights and tokenizer; None for a model that has no files or no tokenizer here."""
+    if getattr(model, "rank", 0) != 0 or not hasattr(model, "tokenizer"):
+        return None
+    adapters = (getattr(model, "peft", None), getattr(model, "delta", None))
+    revision = getattr(model, "revision", None)
+    weights = weights_digest(getattr(model, "pretrained", None), revision, adapters)
+    if weights is None:
+        return None
+    return hashlib.sha256(f"{weights} {_tokenizer_digest(model.tokenizer)}".encode()).hexdigest()[
+        :32
+    ]
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """A digest of the vocabulary, and of what becomes of a text."""
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    ids = tokenizer.encode("Review: It's 100% naïve,\n\n  and 你好! Label: good")
+    return hashlib.sha256(json.dumps([vocabulary, ids]).encode()).hexdigest()
 
 
 def resumable(

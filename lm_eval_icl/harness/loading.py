@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
 
-from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.errors import InputError, did_you_mean, refusing
 from lm_eval_icl.harness.distributed import leave_in_order, total
 from lm_eval_icl.inference.checkpoints import WholeCheckpoints, refuse_vision
 from lm_eval_icl.inference.identity import files_digest, hub_commit, model_identity
@@ -27,6 +28,17 @@ class Loaded:
     """
 
     lm: CheckedHFLM
+
+
+def _refuse_unknown(arguments: Iterable[str]) -> None:
+    """Refuse arguments that would be ignored, since transformers, which refuses them otherwise, loads no model."""
+    known = [name for name in inspect.signature(HFLM.__init__).parameters if name != "kwargs"]
+    for name in arguments:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise InputError(
+                f"model argument {name!r}: unknown for a model that is a Python object.{near}"
+            )
 
 
 class CheckedHFLM(HFLM):
@@ -63,6 +75,8 @@ class CheckedHFLM(HFLM):
             raise InputError(
                 f"pretrained={pretrained!r}: must be the name or folder of a checkpoint: --model_args pretrained=..."
             )
+        if self.loaded is None and not isinstance(pretrained, str):
+            _refuse_unknown(kwargs)
         self._forwarded = kwargs
         with refusing("the model cannot be made of these arguments"):
             # The default device of lm-eval's command line: the first GPU if there is one, or else the CPU. (From

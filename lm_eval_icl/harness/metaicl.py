@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -104,6 +106,13 @@ class MetaICLTask(ConfigurableTask):
         self.dataset = {"test": _dataset(self.files.test(self.source, number))}
         self.sampler = GivenSampler(self.fewshot_docs() or [])
         super().set_fewshot_seed(seed)
+
+    @property
+    def demonstration_rows(self) -> str:
+        """A digest of the demonstrations' rows, in any order. A prompt may have only a part of the first row."""
+        rows = self.sampler.df[: int(self.config.num_fewshot or 0)]
+        texts = sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
+        return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32] if texts else ""
 
     # Requests.
 

@@ -134,6 +134,7 @@ class ICLModel(CheckedHFLM):
         self.run = PreparedRun(tasks, self.tokenize, limits, self.common.overflow, self.rank == 0)
         # The counts of all processes; empty until the run ends.
         self.counts: dict[str, Any] = {}
+        self.responses_read = 0  # how many responses came from a cache (`ResumableLM`)
 
     def finish(self) -> None:
         """End a run, on every process: sum the counts of all processes.
@@ -155,6 +156,7 @@ class ICLModel(CheckedHFLM):
                 "passes": self.runner.passes_run,
                 "shared_demonstrations": self.runner.blocks.counts,
                 "peak_bytes": peak_bytes(device_of(self.model)),
+                "responses_read": self.responses_read,
             }
         )
 

@@ -117,6 +117,7 @@ class ResumableLM(CachingLM):
             len(keys),
             self.cache_db,
         )
+        self.lm.responses_read += len(keys) - len(missing)
         responses = getattr(self.lm, kind)([requests[i] for i in missing]) if missing else []
         computed = dict(zip(missing, responses, strict=True))
         run.release(requests)

@@ -53,6 +53,7 @@ class PreparedRun:
         self.truncated: Counts = {}
         self.own_demonstrations: Counts = {}
         self.tokens_alone = 0
+        self._shortened: list[tuple[Instance, Request]] = []
         self._unchecked = list(tasks)
         self._retrieved = {
             str(t.config.task) for t in tasks if hasattr(getattr(t, "sampler", None), "document")
@@ -101,6 +102,9 @@ class PreparedRun:
             new, self.tokenize, self.limits, self.overflow, quiet=not self.logs or not new
         )
         self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
+        for instance, request in zip(new, requests, strict=True):
+            if request.left_out or request.cut:
+                self._shortened.append((instance, request))
         left_out, truncated = _count(new, requests)
         self.left_out = total([self.left_out, left_out])  # a task may have requests of two kinds
         self.truncated = total([self.truncated, truncated])
@@ -180,6 +184,20 @@ class PreparedRun:
                 "draw them once for all documents.",
                 *(some(drawn), sum(len(contexts[name]) for name in drawn)),
             )
+
+    def counts_of(self, instances: Sequence[Instance]) -> dict[str, Counts]:
+        """The counts of some instances by name, since a study runs several cells over one task together."""
+        ids = set(map(id, instances))
+        shortened = [pair for pair in self._shortened if id(pair[0]) in ids]
+        left_out, truncated = _count(
+            [instance for instance, _ in shortened], [request for _, request in shortened]
+        )
+        own_demonstrations = _count_own_demonstrations(instances)
+        return {
+            "left_out": left_out,
+            "truncated": truncated,
+            "own_demonstrations": own_demonstrations,
+        }
 
     def take(self, instances: Sequence[Instance]) -> list[Request]:
         """The requests of these instances, which the caller runs now: they are counted, and no longer stored."""

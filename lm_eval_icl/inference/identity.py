@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from lm_eval_icl.errors import log
+from lm_eval_icl.files import cache_folder, write_atomically
 
 # The files of a checkpoint's weights, adapter, configuration, code and tokenizer, without the state of a trainer. GGUF
 # files are not among them, since a folder may have many of which only one is loaded.
@@ -29,6 +31,11 @@ _MODEL_FILES = re.compile(
     r"|((generation_|adapter_|quantize_|quantization_)?config|tokenizer|tokenizer_config|special_tokens_map"
     r"|added_tokens|vocab)\.json|(vocab|merges)\.txt"
 )
+
+_WEIGHTS = re.compile(
+    r".*\.safetensors|(?!training_args|optimizer|scheduler|sampler|random_states).*\.bin"
+)
+_CHUNK = 2**24  # bytes that are read at a time
 
 
 def model_identity(model: Any, files: str | None, commit: str | None) -> dict[str, Any]:
@@ -117,6 +124,99 @@ def files_digest(
         )
         return None
     return hashlib.sha256(b"".join(digests)).hexdigest()[:16] if digests else None
+
+
+def weights_digest(
+    pretrained: Any, revision: str | None = None, adapters: Sequence[Any] = ()
+) -> str | None:
+    """A digest of a model's tensors and configuration: the same in every folder, in any number of files.
+
+    The digests of a file's tensors are kept by the file's path, size and time, since reading a large model takes long.
+
+    Args:
+        pretrained: a folder, or the name of a model whose files are in the local cache of the Hub.
+        adapters: folders whose weights are added to the model's (`peft`, `delta`).
+
+    Returns:
+        None if there are no files of weights, or one cannot be read.
+    """
+    tensors: list[str] = []
+    for place in (pretrained, *filter(None, adapters)):
+        folder = _folder(place, revision)
+        if folder is None:
+            return None
+        try:
+            files = sorted(path for path in folder.iterdir() if _WEIGHTS.fullmatch(path.name))
+            if any(path.suffix == ".safetensors" for path in files):
+                files = [path for path in files if path.suffix == ".safetensors"]
+            if not files:
+                return None
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                for digests in pool.map(_tensor_digests, files):
+                    tensors += [f"{name} {digest}" for name, digest in digests.items()]
+            tensors.append(_settings(folder))
+        except (OSError, ValueError) as error:
+            log.warning("%s: no digest of the weights is recorded (%s).", place, error)
+            return None
+    return hashlib.sha256("\n".join(sorted(tensors)).encode()).hexdigest()[:32]
+
+
+def _folder(place: Any, revision: str | None) -> Path | None:
+    if not isinstance(place, str):
+        return None
+    if Path(place).is_dir():
+        return Path(place)
+    with suppress(ValueError):  # no name on the Hub
+        for name in ("config.json", "adapter_config.json"):
+            cached = try_to_load_from_cache(place, name, revision=revision)
+            if isinstance(cached, str):
+                return Path(cached).parent
+    return None
+
+
+def _settings(folder: Path) -> str:
+    """The configuration, without the path and the version that wrote it."""
+    settings: dict[str, Any] = {}
+    for name in ("config.json", "adapter_config.json"):
+        if (folder / name).is_file():
+            settings |= json.loads((folder / name).read_text(encoding="utf-8"))
+    for name in ("_name_or_path", "transformers_version", "base_model_name_or_path"):
+        settings.pop(name, None)
+    return json.dumps(settings, sort_keys=True)
+
+
+def _tensor_digests(path: Path) -> dict[str, str]:
+    """Name -> digest of each tensor in a file; the file's own name for a file of another format."""
+    file = path.resolve()
+    facts = file.stat()
+    known = f"{file} {facts.st_size} {facts.st_mtime_ns}"
+    kept = cache_folder() / "weights" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
+    with suppress(OSError, ValueError):
+        return dict(json.loads(kept.read_text(encoding="utf-8")))
+    digests = _digests_of_safetensors(file) if path.suffix == ".safetensors" else {}
+    if not digests:
+        with file.open("rb") as opened:
+            digests = {path.name: hashlib.file_digest(opened, "sha256").hexdigest()}
+    with suppress(OSError):  # then the file is read again next time
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, json.dumps(digests))
+    return digests
+
+
+def _digests_of_safetensors(file: Path) -> dict[str, str]:
+    digests = {}
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(size))
+        header.pop("__metadata__", None)
+        for name, tensor in header.items():
+            start, end = tensor["data_offsets"]
+            opened.seek(8 + size + start)
+            state = hashlib.sha256(f"{tensor['dtype']} {tensor['shape']} ".encode())
+            for begin in range(start, end, _CHUNK):
+                state.update(opened.read(min(_CHUNK, end - begin)))
+            digests[name] = state.hexdigest()[:32]
+    return digests
 
 
 def _digest(role_and_file: tuple[str, Path]) -> bytes:

@@ -61,7 +61,7 @@ def by_T(board: Board) -> Drawn | None:
 
     def argument(entry: Entry, name: str) -> float | None:
         """A method's argument, if it is a number and was not chosen on the dev set."""
-        method = entry.runs[0].rows.get("method", {})
+        method = entry.runs[0].fields.method
         try:
             return float(method.get(name, ""))
         except ValueError:

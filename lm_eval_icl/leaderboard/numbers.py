@@ -54,19 +54,30 @@ def interval(
     )
 
 
-def half(estimate: Estimate | Difference, column: Column) -> str:
-    """Half of the 95% interval, such as 2.1; "" without one. The two sides of the mean may have other lengths."""
-    width = (estimate.high - estimate.low) / 2
-    return value(width, column) if math.isfinite(width) else ""
+def is_even(estimate: Estimate | Difference, column: Column) -> bool:
+    """Whether an interval may be written with ±: its sides are equal, and it ends inside the metric's range."""
+    below = estimate.mean - estimate.low
+    above = estimate.high - estimate.mean
+    is_inside = not column.percent or (0 < estimate.low and estimate.high < 1)
+    return is_inside and math.isfinite(below) and math.isclose(below, above, rel_tol=1e-6)
+
+
+def spread(estimate: Estimate | Difference, column: Column) -> str:
+    """The interval after its mean: ± 2.1, or both of its ends in brackets. "" without an interval."""
+    if is_even(estimate, column):
+        return f"± {value(estimate.high - estimate.mean, column)}"
+    if not math.isfinite(estimate.high - estimate.low):
+        return ""
+    return f"[{interval(estimate, column)}]"
 
 
 def short(cell: BoardCell | None, column: Column) -> str:
-    """A mean with half of its interval, such as 66.5 ± 2.1, and a dagger if it differs from the baseline."""
+    """A mean with its interval, such as 66.5 ± 2.1, and a dagger if it differs from the baseline."""
     if cell is None:
         return DASH
-    spread = half(cell.estimate, column)
-    dagger = "†" * (cell.difference is not None and column.judged(cell.difference) in SIGNS)
-    return value(cell.estimate.mean, column) + f" ± {spread}" * bool(spread) + dagger
+    text = f"{value(cell.estimate.mean, column)} {spread(cell.estimate, column)}".rstrip()
+    is_different = cell.difference is not None and column.judged(cell.difference) in SIGNS
+    return text + "†" if is_different else text
 
 
 def p_value(p: float | None) -> str:

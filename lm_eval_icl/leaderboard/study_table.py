@@ -105,17 +105,30 @@ def _broken(text: str, width: int) -> str:
 
 
 def _number(cell: BoardCell | None, column: Column | None) -> Text:
-    """A mean with half of its interval, and the paper's number below it."""
+    """A mean with its interval, and the paper's number below it."""
     if cell is None or column is None:
         return Text(numbers.DASH, style="dim")
     text = Text(_value(cell.estimate.mean, column, 0.9995))
-    width = (cell.estimate.high - cell.estimate.low) / 2
-    if math.isfinite(width):
-        half = "±" + _value(width, column, 0.0995)
-        text.append("\n" * (len(text) + len(half) > _NUMBER) + half, style="dim")
+    interval = _interval(cell.estimate, column)
+    if interval:
+        is_long = len(text) + len(interval) > _NUMBER or not interval.startswith("±")
+        text.append("\n" + interval if is_long else interval, style="dim")
     if cell.expected is not None:
         text.append(f"\n({_value(cell.expected, column, 0.9995)})", style="cyan")
     return text
+
+
+def _interval(estimate: Estimate, column: Column) -> str:
+    """The interval in few characters: "±1.2" if its sides are equal, or both of its ends."""
+    if not math.isfinite(estimate.high - estimate.low):
+        return ""
+    if numbers.is_even(estimate, column):
+        return "±" + _value(estimate.high - estimate.mean, column, 0.0995)
+    ends = numbers.interval(estimate, column)
+    if len(ends) <= _NUMBER or not column.percent:
+        return ends
+    low, high = (numbers.value(x, column, decimals=0) for x in (estimate.low, estimate.high))
+    return f"{low}{numbers.DASH}{high}"
 
 
 def _value(x: float, column: Column, least: float) -> str:
@@ -134,7 +147,7 @@ def _legend(board: Board, entries: Sequence[Entry], flips: bool) -> str:
     over = (
         "documents and sets of demonstrations" if several else "documents, for these demonstrations"
     )
-    text = f"Means ± half of the 95% interval over {over}"
+    text = f"Means with 95% intervals over {over}, ± half or from{numbers.DASH}to"
     if len(others) < len(board.columns):
         text += ", in percent" + (f" but for {', '.join(others)}" if others else "")
     if any(cell.expected is not None for entry in entries for cell in entry.cells.values()):

@@ -107,7 +107,7 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
 
 
 def as_markdown(board: Board) -> str:
-    """The board as Markdown: its sentences, and a table of means with half of their intervals."""
+    """The board as Markdown: its sentences, and a table of means with their intervals."""
 
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |"
@@ -151,7 +151,7 @@ def _note(board: Board, escaped: Callable[[str], str]) -> str:
         "In percent: " if not others else f"In percent, but for {escaped(', '.join(others))}: "
     )
     common = "".join(f"{escaped(word)}, " for word in board.common)
-    text = f"{common}{percent if len(others) < len(board.columns) else ''}mean ± half of the 95% interval."
+    text = f"{common}{percent if len(others) < len(board.columns) else ''}mean with the 95% interval, ± half or [both ends]."
     against = " † is a significant difference to the baseline (5%, Holm over the column)."
     return text[0].upper() + text[1:] + against * bool(board.baseline)
 

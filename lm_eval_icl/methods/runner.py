@@ -110,7 +110,7 @@ class MethodRunner:
     ) -> None:
         self.pack_tokens = checked_whole("pack_tokens", pack_tokens)
         batch_size = checked_whole("batch_size", batch_size)
-        self.store_bytes = checked_whole("store_bytes", store_bytes)
+        self.store_bytes = checked_whole("store_bytes", store_bytes, least=0)
         self.model, self.softmax_dtype, self.mixed_precision_dtype = (
             model,
             softmax_dtype,

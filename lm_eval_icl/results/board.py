@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
+from lm_eval_icl.results.records import NOT_RECORDED, Answers, LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 AVERAGE = "average"
 SIGNIFICANT = 0.05  # the largest p-value of a significant difference
 _LENGTH = 200  # the most characters of a name that is shown
-Fields = tuple[tuple[str, str], ...]
+Pairs = tuple[tuple[str, str], ...]  # names and values
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 
@@ -34,6 +34,17 @@ def shown(text: str) -> str:
     return plain if len(plain) <= _LENGTH else f"{plain[: _LENGTH - 3]}..."
 
 
+def in_words(name: str, value: str | None) -> str:
+    """Words for a value in which rows or columns differ."""
+    name = name.removeprefix("generation_kwargs.").removeprefix("metadata.")
+    if not value:
+        return f"no {name}"
+    if value == NOT_RECORDED:
+        return f"{name} {value}"
+    is_digest = len(value) in (16, 32, 64) and all(char in "0123456789abcdef" for char in value)
+    return shown(f"{name} {value[:6]}" if is_digest else f"{name}={value}")
+
+
 def rule_in_words(rule: str | None) -> str:
     """A phrase that names the decision rule of some entries."""
     return "without a decision rule" if rule is None else f"under the rule {rule}"
@@ -43,16 +54,18 @@ def rule_in_words(rule: str | None) -> str:
 class RowKey:
     """The key of a row of the board: all fields that say who answered (`results.fields`)."""
 
-    model: Fields  # the declared fields of each part, by name
-    method: Fields
-    setting: Fields
-    rule: Fields  # the decision rule and its arguments; empty for the model's own answers
-    switches: Fields  # the switches that tell rows of this board apart
+    model: Pairs  # with the digest of the weights in place of the checkpoint's name, if it is known
+    method: Pairs
+    setting: Pairs
+    rule: Pairs  # the decision rule and its arguments; empty for the model's own answers
+    switches: Pairs  # the switches that tell rows of this board apart
+    # The model of the baseline: without a digest, the only model that has a digest and the same checkpoint's name.
+    compared_as: Pairs = ()
 
     @property
-    def rival(self) -> tuple[Fields, Fields, Fields]:
+    def rival(self) -> tuple[Pairs, Pairs, Pairs]:
         """The fields in which a row agrees with its baseline: all but the method and the switches."""
-        return self.model, self.setting, self.rule
+        return self.compared_as or self.model, self.setting, self.rule
 
 
 @dataclass(frozen=True, eq=False)

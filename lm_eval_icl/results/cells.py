@@ -21,166 +21,133 @@ from lm_eval_icl.results.board import (
     TaskRun,
     grouped,
 )
+from lm_eval_icl.results.columns import is_share
 from lm_eval_icl.results.metrics import AGGREGATIONS, bootstrap, bootstrap_difference
 from lm_eval_icl.results.records import Answers, at, count, number
+from lm_eval_icl.results.sets import orders_of, prompt_sets
 from lm_eval_icl.results.statistics import Bounds, Difference, Estimate
 
 _LISTED = 20  # the most names in a message
 _FEW_SETS = 5
-_NO_SET = "no demonstrations"
-_COLLAPSED, _FEW_DOCUMENTS = (
-    0.95,
-    10,
-)  # the share of one prediction that gets a mark, from so many documents on
+_COLLAPSED = 0.95  # the share of one prediction that gets a mark
+_FEW_DOCUMENTS = 10  # fewer documents get no mark
+SHARE = (0.0, 1.0)  # the bounds of a share
 _NORMAL = 1.96  # half of a 95% interval, in standard errors
 Values = Callable[[Answers], np.ndarray]
 _ITEMS: Values = attrgetter("items")
 
 
-def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
+def measured(units: Sequence[TaskRun]) -> BoardCell:
     """The numbers of a row on a task from its results there, by date; they are not yet compared with other rows."""
-    answered = [unit for unit in units if unit.result.answers is not None]
+    task = units[0].result.task
     marks = [mark for unit in units for mark in unit.result.marks]
-
-    def most(name: str, what: str = "documents") -> int:
-        return max(count(at(unit.run.icl, name, unit.result.task, what)) or 0 for unit in units)
-
-    lost, shortened, cut = most("left_out", "demonstrations"), most("left_out"), most("truncated")
+    lost = _most(units, "left_out", "demonstrations")
     if lost:
+        documents = _most(units, "left_out")
         marks.append(
-            f"{lost} demonstrations were left out of {shortened} documents' prompts, which were too long."
+            f"{lost} demonstrations were left out of {documents} documents' prompts, which were too long."
         )
-    if cut:
+    if cut := _most(units, "truncated"):
         marks.append(
             f"{cut} documents were cut at their beginning: they do not fit even without demonstrations."
         )
-    if copies := most("own_demonstrations"):
+    if copies := _most(units, "own_demonstrations"):
         marks.append(f"{copies} documents stand among their own demonstrations, with the answer.")
-    cell = (
-        _from_answers(answered, is_share, marks)
-        if answered
-        else BoardCell(_reported(units, is_share))
-    )
-    if not answered:
+    if units[0].result.answers is None:  # then no result of this cell has answers
+        cell = BoardCell(_reported(units))
         marks.append("aggregate only")
-    elif len(answered) < len(units):
-        marks.append(
-            f"{len(units) - len(answered)} of {len(units)} runs without samples are not counted."
-        )
-    expected = _expected(units, units[0].result.task)
+    else:
+        cell = _from_answers(units)
+        marks += cell.marks
+    expected = _expected(units, task)
     return replace(cell, marks=tuple(dict.fromkeys(marks)), left_out=lost, expected=expected)
+
+
+def _most(units: Sequence[TaskRun], name: str, what: str = "documents") -> int:
+    """The largest of the runs' counts for this task."""
+    return max(count(at(unit.run.icl, name, unit.result.task, what)) or 0 for unit in units)
 
 
 def _expected(units: Iterable[TaskRun], column: str) -> float | None:
     """The paper's value of a column, if all runs give the same value; None for results under a decision rule."""
-    values = [
+    values = {
         None if unit.result.rule else number(unit.run.study.expected.get(column)) for unit in units
-    ]
-    return values[0] if values.count(values[0]) == len(values) else None
+    }
+    return values.pop() if len(values) == 1 else None
 
 
-def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) -> BoardCell:
-    """The numbers of a row on a task from its samples. Marks about the samples are added to `marks`."""
-    result, sets = units[0].result, _prompt_sets(units, marks)
-    marks += ["few seeds"] * (1 < len(sets) < _FEW_SETS)
-    orders_of = [
-        u
-        for s in sets
-        if s.label != _NO_SET
-        for u in grouped(s.answered, lambda u: u.run.format).values()
-    ]
-    by_set = [
-        [unit.answers.predictions for unit in in_format]
-        for in_format in orders_of
-        if len(in_format) > 1
-    ]
-    are_known = all(order is not None for orders in by_set for order in orders)
-    answers = [unit.answers for s in sets for unit in s.answered]
-    one = _one_answer(answers, len(sets)) if result.metric == "acc" else None
-    return BoardCell(
-        estimated(sets, result.aggregation, (0.0, 1.0) if is_share else None),
+def _from_answers(units: Sequence[TaskRun]) -> BoardCell:
+    """The numbers of a row on a task from its samples, and marks about its runs."""
+    result = units[0].result
+    sets, marks = prompt_sets(units)
+    if 1 < len(sets) < _FEW_SETS:
+        marks.append("few seeds")
+    answers = [unit.answers for prompt_set in sets for unit in prompt_set.answered]
+    one_answer = _one_answer(answers, len(sets)) if result.metric == "acc" else None
+    cell = BoardCell(
+        estimated(sets, result.aggregation, SHARE if is_share(units) else None),
         sets=sets,
-        sensitivity=statistics.order_sensitivity(np.array(orders).T for orders in by_set)
-        if are_known
-        else None,
-        majority=None if one is None else float(one.mean()),
-        to_majority=None
-        if one is None
-        else statistics.difference(matrix(sets), one, bounds=(0.0, 1.0)),
+        sensitivity=_sensitivity(sets),
+        marks=tuple(marks),
         collapsed={result.task: _collapsed(answers)},
     )
+    if one_answer is None:
+        return cell
+    above = statistics.difference(matrix(sets), one_answer, bounds=SHARE)
+    return replace(cell, majority=float(one_answer.mean()), to_majority=above)
+
+
+def _sensitivity(sets: Sequence[PromptSet]) -> Estimate | None:
+    """The order sensitivity over the sets that have several orders; None if there is none."""
+    predictions = []
+    for orders in orders_of(sets):
+        in_order = [answers.predictions for answers in orders]
+        if any(options is None for options in in_order):
+            return None
+        predictions.append(np.array(in_order).T)
+    return statistics.order_sensitivity(predictions)
 
 
 def _one_answer(answers: Sequence[Answers], sets: int) -> np.ndarray | None:
     """(documents, sets) scores of always giving the most frequent right answer; None if answers are not known."""
-    if (golds := answers[0].golds) is None or any(one.predictions is None for one in answers):
+    golds = answers[0].golds
+    if golds is None or any(run_answers.predictions is None for run_answers in answers):
         return None
     options, counts = np.unique(golds, return_counts=True)
-    return np.tile((golds == options[counts.argmax()]).astype(float), (sets, 1)).T
+    is_right = (golds == options[counts.argmax()]).astype(float)
+    return np.tile(is_right, (sets, 1)).T
 
 
 def _collapsed(answers: Sequence[Answers]) -> tuple[int, int]:
-    """With how many prompts nearly all predictions are one option, and of how many; (0, 0) if that is no fault."""
+    """(collapsed prompts, all prompts): nearly all predictions are one option. (0, 0) if that is no fault."""
+    if len(answers[0].items) < _FEW_DOCUMENTS or _is_one(answers[0].golds):
+        return 0, 0
+    known = [run.predictions for run in answers if run.predictions is not None]
+    return sum(map(_is_one, known)), len(known)
 
-    def is_one(options: np.ndarray | None) -> bool:
-        return options is not None and max(
-            np.unique(options, return_counts=True)[1]
-        ) >= _COLLAPSED * len(options)
 
-    known = [one.predictions for one in answers if one.predictions is not None]
-    enough = len(answers[0].items) >= _FEW_DOCUMENTS and not is_one(answers[0].golds)
-    return (sum(bool(is_one(one)) for one in known), len(known)) if enough else (0, 0)
+def _is_one(options: np.ndarray | None) -> bool:
+    """Whether nearly all options are the same."""
+    if options is None:
+        return False
+    most = np.unique(options, return_counts=True)[1].max()
+    return bool(most >= _COLLAPSED * len(options))
 
 
 def _collapse_marks(by_task: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
     """A mark that counts the prompts of `BoardCell.collapsed` over all tasks, and names the worst task."""
-    collapsed, n = (sum(counts[place] for counts in by_task.values()) for place in (0, 1))
-    if collapsed in (0, n):
-        return ("collapsed",) * (collapsed > 0)
+    collapsed = sum(prompts for prompts, _ in by_task.values())
+    n = sum(of for _, of in by_task.values())
+    if collapsed == 0:
+        return ()
+    if collapsed == n:
+        return ("collapsed",)
     text = f"With {collapsed} of {n} prompts it gives one answer to nearly all documents"
     if len(by_task) > 1:
         worst = max(by_task, key=lambda task: by_task[task][0] / max(by_task[task][1], 1))
-        text += ", on {} with {} of its {}".format(worst, *by_task[worst])
+        prompts, of = by_task[worst]
+        text += f", on {worst} with {prompts} of its {of}"
     return (f"{text}.",)
-
-
-def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet, ...]:
-    """The answers by set of demonstrations, and within a set by format and order. Marks about repeated runs are added
-    to `marks`. A format changes the texts of the demonstrations, so the set in a format is found by its seed."""
-    by_seed = {unit.run.seed: unit.answers.demonstrations for unit in units if not unit.run.format}
-    orders: dict[str | None, list[TaskRun]] = {}
-    # If a method sorts the demonstrations, the prompts are the same in all orders of a study.
-    for first, *others in grouped(
-        units, lambda unit: (unit.answers.prompts, unit.run.order)
-    ).values():
-        others = [
-            unit for unit in others if unit.run.date != first.run.date
-        ]  # of the same date, it is the same run
-        if others:
-            agree = all(
-                np.array_equal(first.answers.items, unit.answers.items, equal_nan=True)
-                for unit in others
-            )
-            marks.append("confirmed" if agree else "differs")
-        texts, seed = first.answers.demonstrations, first.run.seed
-        demonstrations = (
-            by_seed.get(seed, f"seed {seed}") if first.run.format and texts is not None else texts
-        )
-        orders.setdefault(demonstrations, []).append(first)
-    if "differs" in marks:  # then "confirmed" is only true of other prompts
-        marks[:] = [mark for mark in marks if mark != "confirmed"]
-    sets = []
-    for demonstrations, answered in orders.items():
-        answered.sort(key=lambda unit: (unit.run.format, unit.run.order))
-        seeds = {unit.run.seed for unit in answered}
-        seed = seeds.pop() if len(seeds) == 1 else None
-        label = f"set {demonstrations[:6]}" if demonstrations and seed is None else f"seed {seed}"
-        prompt_set = PromptSet(_NO_SET if demonstrations is None else label, tuple(answered))
-        sets.append((-1 if seed is None else seed, prompt_set))
-    return tuple(
-        prompt_set
-        for _, prompt_set in sorted(sets, key=lambda seeded: (seeded[0], seeded[1].label))
-    )
 
 
 def matrix(sets: Sequence[PromptSet], values: Values = _ITEMS) -> np.ndarray:
@@ -201,55 +168,72 @@ def estimated(
     )
 
 
-def _reported(units: Sequence[TaskRun], is_share: bool) -> Estimate:
+def _reported(units: Sequence[TaskRun]) -> Estimate:
     """The estimate from lm-eval's own values and errors, if there are no samples. Seeds add their variance."""
     by_seed = grouped(units, lambda unit: unit.run.seed).values()
-    values = [float(np.mean([unit.result.value for unit in same])) for same in by_seed]
+    values = [float(np.mean([unit.result.value for unit in same_seed])) for same_seed in by_seed]
     errors = [math.inf if unit.result.stderr is None else unit.result.stderr for unit in units]
     seed_variance = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else 0.0
-    mean, error = (
-        float(np.mean(values)),
-        math.sqrt(float(np.mean(np.square(errors))) + seed_variance),
-    )
-    low, high = mean - _NORMAL * error, mean + _NORMAL * error
-    if is_share:
-        low, high = max(low, 0.0), min(high, 1.0)
-    documents = units[0].result.documents
+    mean = float(np.mean(values))
+    error = math.sqrt(float(np.mean(np.square(errors))) + seed_variance)
+    low = mean - _NORMAL * error
+    high = mean + _NORMAL * error
+    if is_share(units):
+        low = max(low, 0.0)
+        high = min(high, 1.0)
     return Estimate(
-        mean, low, high, error, math.inf, documents, len(values), None, None, "reported"
+        mean,
+        low,
+        high,
+        error,
+        df=math.inf,
+        documents=units[0].result.documents,
+        sets=len(values),
+        error_documents=None,
+        error_sets=None,
+        how="reported",
     )
 
 
-def combined(cells: Mapping[str, BoardCell], units: Iterable[TaskRun], column: Column) -> BoardCell:
-    """The numbers of a row on a group or the average, from its cells and its results (`units`) on all of its tasks."""
-    parts, weights = [cells[task] for task in column.weights], list(column.weights.values())
-    flips = [part.sensitivity for part in parts if part.sensitivity is not None]
-    majorities = [part.majority for part in parts if part.majority is not None]
-    above = [part.to_majority for part in parts if part.to_majority is not None]
-    n = len(parts)
-    notes = (
-        f"{task}: {m}" if m.endswith(".") else m
-        for task in column.weights
-        for m in cells[task].marks
-    )
-    return BoardCell(
-        statistics.estimate_group([part.estimate for part in parts], weights, bounds=column.bounds),
-        sensitivity=statistics.estimate_group(flips, weights, bounds=(0.0, 1.0))
-        if len(flips) == n
-        else None,
-        marks=tuple(dict.fromkeys(notes)),
-        left_out=sum(part.left_out for part in parts),
-        majority=math.fsum(map(math.prod, zip(weights, majorities, strict=True)))
-        if len(majorities) == n
-        else None,
-        to_majority=statistics.difference_group(above, weights, bounds=column.bounds)
-        if len(above) == n
-        else None,
-        collapsed={
-            task: counts for task in column.weights for counts in cells[task].collapsed.values()
-        },
+def combined(cells: Mapping[str, BoardCell], units: Sequence[TaskRun], column: Column) -> BoardCell:
+    """The cell of a row on a group or the average, from its cells and its results (`units`) on all of its tasks."""
+    parts = {task: cells[task] for task in column.weights}
+    bounds = SHARE if is_share(units) else None
+    flips = {task: part.sensitivity for task, part in parts.items() if part.sensitivity}
+    above = [part.to_majority for part in parts.values() if part.to_majority is not None]
+    weights = list(column.weights.values())
+    marks = []
+    for task, part in parts.items():
+        marks += [f"{task}: {mark}" if mark.endswith(".") else mark for mark in part.marks]
+    if 0 < len(flips) < len(parts):
+        marks.append(f"The order sensitivity is over {len(flips)} of {len(parts)} tasks.")
+    collapsed: dict[str, tuple[int, int]] = {}
+    for task, part in parts.items():
+        for prompts in part.collapsed.values():
+            collapsed[task] = prompts
+    cell = BoardCell(
+        statistics.estimate_group(
+            [part.estimate for part in parts.values()], weights, bounds=bounds
+        ),
+        sensitivity=_group_sensitivity(flips, column),
+        marks=tuple(dict.fromkeys(marks)),
+        left_out=sum(part.left_out for part in parts.values()),
+        collapsed=collapsed,
         expected=_expected(units, column.name),
     )
+    if len(above) < len(parts):
+        return cell
+    shares = [column.weights[task] * (part.majority or 0.0) for task, part in parts.items()]
+    difference = statistics.difference_group(above, weights, bounds=bounds)
+    return replace(cell, majority=math.fsum(shares), to_majority=difference)
+
+
+def _group_sensitivity(flips: Mapping[str, Estimate], column: Column) -> Estimate | None:
+    """The order sensitivity over the tasks that have one; None if there is none."""
+    if not flips:
+        return None
+    weights = [column.weights[task] for task in flips]
+    return statistics.estimate_group(list(flips.values()), weights, bounds=SHARE)
 
 
 def common(

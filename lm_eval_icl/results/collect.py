@@ -12,13 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lm_eval_icl.errors import one_line, writing
 from lm_eval_icl.results.board import grouped
 from lm_eval_icl.results.fields import digest
+from lm_eval_icl.results.metrics import probabilities
 from lm_eval_icl.results.records import Run, Unusable, at, mapping, number
-from lm_eval_icl.results.tasks import DocumentRow, aggregated, rows_from_samples
+from lm_eval_icl.results.tasks import MEANS, DocumentRow, aggregated, rows_from_samples
 
 _KEY = b"lm_eval_icl.results"
+_ROUNDING = 1e-6
 Documents = dict[str, list[DocumentRow]]  # by task
 
 
@@ -98,9 +102,9 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 def faults(path: Path) -> list[str]:
     """Sentences about parts of a file of `collect` that contradict each other; none for a sound file. In such a file,
-    the name is made of the digests of results and rows, all filters and rules have the same documents, predictions
-    follow from log-likelihoods, accuracies follow from predictions, and the answers give the results' value of every
-    metric that is computed from single documents."""
+    the name is made of the digests of results and rows, all filters and rules have the same documents and right
+    answers, predictions follow from log-likelihoods, a rule's values from its constants, accuracies from predictions,
+    and the documents give every value and standard error of a metric that is computed from single documents."""
     results, documents = load(path)
     sentences = []
     if path.stem != name_of(results, documents):
@@ -108,40 +112,121 @@ def faults(path: Path) -> list[str]:
             "was changed after `lm-eval-icl collect` wrote it, or was renamed: collect it again."
         )
     for task, task_rows in documents.items():
+        config = mapping(results["configs"].get(task))
         by_filter = grouped(task_rows, lambda row: row.filter)
-        prompts = [
-            sorted((row.doc_id, row.document, row.prompt) for row in rows)
-            for rows in by_filter.values()
-        ]
-        if any(filter_prompts != prompts[0] for filter_prompts in prompts):
-            sentences.append(
-                f"task {task!r}: the answers under its filters and rules are not to the same documents."
-            )
-        for row in task_rows:
-            chosen = row.logprobs.index(max(row.logprobs)) if row.logprobs else row.prediction
-            has_score = (
-                row.gold is not None and isinstance(row.prediction, int) and "acc" in row.metrics
-            )
-            if (chosen != row.prediction and "metaicl" not in row.metrics) or (
-                has_score and float(row.metrics["acc"]) != float(row.prediction == row.gold)
-            ):
-                sentences.append(
-                    f"task {task!r}, document {row.doc_id}, {row.filter!r}: another answer or score."
-                )
-                break
-        for key, value in mapping(results["results"].get(task)).items():
-            metric, comma, filter_name = key.partition(",")
-            if not comma or metric.endswith("_stderr") or number(value) is None:
-                continue
-            try:
-                given = aggregated(
-                    by_filter.get(filter_name, []), metric, mapping(results["configs"].get(task))
-                )
-            except ValueError as error:
-                sentences.append(f"task {task!r}, {key}: {error}.")
-            else:
-                if given is not None and not math.isclose(
-                    given, value, rel_tol=1e-9, abs_tol=1e-12
-                ):
-                    sentences.append(f"task {task!r}: the answers do not give its {key}.")
+        for check in (
+            _documents_differ(by_filter),
+            _answers_contradict(task_rows, config),
+            _rule_contradicts(by_filter, config),
+            _size_contradicts(len(next(iter(by_filter.values()))), results, task),
+            *_values_contradict(by_filter, mapping(results["results"].get(task)), config),
+        ):
+            if check:
+                sentences.append(f"task {task!r}{check}.")
     return sentences
+
+
+def _documents_differ(by_filter: Mapping[str, Sequence[DocumentRow]]) -> str:
+    prompts = []
+    golds: dict[int, set[int | None]] = {}
+    for rows in by_filter.values():
+        prompts.append(sorted((row.doc_id, row.document, row.prompt) for row in rows))
+        for row in rows:
+            golds.setdefault(row.doc_id, set()).add(row.gold)
+    if any(filter_prompts != prompts[0] for filter_prompts in prompts):
+        return ": the answers under its filters and rules are not to the same documents"
+    twice = [document for document, right in golds.items() if len(right) > 1]
+    return f", document {twice[0]}: two right answers" if twice else ""
+
+
+def _answers_contradict(rows: Sequence[DocumentRow], config: Mapping[str, Any]) -> str:
+    rules = mapping(at(config, "metadata", "decided"))
+    for row in rows:
+        where = f", document {row.doc_id}, {row.filter!r}"
+        is_raw = row.filter not in rules
+        if is_raw and any(not logprob <= 0 for logprob in row.logprobs):
+            return f"{where}: a log-likelihood above 0, or none"
+        if "metaicl" not in row.metrics and row.options and len(row.logprobs) != row.options:
+            return f"{where}: an option without log-likelihood"
+        chosen = row.logprobs.index(max(row.logprobs)) if row.logprobs else row.prediction
+        if chosen != row.prediction and "metaicl" not in row.metrics:
+            return f"{where}: another answer than its log-likelihoods give"
+        has_score = (
+            row.gold is not None and isinstance(row.prediction, int) and "acc" in row.metrics
+        )
+        if has_score and float(row.metrics["acc"]) != float(row.prediction == row.gold):
+            return f"{where}: another score than its answer gives"
+    return ""
+
+
+def _rule_contradicts(
+    by_filter: Mapping[str, Sequence[DocumentRow]], config: Mapping[str, Any]
+) -> str:
+    """The constants are of all documents if the rule is transductive, and of the first document otherwise."""
+    rules = mapping(at(config, "metadata", "decided"))
+    raw = next((rows for name, rows in by_filter.items() if name not in rules), [])
+    scores = {row.doc_id: row.logprobs for row in raw}
+    for name, facts in rules.items():
+        constants = at(facts, "constants")
+        if not isinstance(constants, list):
+            continue
+        rows = sorted(by_filter.get(name, []), key=lambda row: row.doc_id)
+        for row in rows if at(facts, "transductive") else rows[:1]:
+            values = np.array(row.logprobs)
+            own = np.array(scores.get(row.doc_id, ()))
+            if not len(values) == len(own) == len(constants):
+                continue
+            # A rule shifts log-probabilities, which may be normalized, or probabilities.
+            if at(facts, "arguments", "by") == "difference":
+                rest = values - probabilities(own) + np.exp(constants)
+            else:
+                rest = values - own + constants
+            if not np.ptp(rest) <= _ROUNDING * (1 + np.abs(own).max()):
+                return f", document {row.doc_id}, {name!r}: other values than its constants give"
+    return ""
+
+
+def _size_contradicts(size: int, results: Mapping[str, Any], task: str) -> str:
+    limit = number(at(results, "config", "limit"))
+    whole = number(at(results, "n-samples", task, "original"))
+    if limit is None:
+        most = whole
+    elif limit >= 1:
+        most = int(limit)
+    else:
+        most = None if whole is None else math.ceil(limit * whole)
+    if limit is not None and whole is not None and most is not None:
+        most = min(most, whole)
+    if most is None or size == most or (whole is None and size < most):
+        return ""
+    return f": {size} documents, where its limit and its size give {most:g}"
+
+
+def _values_contradict(
+    by_filter: Mapping[str, Sequence[DocumentRow]],
+    values: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> list[str]:
+    wrong = []
+    for key, value in values.items():
+        metric, comma, filter_name = key.partition(",")
+        if not comma or metric.endswith("_stderr") or number(value) is None:
+            continue
+        rows = by_filter.get(filter_name, [])
+        try:
+            given = aggregated(rows, metric, config)
+        except ValueError as error:
+            wrong.append(f", {key}: {error}")
+            continue
+        if given is None:
+            continue
+        if not math.isclose(given, value, rel_tol=1e-9, abs_tol=1e-12):
+            wrong.append(f": the answers do not give its {key}")
+        error_key = f"{metric}_stderr,{filter_name}"
+        reported = number(values.get(error_key))
+        if reported is None or metric not in MEANS or len(rows) < 2:
+            continue
+        scores = np.array([row.metrics[metric] for row in rows], dtype=float)
+        if not math.isclose(reported, scores.std(ddof=1) / math.sqrt(len(scores)), rel_tol=1e-6):
+            wrong.append(f": the answers do not give its {error_key}")
+    return wrong

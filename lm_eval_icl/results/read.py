@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 from lm_eval_icl.errors import InputError, one_line
 from lm_eval_icl.results.collect import Documents, load
-from lm_eval_icl.results.fields import declared, digest, model_arguments, row_fields
+from lm_eval_icl.results.fields import digest, model_arguments
 from lm_eval_icl.results.records import (
     LeftOutFile,
     Run,
@@ -24,13 +25,13 @@ from lm_eval_icl.results.records import (
     TaskResult,
     Unusable,
     at,
-    count,
     mapping,
     number,
 )
 from lm_eval_icl.results.tasks import DocumentRow, parse, results_of, rows_from_samples, sentence
 
 _PARENTS = 5  # so many folders above a results file may have its study's `study.json`
+_LATEST = 253_402_300_800  # seconds before the year 10000
 
 
 def read(
@@ -46,24 +47,28 @@ def read(
         dev: whether runs on the dev set of a study are read too.
         metric: the metric for every task: a metric that the runs have, or one of `metrics.CALIBRATION`.
     """
-    found: list[tuple[int, Run]] = []
+    runs: dict[str, Run] = {}
     left_out: list[LeftOutFile] = []
     studies: dict[Path, Mapping[str, Any]] = {}
     for path in tqdm(_files(paths), "Reading results", disable=quiet, unit=" files"):
         try:
             with np.errstate(all="ignore"):  # strangers' numbers may be as large as a float can be
-                run, notes = _run(path, _cell_facts(path, studies), dev, metric)
-            found.append((sum(result.answers is not None for result in run.all_results), run))
+                run, notes = _run(path, _study_of(path, studies), dev, metric)
             left_out += [LeftOutFile(path, sentence(note)) for note in notes]
+            kept = runs.setdefault(run.digest, run)
+            if kept is not run:
+                more, less = (run, kept) if _answered(run) > _answered(kept) else (kept, run)
+                runs[run.digest] = more
+                left_out.append(LeftOutFile(less.path, f"is the same run as {more.path}."))
         except Unusable as error:
             left_out.append(LeftOutFile(path, sentence(error)))
         except Exception as error:  # whatever a stranger's file contains, the other files are read
             left_out.append(LeftOutFile(path, f"cannot be understood ({one_line(error)})."))
-    runs: dict[str, Run] = {}
-    for _, run in sorted(found, key=lambda pair: -pair[0]):
-        if (kept := runs.setdefault(run.digest, run)) is not run:
-            left_out.append(LeftOutFile(run.path, sentence(f"is the same run as {kept.path}")))
     return list(runs.values()), left_out
+
+
+def _answered(run: Run) -> int:
+    return sum(result.answers is not None for result in run.all_results)
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
@@ -74,16 +79,12 @@ def _files(paths: Sequence[Path]) -> list[Path]:
             raise InputError(
                 f"{path} does not exist: give results files of lm-eval, or their folders."
             )
-        in_path = [path]
-        if path.is_dir():
-            found = sorted([*path.rglob("results*.json"), *path.rglob("*.parquet")])
-            in_path = [
-                f
-                for f in found
-                if not any(part.startswith(".") for part in f.relative_to(path).parts)
-            ]
-        for file in in_path:
-            files.setdefault(os.path.realpath(file), file)
+        if not path.is_dir():
+            files.setdefault(os.path.realpath(path), path)
+            continue
+        for file in sorted([*path.rglob("results*.json"), *path.rglob("*.parquet")]):
+            if not any(part.startswith(".") for part in file.relative_to(path).parts):
+                files.setdefault(os.path.realpath(file), file)
     return list(files.values())
 
 
@@ -95,41 +96,43 @@ def _load(path: Path) -> tuple[dict[str, Any], Documents | None]:
         return load(path)
     data = path.read_bytes()
     results = parse(data)
-    if re.search(
-        rb"\\u[dD][89a-fA-F]", data
-    ):  # a lone surrogate, which Python cannot print or write
+    # A lone surrogate, which Python cannot print or write.
+    if re.search(rb"\\u[dD][89a-fA-F]", data):
         results = json.loads(json.dumps(results, ensure_ascii=False).encode("utf-8", "replace"))
     if any(not isinstance(at(results, key), dict) for key in ("results", "configs", "config")):
         raise Unusable(
             "is not a results file of lm-eval, which has 'results', 'configs' and 'config'"
         )
-    results.pop(
-        "samples", None
-    )  # they are large; only Python's `simple_evaluate` returns them with the results
+    # They are large. Only Python's `simple_evaluate` returns them with the results.
+    results.pop("samples", None)
     return results, None
 
 
-def _cell_facts(path: Path, known: dict[Path, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The facts in `study.json` about a cell; empty if the file belongs to no study."""
+def _study_of(path: Path, known: dict[Path, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
+    """The folder of the file's study, and the facts in its `study.json` about the cell. Both are empty if there is no
+    study."""
     for folder in list(path.parents)[:_PARENTS]:
         if folder not in known:
-            try:
+            known[folder] = {}
+            with suppress(OSError, ValueError, RecursionError):
                 content = json.loads((folder / "study.json").read_text(encoding="utf-8"))
                 known[folder] = mapping(at(content, "cells"))
-            except (OSError, ValueError, RecursionError):
-                known[folder] = {}
         if known[folder]:
-            return mapping(known[folder].get(path.relative_to(folder).as_posix()))
-    return {}
+            facts = known[folder].get(path.relative_to(folder).as_posix())
+            return str(folder), mapping(facts)
+    return "", {}
 
 
 def _run(
-    path: Path, cell_facts: Mapping[str, Any], dev: bool, wanted: str | None
+    path: Path, study_on_disk: tuple[str, Mapping[str, Any]], dev: bool, wanted: str | None
 ) -> tuple[Run, list[str]]:
     """A results file as a run, and sentences about tasks and groups that are left out."""
     results, kept = _load(path)
-    config, icl = results["config"], mapping(at(results, "config", "icl"))
-    study = StudyFacts.of(mapping(icl.get("study")), cell_facts)
+    config = results["config"]
+    icl = mapping(config.get("icl"))
+    cell = mapping(icl.get("study"))
+    folder, facts = study_on_disk
+    study = StudyFacts.of(cell, facts)
     if study.split == "dev" and not dev:
         raise Unusable(
             "is a run on the dev set of a study, on which its hyperparameters were chosen"
@@ -141,15 +144,9 @@ def _run(
     for task in results["results"]:
         if task in groups or not isinstance(results["configs"].get(task), dict):
             continue
-        documents: list[DocumentRow] | Unusable
         try:
-            documents = (
-                rows_from_samples(path, results, task) if kept is None else kept.get(task, [])
-            )
-        except Unusable as error:
-            documents = error
-        try:
-            tasks[task], *under_rules = results_of(results, task, study, documents, wanted, notes)
+            rows = _rows(path, results, task) if kept is None else kept.get(task, [])
+            tasks[task], *under_rules = results_of(results, task, study, rows, wanted, notes)
             decided += under_rules
         except Unusable as error:
             notes.append(f"task {task!r} is left out: {error}")
@@ -158,43 +155,37 @@ def _run(
     weights = {}
     for group in groups:
         try:
-            if group_weights := _weights(
-                mapping(at(results, "groups", group)), _leaves(group, groups), tasks, results
-            ):
-                weights[group] = group_weights
+            members = _leaves(group, groups)
+            group_weights = _weights(mapping(at(results, "groups", group)), members, tasks, results)
         except Unusable as error:
             notes.append(f"group {group!r} is left out: {error}")
-    rows = row_fields(results, study)
+            continue
+        if group_weights:
+            weights[group] = group_weights
     apart = ("pretrained", "revision", "dtype")  # these are fields of their own
-    arguments = {
-        name: x
-        for name, x in model_arguments(config.get("model_args")).items()
-        if name not in apart
-    }
-    first = results["configs"].get(next(iter(tasks)))
-    repetition = declared("repetition", {"config": config, "icl": icl, "task": first})
+    arguments = model_arguments(config.get("model_args"))
     date = number(results.get("date")) or 0.0
     return Run(
         path=path,
         digest=digest([json.dumps(results, sort_keys=True)]),
-        model=rows["method"].get("method", ""),
-        pretrained=rows["model"].get("checkpoint", ""),
-        revision=rows["model"].get("revision", ""),
-        dtype=rows["model"].get("dtype", ""),
-        arguments=arguments,
+        arguments={name: x for name, x in arguments.items() if name not in apart},
         icl=icl,
-        seed=count(repetition.get("seed", 0 if config.get("fewshot_seed") == 0 else None)),
-        order=study.order,
-        format=count(repetition.get("format")) or 0,
-        date=date if 0 <= date < 253_402_300_800 else 0.0,  # before the year 10000
+        date=date if 0 <= date < _LATEST else 0.0,
         limit=number(config.get("limit")),
         tasks=tasks,
         groups=weights,
         results=results,
         study=study,
-        rows=rows,
+        study_name=str(cell.get("id") or folder or ("a study" if cell else "")),
         decided=tuple(decided),
     ), notes
+
+
+def _rows(path: Path, results: Mapping[str, Any], task: str) -> list[DocumentRow] | Unusable:
+    try:
+        return rows_from_samples(path, results, task)
+    except Unusable as error:
+        return error
 
 
 def _leaves(

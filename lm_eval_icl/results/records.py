@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+CHOSEN = "chosen on dev"
+NOT_RECORDED = "not recorded"
+
 
 class Unusable(ValueError):
     """Something in a file that cannot be used; the message is a sentence that says why."""
@@ -48,9 +51,8 @@ class Answers:
 
     documents: str  # digest of the documents and their targets
     prompts: str  # digest of the documents, their prompts and their targets
-    demonstrations: (
-        str | None
-    )  # digest of the demonstrations of all prompts, whatever their order. None without any
+    # Digest of the demonstrations of all prompts before any cut, in any order. None without any.
+    demonstrations: str | None
     # (documents,) or (documents, 2) floats that lm-eval's metric aggregates: a score for most metrics, the right and
     # the predicted answer for F1 and MCC.
     items: np.ndarray
@@ -60,6 +62,8 @@ class Answers:
     golds: np.ndarray | None = None
     # (documents, options) values of the options, -inf beyond a document's options; None unless all are known.
     logprobs: np.ndarray | None = None
+    # Digest of the predicted options or texts; None unless all are known.
+    predicted: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,8 @@ class RuleFacts:
     """The facts that a run reports about a decision rule of one of its tasks (`decided` in the task's metadata)."""
 
     name: str  # the name of the filter with the rule's values: "batch:m=64:of=pool"
-    arguments: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # all arguments of the rule, with defaults
+    # All arguments of the rule, with defaults.
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     # What the rule uses besides the prompt: "transductive" (a decision depends on the other documents), "labels: 2016"
     # (labeled documents), "pool: 64" (documents of the few-shot split, without labels).
     reads: tuple[str, ...] = ()
@@ -77,15 +80,13 @@ class RuleFacts:
     @classmethod
     def of(cls, name: str, facts: Mapping[str, Any]) -> RuleFacts:
         """From an object of JSON."""
-        arguments, labels = mapping(facts.get("arguments")), count(facts.get("labels"))
-        pool = (
-            (count(arguments.get("m")) or count(facts.get("corpus")))
-            if arguments.get("of") == "pool"
-            else None
-        )
-        numbers = {"labels": labels, "pool": pool}
-        reads = [f"{what}: {number}" for what, number in numbers.items() if number is not None]
-        return cls(name, arguments, (*("transductive",) * bool(facts.get("transductive")), *reads))
+        arguments = mapping(facts.get("arguments"))
+        numbers = {"labels": count(facts.get("labels"))}
+        if arguments.get("of") == "pool":
+            numbers["pool"] = count(arguments.get("m")) or count(facts.get("corpus"))
+        reads = ["transductive"] if facts.get("transductive") else []
+        reads += [f"{what}: {number}" for what, number in numbers.items() if number is not None]
+        return cls(name, arguments, tuple(reads))
 
 
 @dataclass(frozen=True)
@@ -96,27 +97,42 @@ class StudyFacts:
     order: int = 0  # the number of the order of the seed's demonstrations
     model: str | None = None  # the checkpoint that the study names
     training: str | None = None  # the name of the training that made this model from the checkpoint
-    chosen: tuple[
-        str, ...
-    ] = ()  # the settings that were chosen on the dev set: names of arguments, "seeds", "decide"
+    # The settings that were chosen on the dev set: names of arguments, "seeds", "decide".
+    chosen: tuple[str, ...] = ()
     rule: str | None = None  # the decision rule that was chosen; None for the model's own answers
     metric: str | None = None  # the metric of the task; None for the usual one
     expected: Mapping[str, Any] = field(default_factory=dict)  # the paper's numbers, by column
 
     @classmethod
-    def of(cls, cell: Mapping[str, Any], study: Mapping[str, Any]) -> StudyFacts:
+    def of(cls, cell: Mapping[str, Any], study: Mapping[str, Any] | None = None) -> StudyFacts:
         """From the two objects of JSON. Values of a wrong type count as missing."""
         names = ("split", "model", "training", "rule", "metric")
         texts: dict[str, Any] = {name: x for name in names if isinstance(x := cell.get(name), str)}
         chosen = cell.get("chosen")
+        if not isinstance(chosen, list):
+            chosen = []
         return cls(
             **texts,
             order=count(cell.get("order")) or 0,
-            chosen=tuple(
-                x for x in (chosen if isinstance(chosen, list) else ()) if isinstance(x, str)
-            ),
-            expected=mapping(study.get("expected", cell.get("expected"))),
+            chosen=tuple(name for name in chosen if isinstance(name, str)),
+            expected=mapping((study or {}).get("expected", cell.get("expected"))),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Fields:
+    """The compared fields of a task in a results file, as texts by name (`results.fields`)."""
+
+    model: Mapping[str, str]
+    method: Mapping[str, str]
+    setting: Mapping[str, str]
+    switches: Mapping[str, str]
+    facts: Mapping[str, str]
+    column: Mapping[str, str]
+    seed: int | None = None  # the seed of the demonstrations (`fewshot_seed`)
+    order: int = 0  # the number of the order of this seed's demonstrations, in a study
+    format: int = 0  # the format of the prompts; 0 is the task's own
+    demonstration_rows: str = ""  # digest of the demonstrations' rows before any cut, if recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,13 +149,24 @@ class TaskResult:
     shots: int  # how many demonstrations a prompt has
     documents: int  # how many documents were scored
     answers: Answers | None  # None if there are no samples, or they are not used: `marks` say why
+    fields: Fields
     marks: tuple[str, ...] = ()  # sentences about what is wrong with this result
-    rule: RuleFacts | None = (
-        None  # the decision rule of this result; None for the model's own answers
-    )
-    # Name -> text of the fields of the kinds "column" and "switch" (`fields`). None for a switch that is not known.
-    column: Mapping[str, str] = field(default_factory=dict)
-    switches: Mapping[str, str | None] = field(default_factory=dict)
+    rule: RuleFacts | None = None  # the decision rule; None for the model's own answers
+    filter_text: str = ""  # the filter with its settings
+
+    @property
+    def column(self) -> Mapping[str, str]:
+        """The fields that say what was asked."""
+        return {
+            **self.fields.column,
+            "metric": self.metric,
+            "filter": self.filter_text,
+            "documents": str(self.documents),
+        }
+
+    @property
+    def documents_digest(self) -> str:
+        return NOT_RECORDED if self.answers is None else self.answers.documents
 
     @property
     def reported_filter(self) -> str:
@@ -153,28 +180,64 @@ class Run:
 
     path: Path  # the file
     digest: str  # a digest of lm-eval's results: the same for copies of one run
-    model: str  # the method: `config.icl.method`, or lm-eval's name of the model: "hf", ..
-    pretrained: str  # the checkpoint's name; "" if unknown
-    revision: str
-    dtype: str
     arguments: Mapping[str, Any]  # the arguments in `model_args`, without the three above
     icl: Mapping[str, Any]  # `config.icl` of this package's models; {} for other models
-    seed: int | None  # the seed of the demonstrations (`fewshot_seed`)
-    order: int  # the number of the order of this seed's demonstrations, in a study; 0 elsewhere
     date: float  # seconds since 1970
     limit: float | None  # lm-eval's `--limit`
     tasks: Mapping[str, TaskResult]  # task -> the result of the model's own answers
-    groups: Mapping[
-        str, Mapping[str, float]
-    ]  # group -> task -> its weight in lm-eval's value of the group
+    # Group -> task -> its weight in lm-eval's value of the group.
+    groups: Mapping[str, Mapping[str, float]]
     results: Mapping[str, Any]  # the whole content of lm-eval's results file
     study: StudyFacts = StudyFacts()
-    # The fields of the kind "row" (`fields`), as texts by name, in three parts: "model", "method", "setting".
-    rows: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    decided: tuple[
-        TaskResult, ...
-    ] = ()  # the results under decision rules, one for each task and rule
-    format: int = 0  # the format of the prompts (`--metadata format=`); 0 is the task's own
+    # The study that made this run as a cell; "" for other runs. Cells of one study do not confirm each other.
+    study_name: str = ""
+    # The results under decision rules, one for each task and rule.
+    decided: tuple[TaskResult, ...] = ()
+
+    @property
+    def fields(self) -> Fields:
+        """The fields of the first task. All tasks of a run have the same model, method and setting."""
+        return next(iter(self.tasks.values())).fields
+
+    @property
+    def model(self) -> str:
+        """The method, or lm-eval's name of the model: "hf", .."""
+        return self.fields.method.get("method", "")
+
+    @property
+    def pretrained(self) -> str:
+        """The checkpoint's name; "" if unknown."""
+        return self.fields.model.get("checkpoint", "")
+
+    @property
+    def revision(self) -> str:
+        return self.fields.model.get("revision", "")
+
+    @property
+    def dtype(self) -> str:
+        return self.fields.model.get("dtype", "")
+
+    @property
+    def seed(self) -> int | None:
+        return self.fields.seed
+
+    @property
+    def order(self) -> int:
+        return self.fields.order
+
+    @property
+    def format(self) -> int:
+        return self.fields.format
+
+    @property
+    def is_computed(self) -> bool | None:
+        """Whether all answers were computed, and none was read from a cache. None if that is not recorded."""
+        responses = at(self.results, "provenance", "responses")
+        if responses is not None:
+            was_read = count(at(responses, "read"))
+            return None if was_read is None else was_read == 0
+        config = mapping(self.results.get("config"))
+        return True if config.get("use_cache", "") is None else None
 
     @property
     def all_results(self) -> tuple[TaskResult, ...]:

@@ -66,8 +66,8 @@ def runs(paths: Paths) -> pd.DataFrame:
             "path": str(run.path),
             "date": pd.to_datetime(run.date, unit="s", utc=True) if run.date else None,
             "arguments": json.dumps(dict(run.arguments), sort_keys=True, default=str),
-            "chat": "chat" in run.rows["setting"],
-            "labels": run.rows["setting"].get("labels", ""),
+            "chat": "chat" in run.fields.setting,
+            "labels": run.fields.setting.get("labels", ""),
             "tasks": tuple(run.tasks),
             **vars(cost_of([run], run.tasks)),
         }
@@ -119,7 +119,7 @@ def documents(paths: Paths) -> pd.DataFrame:
     rows = []
     for run in _read(paths):
         arguments = json.dumps(
-            {name: x for name, x in run.rows["method"].items() if name != "method"}, sort_keys=True
+            {name: x for name, x in run.fields.method.items() if name != "method"}, sort_keys=True
         )
         for task, task_results in grouped(run.all_results, lambda result: result.task).items():
             for result in task_results:

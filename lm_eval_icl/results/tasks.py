@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm_eval_icl.results.fields import column_fields, declared, digest, switch_fields
+from lm_eval_icl.results.fields import digest, fields_of, filter_text
 from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION
 from lm_eval_icl.results.records import (
     Answers,
@@ -32,25 +32,19 @@ from lm_eval_icl.results.records import (
     mapping,
     number,
 )
+from lm_eval_icl.results.reported import (
+    aggregation_of,
+    higher_is_better,
+    metric_entries,
+    metric_of,
+    reported_value,
+    retrieval_marks,
+    size_of,
+)
 
 _HASH = 16  # how many hexadecimal digits of a hash are kept
-# lm-eval's metrics that are not means over documents (lm_eval/api/metrics.py) -> the aggregation; "" if it is unknown.
-_NO_MEANS = {
-    **{
-        "f1": "f1",
-        "mcc": "matthews_corrcoef",
-        "perplexity": "perplexity",
-        "bits_per_byte": "bits_per_byte",
-    },
-    **dict.fromkeys(("word_perplexity", "byte_perplexity"), "weighted_perplexity"),
-    **dict.fromkeys(("brier_score", "bleu", "chrf", "chrf++", "ter", "bypass"), ""),
-}
-_ALWAYS = {
-    "acc",
-    "acc_norm",
-    "exact_match",
-    "metaicl",
-}  # these metrics are computed in the same way for every task
+MEANS = {"acc", "acc_norm", "exact_match"}
+_ALWAYS = {*MEANS, "metaicl"}  # these metrics are computed in the same way for every task
 
 
 class DocumentRow(NamedTuple):
@@ -168,8 +162,11 @@ def rows_of(samples: Iterable[Mapping[str, Any]], facts: SampleFacts) -> Iterato
         )
 
 
-def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
-    """The rows of one filter as arrays; `Unusable` is raised if the metric cannot be computed from them."""
+def answers_of(
+    rows: Iterable[DocumentRow], metric: str, shots: int, demonstration_rows: str = ""
+) -> Answers:
+    """The rows of one filter as arrays; `Unusable` is raised if the metric cannot be computed from them. The recorded
+    digest of the demonstrations' rows is preferred to one of their texts, which may be cut."""
     rows = sorted(rows, key=lambda row: row.doc_id)
     if not rows:
         raise Unusable("the samples have none of this filter")
@@ -193,16 +190,20 @@ def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
         logprobs = np.full((len(rows), max(row.options for row in rows)), -np.inf)
         for values, row in zip(logprobs, rows, strict=True):
             values[: row.options] = row.logprobs
+    prompts = (f"{document} {row.prompt}" for document, row in zip(documents, rows, strict=True))
+    demonstrations = None
+    if shots:
+        demonstrations = demonstration_rows or digest(row.demonstrations for row in rows)
+    predicted = [row.prediction for row in rows]
     return Answers(
         documents=digest(documents),
-        prompts=digest(
-            f"{document} {row.prompt}" for document, row in zip(documents, rows, strict=True)
-        ),
-        demonstrations=digest(row.demonstrations for row in rows) if shots else None,
+        prompts=digest(prompts),
+        demonstrations=demonstrations,
         items=items,
-        predictions=np.array([row.prediction for row in rows]) if known else None,
+        predictions=np.array(predicted) if known else None,
         golds=np.array(golds) if known and None not in golds else None,
         logprobs=logprobs,
+        predicted=None if None in predicted else digest(map(str, predicted)),
     )
 
 
@@ -300,45 +301,46 @@ def results_of(
 ) -> list[TaskResult]:
     """A task's result, then its results under decision rules, each with its answers or with marks that say why they are
     not used. Sentences about rules that are left out are added to `notes`. A task without a number is `Unusable`."""
-    values, config = mapping(results["results"][task]), results["configs"][task]
+    values = mapping(results["results"][task])
+    config = results["configs"][task]
     rules = mapping(at(config, "metadata", "decided"))
-    metric, filter_name, entry = _metric(values, config, wanted or study.metric, rules)
-    higher = at(results, "higher_is_better", task, metric)
-    higher = entry.get("higher_is_better") if higher is None else higher
-    switches, retrieved = switch_fields(results, task), mapping(at(config, "metadata", "retrieved"))
-    size = (
-        count(at(results, "n-samples", task, "effective")) or count(values.get("sample_len")) or 0
+    metric, filter_name, entry = metric_of(values, config, wanted or study.metric, rules)
+    fields = fields_of(results, task)
+    shots = fields.switches["shots"]
+    raw = TaskResult(
+        task=task,
+        metric=metric,
+        filter=filter_name,
+        value=math.nan,
+        stderr=None,
+        higher_is_better=higher_is_better(results, task, metric, entry),
+        aggregation=aggregation_of(metric, entry),
+        shots=int(shots) if shots.isdecimal() else 0,
+        documents=size_of(results, task),
+        answers=None,
+        filter_text=filter_text(results, task, filter_name),
+        fields=fields,
+        marks=tuple(retrieval_marks(mapping(at(config, "metadata", "retrieved")))),
     )
+    rows_by_filter: dict[str, list[DocumentRow]] = {}
+    for row in documents if isinstance(documents, list) else ():
+        rows_by_filter.setdefault(row.filter, []).append(row)
     task_results = []
     for rule in (None, *rules):
-        key = f"{metric},{filter_name if rule is None else rule}"
-        value = number(values.get(key))
+        named = filter_name if rule is None else rule
         try:
             if rule is not None and metric == "exact_match":  # a metric of the most probable text
                 raise Unusable("no rule changes exact_match")
-            if value is None and metric not in CALIBRATION:
-                raise Unusable(f"its {key} is {str(values.get(key))[:40]!r}, which is not a number")
-            result = TaskResult(
-                task=task,
-                metric=metric,
-                filter=filter_name,
-                value=math.nan if value is None else value,
-                stderr=number(values.get(key.replace(",", "_stderr,", 1))),
-                higher_is_better=CALIBRATION[metric].higher_is_better
-                if metric in CALIBRATION
-                else higher is not False,
-                aggregation=_aggregation(metric, entry),
-                shots=int(str(switches["shots"])) if str(switches["shots"]).isdecimal() else 0,
-                documents=size,
-                answers=None,
+            result = replace(
+                raw,
+                value=reported_value(values, metric, named),
+                stderr=number(values.get(f"{metric}_stderr,{named}")),
                 rule=None if rule is None else RuleFacts.of(rule, mapping(rules[rule])),
-                column=column_fields(results, task, metric, filter_name, size),
-                switches=switches,
             )
-            result = _with_answers(result, documents)
-            task_results.append(
-                replace(result, marks=(*result.marks, *_retrieval_marks(retrieved)))
-            )
+            rows = documents
+            if rows_by_filter:
+                rows = rows_by_filter.get(named) or Unusable("the samples have none of this filter")
+            task_results.append(_with_answers(result, rows))
         except Unusable as error:
             if rule is None:
                 raise
@@ -346,74 +348,13 @@ def results_of(
     return task_results
 
 
-def _retrieval_marks(retrieved: Mapping[str, Any]) -> list[str]:
-    """A mark that says from how many labeled documents each document's demonstrations were retrieved."""
-    rows, number = count(at(retrieved, "pool", "rows")), count(retrieved.get("own_copies"))
-    if rows is None or number is None:
-        return []
-    copies = (
-        f"it has copies of {number} documents, which were left out"
-        if number
-        else "it has no copies of documents"
-    )
-    return [f"Each document's demonstrations are retrieved from a pool of {rows:,} rows; {copies}."]
-
-
-def _metric(
-    values: Mapping[str, Any],
-    config: Mapping[str, Any],
-    wanted: str | None,
-    rules: Mapping[str, Any],
-) -> tuple[str, str, Mapping[str, Any]]:
-    """The metric that stands for a task, its first filter that is not a decision rule, and its `metric_list` entry."""
-    filters: dict[str, str] = {}
-    for key in values:
-        metric, comma, filter_name = key.partition(",")
-        if (
-            comma
-            and not metric.endswith("_stderr")
-            and metric != "bypass"
-            and filter_name not in rules
-        ):
-            filters.setdefault(metric, filter_name)
-    if wanted in CALIBRATION and filters:
-        return str(wanted), next(iter(filters.values())), {}
-    entries = _entries(config, filters)
-    for metric in (*filter(None, [wanted]), "acc", "exact_match", *entries, *filters):
-        if metric in filters:
-            return metric, filters[metric], entries.get(metric, {})
-    raise Unusable("it has no metric")
-
-
-def _entries(config: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-    """Metric -> its entry in a task's `metric_list`, in the order of that list."""
-    entries: dict[str, Mapping[str, Any]] = {}
-    listed = config.get("metric_list")
-    for entry in listed if isinstance(listed, list) else []:
-        name = str(at(entry, "metric"))
-        for metric in metrics:
-            if (
-                name == metric or f"def {metric}(" in name
-            ):  # a metric that is a function has its source as its name
-                entries.setdefault(metric, entry)
-    return entries
-
-
-def _aggregation(metric: str, entry: Mapping[str, Any]) -> str:
-    """A name of `AGGREGATIONS`, or "" if there is none for the metric."""
-    if metric in CALIBRATION:
-        return CALIBRATION[metric].aggregation
-    name = str(entry.get("aggregation", _NO_MEANS.get(metric, "mean")))
-    return name if name in AGGREGATIONS else ""
-
-
 def aggregated(rows: Sequence[DocumentRow], metric: str, config: Mapping[str, Any]) -> float | None:
     """A metric of a task's answers under one filter; None if it is not computed from numbers of single documents, or if
     the configuration does not say how: the task's own class may have computed it. `ValueError` is raised if there are
     no answers, or if a document has no such number."""
-    entries = _entries(config, [metric])
+    entries = metric_entries(config, [metric])
     aggregation = (
-        _aggregation(metric, entries.get(metric, {})) if metric in {*entries, *_ALWAYS} else ""
+        aggregation_of(metric, entries.get(metric, {})) if metric in {*entries, *_ALWAYS} else ""
     )
     return (
         _value(answers_of(rows, metric, 0).items, metric, aggregation)[0] if aggregation else None
@@ -459,52 +400,56 @@ def sample_facts(results: Mapping[str, Any], task: str) -> SampleFacts:
     return SampleFacts(
         # With acc_mutual_info, there is a second request for each option, without the prompt.
         options=config.get("output_type") == "multiple_choice"
-        and not _entries(config, ["acc_mutual_info"]),
+        and not metric_entries(config, ["acc_mutual_info"]),
         decided=any(key.startswith("metaicl,") for key in values),
-        shots=int(declared("switch", {"file": results, "task": config}, task).get("shots", 0)),
+        shots=_shots(results, task),
         front=tuple(text for text in front if isinstance(text, str)),
         delimiter=delimiter,
     )
 
 
+def _shots(results: Mapping[str, Any], task: str) -> int:
+    shots = at(results, "n-shot", task) or at(results, "configs", task, "num_fewshot")
+    return count(shots) or 0
+
+
 def _with_answers(result: TaskResult, documents: Sequence[DocumentRow] | Unusable) -> TaskResult:
     """A result with its answers, or with a mark that says why they are not used."""
-    mark, answers = "", None
     is_accuracy = result.metric.startswith("acc") or result.metric == "exact_match"
     if is_accuracy and not 0 <= result.value <= 1:
         raise Unusable(f"its {result.metric} of {result.value:g} is not between 0 and 1")
+    mark = ""
     if not result.aggregation:
         mark = f"its {result.metric} is not computed from numbers of single documents: it is shown as reported"
     elif isinstance(documents, Unusable):
         mark = f"its samples are not used: {documents}"
     elif documents:
         try:
-            rows = [row for row in documents if row.filter == result.reported_filter]
-            answers = answers_of(rows, result.metric, result.shots)
-            items = answers.items
-            if result.documents and len(items) != result.documents:
-                raise Unusable(
-                    f"they are of {len(items)} documents, the results of {result.documents}"
-                )
-            numbers = items[~np.isnan(items)] if result.aggregation == "nanmean" else items
-            if not (np.abs(numbers) < 1e100).all():
-                raise Unusable(f"the {result.metric} of a document is not a finite number")
-            given, aggregation = _value(items, result.metric, result.aggregation)
-            if result.metric in CALIBRATION:
-                result = replace(result, value=given)
-            elif not math.isclose(given, result.value, rel_tol=1e-9, abs_tol=1e-12):
-                raise Unusable(
-                    f"their {result.metric} is {given:.6g}, in the results it is {result.value:.6g}"
-                )
-            result = replace(result, aggregation=aggregation)
+            return _answered(result, documents)
         except ValueError as error:
-            mark, answers = f"its samples are not used: {error}", None
+            mark = f"its samples are not used: {error}"
     if math.isnan(result.value):
         raise Unusable(mark or f"its {result.metric} needs samples (--log_samples)")
-    if answers is None:
-        return replace(result, marks=(sentence(mark),) if mark else ())
-    switches = {**result.switches, "documents": answers.documents}
-    column = {**result.column, "documents": str(len(answers.items))}
+    return replace(result, marks=(sentence(mark), *result.marks)) if mark else result
+
+
+def _answered(result: TaskResult, rows: Sequence[DocumentRow]) -> TaskResult:
+    """A result with its answers, which give its value."""
+    recorded = result.fields.demonstration_rows
+    answers = answers_of(rows, result.metric, result.shots, recorded)
+    items = answers.items
+    if result.documents and len(items) != result.documents:
+        raise Unusable(f"they are of {len(items)} documents, the results of {result.documents}")
+    numbers = items[~np.isnan(items)] if result.aggregation == "nanmean" else items
+    if not (np.abs(numbers) < 1e100).all():
+        raise Unusable(f"the {result.metric} of a document is not a finite number")
+    value, aggregation = _value(items, result.metric, result.aggregation)
+    if result.metric not in CALIBRATION:
+        if not math.isclose(value, result.value, rel_tol=1e-9, abs_tol=1e-12):
+            raise Unusable(
+                f"their {result.metric} is {value:.6g}, in the results it is {result.value:.6g}"
+            )
+        value = result.value
     return replace(
-        result, documents=len(answers.items), answers=answers, switches=switches, column=column
+        result, value=value, aggregation=aggregation, documents=len(items), answers=answers
     )

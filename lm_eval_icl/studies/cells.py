@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from lm_eval_icl import methods
+from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.inference.checkpoints import ARGUMENTS
 from lm_eval_icl.inference.identity import source_digest
 from lm_eval_icl.studies.grid import HF, Demonstrations, Study, Training, Variant, trained_under
@@ -245,6 +246,8 @@ class Grid:
                     )
                     if study.one_at_a_time and others > 1:
                         continue
+                    if seed != study.seeds[0] and not _depends_on_seed(study, shots, labels, how):
+                        continue
                     orders = 1 if study.one_at_a_time and others else study.orders
                     place = task.name, shots, labels, number, str(how), "seeds" in choose or seed
                     key = model.folder, variant.entry, fixed, *place
@@ -265,6 +268,17 @@ class Grid:
                     )
                     groups[key] += [Candidate(rule, dev, test) for rule in rules]
         return [tuple(candidates) for candidates in groups.values()]
+
+
+def _depends_on_seed(
+    study: Study, shots: int, labels: str | None, how: Demonstrations | None
+) -> bool:
+    """Whether cells of two seeds may differ. Decision rules and other labels draw by the seed, too."""
+    if labels is not None or study.rules:
+        return True
+    if isinstance(how, Similar):
+        return how.fixed > 0 or how.order == "random"
+    return how is None or (shots > 0 and how != "first")
 
 
 def batches(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:

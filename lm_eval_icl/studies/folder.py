@@ -4,6 +4,7 @@
     cells/MODEL/METHOD/TASK,.../samples_TASK_ID.jsonl
     checkpoints/MODEL,TRAINING,METHOD-ID          models that the study has trained; NAME.part is not finished
     study.json, study.csv, board.html, figures/   the results of the whole study
+    .id                                           names the study in the results of its cells
     .lock                                         held by the process that writes the folder
 
 A target that is in the folder is done, and is not made again unless the user asks for it (`forget`). It appears whole
@@ -18,6 +19,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,14 @@ class StudyFolder:
             for half in self.path.glob("cells/*/*/.*"):  # half-written by a process that was killed
                 shutil.rmtree(half, ignore_errors=True)
             yield
+
+    @cached_property
+    def identity(self) -> str:
+        """What the cells of this folder have in common, wherever they are copied to."""
+        file = self.path / ".id"
+        if not file.is_file():
+            self.write_file(file.name, uuid.uuid4().hex)
+        return file.read_text(encoding="utf-8")
 
     def has(self, target: Target) -> bool:
         return target.path in self.there

@@ -205,6 +205,8 @@ class UnitRunner:
         shared["seconds"] = round(time.perf_counter() - begun, 3)
         for cell in cells:
             _set_passes(lm, name, numbers[cell.path])
+            if isinstance(lm, ICLModel):
+                lm.counts |= lm.run.counts_of(tasks[cell.order].instances)
             results = self._evaluate(
                 Answered(lm, answers[numbers[cell.path]]), cell, tasks[cell.order]
             )
@@ -238,6 +240,7 @@ class UnitRunner:
         scored together, of their orders, of passes and of seconds."""
         metric, training = self.grid.study.metric, cell.model.training
         facts: dict[str, Any] = {
+            "id": self.folder.identity,
             "model": cell.model.name,
             "training": training.name if training else None,
             "demonstrations": cell.drawn,

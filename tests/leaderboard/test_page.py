@@ -119,9 +119,14 @@ def test_the_terminal(tmp_path, capsys):
     assert (
         "decide: batch" in (out / "b.md").read_text() and "\\toprule" in (out / "b.tex").read_text()
     )
-    for row in rows:  # with half of the interval
-        half = 50 * (float(row["high"]) - float(row["low"]))
-        assert f"{100 * float(row['value']):.1f} ± {half:.1f}" in (out / "b.md").read_text()
+    for row in rows:  # with the interval
+        low, mean, high = (100 * float(row[name]) for name in ("low", "value", "high"))
+        is_even = abs((high - mean) - (mean - low)) < 1e-6 and 0 < low and high < 100
+        spread = f"± {high - mean:.1f}" if is_even else f"\\[{low:.1f}\N{EN DASH}{high:.1f}\\]"
+        text = (out / "b.md").read_text()
+        assert (
+            f"{mean:.1f} {spread}" in text or f"{mean:.1f} [{low:.1f}\N{EN DASH}{high:.1f}]" in text
+        )
     html = (out / "b.html").read_text()
     assert all(f"{100 * float(row['value']):.1f}" in html for row in rows)
     assert {"forest.csv", "differences.png"} <= {path.name for path in (out / "plots").iterdir()}

@@ -55,7 +55,22 @@ def test_intervals(low, high, plain, signed):
     of = Estimate(0, low, high, 0, 0, 0, 0, None, None, "crossed")
     assert numbers.interval(of, ACCURACY, unit=True) == plain
     assert numbers.interval(of, ACCURACY, sign=True, unit=True) == signed
-    assert numbers.half(of, ACCURACY) == (f"{50 * (high - low):.1f}" if math.isfinite(high) else "")
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "text"),
+    [
+        (0.85, 0.83, 0.87, "± 2.0"),
+        (0.715, 0.088, 1.0, f"[8.8{D}100.0]"),
+        (1.0, 0.8, 1.0, f"[80.0{D}100.0]"),
+        (0.5, 0.0, 1.0, f"[0.0{D}100.0]"),
+        (0.9, 0.85, 0.93, f"[85.0{D}93.0]"),
+        (0.5, -math.inf, math.inf, ""),
+    ],
+)
+def test_plus_or_minus_is_written_for_even_intervals_inside_the_range_alone(mean, low, high, text):
+    estimate = Estimate(mean, low, high, 0, 0, 0, 0, None, None, "crossed")
+    assert numbers.spread(estimate, ACCURACY) == text
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def files_of(study: Path) -> dict[str, Any]:
             facts = said["config"]["icl"]["study"]
             found[name] = (
                 said["results"],
-                {key: value for key, value in facts.items() if key != "shared"},
+                {key: value for key, value in facts.items() if key not in ("shared", "id")},
             )
     return found
 

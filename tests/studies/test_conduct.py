@@ -260,3 +260,23 @@ def test_the_best_mean_is_chosen(candidates, higher, index):
     ((cell,), curve) = choose(Grid(study.study, {"a": task}), alternatives, candidates)
     assert cell.variant.arguments["T"] == index + 1 and len(curve) == len(candidates)
     assert curve[index]["score"] == pytest.approx(sum(candidates[index]) / len(candidates[index]))
+
+
+@pytest.mark.parametrize(
+    ("how", "seeds"),
+    [
+        ("similar", [0]),
+        ("similar:by=bm25", [0]),
+        ("similar:order=random", [0, 1, 2]),
+        ("similar:fixed=1", [0, 1, 2]),
+        ("first", [0]),
+        ("random", [0, 1, 2]),
+        (None, [0, 1, 2]),
+    ],
+)
+def test_what_does_not_depend_on_the_seed_runs_once(how, seeds):
+    of_study = grid(methods=["icl"], seeds=[0, 1, 2], demonstrations=[how])
+    cells = [candidates[0].test[0] for candidates in of_study.alternatives]
+    assert [cell.seed for cell in cells] == seeds
+    relabeled = grid(methods=["icl"], seeds=[0, 1, 2], demonstrations=[how], labels=["random"])
+    assert len(relabeled.alternatives) == 3, "labels are drawn by the seed"

@@ -1,0 +1,185 @@
+"""The columns of the board: tasks, groups of tasks, and the average."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.results.board import (
+    AVERAGE,
+    BoardCell,
+    Column,
+    Pairs,
+    TaskRun,
+    grouped,
+    in_words,
+    shown,
+)
+
+# Metrics between 0 and 1, which are shown as percent. In some tasks, metrics of these names have another range.
+SHARES = frozenset(
+    [
+        "acc",
+        "acc_norm",
+        "acc_bytes",
+        "acc_mutual_info",
+        "exact_match",
+        "em",
+        "f1",
+        "quasi_exact_match",
+        "metaicl",
+        "ece",
+    ]
+)
+_LISTED = 20  # the most names in a message
+_WORDS = 4  # the most words that tell columns of a task apart
+Groups = Mapping[str, Mapping[str, float]]  # name -> column of a task -> its weight
+
+
+def is_share(units: Iterable[TaskRun]) -> bool:
+    """Whether the metric of these results lies between 0 and 1."""
+    return all(unit.result.metric in SHARES and 0 <= unit.result.value <= 1 for unit in units)
+
+
+def differing(values: Sequence[Mapping[str, str]]) -> list[str]:
+    """The sorted names of the fields in which `values` differ."""
+    names = sorted({name for fields in values for name in fields})
+    return [name for name in names if len({fields.get(name) for fields in values}) > 1]
+
+
+def column_names(columns: Iterable[Pairs]) -> dict[Pairs, str]:
+    """Short unique names of the columns: the task, and the fields in which columns of this task differ."""
+    names: dict[Pairs, str] = {}
+    by_task = grouped(dict.fromkeys(columns), lambda column: dict(column)["task"])
+    for task, task_columns in by_task.items():
+        by_field = [dict(column) for column in task_columns]
+        apart = _telling(by_field)
+        for column, values in zip(task_columns, by_field, strict=True):
+            name = _column_name(task, values, apart)
+            while name == AVERAGE or name in names.values():
+                name += "'"
+            names[column] = name
+    return names
+
+
+def _telling(columns: Sequence[Mapping[str, str]]) -> list[str]:
+    """The fields in which columns of a task differ. The documents and the filter are left out if other fields, which
+    say more, tell the columns apart."""
+    apart = differing(columns)
+    for quiet in ("documents", "filter"):
+        rest = [name for name in apart if name != quiet]
+        if len({tuple(column.get(name) for name in rest) for column in columns}) == len(columns):
+            apart = rest
+    return apart
+
+
+def _column_name(task: str, values: Mapping[str, str], apart: Sequence[str]) -> str:
+    words = [
+        in_words(name, values.get(name)) for name in apart if name not in ("training", "metric")
+    ]
+    words = words[:_WORDS]
+    if "metric" in apart:
+        words.insert(0, values["metric"])
+    name = f"{task} [{values['training']}]" if "training" in apart else task
+    return f"{name} ({', '.join(words)})" if words else name
+
+
+def columns_of(
+    column_of: Mapping[TaskRun, str], tasks: Sequence[str] | None, groups: Groups | None
+) -> tuple[Column, ...]:
+    """A column for each group and each task: first the average, then groups, then tasks."""
+    by_column = grouped(column_of, lambda unit: column_of[unit])
+    if groups is None:
+        weights = _groups_of_runs(column_of)
+    else:
+        weights = {
+            name: group
+            for name, group in groups.items()
+            if group and group.keys() <= by_column.keys()
+        }
+    weights |= {name: {name: 1.0} for name in sorted(by_column)}
+    if tasks is not None:
+        weights = _wanted(weights, tasks)
+    columns = []
+    for name, column_weights in weights.items():
+        units = [unit for task in column_weights for unit in by_column[task]]
+        first = units[0].result
+        if any(
+            (unit.result.metric, unit.result.higher_is_better)
+            != (first.metric, first.higher_is_better)
+            for unit in units
+        ):
+            continue  # there is no mean
+        kind = "average" if name == AVERAGE else "group"
+        if name in by_column:
+            kind = "task"
+        column = Column(
+            name, kind, first.metric, is_share(units), first.higher_is_better, column_weights
+        )
+        columns.append(column)
+    order = ("average", "group", "task")
+    return tuple(sorted(columns, key=lambda column: order.index(column.kind)))
+
+
+def _groups_of_runs(column_of: Mapping[TaskRun, str]) -> dict[str, Mapping[str, float]]:
+    """The groups that the runs name, with their weights."""
+    weights: dict[str, Mapping[str, float]] = {}
+    for run, run_units in grouped(column_of, lambda unit: unit.run).items():
+        task_column = {unit.result.task: column_of[unit] for unit in run_units}
+        for group, task_weights in run.groups.items():
+            column_weights = {task_column[task]: x for task, x in task_weights.items()}
+            name = group
+            # Another run may have a group of this name with other tasks or weights.
+            while name == AVERAGE or (
+                name in weights and not _alike(weights[name], column_weights)
+            ):
+                name += "'"
+            weights.setdefault(name, column_weights)
+    return weights
+
+
+def _wanted(
+    weights: Mapping[str, Mapping[str, float]], tasks: Sequence[str]
+) -> dict[str, Mapping[str, float]]:
+    """The columns with these names, or of tasks with these names."""
+    chosen: dict[str, Mapping[str, float]] = {}
+    for task in tasks:
+        named = {
+            name: column_weights
+            for name, column_weights in weights.items()
+            if name == task or name.startswith((f"{task} (", f"{task} ["))
+        }
+        if not named:
+            known = ", ".join(shown(name) for name in sorted(weights)[:_LISTED])
+            raise InputError(f"--tasks: no result of {task!r}; there are {known}.")
+        chosen |= named
+    return chosen
+
+
+def _alike(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+    return first.keys() == second.keys() and all(
+        abs(first[name] - second[name]) < 1e-9 for name in first
+    )
+
+
+def with_average(
+    columns: tuple[Column, ...], rows: Sequence[Mapping[str, BoardCell]]
+) -> tuple[Column, ...]:
+    """The columns with the average in front, over the tasks that at least half of the rows have."""
+    tasks = [column for column in columns if column.kind == "task" and column.percent]
+    often = []
+    for column in tasks:
+        number = sum(column.name in cells for cells in rows)
+        if column.higher_is_better == tasks[0].higher_is_better and 2 * number >= len(rows):
+            often.append(column)
+    weights = {column.name: 1 / len(often) for column in often}
+    is_a_group = any(
+        column.kind == "group" and _alike(column.weights, weights) for column in columns
+    )
+    is_complete = any(cells.keys() >= weights.keys() for cells in rows)
+    if len(often) < 2 or is_a_group or not is_complete:
+        return columns
+    metrics = {column.metric for column in often}
+    metric = metrics.pop() if len(metrics) == 1 else ""
+    average = Column(AVERAGE, "average", metric, True, often[0].higher_is_better, weights)
+    return (average, *columns)

@@ -1,0 +1,167 @@
+"""The names of the board's rows, which say in what the rows differ."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+
+from lm_eval_icl.results.board import (
+    BoardCell,
+    Entry,
+    RowKey,
+    TaskRun,
+    grouped,
+    in_words,
+    shown,
+)
+from lm_eval_icl.results.columns import differing
+from lm_eval_icl.results.records import CHOSEN, NOT_RECORDED, Run
+
+Row = tuple[RowKey, Sequence[TaskRun], Mapping[str, BoardCell]]
+_PLAIN = ("revision", "dtype")  # these values are shown without their names
+
+
+def entries_of(rows: Sequence[Row]) -> tuple[dict[Entry, RowKey], tuple[str, ...]]:
+    """The rows as entries, whose labels say in what they differ; and the words that all rows have in common."""
+    conditions = [_conditions(key, units) for key, units, _ in rows]
+    common = [word for word in conditions[0] if all(word in words for words in conditions)]
+    checkpoints = _checkpoints(rows)
+    models = [_model_fields(row) for row in rows]
+    key_of: dict[Entry, RowKey] = {}
+    for row, words, checkpoint, model in zip(rows, conditions, checkpoints, models, strict=True):
+        alike = [
+            other for name, other in zip(checkpoints, models, strict=True) if name == checkpoint
+        ]
+        key, units, cells = row
+        runs = tuple({unit.run.digest: unit.run for unit in units}.values())
+        rules = [unit.result.rule for unit in units if unit.result.rule is not None]
+        shots = [unit.result.shots for unit in units]
+        entry = Entry(
+            name=hashlib.sha256(_stable(key).encode("utf-8", "replace")).hexdigest()[:8],
+            checkpoint=shown(checkpoint or "unnamed"),
+            details=shown(_details(model, alike)),
+            method=shown(dict(key.method).get("method", "") or "unnamed"),
+            arguments=shown(_arguments(key, runs)),
+            conditions=", ".join(word for word in words if word not in common),
+            runs=runs,
+            cells=cells,
+            rule=shown(rules[0].name) if rules else None,
+            reads=tuple(dict.fromkeys(words for rule in rules for words in rule.reads)),
+            shots=(min(shots), max(shots)),
+        )
+        key_of[entry] = key
+    return _told_apart(key_of), tuple(common)
+
+
+def _stable(key: RowKey) -> str:
+    """The key as text, without the fields that follow from other rows."""
+    return repr(replace(key, compared_as=()))
+
+
+def _conditions(key: RowKey, units: Sequence[TaskRun]) -> list[str]:
+    """Words about the setting and the switches of a row, such as its number of shots."""
+    setting = dict(key.setting)
+    switches = dict(key.switches)
+    words = [_shots([unit.result.shots for unit in units])]
+    if "chat" in setting:
+        words += ["chat", "multiturn" if "multiturn" in setting else "one turn"]
+    if "system" in setting:
+        words.append("system instruction")
+    for name, value in setting.items():
+        if name not in ("chat", "multiturn", "system"):
+            words.append(in_words(name, value))
+    ways = dict.fromkeys(unit.result.fields.switches["demonstrations"] for unit in units)
+    if list(ways) != ["default"]:
+        shown_ways = [way if way != "default" else "drawn by the task" for way in ways]
+        words.append(in_words("demonstrations", "/".join(shown_ways)))
+    elif "demonstrations" in switches:
+        words.append("demonstrations drawn by the task")
+    if switches.get("training"):
+        words.append(f"trained: {switches['training']}")
+    return list(map(shown, words))
+
+
+def _shots(shots: Sequence[int]) -> str:
+    fewest = min(shots)
+    most = max(shots)
+    if fewest < most:
+        return f"{fewest} to {most} shots"
+    return "1 shot" if most == 1 else f"{most} shots"
+
+
+def _checkpoints(rows: Sequence[Row]) -> list[str]:
+    """The checkpoint's name of each row: of a folder, the end of its path, if that is the end of one path only. The
+    same weights may have several names, of which the shortest is shown."""
+    names = []
+    for _, units, _ in rows:
+        row_names = {unit.run.pretrained for unit in units}
+        names.append(min(row_names, key=lambda name: (len(name), name)))
+    ends = Counter(PurePath(name).name for name in set(names))
+    return [_short(name, ends) for name in names]
+
+
+def _short(name: str, ends: Mapping[str, int]) -> str:
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    end = PurePath(name).name
+    return end if is_path and ends[end] == 1 else name
+
+
+def _model_fields(row: Row) -> dict[str, str]:
+    """The fields of a row's model that may tell it from models of the same name."""
+    key, units, _ = row
+    fields = dict(key.model)
+    fields.pop("checkpoint", None)
+    if revisions := {unit.run.revision for unit in units} - {""}:
+        fields["revision"] = min(revisions)
+    return fields
+
+
+def _details(model: Mapping[str, str], alike: Sequence[Mapping[str, str]]) -> str:
+    """The fields in which models of one name differ."""
+    apart = differing(alike)
+    if "revision" in apart and len({fields.get("revision") for fields in alike}) == len(alike):
+        apart = [name for name in apart if name != "weights"]
+    words = []
+    for name in sorted(apart, key=lambda name: (name != "revision", name != "dtype", name)):
+        value = model.get(name, "")
+        if name == "weights" and value == NOT_RECORDED:
+            value = "weights not recorded"
+        elif name not in _PLAIN:
+            value = in_words(name, value)
+        words.append(value)
+    return ", ".join(filter(None, words))
+
+
+def _arguments(key: RowKey, runs: Sequence[Run]) -> str:
+    """The arguments of a row's method as they were given, in the run that gives the fewest."""
+    method = dict(key.method)
+    on_dev = [name for name, value in method.items() if value == CHOSEN]
+    given = [
+        [f"{name}={value}" for name, value in run.arguments.items() if _is_named(name, method)]
+        for run in runs
+    ]
+    words = min(given, key=lambda arguments: (len(arguments), str(arguments)))
+    if on_dev:
+        words = [*words, f"{' and '.join(on_dev)} {CHOSEN}"]
+    return ", ".join(words)
+
+
+def _is_named(argument: str, method: Mapping[str, str]) -> bool:
+    return argument in method and method[argument] != CHOSEN
+
+
+def _told_apart(key_of: Mapping[Entry, RowKey]) -> dict[Entry, RowKey]:
+    """The entries. Those with the same label show the fields of the method in which they differ, defaults too."""
+    labeled: dict[Entry, RowKey] = {}
+    same_labels = grouped(key_of, lambda entry: (entry.checkpoint, entry.details, entry.label))
+    for same_label in same_labels.values():
+        methods = [dict((*key_of[entry].method, *key_of[entry].rule)) for entry in same_label]
+        apart = differing(methods)
+        for entry, values in zip(same_label, methods, strict=True):
+            more = [f"{name}={values[name]}" for name in apart if name in values]
+            text = ", ".join(filter(None, [entry.arguments, *more]))
+            labeled[replace(entry, arguments=shown(text))] = key_of[entry]
+    return labeled

@@ -1,0 +1,103 @@
+"""The sets of demonstrations of a cell, and what its repeated runs are: a confirmation, or a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lm_eval_icl.results.board import PromptSet, TaskRun, grouped
+from lm_eval_icl.results.records import Answers
+
+NO_SET = "no demonstrations"
+# Log-likelihoods of one model differ by no more than this on other machines, relative to their size.
+_ROUNDING = {"float16": 0.05, "bfloat16": 0.05}
+_ROUNDING_FLOAT32 = 1e-4
+
+
+def prompt_sets(units: Sequence[TaskRun]) -> tuple[tuple[PromptSet, ...], list[str]]:
+    """The answers by set of demonstrations, and within a set by format and order. Runs with the same prompts count
+    once. And marks about repeated runs. A format changes the texts of the demonstrations, so the set in a format is
+    found by its seed."""
+    by_seed = {unit.run.seed: unit.answers.demonstrations for unit in units if not unit.run.format}
+    counted = []
+    marks = _marks_of_unread(units)
+    # If a method sorts the demonstrations, the prompts are the same in all orders of a study.
+    same_prompts = grouped(units, lambda unit: (unit.answers.prompts, unit.run.order))
+    for repeated in same_prompts.values():
+        first, *others = sorted(repeated, key=lambda unit: unit.run.is_computed is not True)
+        counted.append(first)
+        marks += [_repetition(first, other) for other in others]
+    if "differs" in marks:  # then "confirmed" is only true of other prompts
+        marks = [mark for mark in marks if mark != "confirmed"]
+    by_set: dict[str | None, list[TaskRun]] = {}
+    for unit in counted:
+        demonstrations = unit.answers.demonstrations
+        if unit.run.format and demonstrations is not None:
+            demonstrations = by_seed.get(unit.run.seed, f"seed {unit.run.seed}")
+        by_set.setdefault(demonstrations, []).append(unit)
+    seeded = [_prompt_set(demonstrations, same) for demonstrations, same in by_set.items()]
+    seeded.sort(key=lambda pair: (pair[0], pair[1].label))
+    return tuple(prompt_set for _, prompt_set in seeded), marks
+
+
+def _prompt_set(demonstrations: str | None, units: Sequence[TaskRun]) -> tuple[int, PromptSet]:
+    """A set of demonstrations, and its seed to sort by."""
+    answered = sorted(units, key=lambda unit: (unit.run.format, unit.run.order))
+    seeds = {unit.run.seed for unit in answered}
+    seed = seeds.pop() if len(seeds) == 1 else None
+    label = f"set {demonstrations[:6]}" if demonstrations and seed is None else f"seed {seed}"
+    if demonstrations is None:
+        label = NO_SET
+    return -1 if seed is None else seed, PromptSet(label, tuple(answered))
+
+
+def _marks_of_unread(units: Sequence[TaskRun]) -> list[str]:
+    cached = sum(unit.run.is_computed is False for unit in units)
+    if not cached:
+        return []
+    return [f"{cached} of {len(units)} runs read answers from a cache, which confirm nothing."]
+
+
+def _repetition(first: TaskRun, other: TaskRun) -> str:
+    """A mark that says what a further run with the same prompts is."""
+    agree = same_answers(first, other)
+    if agree is False:
+        return "differs"
+    if first.run.date == other.run.date:
+        return "A copy of a run counts once."
+    if first.run.study_name and first.run.study_name == other.run.study_name:
+        return "Cells of one study with the same prompts count once."
+    if first.run.is_computed and other.run.is_computed and agree:
+        return "confirmed"
+    return "A further run with the same prompts does not record that it computed its answers."
+
+
+def same_answers(first: TaskRun, second: TaskRun) -> bool | None:
+    """Whether two runs have the same predictions, and log-likelihoods up to rounding. None if that is not known."""
+    mine = first.answers
+    theirs = second.answers
+    if not np.array_equal(mine.items, theirs.items, equal_nan=True):
+        return False
+    if mine.predicted is None or theirs.predicted is None:
+        return None
+    if mine.predicted != theirs.predicted:
+        return False
+    if mine.logprobs is None or theirs.logprobs is None:
+        return True if mine.predictions is None else None
+    if mine.logprobs.shape != theirs.logprobs.shape:
+        return False
+    rounding = _ROUNDING.get(first.run.dtype, _ROUNDING_FLOAT32)
+    return np.allclose(mine.logprobs, theirs.logprobs, rtol=rounding, atol=rounding)
+
+
+def orders_of(sets: Sequence[PromptSet]) -> list[list[Answers]]:
+    """The answers in several orders of the same demonstrations in the same format."""
+    orders = []
+    for prompt_set in sets:
+        if prompt_set.label == NO_SET:
+            continue
+        for in_format in grouped(prompt_set.answered, lambda unit: unit.run.format).values():
+            if len(in_format) > 1:
+                orders.append([unit.answers for unit in in_format])
+    return orders

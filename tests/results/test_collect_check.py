@@ -1,0 +1,113 @@
+"""`lm-eval-icl collect --check` finds files whose parts contradict each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.results.collect import collect, faults
+from lm_eval_icl.results.read import read
+from tests import commands
+from tests.boards import samples_of, write
+
+CONSTANTS = [-0.5, -1.5]
+CHECKED = {
+    "contextual": {
+        "says": [0, 1] * 20,
+        "rule": "contextual",
+        "arguments": {},
+        "transductive": True,
+        "constants": CONSTANTS,
+    }
+}
+
+
+def collected(folder: Path, change: Any = None, **keys: Any) -> Path:
+    """The file of a run, whose results and samples are changed before it is collected."""
+    file = write(folder / "run", "icl", says=[0, 1] * 20, **keys)
+    samples = [json.loads(line) for line in samples_of(file, "t").open()]
+    for sample in samples:
+        if sample["filter"] != "none":
+            scores = np.array([float(pair[0]) for pair in raw_of(samples, sample)])
+            shifted = scores - CONSTANTS
+            sample["filtered_resps"] = [[str(value), "False"] for value in shifted]
+            sample["acc"] = float(shifted.argmax() == int(sample["target"]))
+    results = json.loads(file.read_text())
+    for name in keys.get("rules") or ():
+        scores = [sample["acc"] for sample in samples if sample["filter"] == name]
+        results["results"]["t"][f"acc,{name}"] = float(np.mean(scores))
+        error = np.std(scores, ddof=1) / len(scores) ** 0.5
+        results["results"]["t"][f"acc_stderr,{name}"] = float(error)
+    if change is not None:
+        change(results, samples)
+    file.write_text(json.dumps(results))
+    samples_of(file, "t").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    (path,) = collect(read([folder / "run"], quiet=True)[0], folder)
+    return path
+
+
+def raw_of(samples: list[dict[str, Any]], sample: dict[str, Any]) -> Any:
+    return next(
+        other["filtered_resps"]
+        for other in samples
+        if other["doc_id"] == sample["doc_id"] and other["filter"] == "none"
+    )
+
+
+def positive(results, samples):
+    samples[3]["filtered_resps"][0][0] = "0.5"
+
+
+def missing(results, samples):
+    samples[0]["filtered_resps"][1][0] = "nan"
+
+
+def other_error(results, samples):
+    results["results"]["t"]["acc_stderr,none"] += 0.01
+
+
+def other_limit(results, samples):
+    results["config"]["limit"] = 30
+
+
+def other_constants(results, samples):
+    results["configs"]["t"]["metadata"]["decided"]["contextual"]["constants"] = [0.0, 0.0]
+
+
+def two_right_answers(results, samples):
+    ruled = next(sample for sample in samples if sample["filter"] == "contextual")
+    ruled["target"] = "1"
+    ruled["acc"] = 1.0 - ruled["acc"]
+    scores = [sample["acc"] for sample in samples if sample["filter"] == "contextual"]
+    results["results"]["t"]["acc,contextual"] = float(np.mean(scores))
+
+
+@pytest.mark.parametrize("rules", [None, CHECKED])
+def test_a_whole_run_has_no_fault(tmp_path, rules):
+    assert faults(collected(tmp_path, rules=rules)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (positive, "a log-likelihood above 0"),
+        (missing, "a log-likelihood above 0, or none"),
+        (other_error, "the answers do not give its acc_stderr,none"),
+        (other_limit, "40 documents, where its limit and its size give 30"),
+        (other_constants, "'contextual': other values than its constants give"),
+        (two_right_answers, "two right answers"),
+    ],
+)
+def test_what_contradicts_is_found(tmp_path, change, words):
+    sentences = faults(collected(tmp_path, change, rules=CHECKED))
+    assert any(words in sentence for sentence in sentences), sentences
+
+
+def test_an_empty_folder_is_told_so(tmp_path):
+    with pytest.raises(InputError, match="there are no files to check"):
+        commands.run("collect", "--check", tmp_path)
