@@ -57,6 +57,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         metavar="DIR",
         help="figures as SVG and PNG, each with its data as CSV",
     )
+    what = "put the documents of tasks (default: all) into the page: prompts, options, answers"
+    parser.add_argument("--samples", nargs="?", const="", metavar="T,...", help=what)
     parser.add_argument(
         "--costs", action="store_true", help="print tokens, passes, seconds and memory too"
     )
@@ -93,9 +95,13 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             figures.draw(board, args.plots)
         if args.output:
             from lm_eval_icl.leaderboard.page import page
+            from lm_eval_icl.leaderboard.samples import collected
 
+            samples = None
+            if args.samples is not None:
+                samples = collected(board, task_names(args.samples or None))
             with writing(args.output):
-                write_atomically(args.output, page(board, figures.svgs(board)))
+                write_atomically(args.output, page(board, figures.svgs(board), samples))
     for sentence in board.summary:
         console.print(sentence, markup=False, highlight=False)
     console.print(tables.overview(board, SHOWN))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -69,7 +69,7 @@ def _entries(
     if results:
         board = build(read_runs(results)[0], tasks=[task])
         return [named(board.entries, name) for name in names], board.columns
-    entries = []
+    entries: list[Entry] = []
     for name in names:
         if not Path(name).exists():
             raise InputError(f"{name}: no such file or folder. For an entry, give its --results.")
@@ -82,7 +82,7 @@ def _entries(
 
 def _samples(
     entries: Sequence[Entry], columns: Sequence[Column], seed: int | None, order: int
-) -> list[Mapping[int, Sample]]:
+) -> list[dict[int, Sample]]:
     """The samples of each entry, under the same seed if there is one that all entries have."""
     if [column.kind for column in columns] != ["task"]:
         raise InputError(f"--task: must be one task, and not {len(columns)} columns.")
@@ -124,7 +124,9 @@ def _is_asked(samples: Sequence[Sample], args: argparse.Namespace) -> bool:
 def _document(samples: Sequence[Sample], full: bool) -> Group:
     """A document: the right answer, the options with their values, and the prompts."""
     first = samples[0]
-    parts = [Text(f"\ndocument {first.doc_id}, right answer: {_plain(first.gold)}", "bold")]
+    parts: list[Text | Table] = [
+        Text(f"\ndocument {first.doc_id}, right answer: {_plain(first.gold)}", "bold")
+    ]
     options = Table(box=None, pad_edge=False)
     options.add_column("option", max_width=40, overflow="fold")
     for name, _ in zip("AB", samples, strict=False):

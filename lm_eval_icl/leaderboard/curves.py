@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lm_eval_icl.drawing.style import GREY, INK, clipped, method_style, shortened
 from lm_eval_icl.leaderboard.costs import cost
@@ -20,10 +20,8 @@ from lm_eval_icl.leaderboard.drawn import (
     numbers_of,
     scale_of,
 )
+from lm_eval_icl.leaderboard.headline import names_of
 from lm_eval_icl.results.board import Board, Entry, grouped
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _PANELS = 9  # the most panels of a figure
 _LINES = 8  # the most curves of a figure
@@ -32,14 +30,13 @@ _MARKED = 24  # the most entries of a figure of costs
 
 @dataclass(frozen=True)
 class _CurvePoint:
-    """A point of a curve, with the ends of its interval and its line of the CSV file."""
+    """An entry's result on a column, as a point of a curve."""
 
     panel: str
-    method: str
-    label: str
+    label: str  # of the curve
+    entry: Entry
     x: float
-    mean: float
-    ends: tuple[float, float]
+    values: Sequence[float]  # the mean and the ends of its interval
     line: Numbers
 
 
@@ -95,48 +92,39 @@ def _against(
     first = board.columns[0]
     several = len({entry.on for entry in board.entries}) > 1
     points = []
-    for column in board.columns:
-        if (column.metric, column.percent) != (first.metric, first.percent):
+    for entry in board.entries:
+        x = x_of(entry)
+        if x is None:
             continue
-        for entry in board.entries:
-            x = x_of(entry)
+        for column in board.columns:
             cell = entry.cells.get(column.name)
-            if x is None or cell is None:
+            if cell is None or (column.metric, column.percent) != (first.metric, first.percent):
                 continue
             panel = clipped(column.name, 26)
             if several:
                 panel = f"{clipped(entry.on, 40)}, {panel}"
-            estimate = cell.estimate
-            scale = scale_of(column)
-            line = numbers_of(entry, column, line=label(entry), **{x_name: x}, **ends_of(estimate))
-            points.append(
-                _CurvePoint(
-                    panel=panel,
-                    method=entry.method,
-                    label=label(entry),
-                    x=x,
-                    mean=scale * estimate.mean,
-                    ends=(scale * estimate.low, scale * estimate.high),
-                    line=line,
-                )
-            )
-    curves = grouped(points, lambda point: (point.panel, point.label))
-    longer = [curve for curve in curves.values() if len({point.x for point in curve}) > 1]
-    points = [point for curve in longer for point in curve]
-    return _curves(title, x_name, axis_of(board, first).partition(" (")[0], points)
+            numbers = ends_of(cell.estimate)
+            values = [scale_of(column) * value for value in numbers.values()]
+            line = numbers_of(entry, column, line=label(entry), **{x_name: x}, **numbers)
+            points.append(_CurvePoint(panel, label(entry), entry, x, values, line))
+    by_curve = grouped(points, lambda point: (point.panel, point.label))
+    curves = [curve for curve in by_curve.values() if len({point.x for point in curve}) > 1]
+    return _curves(title, x_name, axis_of(board, first).partition(" (")[0], curves)
 
 
-def _curves(title: str, x_name: str, y_name: str, points: Sequence[_CurvePoint]) -> Drawn | None:
+def _curves(
+    title: str, x_name: str, y_name: str, curves: Sequence[Sequence[_CurvePoint]]
+) -> Drawn | None:
     """Panels with a common y axis. The curves of a method have one colour and other dashes."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
-    by_panel = grouped(points, lambda point: point.panel)
+    by_panel = grouped(curves, lambda curve: curve[0].panel)
     if not by_panel:
         return None
     panels = list(by_panel)[:_PANELS]
-    looks = _looks([point for panel in panels for point in by_panel[panel]])
+    looks = _looks([curve[0] for panel in panels for curve in by_panel[panel]])
     across = min(len(panels), 3)
     down = math.ceil(len(panels) / across)
     height = (3 if across == 1 else 2.4) * down + 0.3 + 0.17 * len(looks)
@@ -146,9 +134,15 @@ def _curves(title: str, x_name: str, y_name: str, points: Sequence[_CurvePoint])
         axes.remove()
     lines: list[Numbers] = []
     for axes, panel in zip(grid.flat, panels, strict=False):
-        for label, curve in grouped(by_panel[panel], lambda point: point.label).items():
-            if label in looks:
-                lines += _curve(axes, curve, looks[label])
+        for curve in by_panel[panel]:
+            look = looks.get(curve[0].label)
+            if look is not None:
+                ordered = sorted(curve, key=lambda point: point.x)
+                xs = [point.x for point in ordered]
+                means, lows, highs = zip(*(point.values for point in ordered), strict=True)
+                axes.plot(xs, means, linewidth=1.5, markersize=4.5, zorder=3, **look)
+                axes.fill_between(xs, lows, highs, color=look["color"], alpha=0.08, linewidth=0)
+                lines += [point.line for point in ordered]
         axes.set_title(panel, loc="left")
         axes.set_xlabel(x_name)
         axes.grid(color=INK, alpha=0.13)
@@ -161,8 +155,8 @@ def _curves(title: str, x_name: str, y_name: str, points: Sequence[_CurvePoint])
 
 
 def _looks(points: Sequence[_CurvePoint]) -> dict[str, Mapping[str, Any]]:
-    """Label -> how its curve is drawn, for the first curves."""
-    methods = {point.label: point.method for point in points}
+    """Label -> how its curves are drawn, for the first labels."""
+    methods = {point.label: point.entry.method for point in points}
     looks: dict[str, Mapping[str, Any]] = {}
     for method, labels in grouped(list(methods)[:_LINES], methods.__getitem__).items():
         color, marker = method_style(method)
@@ -176,63 +170,51 @@ def _looks(points: Sequence[_CurvePoint]) -> dict[str, Mapping[str, Any]]:
     return looks
 
 
-def _curve(axes: Axes, points: Sequence[_CurvePoint], look: Mapping[str, Any]) -> list[Numbers]:
-    """Draw one curve with its intervals as a band, and return its numbers."""
-    ordered = sorted(points, key=lambda point: point.x)
-    xs = [point.x for point in ordered]
-    means = [point.mean for point in ordered]
-    lows, highs = zip(*(point.ends for point in ordered), strict=True)
-    axes.plot(xs, means, linewidth=1.5, markersize=4.5, zorder=3, **look)
-    axes.fill_between(xs, lows, highs, color=look["color"], alpha=0.08, linewidth=0)
-    return [point.line for point in ordered]
-
-
 def by_tokens(board: Board) -> Drawn | None:
     """Results in the first column by the tokens that were run for a document, with the frontier:
-    the entries that no other beats with as few tokens. Names stand at the frontier alone."""
+    the entries that no other beats with as few tokens."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     column = board.columns[0]
+    scale = scale_of(column)
     points = []
     for entry in board.entries:
         entry_cost = cost(entry, column) if column.name in entry.cells else None
         if entry_cost is not None and entry_cost.tokens_run > 0:
-            points.append((entry_cost, entry))
-    points.sort(key=lambda point: point[0].tokens_a_document)
+            points.append((entry_cost.tokens_a_document, entry))
+    points = points[:_MARKED]
     if len(points) < 2:
         return None
+    names = names_of([entry for _, entry in points])
+    # Of entries with as many tokens, the best comes first.
+    points.sort(
+        key=lambda point: (point[0], -column.sign * point[1].cells[column.name].estimate.mean)
+    )
     figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
     axes = figure.subplots()
-    scale = scale_of(column)
-    best = -math.inf
-    frontier = []
+    frontier: list[tuple[float, float]] = []
     lines: list[Numbers] = []
-    for entry_cost, entry in points[:_MARKED]:
-        estimate = entry.cells[column.name].estimate
-        x = entry_cost.tokens_a_document
-        y = scale * estimate.mean
+    for x, entry in points:
+        numbers = ends_of(entry.cells[column.name].estimate)
+        y, low, high = (scale * value for value in numbers.values())
         color, marker = method_style(entry.method)
         fill: Any = "full" if entry.rule is None else "none"
-        axes.plot([x, x], [scale * estimate.low, scale * estimate.high], color=color, alpha=0.35)
+        axes.plot([x, x], [low, high], color=color, alpha=0.35)
         axes.plot([x], [y], marker, color=color, fillstyle=fill, zorder=3)
-        is_better = column.sign * y > best
-        if is_better:
-            best = column.sign * y
+        is_first = not frontier or column.sign * (y - frontier[-1][1]) > 0
+        if is_first:
             frontier.append((x, y))
-            axes.annotate(
-                shortened(label_of(entry), 34),
-                (x, y),
-                (4, 5),
-                textcoords="offset points",
-                fontsize=7.5,
-            )
-        line = numbers_of(entry, column, tokens=x, frontier=is_better, **ends_of(estimate))
-        lines.append(line)
-    xs, ys = zip(*frontier, strict=True)
-    axes.step(xs, ys, where="post", color=GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=1)
+        name = shortened(names[entry.name], 34)
+        axes.annotate(name, (x, y), (5, 3), textcoords="offset points", fontsize=7)
+        lines.append(numbers_of(entry, column, tokens=x, frontier=is_first, **numbers))
+    axes.step(*zip(*frontier, strict=True), where="post", color=GREY, linewidth=1, linestyle="--")
     axes.set_xscale("log")
-    axes.set_xlabel("tokens run for a document (logarithmic)\n" + _LEGEND)
-    axes.set_ylabel(axis_of(board, column))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(f"tokens run for a document (logarithmic)\n{_LEGEND}")
+    axes.set_ylabel(axis_of(board, column).partition(" (")[0])
     axes.grid(color=INK, alpha=0.13)
     return Drawn("Results by tokens", figure, lines)
 

@@ -57,6 +57,6 @@ def numbers_of(entry: Entry, column: Column, **values: object) -> Numbers:
     return line
 
 
-def ends_of(estimate: Estimate, name: str = "mean") -> Numbers:
+def ends_of(estimate: Estimate, name: str = "mean") -> dict[str, float]:
     """An estimate with the ends of its interval, for a line of a CSV file."""
     return {name: estimate.mean, "low": estimate.low, "high": estimate.high}

@@ -7,13 +7,16 @@ number of shots, or only in T. One is a heat map. `FIGURES`, at the end, lists t
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lm_eval_icl.drawing.style import (
     GREY,
@@ -38,30 +41,34 @@ from lm_eval_icl.leaderboard.drawn import (
     scale_of,
 )
 from lm_eval_icl.leaderboard.tables import csv_text
-from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words
+from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, grouped, rule_in_words
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 _ROW = 0.25  # inches
-_ROWS, _ROWS_ON_PAGE = 60, 36
+_ROWS = 60  # the most rows of a figure
+_ROWS_ON_PAGE = 36
 _TASKS = 24  # the most columns of a heat map
 _NUMBERS = 12  # the most columns with which a heat map has room for numbers
-_DASHED: dict[str, Any] = {"color": GREY, "linestyle": (0, (4, 2)), "linewidth": 1}
+_DASHES = ("--", ":")
 
-_Lines = Sequence[tuple[float, str]]  # the places of vertical lines, with their labels
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """The mark of an entry in a figure: single values, or a mean with its interval; and a text beside it."""
+    """A row of a figure: single values, or a mean with its interval, and a text beside them."""
 
+    entry: Entry
     values: Sequence[float]
-    interval: tuple[float, float] | None
+    ends: Sequence[float]  # of the interval; empty without one
     text: str
     line: Numbers
 
 
 def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> list[Path]:
-    """Draw each figure for which the board has data, as SVG, PNG and a CSV of its numbers. Return the files' paths.
+    """Draw each figure for which the board has data, as SVG, PNG and a CSV of its numbers. Return
+    the files' paths.
 
     Args:
         only: names of figures, out of `FIGURES`; None for all.
@@ -71,13 +78,15 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
     """
     for name in only or ():
         if name not in FIGURES:
-            raise InputError(
-                f"figures: there is no figure {name!r}: name some of {', '.join(FIGURES)}."
-            )
+            known = ", ".join(FIGURES)
+            raise InputError(f"figures: there is no figure {name!r}: name some of {known}.")
     paths = []
     with writing(folder), styled():
         folder.mkdir(parents=True, exist_ok=True)
-        for name, drawn in _all(board, _ROWS, only):
+        for name, make in FIGURES.items():
+            drawn = make(board, _ROWS) if only is None or name in only else None
+            if drawn is None:
+                continue
             for kind, metadata in METADATA.items():
                 paths.append(folder / f"{name}.{kind}")
                 drawn.figure.savefig(paths[-1], dpi=150, metadata=metadata)
@@ -87,217 +96,216 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
 
 
 def svgs(board: Board) -> dict[str, str]:
-    """The figures of a page: title -> the text of an SVG file."""
+    """The figures of a page: title -> the text of an SVG file. The page has its own picture of the
+    results."""
     files = {}
     with styled():
-        for _, drawn in _all(board, _ROWS_ON_PAGE):
+        for name, make in FIGURES.items():
+            drawn = make(board, _ROWS_ON_PAGE) if name != "forest" else None
+            if drawn is None:
+                continue
             file = io.StringIO()
             drawn.figure.savefig(file, format="svg", metadata=METADATA["svg"])
-            files[drawn.title] = re.sub(
-                r"\s*\n\s*", " ", file.getvalue()
-            )  # indentation is a tenth of the file
+            # Indentation is a tenth of the file.
+            files[drawn.title] = re.sub(r"\s*\n\s*", " ", file.getvalue())
     return files
-
-
-def _all(
-    board: Board, most: int, only: Collection[str] | None = None
-) -> Iterator[tuple[str, Drawn]]:
-    for name, make in FIGURES.items():
-        if (only is None or name in only) and (drawn := make(board, most)) is not None:
-            yield name, drawn
-
-
-def _marked(estimate: Estimate, column: Column, text: str, line: Numbers) -> _Mark:
-    scale = scale_of(column)
-    ends = (scale * estimate.low, scale * estimate.high)
-    return _Mark(
-        [scale * estimate.mean], ends if all(map(math.isfinite, ends)) else None, text, line
-    )
 
 
 def _rows(
     board: Board,
+    marks: Sequence[_Mark],
     most: int,
     title: str,
     label: str,
-    mark_of: Callable[[Entry], _Mark | None],
-    lines_at: _Lines = (),
+    references: Mapping[str, float] | None = None,
 ) -> Drawn | None:
-    """A figure with a row for each entry for which `mark_of` returns a mark, but with `most` rows at most.
-    `label` is that of the x axis."""
+    """A figure with a row for each of the first `most` marks.
+
+    Args:
+        label: that of the x axis.
+        references: meaning -> the place of a vertical line.
+    """
     from matplotlib.figure import Figure
 
-    marks = [(entry, mark) for entry in board.entries if (mark := mark_of(entry)) is not None]
     if not marks:
         return None
-    kept = marks[:most]
     several = len({entry.on for entry in board.entries}) > 1
-    rules = len({entry.rule for entry in board.entries}) > 1
+    has_rules = len(board.sections()) > 1
 
-    def panel(pair: tuple[Entry, _Mark]) -> str:
-        rule = rule_in_words(pair[0].rule) if rules else ""
-        return ", ".join(filter(None, [clipped(pair[0].on, 60) if several else "", rule]))
+    def panel(mark: _Mark) -> str:
+        rule = rule_in_words(mark.entry.rule) if has_rules else ""
+        model = clipped(mark.entry.on, 60) if several else ""
+        return ", ".join(filter(None, [model, rule]))
 
-    panels = grouped(kept, panel)
-    heights = [len(in_panel) + 0.3 for in_panel in panels.values()]
-    height = (
-        _ROW * sum(heights) + 0.3 * len(panels) + 0.8 + 0.17 * (len(lines_at) + label.count("\n"))
-    )
+    panels = grouped(marks[:most], panel)
+    heights = [len(rows) + 0.3 for rows in panels.values()]
+    legend = list(references or ())
+    if len(marks) > most:
+        legend.append(
+            f"{len(marks) - most} of {len(marks)} entries are not drawn, for lack of room"
+        )
+    label = "\n".join([label, *legend])
+    height = _ROW * sum(heights) + 0.3 * len(panels) + 0.8 + 0.17 * label.count("\n")
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    shape: dict[str, Any] = {
-        "squeeze": False,
-        "sharex": True,
-        "gridspec_kw": {"height_ratios": heights},
-    }
-    grid = figure.subplots(len(panels), 1, **shape)
-    lines = []
-    for axes, (name, in_panel) in zip(grid[:, 0], panels.items(), strict=True):
-        for y, (entry, mark) in enumerate(in_panel):
-            color, marker = method_style(entry.method)
-            if mark.interval is not None:
-                axes.plot(mark.interval, [y, y], color=color, linewidth=1.6, solid_capstyle="butt")
-            axes.plot(
-                mark.values,
-                [y] * len(mark.values),
-                marker,
-                color=color,
-                markersize=5,
-                zorder=3,
-                clip_on=False,
-            )
-            axes.annotate(
-                mark.text, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8
-            )
-            lines.append(mark.line)
-        for place, (x, _) in enumerate(lines_at):
-            axes.axvline(x, zorder=1, **{**_DASHED, "linestyle": ["--", ":"][place % 2]})
-        axes.set_ylim(len(in_panel) - 0.35, -0.65)
-        axes.set_yticks(
-            range(len(in_panel)),
-            [shortened(replace(entry, rule=None).label) for entry, _ in in_panel],
-        )
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
-        axes.grid(axis="x", color=INK, alpha=0.13)
+    ratios = {"height_ratios": heights}
+    grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True, gridspec_kw=ratios)
+    for axes, (name, rows) in zip(grid[:, 0], panels.items(), strict=True):
+        for place, x in enumerate((references or {}).values()):
+            axes.axvline(x, zorder=1, color=GREY, linewidth=1, linestyle=_DASHES[place % 2])
+        _draw_panel(axes, rows)
         axes.set_title(name, loc="left", fontweight="bold")
-    meanings = [
-        f"{['dashed', 'dotted'][place % 2]}: {what}" for place, (_, what) in enumerate(lines_at)
-    ]
-    if missing := len(marks) - len(kept):
-        meanings.append(f"{missing} of {len(marks)} entries are not drawn, for lack of room")
-    axes.set_xlabel("\n".join([label, "; ".join(meanings)] if meanings else [label]))
-    return Drawn(title, figure, lines)
+    axes.set_xlabel(label)
+    return Drawn(title, figure, [mark.line for mark in marks[:most]])
+
+
+def _draw_panel(axes: Axes, marks: Sequence[_Mark]) -> None:
+    """Draw rows with points, intervals, names on the left and texts on the right."""
+    for y, mark in enumerate(marks):
+        color, marker = method_style(mark.entry.method)
+        look: dict[str, Any] = {"color": color, "markersize": 5, "zorder": 3, "clip_on": False}
+        if mark.ends:
+            axes.plot(mark.ends, [y, y], color=color, linewidth=1.6, solid_capstyle="butt")
+        axes.plot(mark.values, [y] * len(mark.values), marker, **look)
+        beside = ("axes fraction", "data")
+        axes.annotate(mark.text, (1.01, y), xycoords=beside, va="center", fontsize=8)
+    names = [shortened(replace(mark.entry, rule=None).label) for mark in marks]
+    axes.set_yticks(range(len(marks)), names)
+    axes.set_ylim(len(marks) - 0.35, -0.65)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x", color=INK, alpha=0.13)
+
+
+def _marks(
+    board: Board,
+    column: Column,
+    name: str,
+    estimate_of: Callable[[BoardCell], Estimate | None],
+    text_of: Callable[[Estimate], str],
+) -> list[_Mark]:
+    """A mark for each entry that has an estimate. `name` is the estimate's in the CSV file."""
+    marks = []
+    scale = scale_of(column)
+    for entry in board.entries:
+        cell = entry.cells.get(column.name)
+        estimate = estimate_of(cell) if cell is not None else None
+        if estimate is None:
+            continue
+        ends = [scale * estimate.low, scale * estimate.high]
+        line = numbers_of(entry, column, **ends_of(estimate, name))
+        if isinstance(estimate, Difference):
+            line |= {"p": estimate.p, "p_holm": estimate.p_holm}
+        marks.append(
+            _Mark(
+                entry=entry,
+                values=[scale * estimate.mean],
+                ends=ends if all(map(math.isfinite, ends)) else [],
+                text=text_of(estimate),
+                line=line,
+            )
+        )
+    return marks
 
 
 def _forest(board: Board, most: int) -> Drawn | None:
     """Means with intervals, and the score of always giving one answer as a line."""
     column = board.columns[0]
+
+    def text(estimate: Estimate) -> str:
+        interval = numbers.interval(estimate, column)
+        return f"{numbers.value(estimate.mean, column)}  [{interval}]"
+
+    references = {}
     majority = board.majority(column)
-
-    def mark_of(entry: Entry) -> _Mark | None:
-        if (cell := entry.cells.get(column.name)) is None:
-            return None
-        text = f"{numbers.value(cell.estimate.mean, column)}  [{numbers.interval(cell.estimate, column)}]"
-        return _marked(
-            cell.estimate, column, text, numbers_of(entry, column, **ends_of(cell.estimate))
-        )
-
-    lines_at = (
-        []
-        if majority is None
-        else [(scale_of(column) * majority, "always one answer (uncertain too)")]
-    )
-    return _rows(
-        board, most, "Results with 95% intervals", axis_of(board, column), mark_of, lines_at
-    )
+    if majority is not None:
+        references["dashed: always one answer (uncertain too)"] = scale_of(column) * majority
+    marks = _marks(board, column, "mean", lambda cell: cell.estimate, text)
+    title = "Results with 95% intervals"
+    return _rows(board, marks, most, title, axis_of(board, column), references)
 
 
 def _differences(board: Board, most: int) -> Drawn | None:
     """Differences to the baseline under the same rule, with intervals."""
     column = board.columns[0]
 
-    def mark_of(entry: Entry) -> _Mark | None:
-        cell = entry.cells.get(column.name)
-        if cell is None or cell.difference is None:
-            return None
-        difference = cell.difference
-        line = numbers_of(
-            entry,
-            column,
-            **ends_of(difference, "difference"),
-            p=difference.p,
-            p_holm=difference.p_holm,
-        )
+    def text(difference: Any) -> str:
         sign = numbers.SIGNS.get(column.judged(difference), "")
-        return _marked(
-            difference, column, f"{numbers.signed(difference.mean, column)} {sign}", line
-        )
+        return f"{numbers.signed(difference.mean, column)} {sign}"
 
-    methods = sorted(
-        {base.method for name in board.baseline.values() if (base := board.named(name))}
-    )
-    label = f"difference to {', '.join(methods)} under the same rule, {'points' if column.percent else column.metric}"
-    label += "\n▲ better, ▼ worse: p ≤ 5%, adjusted (Holm)"
+    marks = _marks(board, column, "difference", lambda cell: cell.difference, text)
+    bases = {base.method for name in board.baseline.values() if (base := board.named(name))}
+    unit = "points" if column.percent else column.metric
+    label = f"difference to {', '.join(sorted(bases))} under the same rule, {unit}"
     title = "Differences to the baseline, with 95% intervals that are not adjusted"
-    return _rows(board, most, title, label, mark_of, [(0, "no difference")])
-
-
-def _sets(board: Board, most: int, deviations: bool) -> Drawn | None:
-    """The first task's value of each set of demonstrations (the mean over orders), or of each order minus that mean."""
-    column = next((column for column in board.columns if column.kind == "task"), board.columns[0])
-
-    def mark_of(entry: Entry) -> _Mark | None:
-        cell = entry.cells.get(column.name)
-        sets: dict[str, list[float]] = {}
-        for prompt_set in cell.sets if cell else ():
-            # Orders are compared in the task's own format.
-            units = [unit for unit in prompt_set.answered if not (deviations and unit.run.format)]
-            sets[prompt_set.label] = [unit.result.value for unit in units]
-        if deviations:
-            sets = {
-                n: [v - fmean(values) for v in values]
-                for n, values in sets.items()
-                if len(values) > 1
-            }
-        values = [
-            x for orders in sets.values() for x in (orders if deviations else [fmean(orders)])
-        ]
-        if len(values) < 2:
-            return None
-        text = ", ".join(
-            f"{name} {' '.join(f'{x:.6g}' for x in orders)}" for name, orders in sets.items()
-        )
-        xs = [scale_of(column) * x for x in dict.fromkeys(values)]
-        return _Mark(
-            xs,
-            None,
-            numbers.value(max(values) - min(values), column),
-            numbers_of(entry, column, values=text),
-        )
-
-    title = "Orders of the same demonstrations" if deviations else "Sets of demonstrations"
-    what = "each order less its set's mean" if deviations else "a point for each set"
-    label = f"{axis_of(board, column)}\n{what}; the range is on the right"
-    return _rows(
-        board, most, f"{title}: {metric_of(column)} on {clipped(column.name)}", label, mark_of
-    )
+    reference = {"▲ better, ▼ worse: p ≤ 5%, adjusted (Holm); dashed: no difference": 0.0}
+    return _rows(board, marks, most, title, label, reference)
 
 
 def _sensitivity(board: Board, most: int) -> Drawn | None:
-    """How often another order of the demonstrations changes the prediction, with 95% intervals."""
-    column = board.columns[0]
-    share = replace(column, percent=True)
+    """How often another order of the demonstrations changes the prediction, with intervals."""
+    share = replace(board.columns[0], percent=True)
 
-    def mark_of(entry: Entry) -> _Mark | None:
-        cell = entry.cells.get(column.name)
-        if cell is None or cell.sensitivity is None:
-            return None
-        line = numbers_of(entry, column, **ends_of(cell.sensitivity, "flip rate"))
-        return _marked(cell.sensitivity, share, numbers.value(cell.sensitivity.mean, share), line)
+    def text(estimate: Estimate) -> str:
+        return numbers.value(estimate.mean, share)
 
+    marks = _marks(board, share, "flip rate", lambda cell: cell.sensitivity, text)
     label = "predictions that another order of the same demonstrations changes, %"
-    return _rows(board, most, "Order sensitivity", label, mark_of)
+    return _rows(board, marks, most, "Order sensitivity", label)
+
+
+def _seeds(board: Board, most: int) -> Drawn | None:
+    """The first task's value of each set of demonstrations, the mean over orders."""
+    column = _first_task(board)
+    marks = []
+    for entry in board.entries:
+        values = {name: [fmean(orders)] for name, orders in _by_set(entry, column).items()}
+        marks += _mark_of_sets(entry, column, values)
+    title = f"Sets of demonstrations: {metric_of(column)} on {clipped(column.name)}"
+    label = f"{axis_of(board, column)}\na point for each set; the range is on the right"
+    return _rows(board, marks, most, title, label)
+
+
+def _orders(board: Board, most: int) -> Drawn | None:
+    """The first task's value of each order minus the mean of its set, in the task's own format."""
+    column = _first_task(board)
+    marks = []
+    for entry in board.entries:
+        deviations = {}
+        for name, orders in _by_set(entry, column, formats=False).items():
+            if len(orders) > 1:
+                deviations[name] = [value - fmean(orders) for value in orders]
+        marks += _mark_of_sets(entry, column, deviations)
+    title = f"Orders of the same demonstrations: {metric_of(column)} on {clipped(column.name)}"
+    label = f"{axis_of(board, column)}\neach order less its set's mean; the range is on the right"
+    return _rows(board, marks, most, title, label)
+
+
+def _first_task(board: Board) -> Column:
+    return next((column for column in board.columns if column.kind == "task"), board.columns[0])
+
+
+def _by_set(entry: Entry, column: Column, *, formats: bool = True) -> dict[str, list[float]]:
+    """Set of demonstrations -> its values in each order, and in each format if `formats`."""
+    cell = entry.cells.get(column.name)
+    values: dict[str, list[float]] = {}
+    for prompt_set in cell.sets if cell is not None else ():
+        units = [unit for unit in prompt_set.answered if formats or not unit.run.format]
+        if units:
+            values[prompt_set.label] = [unit.result.value for unit in units]
+    return values
+
+
+def _mark_of_sets(entry: Entry, column: Column, sets: Mapping[str, list[float]]) -> list[_Mark]:
+    """One mark with all values; none if there are fewer than two values."""
+    values = [value for orders in sets.values() for value in orders]
+    if len(values) < 2:
+        return []
+    texts = [f"{name} {' '.join(f'{x:.6g}' for x in orders)}" for name, orders in sets.items()]
+    line = numbers_of(entry, column, values=", ".join(texts))
+    width = numbers.value(max(values) - min(values), column)
+    scaled = [scale_of(column) * value for value in dict.fromkeys(values)]
+    return [_Mark(entry, scaled, [], width, line)]
 
 
 def _heatmap(board: Board, most: int) -> Drawn | None:
@@ -305,72 +313,64 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.figure import Figure
 
-    def difference_of(entry: Entry, column: Column) -> Difference | None:
-        cell = entry.cells.get(column.name)
-        return cell.difference if cell is not None else None
-
-    columns = [
-        c for c in board.columns if c.percent and any(difference_of(e, c) for e in board.entries)
-    ][:_TASKS]
-    entries = [
-        entry for entry in board.entries if any(difference_of(entry, column) for column in columns)
-    ][:most]
+    differences: dict[tuple[str, str], Difference] = {}
+    for column in board.columns:
+        for entry in board.entries:
+            cell = entry.cells.get(column.name)
+            if column.percent and cell is not None and cell.difference is not None:
+                differences[entry.name, column.name] = cell.difference
+    in_rows = {name for name, _ in differences}
+    in_columns = {name for _, name in differences}
+    entries = [entry for entry in board.entries if entry.name in in_rows][:most]
+    columns = [column for column in board.columns if column.name in in_columns][:_TASKS]
     if len(entries) * len(columns) < 2:  # a map needs more than one difference
         return None
-    lines, goodness = [], [[math.nan] * len(columns) for _ in entries]
+    lines: list[Numbers] = []
+    goodness = np.full((len(entries), len(columns)), np.nan)
     figure = Figure(figsize=(WIDTH, _ROW * len(entries) + 1.7), layout="constrained")
     axes = figure.subplots()
-    for y, entry in enumerate(entries):
-        for x, column in enumerate(columns):
-            if (difference := difference_of(entry, column)) is None:
-                continue
-            goodness[y][x] = 100 * difference.mean * column.sign
-            is_significant = column.judged(difference) in numbers.SIGNS
-            text = (
-                numbers.signed(difference.mean, column)
-                if len(columns) <= _NUMBERS
-                else "•" * is_significant
-            )
-            weight = "bold" if is_significant else "normal"
-            axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
-            values = {
-                "difference": difference.mean,
-                "p_holm": difference.p_holm,
-                "significant": is_significant,
-            }
-            lines.append(numbers_of(entry, column, **values))
-    largest = max(0.1, *(abs(x) for row in goodness for x in row if not math.isnan(x)))
+    for (y, entry), (x, column) in itertools.product(enumerate(entries), enumerate(columns)):
+        difference = differences.get((entry.name, column.name))
+        if difference is None:
+            continue
+        goodness[y, x] = 100 * difference.mean * column.sign
+        is_decided = column.judged(difference) in numbers.SIGNS
+        text = numbers.signed(difference.mean, column)
+        if len(columns) > _NUMBERS:
+            text = "•" if is_decided else ""
+        weight = "bold" if is_decided else "normal"
+        axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
+        values = {
+            "difference": difference.mean,
+            "p_holm": difference.p_holm,
+            "significant": is_decided,
+        }
+        lines.append(numbers_of(entry, column, **values))
+    largest = max(0.1, float(np.nanmax(np.abs(goodness))))
     colors = LinearSegmentedColormap.from_list("", ["#e8752a", "#ffffff", "#2b8fd0"])
     image = axes.imshow(goodness, cmap=colors, norm=Normalize(-largest, largest), aspect="auto")
-    axes.set_xticks(
-        range(len(columns)), [clipped(c.name, 26) for c in columns], rotation=30, ha="right"
-    )
+    names = [clipped(column.name, 26) for column in columns]
+    axes.set_xticks(range(len(columns)), names, rotation=30, ha="right")
     axes.set_yticks(range(len(entries)), [shortened(label_of(entry)) for entry in entries])
-    bar = figure.colorbar(
-        image, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=[-largest, 0, largest]
-    )
-    bar.ax.set_xticklabels([f"{x:+.1f}" for x in (-largest, 0, largest)])
-    bar.set_label(
-        "points better (blue) or worse than the baseline; bold: adjusted p ≤ 5%", fontsize=8
-    )
+    ticks = [-largest, 0, largest]
+    bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=ticks)
+    bar.ax.set_xticklabels([f"{x:+.1f}" for x in ticks])
+    meaning = "points better (blue) or worse than the baseline"
+    bar.set_label(f"{meaning}; bold: adjusted p ≤ 5%", fontsize=8)
     return Drawn("Differences to the baseline, by task", figure, lines)
 
 
-def _card(board: Board, most: int) -> Drawn | None:
-    """The robustness card, if the board has one."""
-    return None if board.card is None else Drawn(*card.figure(board.card, most))
-
-
-# Name, as in a study's file -> a function of the board and of the most rows, which makes the figure or returns None.
+# Name, as in a study's file -> a function of the board and of the most rows, which makes the figure
+# or returns None.
 FIGURES: Mapping[str, Callable[[Board, int], Drawn | None]] = {
-    "card": _card,
+    "card": lambda board, most: Drawn(*card.figure(board.card, most)) if board.card else None,
     "forest": _forest,
     "differences": _differences,
     "heatmap": _heatmap,
     "shots": lambda board, most: curves.by_shots(board),
     "T": lambda board, most: curves.by_T(board),
     "tokens": lambda board, most: curves.by_tokens(board),
-    "seeds": lambda board, most: _sets(board, most, deviations=False),
-    "orders": lambda board, most: _sets(board, most, deviations=True),
+    "seeds": _seeds,
+    "orders": _orders,
     "sensitivity": _sensitivity,
 }

@@ -6,7 +6,9 @@ Places are percentages of the width, so that texts stay as large as others on a 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+from lm_eval_icl.leaderboard.headline import names_of
 from lm_eval_icl.results.board import Board
 
 ROWS = 24  # the most rows of the picture
@@ -14,16 +16,24 @@ _PARTS = 4  # about so many parts of the axis
 
 
 class Axis:
-    """From values of the first column's metric to places, in percent of the width."""
+    """From values of the first column's metric to places, in percent of the width.
+
+    Attributes:
+        names: name of an entry that is drawn -> its label, without its rule.
+        majority: the score of always giving one answer; None if it is not known.
+        ticks: values with a line.
+    """
 
     def __init__(self, board: Board) -> None:
         column = board.columns[0]
-        majority = board.majority(column)
-        values = [] if majority is None else [majority]
-        for entry in board.entries[:ROWS]:
-            if column.name in entry.cells:
-                estimate = entry.cells[column.name].estimate
-                values += [estimate.mean, estimate.low, estimate.high]
+        self.rows = ROWS
+        self.majority = board.majority(column)
+        values = [] if self.majority is None else [self.majority]
+        entries = [replace(e, rule=None) for e in board.entries if column.name in e.cells][:ROWS]
+        self.names = names_of(entries)
+        for entry in entries:
+            estimate = entry.cells[column.name].estimate
+            values += [estimate.mean, estimate.low, estimate.high]
         finite = [value for value in values if math.isfinite(value)]
         step = _step((max(finite, default=1.0) - min(finite, default=0.0)) / _PARTS)
         first = math.floor(min(finite, default=0.0) / step)
