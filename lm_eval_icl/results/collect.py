@@ -187,19 +187,13 @@ def _rule_contradicts(
 
 
 def _size_contradicts(size: int, results: Mapping[str, Any], task: str) -> str:
+    """Without a limit, a run may still be of chosen documents (lm-eval's `samples`)."""
     limit = number(at(results, "config", "limit"))
     whole = number(at(results, "n-samples", task, "original"))
-    if limit is None:
-        most = whole
-    elif limit >= 1:
-        most = int(limit)
-    else:
-        most = None if whole is None else math.ceil(limit * whole)
-    if limit is not None and whole is not None and most is not None:
-        most = min(most, whole)
-    if most is None or size == most or (whole is None and size < most):
+    if limit is None or whole is None:
         return ""
-    return f": {size} documents, where its limit and its size give {most:g}"
+    most = min(whole, int(limit) if limit >= 1 else math.ceil(limit * whole))
+    return "" if size == most else f": {size} documents, where its limit gives {most:g}"
 
 
 def _values_contradict(

@@ -98,7 +98,7 @@ def test_a_whole_run_has_no_fault(tmp_path, rules):
         (positive, "a log-likelihood above 0"),
         (missing, "a log-likelihood above 0, or none"),
         (other_error, "the answers do not give its acc_stderr,none"),
-        (other_limit, "40 documents, where its limit and its size give 30"),
+        (other_limit, "40 documents, where its limit gives 30"),
         (other_constants, "'contextual': other values than its constants give"),
         (two_right_answers, "two right answers"),
     ],

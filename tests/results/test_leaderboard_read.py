@@ -150,6 +150,8 @@ def assert_same(run: Run, other: Run) -> None:
         assert (mine is None) == (theirs is None)
         for name in vars(mine) if mine else ():
             one, two = getattr(mine, name), getattr(theirs, name)
+            if name == "predicted" and theirs.predictions is None:
+                continue  # `collect` leaves predicted texts out
             if isinstance(one, np.ndarray):
                 assert one.dtype == two.dtype and one.shape == two.shape
             np.testing.assert_array_equal(one, two, name)
@@ -186,7 +188,7 @@ def test_a_run_as_lm_eval_wrote_it(made):
         "1",
         (),
     )
-    assert len(result.switches["demonstrations"]) == 32, "a long path is compared by its digest"
+    assert len(result.fields.switches["demonstrations"]) == 32, "a long path is compared by its digest"
     assert result.stderr == run.results["results"]["icl_demo_short"]["acc_stderr,none"]
     samples = [
         json.loads(line) for line in boards.samples_of(made["order"], "icl_demo_short").open()
@@ -497,7 +499,8 @@ def test_collected(made, tmp_path):
         collect(runs, tmp_path) == files
         and {file.name: file.read_bytes() for file in files} == before
     )
-    assert sorted((tmp_path / "runs").iterdir()) == sorted(files) and not any(map(faults, files))
+    assert sorted((tmp_path / "runs").iterdir()) == sorted(files)
+    assert [sentence for file in files for sentence in faults(file)] == []
     assert all(file.name.startswith(run.digest) for run, file in zip(runs, files, strict=True))
     again, left_out = reading.read([tmp_path], quiet=True)
     assert not left_out and len(again) == len(runs)
