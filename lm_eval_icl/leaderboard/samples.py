@@ -65,7 +65,7 @@ def samples_of(unit: TaskRun) -> dict[int, Sample]:
             query=prompt[start:],
             options=tuple(texts),
             values=row.logprobs,
-            answer=texts[row.prediction] if is_option else str(row.prediction),
+            answer=texts[int(row.prediction or 0)] if is_option else str(row.prediction),
             gold=row.target if row.gold is None or not texts else texts[row.gold],
             is_right=row.prediction == row.gold if is_option else bool(score),
         )
