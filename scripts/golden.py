@@ -46,7 +46,7 @@ BOARD = (
     "difference",
     "difference_low",
     "difference_high",
-    "p_holm",
+    "difference_p",
     "order_sensitivity",
 )
 TRAIN = "--tasks icl_demo_four --num_fewshot 3 --steps 6 --batch_size 2 --learning_rate 1e-3 --eval_steps 0".split()

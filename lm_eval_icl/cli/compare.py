@@ -1,79 +1,310 @@
-"""The command `lm-eval-icl compare`: two runs, or two rows of a leaderboard."""
+"""The command `lm-eval-icl compare`: two runs, two rows of a leaderboard, or rows that differ by one condition."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from lm_eval_icl.cli.reading import SHOWN, read_runs, task_names
-from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard import tables
-from lm_eval_icl.results.board import Column, Entry
+from lm_eval_icl.errors import InputError, did_you_mean
+from lm_eval_icl.leaderboard import numbers, tables
+from lm_eval_icl.results.board import Column, Entry, shown
 from lm_eval_icl.results.build import build
-from lm_eval_icl.results.cells import compare, named
+from lm_eval_icl.results.comparisons import compare, comparisons_of
 from lm_eval_icl.results.read import read
+from lm_eval_icl.results.records import Run, TaskResult
+from lm_eval_icl.results.rivals import condition_pairs, fields_of, named
+from lm_eval_icl.results.statistics import Difference
+from lm_eval_icl.results.summary import family
+
+SCOPES = {
+    "documents": "over documents",
+    "sets": "over documents and sets of demonstrations",
+    "other sets": "over documents and sets of demonstrations, which are others for A and for B",
+    "one side's set": "over documents and one side's sets, for the one set of the other side",
+    "this set": "over documents, for this set of demonstrations only",
+}
+_REPETITIONS = ("format", "order", "seed")  # axes of a cell, which rows do not differ in
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl compare`."""
-    parser.description = "Compare two runs, or two rows of a leaderboard, task by task."
+    parser.description = "Compare two runs, or rows of a leaderboard, task by task."
     parser.add_argument(
-        "first",
-        metavar="A",
-        help="a results file or folder of one run; or, with --results, an entry",
+        "names",
+        nargs="*",
+        metavar="A B",
+        help="results files or folders of one run each; or, with --results, rows by the names that "
+        "the leaderboard prints",
     )
     parser.add_argument(
-        "second", metavar="B", help="the file, folder or entry that A is compared with"
+        "--results",
+        nargs="+",
+        type=Path,
+        metavar="RESULTS",
+        help="results files, or folders, with the rows",
     )
-    what = "results files, or folders, with the entries A and B"
-    parser.add_argument("--results", nargs="+", type=Path, metavar="RESULTS", help=what)
+    parser.add_argument(
+        "--by",
+        metavar="CONDITION",
+        help="in place of A and B: all rows that differ by this alone, such as demonstrations, "
+        "shots, labels, rule, method, training or format",
+    )
     parser.add_argument(
         "--tasks", metavar="T,...", help="the tasks and groups to compare (default: all)"
     )
     parser.add_argument(
         "--metric", metavar="M", help="acc_norm, ece, brier, log_probability, ... (default: acc)"
     )
+    parser.add_argument(
+        "--margin",
+        type=float,
+        metavar="M",
+        help="differences within this margin (in points, for percents) count as equivalent",
+    )
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.add_argument(
+        "--fail-below",
+        type=float,
+        metavar="M",
+        help="end with status 1 if an interval of A - B is wholly below this (in points)",
+    )
     args = parser.parse_args(arguments)
-    console = Console()
-    tasks, names = task_names(args.tasks), (args.first, args.second)
+    if args.margin is not None and not args.margin > 0:
+        raise InputError(f"--margin {args.margin:g}: must be above 0.")
+    pairs = list(_by_condition(args) if args.by else _two(args))
+    if args.json:
+        lines = [line for pair in pairs for line in _json(pair, args.margin)]
+        print(json.dumps(lines, indent=2, allow_nan=False))
+    else:
+        console = Console()
+        for pair in pairs:
+            _print(pair, args.margin, console)
+    if args.fail_below is not None:
+        _fail_below(pairs, args.fail_below)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two rows, and their differences by column."""
+
+    first: Entry
+    second: Entry
+    columns: Sequence[Column]
+    differences: Mapping[str, Difference]  # each as one comparison by itself
+    on_board: Mapping[str, Difference]  # each as one of all pairs of rows; empty without a board
+
+
+def _two(args: argparse.Namespace) -> Iterator[_Pair]:
+    """The two rows that are named."""
+    if len(args.names) != 2:
+        raise InputError("give two files, folders or rows (A B), or --by CONDITION.")
+    first_name, second_name = args.names
+    tasks = task_names(args.tasks)
     if args.results:
         board = build(read(args.results, metric=args.metric)[0], tasks=tasks)
-        first, second = (named(board.entries, name) for name in names)
-        columns, same = board.columns, first is second
+        first = named(board.entries, first_name)
+        second = named(board.entries, second_name)
+        is_same = first is second
+        columns: Sequence[Column] = board.columns
+        entries = board.entries
     else:
-        same = os.path.realpath(args.first) == os.path.realpath(args.second)
-        (first, mine), (second, theirs) = (_entry(name, tasks, args.metric) for name in names)
-        columns = tuple(column for column in mine if column in theirs)
-    if same:
-        raise InputError(f"{args.first} and {args.second} are the same; give two.")
-    columns = tuple(
-        column for column in columns if column.name in first.cells and column.name in second.cells
-    )
-    if not columns:
-        raise InputError(f"{args.first} and {args.second} have no task in common.")
-    differences = compare(first.cells, second.cells, columns)
-    console.print(tables.comparison(first, second, columns, differences))
-    note = "A - B, in points if A and B are in percent, with 95% intervals."
-    note += " Four of five such comparisons would find a difference of the detectable size."
-    console.print(note, markup=False, highlight=False)
+        is_same = os.path.realpath(first_name) == os.path.realpath(second_name)
+        first, columns = _only_entry(first_name, tasks, args.metric)
+        second, theirs = _only_entry(second_name, tasks, args.metric)
+        columns = [column for column in columns if column in theirs]
+        entries = ()
+    if is_same:
+        raise InputError(f"{first_name} and {second_name} are the same; give two.")
+    both = [x for x in columns if x.name in first.cells and x.name in second.cells]
+    if not both:
+        raise InputError(f"{first_name} and {second_name} have no task in common.")
+    pair = _pair(first, second, both, entries)
+    if not pair.columns:
+        raise InputError(
+            f"{first_name} and {second_name} did not answer the same documents, or there are no "
+            "answers to single documents (--log_samples)."
+        )
+    yield pair
 
 
-def _entry(
+def _by_condition(args: argparse.Namespace) -> Iterator[_Pair]:
+    """The rows that differ by one condition alone, each with its reference."""
+    if args.names or not args.results:
+        raise InputError("--by: give --results RESULTS, and no names of rows.")
+    runs = read(args.results, metric=args.metric)[0]
+    if args.by in _REPETITIONS:
+        runs = [_apart(run, args.by) for run in runs]
+    board = build(runs, tasks=task_names(args.tasks))
+    key_of = {entry: board.keys[entry.name] for entry in board.entries}
+    pairs = condition_pairs(key_of, args.by)
+    if not pairs:
+        known = {name for entry, key in key_of.items() for name in fields_of(entry, key)}
+        advice = did_you_mean(args.by, known) or f"rows have {', '.join(sorted(known))}."
+        raise InputError(f"--by {args.by}: no two rows differ by this alone; {advice}")
+    for _, entry, reference in pairs:
+        pair = _pair(entry, reference, board.columns, board.entries)
+        if pair.columns:
+            yield pair
+
+
+def _apart(run: Run, axis: str) -> Run:
+    """The run with an axis of its cell as a setting, so that its values are rows."""
+
+    def apart(result: TaskResult) -> TaskResult:
+        setting = {**result.fields.setting, axis: str(getattr(result.fields, axis) or "")}
+        return replace(result, fields=replace(result.fields, setting=setting))
+
+    tasks = {task: apart(result) for task, result in run.tasks.items()}
+    return replace(run, tasks=tasks, decided=tuple(map(apart, run.decided)))
+
+
+def _pair(
+    first: Entry, second: Entry, columns: Sequence[Column], entries: Sequence[Entry]
+) -> _Pair:
+    differences = {}
+    on_board = {}
+    for column in columns:
+        difference = compare(first.cells, second.cells, column)
+        if difference is not None:
+            differences[column.name] = difference
+            if entries:
+                comparisons = comparisons_of(entries, column)
+                on_board[column.name] = replace(difference, comparisons=comparisons)
+    compared = [column for column in columns if column.name in differences]
+    return _Pair(first, second, compared, differences, on_board)
+
+
+def _only_entry(
     name: str, tasks: Sequence[str] | None, metric: str | None
 ) -> tuple[Entry, tuple[Column, ...]]:
     """The only entry of a file or folder, and its columns."""
     if not Path(name).exists():
         raise InputError(
-            f"{name}: no such file or folder. To compare entries of a board, give their --results."
+            f"{name}: no such file or folder. To compare rows of a board, give their --results."
         )
     board = build(read_runs([Path(name)], f"{name}: ", metric)[0], tasks=tasks)
     if len(board.entries) > 1:
         labels = "; ".join(entry.label for entry in board.entries[:SHOWN])
         raise InputError(
-            f"{name} holds {len(board.entries)} entries ({labels}). Name two of them, with --results {name}."
+            f"{name} holds {len(board.entries)} rows ({labels}). "
+            f"Name two of them, with --results {name}."
         )
     return board.entries[0], board.columns
+
+
+def _print(pair: _Pair, margin: float | None, console: Console) -> None:
+    """Print the differences by themselves, then those on the board, then what they say."""
+    names = f"A: {pair.first.label} on {pair.first.on}\nB: {pair.second.label} on {pair.second.on}"
+    title = f"{names}\n\nEach line is one comparison by itself, not adjusted:"
+    console.print(tables.comparison(pair.first, pair.second, pair.columns, pair.differences, title))
+    for column in pair.columns:
+        for name, entry in (("A", pair.first), ("B", pair.second)):
+            if count := entry.cells[column.name].left_out:
+                _say(
+                    console,
+                    f"{column.name}: {count} demonstrations were left out of {name}'s prompts.",
+                )
+        _say(console, f"{column.name}: {_in_words(pair.differences[column.name], column, margin)}")
+    counts = {difference.comparisons for difference in pair.on_board.values()}
+    if counts - {1}:
+        words = [family(count) for count in sorted(counts)]
+        _say(console, f"\nOn the board, with {' or '.join(words)} together:")
+        for column in pair.columns:
+            difference = pair.on_board[column.name]
+            interval = numbers.interval(difference, column, sign=True, unit=True)
+            verdict = _verdict(difference, column, margin)
+            p = numbers.p_value(difference.p)
+            _say(console, f"{column.name}: {interval}, p {p}: {verdict}.")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(shown_lines(text), markup=False, highlight=False)
+
+
+def shown_lines(text: str) -> str:
+    """A text with names from files, without control characters."""
+    return "\n".join(shown(line) for line in text.split("\n"))
+
+
+def _in_words(difference: Difference, column: Column, margin: float | None) -> str:
+    """What a comparison by itself says, what it is over, and what would decide it."""
+    text = f"{_verdict(difference, column, margin)}, {SCOPES[difference.scope]}"
+    if column.judged(difference, _unit(margin, column)) != "undecided":
+        return f"{text}."
+    documents, sets = difference.needed(_unit(margin, column))
+    needed = [f"{documents:,} documents"] if documents is not None else []
+    needed += [f"{sets:,} sets of demonstrations"] if sets is not None else []
+    if not needed:
+        return f"{text}. No number of documents or sets would decide, as means and variances are."
+    return f"{text}. About {' or '.join(needed)} in all would decide."
+
+
+def _verdict(difference: Difference, column: Column, margin: float | None) -> str:
+    verdict = column.judged(difference, _unit(margin, column))
+    if verdict == "equivalent":
+        return f"A and B are equivalent within {margin:g}{' points' if column.percent else ''}"
+    return verdict if verdict == "undecided" else f"A is {verdict}"
+
+
+def _unit(margin: float | None, column: Column) -> float | None:
+    """A margin in the unit of the metric; it is given in points where the metric is a percentage."""
+    return margin / 100 if margin is not None and column.percent else margin
+
+
+def _json(pair: _Pair, margin: float | None) -> Iterator[dict[str, Any]]:
+    """A line for each column, in the unit of the metric."""
+    for column in pair.columns:
+        difference = pair.differences[column.name]
+        documents, sets = difference.needed(_unit(margin, column))
+        line: dict[str, Any] = {
+            "a": pair.first.label,
+            "b": pair.second.label,
+            "checkpoint_a": pair.first.on,
+            "checkpoint_b": pair.second.on,
+            "column": column.name,
+            "metric": column.metric,
+            "mean_a": pair.first.cells[column.name].estimate.mean,
+            "mean_b": pair.second.cells[column.name].estimate.mean,
+            "documents": difference.documents,
+            "sets": difference.sets,
+            "over": difference.scope,
+            **_numbers(difference, column, margin),
+            "documents_that_decide": documents,
+            "sets_that_decide": sets,
+        }
+        if pair.on_board:
+            line["board"] = _numbers(pair.on_board[column.name], column, margin)
+        yield line
+
+
+def _numbers(difference: Difference, column: Column, margin: float | None) -> dict[str, Any]:
+    low, high = difference.interval
+    return {
+        "difference": difference.mean,
+        "low": low if abs(low) < float("inf") else None,
+        "high": high if abs(high) < float("inf") else None,
+        "p": difference.p,
+        "comparisons": difference.comparisons,
+        "verdict": column.judged(difference, _unit(margin, column)),
+    }
+
+
+def _fail_below(pairs: Sequence[_Pair], least: float) -> None:
+    """Exit with status 1 if an interval is wholly below a difference."""
+    for pair in pairs:
+        for column in pair.columns:
+            difference = pair.differences[column.name]
+            if difference.high < (_unit(least, column) or 0.0):
+                interval = numbers.interval(difference, column, sign=True, unit=True)
+                raise SystemExit(
+                    f"lm-eval-icl: compare: --fail-below {least:g}: on {column.name}, "
+                    f"{pair.first.label} minus {pair.second.label} is {interval}."
+                )

@@ -16,7 +16,7 @@ from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard.samples import Sample, answered, samples_of
 from lm_eval_icl.results.board import Column, Entry, shown
 from lm_eval_icl.results.build import build
-from lm_eval_icl.results.cells import named
+from lm_eval_icl.results.rivals import named
 
 _WIDTH = 80
 _QUERY = 600  # the most characters of a query that are shown without --full

@@ -195,7 +195,7 @@ def _marks(
         ends = [scale * estimate.low, scale * estimate.high]
         line = numbers_of(entry, column, **ends_of(estimate, name))
         if isinstance(estimate, Difference):
-            line |= {"p": estimate.p, "p_holm": estimate.p_holm}
+            line |= {"p": estimate.p, "comparisons": estimate.comparisons}
         marks.append(
             _Mark(
                 entry=entry,
@@ -236,10 +236,10 @@ def _differences(board: Board, most: int) -> Drawn | None:
     marks = _marks(board, column, "difference", lambda cell: cell.difference, text)
     bases = {base.method for name in board.baseline.values() if (base := board.named(name))}
     unit = "points" if column.percent else column.metric
-    label = f"difference to {', '.join(sorted(bases))} under the same rule, {unit}"
-    title = "Differences to the baseline, with 95% intervals that are not adjusted"
-    reference = {"▲ better, ▼ worse: p ≤ 5%, adjusted (Holm); dashed: no difference": 0.0}
-    return _rows(board, marks, most, title, label, reference)
+    label = f"difference to {', '.join(sorted(bases))} under the same rule and conditions, {unit}"
+    title = "Differences to the baseline, with intervals that hold for all pairs of rows together"
+    reference = {"▲ better, ▼ worse; dashed: no difference": 0.0}
+    return _rows(board, marks, most, f"{title} (95%)", label, reference)
 
 
 def _sensitivity(board: Board, most: int) -> Drawn | None:
@@ -309,7 +309,7 @@ def _mark_of_sets(entry: Entry, column: Column, sets: Mapping[str, list[float]])
 
 
 def _heatmap(board: Board, most: int) -> Drawn | None:
-    """Differences to the baseline by task, bold if the adjusted p-value is at most 5%."""
+    """Differences to the baseline by task, bold if their simultaneous intervals exclude 0."""
     from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.figure import Figure
 
@@ -342,8 +342,8 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
         axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
         values = {
             "difference": difference.mean,
-            "p_holm": difference.p_holm,
-            "significant": is_decided,
+            "p": difference.p,
+            "decided": is_decided,
         }
         lines.append(numbers_of(entry, column, **values))
     largest = max(0.1, float(np.nanmax(np.abs(goodness))))
@@ -356,7 +356,7 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=ticks)
     bar.ax.set_xticklabels([f"{x:+.1f}" for x in ticks])
     meaning = "points better (blue) or worse than the baseline"
-    bar.set_label(f"{meaning}; bold: adjusted p ≤ 5%", fontsize=8)
+    bar.set_label(f"{meaning}; bold: shown with all pairs of rows together (95%)", fontsize=8)
     return Drawn("Differences to the baseline, by task", figure, lines)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lm_eval_icl.results.board import Board, BoardCell, Column, Entry
-from lm_eval_icl.results.cells import compare
-from lm_eval_icl.results.statistics import Difference, Estimate, holm
+from lm_eval_icl.results.comparisons import compare
+from lm_eval_icl.results.statistics import Difference, Estimate
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ def headline(board: Board) -> Headline:
     cell = best.cells[column.name]
     names = names_of(entries)
     differences = {
-        names[entry.name]: compare(best.cells, entry.cells, [column]).get(column.name)
+        names[entry.name]: compare(best.cells, entry.cells, column)
         for entry in entries
         if entry is not best
     }
     differences["always one answer"] = cell.to_majority
-    known = {label: difference for label, difference in differences.items() if difference}
-    p_values = holm([difference.p for difference in known.values()])
-    verdicts: dict[str, list[str]] = {"better": [], "same": [], "worse": []}
-    for (label, difference), p in zip(known.items(), p_values, strict=True):
-        verdicts[column.judged(replace(difference, p_holm=p))].append(label)
+    verdicts: dict[str, list[str]] = {"better": [], "undecided": [], "worse": []}
+    for label, difference in differences.items():
+        if difference is not None:
+            simultaneous = replace(difference, comparisons=cell.comparisons)
+            verdicts[column.judged(simultaneous)].append(label)
     estimates = []
     for entry in entries:
         estimates += [entry.cells[task].estimate for task in column.weights]
@@ -64,7 +64,7 @@ def headline(board: Board) -> Headline:
     return Headline(
         name=names[best.name],
         cell=cell,
-        undecided=verdicts["same"],
+        undecided=verdicts["undecided"],
         better=verdicts["better"],
         estimates=estimates,
         on_a_task=None if verdicts["better"] else _on_a_task(board),

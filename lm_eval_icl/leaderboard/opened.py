@@ -16,6 +16,7 @@ from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, valu
 from lm_eval_icl.results.board import Board, BoardCell, Column, Entry
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Difference, Estimate
+from lm_eval_icl.results.summary import family
 
 LONGEST = 400  # the most characters of a name or a note
 RUNS = 200  # the most runs, or sets, that an opened cell lists
@@ -24,23 +25,21 @@ RUNS = 200  # the most runs, or sets, that an opened cell lists
 MARKS = {
     "confirmed": "Two runs on different dates, with the same prompts, gave the same answer to every document.",
     "differs": "Two runs with the same prompts gave different answers. The earlier run is shown.",
-    "unpaired": "The prompts are not the baseline's, so there is no paired difference.",
+    "other sets": "The baseline has other sets of demonstrations, and the interval of the difference contains the "
+    "chance of both.",
+    "not compared": "The baseline has other documents, or no answers to single documents.",
     "aggregate only": "There are no answers to single documents (--log_samples), so the interval comes from the "
-    "standard error in the results file, and there is no paired difference.",
+    "standard error in the results file, and there is no difference.",
     "collapsed": "One answer is given to 95% of the documents or more under every prompt, although others are right.",
-    "few seeds": "Two to four sets of demonstrations: the interval is wide, and with two sets a little too narrow.",
+    "few seeds": "Two to four sets of demonstrations: intervals are wide, those of differences most of all.",
 }
-
-# How an interval and a p-value were computed.
-HOW = {
-    "crossed": "over documents and sets of demonstrations",
-    "documents": "over documents, for these demonstrations",
-    "wilson": "over documents, for these demonstrations (Wilson)",
-    "mcnemar": "over documents, for these demonstrations (McNemar, mid-p)",
-    "paired t": "over documents, for these demonstrations (paired t)",
-    "identical": "identical answers",
-    "bootstrap": "pigeonhole bootstrap of documents and sets of demonstrations",
-    "group": "over the tasks' documents and sets of demonstrations",
+# What an interval is over (`statistics.SCOPES`).
+SCOPES = {
+    "documents": "over documents",
+    "sets": "over documents and sets of demonstrations",
+    "other sets": "over documents and sets of demonstrations, which are others for each row",
+    "one side's set": "over documents and one row's sets, for the one set of the other row",
+    "this set": "over documents, for this set of demonstrations",
     "reported": "the standard error in the results file",
 }
 _TEXTS = ("name", "checkpoint", "details", "method", "arguments", "conditions", "rule", "label")
@@ -127,7 +126,7 @@ def _facts(
     """Yield the titles and texts of an opened cell. Empty texts are not shown."""
     estimate = cell.estimate
     interval = numbers.interval(estimate, column, unit=True)
-    yield "Its own 95% interval", f"{interval}, {HOW.get(estimate.how, estimate.how)}"
+    yield "Its own 95% interval", f"{interval}, {SCOPES[estimate.scope]}"
     sets = count(estimate.sets, "set")
     measured = f"{sets} of demonstrations, {count(estimate.documents, 'document')}"
     if column.kind != "task":
@@ -148,6 +147,8 @@ def _facts(
         ("Difference to the same runs without the rule", cell.to_raw),
         ("Difference to always one answer", cell.to_majority),
     ]
+    for words, to_condition in cell.conditions:
+        differences.append((f"Difference to the same with {words}", to_condition))
     for title, difference in differences:
         if difference is not None:
             yield title, _difference(difference, column)
@@ -157,16 +158,16 @@ def _facts(
 
 
 def _difference(difference: Difference, column: Column) -> str:
-    """A difference in words."""
+    """A difference in words, with the family whose comparisons hold together."""
     mean = signed(difference.mean, column, unit=True)
     interval = numbers.interval(difference, column, sign=True)
-    words = column.judged(difference).replace("same", "not significant")
-    adjusted = f"adjusted (Holm, whole column) {p_value(difference.p_holm)}"
-    text = f"{mean} ({interval}), {words}; p {p_value(difference.p)}, {adjusted}"
+    verdict = column.judged(difference)
+    text = f"{mean} ({interval}; p {p_value(difference.p)}), {verdict}; interval and p are those of"
+    text = f"{text} {family(difference.comparisons)}"
     if math.isfinite(difference.detectable):
         size = value(difference.detectable, column)
         text += f"; four of five such comparisons would find a difference of {size}"
-    return f"{text}; {HOW.get(difference.how, difference.how)}"
+    return f"{text}; {SCOPES[difference.scope]}"
 
 
 def _sets(column: Column, cell: BoardCell) -> list[list[str]]:

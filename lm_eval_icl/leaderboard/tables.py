@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from rich.table import Table
 from lm_eval_icl.leaderboard import costs, numbers
 from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Difference
+from lm_eval_icl.results.summary import family
 
 _TEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -65,44 +65,53 @@ def as_csv(board: Board) -> str:
 def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object]:
     cell = entry.cells[column.name]
     estimate = cell.estimate
-    difference: dict[str, Any] = defaultdict(
-        lambda: None, {} if cell.difference is None else vars(cell.difference)
-    )
+    numbers_of: dict[str, object] = {"entry": entry.name}
+    for name in ("checkpoint", "details", "method", "arguments", "conditions"):
+        numbers_of[name] = getattr(entry, name)
     return {
-        "entry": entry.name,
-        **{
-            name: getattr(entry, name)
-            for name in ("checkpoint", "details", "method", "arguments", "conditions")
-        },
-        **{"column": column.name, "kind": column.kind, "metric": column.metric},
-        **{
-            "value": estimate.mean,
-            "low": estimate.low,
-            "high": estimate.high,
-            "standard_error": estimate.error,
-        },
-        **{
-            name: getattr(estimate, name)
-            for name in ("df", "documents", "sets", "error_documents", "error_sets")
-        },
-        "interval": estimate.how,
+        **numbers_of,
+        "column": column.name,
+        "kind": column.kind,
+        "metric": column.metric,
+        "value": estimate.mean,
+        "low": estimate.low,
+        "high": estimate.high,
+        "standard_error": estimate.error,
+        "documents": estimate.documents,
+        "sets": estimate.sets,
+        "error_documents": estimate.error_documents,
+        "error_sets": estimate.error_sets,
+        "interval": estimate.scope,
         "baseline": board.baseline.get(entry.name),
-        **{
-            f"difference{end}": difference[name]
-            for end, name in (("", "mean"), ("_low", "low"), ("_high", "high"))
-        },
-        **{"p": difference["p"], "p_holm": difference["p_holm"]},
-        **{"to_raw": cell.to_raw and cell.to_raw.mean, "p_raw": cell.to_raw and cell.to_raw.p_holm},
-        **{"detectable": difference["detectable"], "paired_by": difference["how"]},
-        **{"best": cell.is_best, "worse_than_best": bool(cell.is_worse)},
-        **{
-            "order_sensitivity": cell.sensitivity and cell.sensitivity.mean,
-            "left_out": cell.left_out,
-        },
-        **{"majority": cell.majority, "p_majority": cell.to_majority and cell.to_majority.p_holm},
-        **{"expected": cell.expected, "marks": "; ".join(cell.marks)},
-        **{"decide": entry.rule, "reads": "; ".join(entry.reads)},
+        **_difference_numbers("difference", cell.difference),
+        **_difference_numbers("to_raw", cell.to_raw),
+        **_difference_numbers("to_majority", cell.to_majority),
+        "comparisons": cell.comparisons,
+        "detectable": cell.difference and cell.difference.detectable,
+        "compared_over": cell.difference and cell.difference.scope,
+        "to_conditions": "; ".join(
+            f"{words}: {x.mean:.6g} ({x.low:.6g} to {x.high:.6g})" for words, x in cell.conditions
+        ),
+        "best": cell.is_best,
+        "worse_than_best": bool(cell.is_worse),
+        "order_sensitivity": cell.sensitivity and cell.sensitivity.mean,
+        "left_out": cell.left_out,
+        "majority": cell.majority,
+        "expected": cell.expected,
+        "marks": "; ".join(cell.marks),
+        "decide": entry.rule,
+        "reads": "; ".join(entry.reads),
         **costs.as_numbers(costs.cost(entry, column)),
+    }
+
+
+def _difference_numbers(name: str, difference: Difference | None) -> dict[str, object]:
+    """A difference with its simultaneous interval and p."""
+    return {
+        name: difference and difference.mean,
+        f"{name}_low": difference and difference.low,
+        f"{name}_high": difference and difference.high,
+        f"{name}_p": difference and difference.p,
     }
 
 
@@ -152,54 +161,91 @@ def _note(board: Board, escaped: Callable[[str], str]) -> str:
     )
     common = "".join(f"{escaped(word)}, " for word in board.common)
     text = f"{common}{percent if len(others) < len(board.columns) else ''}mean with the 95% interval, ± half or [both ends]."
-    against = " † is a significant difference to the baseline (5%, Holm over the column)."
+    against = (
+        " † is a difference to the baseline that holds with all pairs of rows of a column (95%)."
+    )
     return text[0].upper() + text[1:] + against * bool(board.baseline)
 
 
 def overview(board: Board, most: int) -> Table:
-    """The first column of a board, for the terminal: the best entries of each decision rule, with intervals and
-    differences. The title has words that hold for all entries, and the last line the score of always one answer."""
+    """The first column of a board, for the terminal: the best entries of each decision rule.
+
+    The title has words that hold for all entries, and the last line the score of always one answer.
+    """
     column = board.columns[0]
     checkpoints = {entry.on for entry in board.entries}
     common = [*(checkpoints if len(checkpoints) == 1 else ()), *board.common]
-    sections = grouped(
-        (e for e in board.entries if column.name in e.cells), lambda entry: entry.rule
-    )
+    in_column = [entry for entry in board.entries if column.name in entry.cells]
+    cells = [entry.cells[column.name] for entry in in_column]
+    sections = grouped(in_column, lambda entry: entry.rule)
     bases = {entry.method for entry in board.entries if entry.name in board.baseline.values()}
     base = bases.pop() if len(bases) == 1 else "baseline"
     points = ",\npoints" if column.percent else ""
     has_rules = any(rule is not None for rule in sections)
+    title = shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else "")
     head = ["method"] if len(checkpoints) == 1 else ["checkpoint", "method"]
-    to_raw = [f"vs raw{points}"] if has_rules else []
-    table = titled(shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else ""), head,
-                   ["mean", "95% interval", f"vs {shown(base)}{points}", "p (Holm)", *to_raw])  # fmt: skip
+    head_numbers = ["mean", "its own\n95%", f"vs {shown(base)}{points}"]
+    if has_rules:
+        head_numbers.append(f"vs raw{points}")
+    table = titled(title, head, head_numbers)
+    comparisons = max(cell.comparisons for cell in cells)
+    table.caption = f"Intervals below differences: 95% for {family(comparisons)} together."
     for rule, entries in sections.items():
         if has_rules:
-            name = rule_in_words(rule) + " (transductive)" * ("transductive" in entries[0].reads)
+            name = rule_in_words(rule)
+            if "transductive" in entries[0].reads:
+                name += " (transductive)"
             table.add_row(f"[bold]{escape(name)}[/]", style="dim")
         for entry in entries[:most]:
             cell = entry.cells[column.name]
             label = replace(entry, rule=None).label
-            raw = (
-                [numbers.signed(cell.to_raw.mean, column) if cell.to_raw else ""]
-                if has_rules
-                else []
-            )
-            table.add_row(
-                *map(escape, [entry.on, label] if len(checkpoints) > 1 else [label]),
-                f"{'[bold]' if cell.is_best else ''}{numbers.value(cell.estimate.mean, column, unit=True)}",
+            mean = numbers.value(cell.estimate.mean, column, unit=True)
+            row = [
+                f"[bold]{mean}" if cell.is_best else mean,
                 numbers.interval(cell.estimate, column, unit=True),
-                numbers.signed(cell.difference.mean, column) if cell.difference else "",
-                numbers.p_value(cell.difference.p_holm) if cell.difference else "",
-                *raw,
-            )
+                _compared(cell.difference, column),
+            ]
+            if has_rules:
+                row.append(_compared(cell.to_raw, column))
+            names = [entry.on, label] if len(checkpoints) > 1 else [label]
+            table.add_row(*map(escape, names), *row)
     if (majority := board.majority(column)) is not None:
-        names = (
-            ["always one answer"]
-            if len(checkpoints) == 1
-            else ["", "always the most frequent answer"]
-        )
+        names = ["always one answer"]
+        if len(checkpoints) > 1:
+            names = ["", "always the most frequent answer"]
         table.add_row(*names, numbers.value(majority, column, unit=True), style="dim")
+    return table
+
+
+def _compared(difference: Difference | None, column: Column) -> str:
+    """A difference with its sign and, below it, its interval."""
+    if difference is None:
+        return ""
+    sign = numbers.SIGNS.get(column.judged(difference), "")
+    text = f"{numbers.signed(difference.mean, column)} {sign}".strip()
+    return f"{text}\n[dim]{numbers.interval(difference, column, sign=True)}[/]"
+
+
+def comparison(
+    first: Entry,
+    second: Entry,
+    columns: Sequence[Column],
+    differences: Mapping[str, Difference],
+    title: str,
+) -> Table:
+    """For each column, both means, and their difference with its interval and p-value."""
+    table = titled(title, ["column"], ["A", "B", "A - B", "95% interval", "p", "documents\nx sets"])
+    for column in columns:
+        difference = differences[column.name]
+        means = [entry.cells[column.name].estimate.mean for entry in (first, second)]
+        table.add_row(
+            escape(shown(column.name)),
+            *(numbers.value(mean, column, unit=True) for mean in means),
+            numbers.signed(difference.mean, column),
+            numbers.interval(difference, column, sign=True),
+            numbers.p_value(difference.p),
+            f"{difference.documents} x {difference.sets}",
+        )
     return table
 
 
@@ -216,46 +262,6 @@ def cost_table(board: Board, most: int) -> Table:
         mean = numbers.value(cell.estimate.mean, column, unit=True)
         part.add_row(escape(entry.label), mean, *costs.texts(entry_cost))
     return part
-
-
-def comparison(
-    first: Entry, second: Entry, columns: Sequence[Column], differences: Mapping[str, Difference]
-) -> Table:
-    """For each column, both means, and their difference with its interval, p-value and detectable size."""
-    title = f"A: {first.label} on {first.on}\nB: {second.label} on {second.on}"
-    table = titled(
-        title,
-        ["column"],
-        ["A", "B", "A - B", "interval", "p", "detect-\nable", "documents\nx sets"],
-    )
-    lost = []
-    for column in columns:
-        if column.name not in first.cells or column.name not in second.cells:
-            continue
-        means = [entry.cells[column.name].estimate.mean for entry in (first, second)]
-        row = [
-            escape(shown(column.name)),
-            *(numbers.value(mean, column, unit=True) for mean in means),
-        ]
-        if (difference := differences.get(column.name)) is None:
-            table.add_row(*row, "not paired", "", "", "", "")
-            continue
-        is_same = difference.how == "identical"
-        table.add_row(
-            *row,
-            numbers.signed(difference.mean, column),
-            "same answers" if is_same else numbers.interval(difference, column, sign=True),
-            numbers.p_value(difference.p),
-            numbers.value(difference.detectable, column, unit=True),
-            f"{difference.documents} x {difference.sets}",
-        )
-        for name, entry in (("A", first), ("B", second)):
-            if count := entry.cells[column.name].left_out:
-                lost.append(
-                    f"{escape(shown(column.name))}: {count} demonstrations were left out of {name}'s prompts."
-                )
-    table.caption = "\n".join(lost) or None
-    return table
 
 
 def titled(title: str, names: Sequence[str], number_names: Sequence[str]) -> Table:

@@ -10,7 +10,6 @@ from lm_eval_icl.results.records import NOT_RECORDED, Answers, LeftOutFile, Run,
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 AVERAGE = "average"
-SIGNIFICANT = 0.05  # the largest p-value of a significant difference
 _LENGTH = 200  # the most characters of a name that is shown
 Pairs = tuple[tuple[str, str], ...]  # names and values
 Item = TypeVar("Item")
@@ -95,29 +94,31 @@ class BoardCell:
     """An entry's result on a column."""
 
     estimate: Estimate  # the metric
-    # The metric minus the baseline's, under the same decision rule; None for the baseline and without common prompts.
+    # The metric minus the baseline's, which has the same model, rule and conditions. All differences are of one family:
+    # all pairs of rows of the column, with always one answer as a row.
     difference: Difference | None = None
     # The metric minus that of the same runs without the decision rule; None for entries without a rule.
     to_raw: Difference | None = None
     is_best: bool = (
         False  # whether it has the best mean of its column among entries of the same rule
     )
-    is_worse: bool | None = (
-        None  # than the best entry, significantly, on the same prompts (Holm); None: not compared
-    )
+    is_worse: bool | None = None  # than the best entry; None: not compared
     sets: tuple[
         PromptSet, ...
     ] = ()  # the prompt sets of a task; empty for groups, and for results without samples
     sensitivity: Estimate | None = (
         None  # order sensitivity: the pairwise flip rate between orders; None with one order
     )
-    # "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or a sentence about its files.
+    # "confirmed", "differs", "other sets", "not compared", "aggregate only", "few seeds", "collapsed", or a sentence about its files.
     marks: tuple[str, ...] = ()
     left_out: int = 0  # how many demonstrations were left out because prompts were too long
     majority: float | None = (
         None  # the score of always giving the most frequent right answer; None if not known
     )
     to_majority: Difference | None = None  # the metric minus that score
+    # The metric minus that of a row that differs by this condition alone: ("demonstrations=stratified", difference).
+    conditions: tuple[tuple[str, Difference], ...] = ()
+    comparisons: int = 1  # how many comparisons hold together: all pairs of rows of the column
     # Task -> with how many prompts nearly all answers are the same although others are right, and of how many prompts.
     collapsed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     expected: float | None = None  # the paper's value, if a study gives it
@@ -149,11 +150,12 @@ class Column:
         """1 if higher values are better, or else -1."""
         return 1 if self.higher_is_better else -1
 
-    def judged(self, difference: Difference) -> str:
-        """Return "better" or "worse" for a significant difference (adjusted), or else "same"."""
-        if difference.p_holm is None or not difference.p_holm <= SIGNIFICANT:
-            return "same"
-        return "better" if (difference.mean > 0) == self.higher_is_better else "worse"
+    def judged(self, difference: Difference, margin: float | None = None) -> str:
+        """Return "better", "worse", "equivalent" (within the margin) or "undecided"."""
+        verdict = difference.verdict(margin)
+        if verdict in ("equivalent", "undecided"):
+            return verdict
+        return "better" if (verdict == "higher") == self.higher_is_better else "worse"
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,6 +240,7 @@ class Board:
     common: tuple[
         str, ...
     ] = ()  # words that hold for all entries and columns: "8 shots", "limit=60"
+    keys: Mapping[str, RowKey] = field(default_factory=dict)  # entry's name -> the key of its row
 
     def majority(self, column: Column) -> float | None:
         """The score of always giving the most frequent right answer; None if entries have different documents."""

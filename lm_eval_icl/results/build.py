@@ -16,11 +16,12 @@ from lm_eval_icl.results.board import (
     grouped,
 )
 from lm_eval_icl.results.card import card_of
-from lm_eval_icl.results.cells import combined, compare_all, measured
+from lm_eval_icl.results.cells import combined, measured
 from lm_eval_icl.results.columns import Groups, column_names, columns_of, with_average
 from lm_eval_icl.results.keys import Keys, keys_of
 from lm_eval_icl.results.labels import Row, entries_of
 from lm_eval_icl.results.records import CHOSEN, LeftOutFile, RuleFacts, Run, TaskResult
+from lm_eval_icl.results.rivals import compare_all
 from lm_eval_icl.results.summary import summarize
 
 
@@ -75,7 +76,8 @@ def build(
         common = (*common, f"limit={limit:g}")
     summary = summarize(compared, columns, baselines)
     card = card_of({entry: key_of[entry] for entry in entries}, columns)
-    return Board(columns, compared, baselines, summary, tuple(left_out), card, common)
+    row_keys = {entry.name: key for entry, key in key_of.items()}
+    return Board(columns, compared, baselines, summary, tuple(left_out), card, common, row_keys)
 
 
 def _results(run: Run) -> tuple[TaskResult, ...]:

@@ -25,7 +25,8 @@ from lm_eval_icl.results.board import (
     TaskRun,
 )
 from lm_eval_icl.results.cells import estimated, matrix
-from lm_eval_icl.results.metrics import CALIBRATION, bootstrap
+from lm_eval_icl.results.comparisons import compare_sets
+from lm_eval_icl.results.metrics import CALIBRATION, pseudo_values
 from lm_eval_icl.results.records import Answers
 from lm_eval_icl.results.statistics import Bounds, Difference, Estimate
 
@@ -178,7 +179,7 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
         if (
             labels
             and n == shots
-            and (cost := _difference(first, _in_first_order(sets))) is not None
+            and (cost := compare_sets(first, _in_first_order(sets), _SHARE)) is not None
         ):
             what = f"accuracy with the right labels less that with {labels} labels in the demonstrations"
             name = (
@@ -193,7 +194,7 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     numbers = sorted(n for n in runs if n)
     if len(numbers) > 1:
         most, fewest = (_in_first_order(by_labels["", n]) for n in (numbers[-1], numbers[0]))
-        if (gain := _difference(most, fewest)) is not None:
+        if (gain := compare_sets(most, fewest, _SHARE)) is not None:
             yield SHOTS, gain
     answers = [unit.answers for one_set in base for unit in one_set.answered]
     if all(one.logprobs is not None and one.golds is not None for one in answers):
@@ -203,18 +204,16 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
 
 def spread(scores: np.ndarray) -> Estimate:
     """The largest minus the smallest of the variants' means over documents, averaged over sets, with an interval by
-    bootstrap. A spread is at least 0, and larger for more variants.
+    the jackknife. A spread is at least 0, and larger for more variants.
 
     Args:
         scores: (documents, sets, variants).
     """
+    means = scores.mean(axis=0)
+    mean = float(np.ptp(means, axis=-1).mean())
     sums = np.concatenate([scores, np.ones((*scores.shape[:2], 1))], axis=2)
-    result = bootstrap(
-        sums, lambda sums: np.ptp(sums[..., :-1], axis=-1) / sums[..., -1], bounds=_SHARE
-    )
-    # If no document shows a variation, the share of documents that vary is at most the end of Wilson's interval for 0.
-    unseen = statistics.wilson(0, len(scores))[1] if result.error == 0 else 0.0
-    return replace(result, high=min(1.0, max(result.high, result.mean + unseen)))
+    values = pseudo_values(sums, lambda sums: np.ptp(sums[..., :-1], axis=-1) / sums[..., -1])
+    return statistics.estimate(values, bounds=_SHARE, mean=mean)
 
 
 def _only(sets: Sets, wanted: Callable[[TaskRun], bool]) -> list[PromptSet]:
@@ -225,19 +224,6 @@ def _only(sets: Sets, wanted: Callable[[TaskRun], bool]) -> list[PromptSet]:
 
 def _in_first_order(sets: Sets) -> list[PromptSet]:
     return _only(sets, lambda unit: unit.run.order == 0 and unit.run.format == 0)
-
-
-def _difference(first: Sets, second: Sets) -> Difference | None:
-    """The first scores minus the second, on sets of the same seeds; None without such sets."""
-    others = {one_set.label: one_set for one_set in second}
-    pairs = [(one_set, others[one_set.label]) for one_set in first if one_set.label in others]
-    documents = {
-        unit.answers.documents for pair in pairs for one_set in pair for unit in one_set.answered
-    }
-    if len(documents) != 1:
-        return None
-    mine, theirs = zip(*pairs, strict=True)
-    return statistics.difference(matrix(mine), matrix(theirs), bounds=_SHARE)
 
 
 def _formats(sets: Sets) -> np.ndarray | None:

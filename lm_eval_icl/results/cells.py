@@ -1,38 +1,33 @@
-"""The numbers of a row on a task or a group, and its differences: to its baseline, to no rule, and to the best row."""
+"""The numbers of a row on a task or a group."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
 
-from lm_eval_icl.errors import InputError
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import (
     BoardCell,
-    Cells,
     Column,
-    Entry,
     PromptSet,
-    RowKey,
     TaskRun,
     grouped,
 )
 from lm_eval_icl.results.columns import is_share
-from lm_eval_icl.results.metrics import AGGREGATIONS, bootstrap, bootstrap_difference
+from lm_eval_icl.results.metrics import AGGREGATIONS, pseudo_values
 from lm_eval_icl.results.records import Answers, at, count, number
-from lm_eval_icl.results.sets import orders_of, prompt_sets
-from lm_eval_icl.results.statistics import Bounds, Difference, Estimate
+from lm_eval_icl.results.sets import NO_SET, orders_of, prompt_sets
+from lm_eval_icl.results.statistics import Bounds, Estimate, Spread
 
-_LISTED = 20  # the most names in a message
 _FEW_SETS = 5
 _COLLAPSED = 0.95  # the share of one prediction that gets a mark
 _FEW_DOCUMENTS = 10  # fewer documents get no mark
 SHARE = (0.0, 1.0)  # the bounds of a share
-_NORMAL = 1.96  # half of a 95% interval, in standard errors
+_NOT_DRAWN = ("first", "first_n", "similar")  # ways to find demonstrations without chance
 Values = Callable[[Answers], np.ndarray]
 _ITEMS: Values = attrgetter("items")
 
@@ -83,18 +78,15 @@ def _from_answers(units: Sequence[TaskRun]) -> BoardCell:
     if 1 < len(sets) < _FEW_SETS:
         marks.append("few seeds")
     answers = [unit.answers for prompt_set in sets for unit in prompt_set.answered]
-    one_answer = _one_answer(answers, len(sets)) if result.metric == "acc" else None
-    cell = BoardCell(
+    right = one_answer(answers) if result.metric == "acc" else None
+    return BoardCell(
         estimated(sets, result.aggregation, SHARE if is_share(units) else None),
         sets=sets,
         sensitivity=_sensitivity(sets),
         marks=tuple(marks),
+        majority=None if right is None else float(right.mean()),
         collapsed={result.task: _collapsed(answers)},
     )
-    if one_answer is None:
-        return cell
-    above = statistics.difference(matrix(sets), one_answer, bounds=SHARE)
-    return replace(cell, majority=float(one_answer.mean()), to_majority=above)
 
 
 def _sensitivity(sets: Sequence[PromptSet]) -> Estimate | None:
@@ -108,14 +100,14 @@ def _sensitivity(sets: Sequence[PromptSet]) -> Estimate | None:
     return statistics.order_sensitivity(predictions)
 
 
-def _one_answer(answers: Sequence[Answers], sets: int) -> np.ndarray | None:
-    """(documents, sets) scores of always giving the most frequent right answer; None if answers are not known."""
+def one_answer(answers: Sequence[Answers]) -> np.ndarray | None:
+    """(documents, 1) scores of always giving the most frequent right answer, if answers are known."""
     golds = answers[0].golds
-    if golds is None or any(run_answers.predictions is None for run_answers in answers):
+    if golds is None or any(run.predictions is None for run in answers):
         return None
     options, counts = np.unique(golds, return_counts=True)
-    is_right = (golds == options[counts.argmax()]).astype(float)
-    return np.tile(is_right, (sets, 1)).T
+    is_right: np.ndarray = golds[:, None] == options[counts.argmax()]
+    return is_right.astype(float)
 
 
 def _collapsed(answers: Sequence[Answers]) -> tuple[int, int]:
@@ -134,7 +126,7 @@ def _is_one(options: np.ndarray | None) -> bool:
     return bool(most >= _COLLAPSED * len(options))
 
 
-def _collapse_marks(by_task: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
+def collapse_marks(by_task: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
     """A mark that counts the prompts of `BoardCell.collapsed` over all tasks, and names the worst task."""
     collapsed = sum(prompts for prompts, _ in by_task.values())
     n = sum(of for _, of in by_task.values())
@@ -156,16 +148,47 @@ def matrix(sets: Sequence[PromptSet], values: Values = _ITEMS) -> np.ndarray:
     return np.stack([np.mean(orders, axis=0) for orders in by_set], axis=1)
 
 
+@dataclass(frozen=True)
+class Scores:
+    """What is compared of a cell: scores of documents, or pseudo-values of another metric."""
+
+    values: np.ndarray  # (documents, sets)
+    mean: float  # the metric
+    bounds: Bounds | None
+
+
+def scores_of(
+    sets: Sequence[PromptSet], aggregation: str, bounds: Bounds | None, items: Values = _ITEMS
+) -> Scores:
+    """The scores of a cell. `bounds` are those of a metric that is a mean."""
+    if aggregation == "mean":
+        values = matrix(sets, items)
+        return Scores(values, float(values.mean()), bounds)
+    metric = AGGREGATIONS[aggregation]
+    features = matrix(sets, lambda answers: metric.features(items(answers)))
+    mean = float(metric.value(features.sum(axis=0)).mean())
+    return Scores(pseudo_values(features, metric.value), mean, metric.bounds)
+
+
 def estimated(
     sets: Sequence[PromptSet], aggregation: str, bounds: Bounds | None, items: Values = _ITEMS
 ) -> Estimate:
-    """The mean over sets of a metric of the answers' items; the bounds are those of a metric that is a mean."""
-    if aggregation == "mean":
-        return statistics.estimate(matrix(sets, items), bounds=bounds)
-    metric = AGGREGATIONS[aggregation]
-    return bootstrap(
-        matrix(sets, lambda one: metric.features(items(one))), metric.value, bounds=metric.bounds
-    )
+    """The mean over sets of a metric of the answers' items."""
+    scores = scores_of(sets, aggregation, bounds, items)
+    scope = statistics.scope_of(drawn_sets(sets))
+    return statistics.estimate(scores.values, bounds=scores.bounds, mean=scores.mean, scope=scope)
+
+
+def drawn_sets(sets: Sequence[PromptSet]) -> int:
+    """How many sets of demonstrations were drawn at random.
+
+    0 if there are none, if each document has its own, or if the rows are fixed.
+    """
+    if len(sets) > 1:
+        return len(sets)
+    how = sets[0].answered[0].result.fields.switches["demonstrations"]
+    is_fixed = how.partition(":")[0] in _NOT_DRAWN or how.endswith(".json")
+    return 0 if is_fixed or sets[0].label == NO_SET else 1
 
 
 def _reported(units: Sequence[TaskRun]) -> Estimate:
@@ -175,24 +198,10 @@ def _reported(units: Sequence[TaskRun]) -> Estimate:
     errors = [math.inf if unit.result.stderr is None else unit.result.stderr for unit in units]
     seed_variance = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else 0.0
     mean = float(np.mean(values))
-    error = math.sqrt(float(np.mean(np.square(errors))) + seed_variance)
-    low = mean - _NORMAL * error
-    high = mean + _NORMAL * error
-    if is_share(units):
-        low = max(low, 0.0)
-        high = min(high, 1.0)
-    return Estimate(
-        mean,
-        low,
-        high,
-        error,
-        df=math.inf,
-        documents=units[0].result.documents,
-        sets=len(values),
-        error_documents=None,
-        error_sets=None,
-        how="reported",
-    )
+    spread = Spread(float(np.mean(np.square(errors))) + seed_variance)
+    bounds = SHARE if is_share(units) else None
+    documents = units[0].result.documents
+    return Estimate(mean, mean, spread, documents, len(values), "reported", bounds)
 
 
 def combined(cells: Mapping[str, BoardCell], units: Sequence[TaskRun], column: Column) -> BoardCell:
@@ -200,7 +209,7 @@ def combined(cells: Mapping[str, BoardCell], units: Sequence[TaskRun], column: C
     parts = {task: cells[task] for task in column.weights}
     bounds = SHARE if is_share(units) else None
     flips = {task: part.sensitivity for task, part in parts.items() if part.sensitivity}
-    above = [part.to_majority for part in parts.values() if part.to_majority is not None]
+    majorities = [part.majority for part in parts.values() if part.majority is not None]
     weights = list(column.weights.values())
     marks = []
     for task, part in parts.items():
@@ -221,11 +230,10 @@ def combined(cells: Mapping[str, BoardCell], units: Sequence[TaskRun], column: C
         collapsed=collapsed,
         expected=_expected(units, column.name),
     )
-    if len(above) < len(parts):
+    if len(majorities) < len(parts):
         return cell
-    shares = [column.weights[task] * (part.majority or 0.0) for task, part in parts.items()]
-    difference = statistics.difference_group(above, weights, bounds=bounds)
-    return replace(cell, majority=math.fsum(shares), to_majority=difference)
+    shares = [weight * score for weight, score in zip(weights, majorities, strict=True)]
+    return replace(cell, majority=math.fsum(shares))
 
 
 def _group_sensitivity(flips: Mapping[str, Estimate], column: Column) -> Estimate | None:
@@ -234,190 +242,3 @@ def _group_sensitivity(flips: Mapping[str, Estimate], column: Column) -> Estimat
         return None
     weights = [column.weights[task] for task in flips]
     return statistics.estimate_group(list(flips.values()), weights, bounds=SHARE)
-
-
-def common(
-    first: Sequence[PromptSet], second: Sequence[PromptSet]
-) -> list[tuple[PromptSet, PromptSet]]:
-    """The pairs of sets with the same prompts in both, reduced to the orders that both have."""
-    by_prompts = {
-        order.answers.prompts: order for prompt_set in second for order in prompt_set.answered
-    }
-    pairs = []
-    for prompt_set in first:
-        matches = ((order, by_prompts.get(order.answers.prompts)) for order in prompt_set.answered)
-        both = [(mine, theirs) for mine, theirs in matches if theirs is not None]
-        if both:
-            mine, theirs = zip(*both, strict=True)
-            pairs.append((replace(prompt_set, answered=mine), replace(prompt_set, answered=theirs)))
-    return pairs
-
-
-def compare(first: Cells, second: Cells, columns: Sequence[Column]) -> dict[str, Difference]:
-    """Column -> the first row minus the second, from their cells on tasks. Columns on which the rows have no common
-    prompts are missing."""
-    differences = {}
-    for column in columns:
-        both = [task for task in column.weights if task in first and task in second]
-        parts = [_difference(first[task].sets, second[task].sets, column.bounds) for task in both]
-        known = [part for part in parts if part is not None]
-        if len(known) == len(column.weights):
-            weights = list(column.weights.values())
-            group = statistics.difference_group(known, weights, bounds=column.bounds)
-            differences[column.name] = known[0] if column.kind == "task" else group
-    return differences
-
-
-def _difference(
-    first: Sequence[PromptSet], second: Sequence[PromptSet], bounds: Bounds | None
-) -> Difference | None:
-    """The first row minus the second on one task; None if they have no common prompt."""
-    if not (pairs := common(first, second)):
-        return None
-    mine, theirs = zip(*pairs, strict=True)
-    ours, other = mine[0].answered[0].result, theirs[0].answered[0].result
-    # Two files that are compared may have columns of the same name with different metrics.
-    if (ours.metric, ours.filter, ours.aggregation) != (
-        other.metric,
-        other.filter,
-        other.aggregation,
-    ):
-        return None
-    if ours.aggregation == "mean":
-        return statistics.difference(matrix(mine), matrix(theirs), bounds=bounds)
-    metric = AGGREGATIONS[ours.aggregation]
-    own, others = (
-        matrix(sets, lambda answers: metric.features(answers.items)) for sets in (mine, theirs)
-    )
-    return bootstrap_difference(own, others, metric.value, bounds=metric.bounds)
-
-
-def named(entries: Sequence[Entry], name: str, what: str = "") -> Entry:
-    """The entry with this name, or label, or label and checkpoint. `InputError` is raised unless it is exactly one."""
-    exact = [e for e in entries if name in (e.name, e.label, f"{e.label} on {e.checkpoint}")]
-    # A method's name stands for its entry without a decision rule.
-    matching = exact or [
-        e for e in entries if e.rule is None and name in (e.method, f"{e.method} {e.arguments}")
-    ]
-    if len(matching) != 1:
-        names = "; ".join(
-            f"{e.name}: {e.label} on {e.checkpoint}" for e in (matching or entries)[:_LISTED]
-        )
-        how = (
-            "several entries have this name. Give one of"
-            if matching
-            else "there is no such entry. There are"
-        )
-        raise InputError(f"{what}{name}: {how} {names}.")
-    return matching[0]
-
-
-def baselines_of(
-    entries: Sequence[Entry], key_of: Mapping[Entry, RowKey], baseline: str | None
-) -> dict[str, Entry]:
-    """Entry's name -> its baseline: an entry of the baseline's method, without arguments if the entry has this method
-    too, on the same checkpoint, under the same rule. Of several, one with the same switches is preferred, and then the
-    one with common prompts on most tasks."""
-    methods = {dict(key.method).get("method", "") for key in key_of.values()}
-    if baseline is not None and baseline not in methods:
-        only = named(entries, baseline, "--baseline ")
-        return {entry.name: only for entry in entries if entry is not only}
-    if baseline is None:
-        baseline = next((name for name in ("icl", "hf") if name in methods), "")
-    alike = grouped(entries, lambda entry: key_of[entry].rival)
-    bases = {}
-    for entry in entries:
-        nearness = {}
-        for rival in alike[key_of[entry].rival]:
-            comparable = entry.method != baseline or (entry.arguments and not rival.arguments)
-            if comparable and dict(key_of[rival].method).get("method") == baseline:
-                tasks = entry.cells.keys() & rival.cells.keys()
-                paired = sum(
-                    bool(common(entry.cells[task].sets, rival.cells[task].sets)) for task in tasks
-                )
-                nearness[rival] = (
-                    key_of[rival].switches == key_of[entry].switches,
-                    paired,
-                    -len(rival.arguments),
-                )
-        if nearness:
-            bases[entry.name] = max(nearness, key=nearness.__getitem__)
-    return bases
-
-
-def compare_all(
-    entries: Sequence[Entry],
-    key_of: Mapping[Entry, RowKey],
-    columns: Sequence[Column],
-    baseline: str | None,
-) -> tuple[tuple[Entry, ...], dict[str, str]]:
-    """The entries with differences and marks; and entry's name -> the name of its baseline."""
-    bases = baselines_of(entries, key_of, baseline)
-    raw = {replace(key, rule=()): entry for entry, key in key_of.items() if not key.rule}
-    raws = {
-        e.name: r
-        for e in entries
-        if (r := raw.get(replace(key_of[e], rule=()))) is not None and r is not e
-    }
-    cells: dict[str, dict[str, BoardCell]] = {entry.name: {} for entry in entries}
-    for column in columns:
-        column_entries = [entry for entry in entries if column.name in entry.cells]
-        to_baseline, to_raw = (
-            _differences(column_entries, bases, column),
-            _differences(column_entries, raws, column),
-        )
-        to_majority = _adjusted({e.name: e.cells[column.name].to_majority for e in column_entries})
-        for rule_entries in grouped(column_entries, lambda entry: entry.rule).values():
-            best = max(
-                rule_entries, key=lambda entry: column.sign * entry.cells[column.name].estimate.mean
-            )
-            to_best = _differences(
-                rule_entries, {e.name: best for e in rule_entries if e is not best}, column
-            )
-            for entry in rule_entries:
-                cell = entry.cells[column.name]
-                difference, below = to_baseline.get(entry.name), to_best.get(entry.name)
-                marks = cell.marks + _collapse_marks(cell.collapsed)
-                if difference is not None:
-                    if difference.sets < cell.estimate.sets:
-                        marks += (
-                            f"Paired on {difference.sets} of {cell.estimate.sets} sets of demonstrations.",
-                        )
-                    if lost := bases[entry.name].cells[column.name].left_out:
-                        marks += (
-                            f"{lost} demonstrations were left out of its baseline's prompts.",
-                        )
-                elif entry.name in bases and column.name in bases[entry.name].cells:
-                    marks += ("unpaired",) * ("aggregate only" not in marks)
-                cells[entry.name][column.name] = replace(
-                    cell,
-                    difference=difference,
-                    to_raw=to_raw.get(entry.name),
-                    to_majority=to_majority.get(entry.name),
-                    is_best=abs(cell.estimate.mean - best.cells[column.name].estimate.mean)
-                    <= 1e-12,
-                    is_worse=None if below is None else column.judged(below) == "worse",
-                    marks=marks,
-                )
-    # Cells are in the order of the columns. The cells of tasks that are not columns follow.
-    ordered = tuple(replace(e, cells=cells[e.name] | {**e.cells, **cells[e.name]}) for e in entries)
-    return ordered, {name: base.name for name, base in bases.items()}
-
-
-def _differences(
-    entries: Sequence[Entry], others: Mapping[str, Entry], column: Column
-) -> dict[str, Difference]:
-    """Entry's name -> its difference on a column to its entry in `others`, for entries that are compared."""
-    compared = {
-        e.name: compare(e.cells, others[e.name].cells, [column])
-        for e in entries
-        if e.name in others
-    }
-    return _adjusted({name: by_column.get(column.name) for name, by_column in compared.items()})
-
-
-def _adjusted(differences: Mapping[str, Difference | None]) -> dict[str, Difference]:
-    """The differences that are there, with p adjusted over them (Holm)."""
-    known = {name: difference for name, difference in differences.items() if difference is not None}
-    p_holm = statistics.holm([difference.p for difference in known.values()])
-    return {name: replace(known[name], p_holm=p) for name, p in zip(known, p_holm, strict=True)}

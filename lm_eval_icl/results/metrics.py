@@ -1,4 +1,4 @@
-"""Calibration metrics, and bootstrap intervals for metrics that are functions of sums over documents.
+"""Calibration metrics, and pseudo-values of metrics that are functions of sums over documents.
 
 The probability of an option is its log-likelihood, or its value under a decision rule, normalised over the options.
 """
@@ -7,23 +7,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-import lm_eval_icl.results.statistics as statistics
-from lm_eval_icl.results.statistics import (
-    Bounds,
-    Difference,
-    Estimate,
-    Spread,
-    checked,
-    crossed,
-    is_binary,
-)
+from lm_eval_icl.results.statistics import Bounds, checked
 
 BINS = 15  # of equal width (Guo et al. 2017, "On Calibration of Modern Neural Networks")
 _CLASSES = 1000  # a macro-F1 has fewer classes
@@ -125,7 +116,7 @@ def _counted(items: ArrayLike) -> np.ndarray:
 def _confusions(items: ArrayLike) -> np.ndarray:
     """Pairs (right answer, prediction), 0 or 1 -> (n, 4) true and false positives, false and true negatives."""
     values = _items(items, 2)
-    if not is_binary(values):
+    if not ((values == 0) | (values == 1)).all():
         raise ValueError("the right answers and predictions must be 0 or 1")
     is_right, is_predicted = values.T == 1
     return np.stack([is_right & is_predicted, ~is_right & is_predicted, is_right & ~is_predicted,
@@ -202,78 +193,16 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
 }
 
 
-def bootstrap(
-    sums: np.ndarray, value: Value, draws: int = 2000, *, bounds: Bounds | None = None
-) -> Estimate:
-    """The mean over sets of a metric, with the pigeonhole bootstrap (Owen 2007, Ann Appl Stat 1:386).
+def pseudo_values(sums: np.ndarray, value: Value) -> np.ndarray:
+    """(documents, sets, k) features of an `Aggregation` -> (documents, sets) pseudo-values.
 
-    In each draw, documents and sets are drawn with replacement, independently of each other. The metric deviates by a
-    with the drawn documents and all sets, by b with the drawn sets and all documents, by a + b + rest with both. The
-    variances of a, b and the rest over draws, divided by (n - 1) / n since resamples of n vary less, take the place of
-    the mean squares in the formula of `estimate`. (The variance of draws of both would count the rest three times.) The
-    interval is from t, since quantiles of draws are too narrow for few sets. The same shapes have the same draws.
-
-    Args:
-        sums: (documents, sets, k) features of an `Aggregation`.
+    A pseudo-value is n times the metric less n - 1 times the metric without the document (Tukey's
+    jackknife). The pseudo-values of a mean are the scores themselves, and those of a smooth metric
+    are independent in large samples, so that their spread is that of the metric.
     """
     sums = checked(sums, axes=3)
-    mean = float(value(sums.sum(axis=0)).mean())
-    return statistics.from_t(
-        mean, _resampled([sums], value, draws), sums.shape[0], sums.shape[1], bounds, "bootstrap"
-    )
-
-
-def bootstrap_difference(
-    first: np.ndarray,
-    second: np.ndarray,
-    value: Value,
-    draws: int = 2000,
-    *,
-    bounds: Bounds | None = None,
-) -> Difference:
-    """The difference of two entries' metrics, as in `bootstrap`. The same documents and sets are drawn for both."""
-    first, second = checked(first, axes=3), checked(second, axes=3, like=first)
-    metrics = [value(sums.sum(axis=0)) for sums in (first, second)]
-    spread = _resampled([first, second], value, draws)
-    how = "identical" if np.array_equal(first, second) else "bootstrap"
-    mean, scale = float((metrics[0] - metrics[1]).mean()), float(np.abs(metrics).max())
-    return statistics.paired(mean, spread, first.shape[:2], scale, bounds, how, None)
-
-
-def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int) -> Spread:
-    """The variance of one entry's metric, or of the difference of two; infinite if a draw's metric is undefined."""
-    n, sets, _ = entries[0].shape
-    if n == 1:
-        return Spread(math.inf, 0)
-
-    def by_set(weights: np.ndarray) -> np.ndarray:
-        """(draws, documents) how often each document is drawn -> (draws, sets) the metric of each set."""
-        metrics = [
-            value((weights @ sums.reshape(n, -1)).reshape(-1, sets, sums.shape[2]))
-            for sums in entries
-        ]
-        return metrics[0] - metrics[1] if len(metrics) == 2 else metrics[0]
-
-    whole = by_set(np.ones((1, n)))[0]
-    rng = np.random.default_rng(0)
-    chunks = []
-    at_a_time = max(1, 2**21 // n)  # 16 MB
-    for start in range(0, draws, at_a_time):
-        rows = min(at_a_time, draws - start)
-        # How often each document, and each set, is drawn.
-        places = rng.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
-        documents = np.bincount(places.ravel(), minlength=rows * n).reshape(rows, n).astype(float)
-        columns = rng.multinomial(sets, np.full(sets, 1 / sets), size=rows).astype(float)
-        metrics = by_set(documents)
-        chunks.append(
-            [metrics.mean(axis=1), (whole * columns).mean(axis=1), (metrics * columns).mean(axis=1)]
-        )
-    a, b, both = np.concatenate(chunks, axis=1)
-    if not np.isfinite([a, b, both]).all():
-        return Spread(math.inf, 0)
-    document_variance = float(a.var(ddof=1)) * n / (n - 1)
-    if sets == 1:
-        return Spread(document_variance, n - 1)
-    set_variance = float(b.var(ddof=1)) * sets / (sets - 1)
-    rest_variance = float((both - a - b).var(ddof=1)) * n * sets / ((n - 1) * (sets - 1))
-    return crossed(document_variance, set_variance, rest_variance, n, sets)
+    n = len(sums)
+    total = sums.sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        values: np.ndarray = n * value(total) - (n - 1) * value(total - sums)
+    return values

@@ -1,8 +1,8 @@
-"""Means, differences and intervals from scores of documents under several sets of demonstrations.
+"""Means, differences and intervals from scores of documents under sets of demonstrations.
 
-Scores are a complete matrix (documents, sets) without NaN: every document has a score with every set. Documents and
-sets are samples: two crossed random factors (Clark 1973; Baayen, Davidson and Bates 2008). Distributions come from
-`scipy.special`, since the checks of `scipy.stats` take forty times as long.
+Scores are a complete matrix (documents, sets) without NaN: every document has a score with every
+set. Documents and sets are samples: two crossed random factors (Clark 1973). docs/comparing.md has
+the formulas with their assumptions, and `scripts/coverage.py` simulates how often they hold.
 """
 
 from __future__ import annotations
@@ -11,16 +11,85 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from scipy import special, stats
+from scipy import optimize, special
 
-CONFIDENCE = 0.95
+ERROR_RATE = 0.05  # how often an interval, or one of a family of intervals, may miss the truth
 POWER = 0.8
-_NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _TINY = 1e-12  # differences of less than this share of the scores are rounding
+_SMALLEST_P = 1e-12
+_MOST = 10_000  # times as many documents or sets are too many to ask for
+# What an interval is over: documents alone, since nothing was drawn or each document has its own
+# demonstrations; documents and sets of demonstrations, which may be others on each side of a
+# difference; documents for the one set that was drawn on one side, or on both; or whatever
+# lm-eval's standard error is over.
+SCOPES = ("documents", "sets", "other sets", "one side's set", "this set", "reported")
 Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The parts of the variance of a mean.
+
+    With mean squares A of documents, B of sets and E of the rest, and N = documents * sets, they
+    are A / N, B / N and E / N: squared errors over documents, over sets, and what both count.
+    """
+
+    documents: float  # infinite if nothing shows how documents vary
+    documents_df: float = math.inf
+    sets: float = 0.0
+    sets_df: float = math.inf
+    rest: float = 0.0
+
+    @property
+    def error(self) -> float:
+        """The standard error: without bias, unless the rest exceeds one of the other parts."""
+        unbiased = self.documents + self.sets - self.rest
+        return math.sqrt(max(unbiased, self.documents, self.sets))
+
+    def half(self, error_rate: float) -> float:
+        """Half of the interval that misses the truth at most that often.
+
+        The squares of the intervals for each factor alone are added (Banerjee 1960, Sankhya 22),
+        which holds however the factors compare and however few sets there are. The rest, which both
+        contain, is subtracted once. The interval for one factor alone is the least.
+        """
+        if math.isinf(self.documents):
+            return math.inf
+        documents = _quantile(error_rate, self.documents_df) ** 2 * self.documents
+        sets = _quantile(error_rate, self.sets_df) ** 2 * self.sets
+        rest = _quantile(error_rate, math.inf) ** 2 * self.rest
+        return math.sqrt(max(documents + sets - rest, documents, sets))
+
+    def scaled(self, share: float, extra: float) -> Spread:
+        """The spread of a share of the mean that extra documents do not move.
+
+        With them, there are `extra` times as many documents.
+        """
+        of_documents = share**2 * extra
+        of_sets = of_documents * extra
+        return replace(
+            self,
+            documents=of_documents * self.documents,
+            sets=of_sets * self.sets,
+            rest=of_sets * self.rest,
+        )
+
+    def with_more(self, documents: float = 1, sets: float = 1) -> Spread:
+        """The spread of that many times the documents or the sets, if variances stay as they are."""
+        rest_of_documents = min(self.rest, self.documents)
+        rest_of_sets = min(self.rest, self.sets)
+        of_documents = self.documents - rest_of_documents + rest_of_documents / sets
+        of_sets = self.sets - rest_of_sets + rest_of_sets / documents
+        return Spread(
+            of_documents / documents,
+            (self.documents_df + 1) * documents - 1,
+            of_sets / sets,
+            (self.sets_df + 1) * sets - 1,
+            self.rest / documents / sets,
+        )
 
 
 @dataclass(frozen=True)
@@ -28,291 +97,327 @@ class Estimate:
     """The mean of one entry on a task or a group, with its uncertainty."""
 
     mean: float
-    low: float  # the lower end of the 95% interval
-    high: float  # the upper end of the 95% interval
-    error: float  # the standard error; infinite if it is unknown, as for one document that is not scored 0 or 1
-    df: float  # the degrees of freedom of the interval; infinite for Wilson's interval
+    center: float  # the middle of the interval before it is cut: the mean with the extra documents
+    spread: Spread
     documents: int  # how many documents there are, in all tasks of a group
     sets: int  # how many distinct sets of demonstrations there are, in all tasks of a group
-    # The error that would be left with every possible set of demonstrations, and with every possible document; None
-    # with one set.
-    error_documents: float | None
-    error_sets: float | None
-    how: str  # how the interval was computed: "crossed", "wilson", ..
+    scope: str  # what the interval is over: a name of `SCOPES`
+    bounds: Bounds | None = None
+    extra: int = 0  # how many documents were added for the interval
+
+    @property
+    def error_rate(self) -> float:
+        """How often the interval may miss the truth."""
+        return ERROR_RATE
+
+    @functools.cached_property
+    def interval(self) -> Bounds:
+        """The interval, which is cut at the bounds and contains the mean."""
+        half = self.spread.half(self.error_rate)
+        least, most = self.bounds or (-math.inf, math.inf)
+        if math.isinf(half):
+            return least, most
+        low = max(self.center - half, least)
+        high = min(self.center + half, most)
+        return min(low, self.mean), max(high, self.mean)
+
+    @property
+    def low(self) -> float:
+        return self.interval[0]
+
+    @property
+    def high(self) -> float:
+        return self.interval[1]
+
+    @property
+    def error(self) -> float:
+        return self.spread.error
+
+    @property
+    def error_documents(self) -> float | None:
+        """The error that would be left with every possible set; None without several sets."""
+        if math.isinf(self.spread.sets_df):
+            return None
+        return math.sqrt(self.spread.documents)
+
+    @property
+    def error_sets(self) -> float | None:
+        """The error that would be left with every possible document."""
+        if math.isinf(self.spread.sets_df):
+            return None
+        return math.sqrt(self.spread.sets)
 
 
 @dataclass(frozen=True)
 class Difference(Estimate):
-    """The paired difference of two entries, the first minus the second."""
+    """The first entry minus the second. The interval and p hold for a whole family of comparisons.
 
-    p: float  # the two-sided p-value for no difference
-    # The smallest difference that this comparison would find four times in five: the quantiles of t for 95% confidence
-    # and 80% power, times the standard error (Miller 2024, arXiv 2411.00640). Infinite if it is unknown.
-    detectable: float
-    p_holm: float | None = None  # p adjusted over all such differences of a board's column (Holm)
+    Both are Bonferroni's: the error rate is divided by the number of comparisons. So the interval
+    excludes 0 if and only if p is below the error rate.
+    """
+
+    comparisons: int = 1  # how many comparisons the family has; 1 is a comparison by itself
+
+    @property
+    def error_rate(self) -> float:
+        return ERROR_RATE / self.comparisons
+
+    @functools.cached_property
+    def p(self) -> float:
+        """The two-sided p-value for no difference, adjusted for the family: 1e-12 at the least."""
+
+        def excess(exponent: float) -> float:
+            return self.spread.half(math.exp(exponent)) - abs(self.center)
+
+        if self.center == 0 or math.isinf(self.spread.documents):
+            return 1.0
+        least = math.log(_SMALLEST_P)
+        if excess(least) > 0:
+            least = optimize.brentq(excess, least, 0, xtol=1e-9)
+        alone = math.exp(least)
+        return min(1.0, alone * self.comparisons)
+
+    @property
+    def detectable(self) -> float:
+        """The smallest difference that four of five such comparisons would find (Miller 2024)."""
+        return self.spread.half(self.error_rate) + self.spread.half(2 * (1 - POWER))
+
+    def verdict(self, margin: float | None = None) -> str:
+        """What the interval says.
+
+        Returns:
+            "equivalent" if all of it is nearer to 0 than `margin`: two one-sided tests. Otherwise
+            "higher" or "lower" if it excludes 0, or else "undecided".
+        """
+        if margin is not None and -margin < self.low and self.high < margin:
+            return "equivalent"
+        if self.low > 0:
+            return "higher"
+        if self.high < 0:
+            return "lower"
+        return "undecided"
+
+    def needed(self, margin: float | None = None) -> tuple[int | None, int | None]:
+        """(documents, sets) in all that would decide, if means and variances stay as they are.
+
+        Each with the number of the other as it is. None if no number would, or if sets have no
+        chance in them.
+        """
+        distance = abs(self.mean)
+        target = max(distance, (margin or 0) - distance)
+        documents = self._needed("documents", self.documents, target)
+        sets = self._needed("sets", self.sets, target)
+        return documents, sets
+
+    def _needed(self, what: str, now: int, target: float) -> int | None:
+        """How many there must be for half of the interval to be below `target`."""
+
+        def excess(times: float) -> float:
+            more = self.spread.with_more(**{what: times})
+            return more.half(self.error_rate) - target
+
+        if excess(_MOST) >= 0:
+            return None
+        if excess(1) < 0:
+            return now
+        times = optimize.brentq(excess, 1, _MOST, rtol=1e-4)
+        return math.ceil(times * now)
 
 
-def estimate(scores: np.ndarray, *, bounds: Bounds | None = None) -> Estimate:
-    """The mean of an entry's scores, with an interval for other documents and other sets of demonstrations.
+def estimate(
+    scores: np.ndarray,
+    *,
+    bounds: Bounds | None = None,
+    mean: float | None = None,
+    scope: str = "",
+) -> Estimate:
+    """The mean of an entry's scores, with an interval for other documents and other sets.
 
-    If scores are 0 or 1, and there is one set or all scores are equal, the interval is Wilson's, with the documents as
-    trials. The standard error is then the larger of the ordinary one and of half the interval in normal quantiles.
+    If scores are bounded, the interval is that of four more documents, of which two have the least
+    score and two the greatest (Agresti and Coull 1998).
 
     Args:
-        scores: (documents, sets), finite. Flip rates may take the place of scores.
-        bounds: the least and the greatest possible score, (0, 1) for an accuracy. Intervals are cut accordingly.
+        scores: (documents, sets), finite. Flip rates or pseudo-values may take their place.
+        bounds: the least and the greatest possible score, (0, 1) for an accuracy.
+        mean: the metric, if `scores` are its pseudo-values, which may be undefined.
+        scope: as in `Estimate`; "" if all sets were drawn.
     """
-    scores = checked(scores)
+    scores = checked(scores, finite=mean is None)
     n, sets = scores.shape
-    mean = float(scores.mean())
-    spread = _spread(scores, float(np.abs(scores).max()))
-    one_set = sets == 1
-    if bounds in (None, (0, 1)) and is_binary(scores) and (one_set or mean in (0, 1)):
-        low, high = wilson(round(n * mean), n)
-        error = max(math.sqrt(spread.variance) if n > 1 else 0.0, (high - low) / (2 * _NORMAL))
-        documents_error, sets_error = (None, None) if one_set else (error, 0.0)
-        return Estimate(
-            mean, low, high, error, math.inf, n, sets, documents_error, sets_error, "wilson"
-        )
-    return from_t(mean, spread, n, sets, bounds, "documents" if one_set else "crossed")
+    if mean is None:
+        mean = float(scores.mean())
+    extra = 2 * _extra(bounds)
+    scale = float(np.abs(scores).max())
+    spread = spread_of(with_documents(scores, extra), scale)
+    center = (n * mean + sum(extra)) / (n + len(extra))
+    scope = scope or scope_of(sets)
+    return Estimate(mean, center, spread, n, sets, scope, bounds, len(extra))
 
 
 def difference(
-    first: np.ndarray, second: np.ndarray, *, bounds: Bounds | None = None
+    first: np.ndarray,
+    second: np.ndarray,
+    *,
+    bounds: Bounds | None = None,
+    same_sets: bool = True,
+    mean: float | None = None,
+    scope: str = "",
 ) -> Difference:
-    """The mean of the paired differences of two entries, with an interval for other documents and other sets.
+    """The first entry's mean minus the second's, on the same documents.
 
-    The interval and p are those of t. With one set of scores that are 0 or 1, p is the mid-p of McNemar's test, which
-    may contradict the interval if p is about 0.05. Equal scores give [0, 0] and p = 1. Scores that differ by the same
-    number everywhere give the p of sign flips of the documents, 2^(1 - documents). Arguments are as for `estimate`.
+    If scores are bounded, the interval is that of two more documents, one that only the first and
+    one that only the second answers right (Bonett and Price 2012). So equal answers to few
+    documents do not show that two entries are equal. Arguments are as for `estimate`.
+
+    Args:
+        same_sets: whether the columns of both are the same sets of demonstrations, in this order.
+            Otherwise the sets of each entry with several are a sample of their own.
     """
-    first, second = checked(first), checked(second, like=first)
-    n, sets = first.shape
+    first = checked(first, finite=mean is None)
+    second = checked(second, finite=mean is None)
+    n = len(first)
+    if len(second) != n or (same_sets and first.shape != second.shape):
+        raise ValueError(f"scores of shapes {first.shape} and {second.shape} are not compared.")
+    if mean is None:
+        mean = float(first.mean() - second.mean())
     scale = float(max(np.abs(first).max(), np.abs(second).max()))
-    differences = first - second
-    binary = is_binary(first) and is_binary(second)
-    how, p = "crossed", None
-    if np.abs(differences).max() <= _TINY * scale:
-        how = "identical"
-    elif sets == 1 and not binary:
-        how = "paired t"
-    elif sets == 1:
-        how, p = (
-            "mcnemar",
-            mcnemar_mid_p(int((differences > 0).sum()), int((differences < 0).sum())),
-        )
-    mean = float(differences.mean(axis=0).mean())
-    result = paired(mean, _spread(differences, scale), (n, sets), scale, bounds, how, p)
-    possible = (0, 1) if binary else bounds
-    if result.error != 0 or possible is None:
-        return result
-    # All documents have the same difference, which does not show how differences vary. So many may have another one as
-    # the upper end of Wilson's interval for 0 allows, and each may differ by as much as is possible.
-    width = possible[1] - possible[0]
-    detectable = (_NORMAL + float(special.ndtri(POWER))) * width * math.sqrt(wilson(0, n)[1] / n)
-    return replace(result, detectable=detectable if detectable <= width else math.inf)
+    if abs(mean) <= _TINY * scale:
+        mean = 0.0
+    extra = _extra(bounds)
+    first = with_documents(first, extra)
+    second = with_documents(second, extra[::-1])
+    if same_sets:
+        spread = spread_of(first - second, scale)
+        sets = first.shape[1]
+    else:
+        spread = spread_of_other_sets(first, second, scale)
+        sets = max(first.shape[1], second.shape[1])
+    center = mean * n / (n + len(extra))
+    limits = _of_difference(bounds)
+    scope = scope or scope_of(sets, same_sets=same_sets)
+    return Difference(mean, center, spread, n, sets, scope, limits, len(extra))
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The variance of a mean, its degrees of freedom, and its two parts: the squared errors of `Estimate`."""
+def scope_of(first: int, second: int = 0, *, same_sets: bool = True) -> str:
+    """A name of `SCOPES`, from the numbers of sets that were drawn at random on each side."""
+    if first == second == 0:
+        return "documents"
+    if 1 in (first, second):
+        return "one side's set" if max(first, second) > 1 else "this set"
+    if first and second and not same_sets:
+        return "other sets"
+    return "sets"
 
-    variance: float
-    df: float
-    documents: float | None = None
-    sets: float | None = None
+
+def _of_difference(bounds: Bounds | None) -> Bounds | None:
+    """The bounds of a difference of scores with these bounds."""
+    if bounds is None:
+        return None
+    width = bounds[1] - bounds[0]
+    return -width, width
 
 
-def _spread(values: np.ndarray, scale: float) -> Spread:
-    """The variance of the mean of a matrix (documents, sets) of scores. Numbers far below `scale` are rounding.
+def _extra(bounds: Bounds | None) -> Bounds | tuple[()]:
+    """The scores of further documents: the bounds, if they are finite."""
+    if bounds is None or math.isinf(bounds[1] - bounds[0]):
+        return ()
+    return bounds
 
-    With mean squares A of documents, B of sets and E of the rest, and N = documents * sets, the variance is estimated
-    without bias by (A + B - E) / N. This is the variance with two-way clusters (Cameron, Gelbach and Miller 2011),
-    without their corrections, times N / ((n - 1)(S - 1)). Degrees of freedom are Satterthwaite's (1946). In small
-    samples E can be the largest. So the variance is at least A / N and B / N, with the degrees of freedom of the factor
-    that sets it. If only E is not 0, it is E / N, with the fewest. With one set it is the variance over documents.
-    """
+
+def with_documents(scores: np.ndarray, extra: Sequence[float]) -> np.ndarray:
+    """The scores with further documents, each with the same score for every set."""
+    sets = scores.shape[1]
+    more = [[score] * sets for score in extra]
+    return np.vstack([scores, *more])
+
+
+def spread_of(values: np.ndarray, scale: float) -> Spread:
+    """The spread of the mean of (documents, sets) values. Numbers far below `scale` are rounding."""
     n, sets = values.shape
-    if n == 1:
-        return Spread(
-            math.inf, 0, *((math.inf, float(values.var(ddof=1)) / sets) if sets > 1 else ())
-        )
-    if np.ptp(values) <= _TINY * scale:
-        return Spread(0, n - 1, *((0.0, 0.0) if sets > 1 else ()))
+    if not np.isfinite(values).all():
+        return Spread(math.inf)
+    mean = values.mean()
+    document_means = values.mean(axis=1)
+    set_means = values.mean(axis=0)
+    if np.abs(values).max() <= _TINY * scale:
+        return Spread(0.0)  # nothing differs
+    if n == 1 or np.ptp(values) <= _TINY * scale:
+        return Spread(math.inf)  # values do not show how they vary
+    documents = float(document_means.var(ddof=1)) / n
     if sets == 1:
-        return Spread(float(values.var(ddof=1)) / n, n - 1)
-    mean, document_means, set_means = values.mean(), values.mean(axis=1), values.mean(axis=0)
+        return Spread(documents, n - 1)
+    of_sets = float(set_means.var(ddof=1)) / sets
     rest = values - document_means[:, None] - set_means + mean
-    a = float(((document_means - mean) ** 2).sum()) / (n - 1) / n
-    b = float(((set_means - mean) ** 2).sum()) / (sets - 1) / sets
-    e = float((rest**2).sum()) / ((n - 1) * (sets - 1)) / (n * sets)
-    return crossed(a, b, e, n, sets)
+    mean_square = float((rest**2).sum()) / ((n - 1) * (sets - 1))
+    return Spread(documents, n - 1, of_sets, sets - 1, mean_square / (n * sets))
 
 
-def crossed(a: float, b: float, e: float, n: int, sets: int) -> Spread:
-    """The variance from A / N, B / N and E / N (see `_spread`)."""
-    df_documents, df_sets = n - 1, sets - 1
-    variance, fewest = a + b - e, min(df_documents, df_sets)
-    below = a**2 / df_documents + b**2 / df_sets + e**2 / (df_documents * df_sets)
-    if below == 0:
-        return Spread(0, fewest, a, b)
-    df = min(max(variance**2 / below, fewest), df_documents + df_sets)
-    for factor, factor_df in ((b, df_sets), (a, df_documents)):
-        if factor > variance * (1 + _TINY):  # by more than rounding
-            variance, df = factor, factor_df
-    if variance <= _TINY * e:
-        variance, df = e, fewest
-    return Spread(variance, df, a, b)
+def spread_of_other_sets(first: np.ndarray, second: np.ndarray, scale: float) -> Spread:
+    """The spread of a difference of means over the same documents, with sets of their own."""
+    differences = first.mean(axis=1) - second.mean(axis=1)
+    documents = spread_of(differences[:, None], scale)
+    sides = [spread_of(first, scale), spread_of(second, scale)]
+    sets, sets_df = _added([(side.sets, side.sets_df) for side in sides])
+    rest = sides[0].rest + sides[1].rest
+    return replace(documents, sets=sets, sets_df=sets_df, rest=rest)
 
 
-def from_t(
-    mean: float, spread: Spread, documents: int, sets: int, bounds: Bounds | None, how: str
-) -> Estimate:
-    """An estimate with an interval from t, which is cut at the bounds and contains the mean."""
-    error = half = math.sqrt(spread.variance)
-    if 0 < error < math.inf:
-        half *= _t_quantile((1 + CONFIDENCE) / 2, spread.df)
-    low, high = mean - half, mean + half
-    if bounds is not None:
-        low, high = min(max(low, bounds[0]), mean), max(min(high, bounds[1]), mean)
-    from_documents, from_sets = (
-        None if x is None else math.sqrt(x) for x in (spread.documents, spread.sets)
-    )
-    return Estimate(
-        mean, low, high, error, spread.df, documents, sets, from_documents, from_sets, how
-    )
-
-
-def paired(
-    mean: float,
-    spread: Spread,
-    shape: tuple[int, ...],
-    scale: float,
-    bounds: Bounds | None,
-    how: str,
-    p: float | None,
-) -> Difference:
-    """The difference with this mean over (documents, sets). `bounds` are those of scores. If p is None, it is t's."""
-    if how == "identical":
-        mean, spread = (
-            0.0,
-            Spread(
-                0, spread.df, *(None if x is None else 0.0 for x in (spread.documents, spread.sets))
-            ),
-        )
-    elif p is None and spread.variance == 0 and abs(mean) > _TINY * scale:
-        p = 2.0 ** (1 - shape[0])
-    return _tested(from_t(mean, spread, shape[0], shape[1], _difference_bounds(bounds), how), p)
-
-
-def _difference_bounds(bounds: Bounds | None) -> Bounds | None:
-    return None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
-
-
-def _tested(estimated: Estimate, p: float | None) -> Difference:
-    """An estimate of a difference with its p, from t if p is None, and with the detectable difference."""
-    detectable, error, df = math.inf, estimated.error, estimated.df
-    if error != 0 and not math.isinf(error):
-        detectable = (_t_quantile((1 + CONFIDENCE) / 2, df) + _t_quantile(POWER, df)) * error
-        if p is None:
-            t = -abs(estimated.mean) / error
-            p = 2 * float(special.ndtr(t) if math.isinf(df) else special.stdtr(df, t))
-    return Difference(**vars(estimated), p=1.0 if p is None else p, detectable=detectable)
-
-
-@functools.lru_cache(maxsize=1024)
-def _t_quantile(share: float, df: float) -> float:
-    return float(special.ndtri(share) if math.isinf(df) else special.stdtrit(df, share))
-
-
-@functools.lru_cache(maxsize=4096)
-def wilson(successes: int, trials: int) -> Bounds:
-    """Wilson's 95% interval for a share (1927, JASA 22:209), without a correction for continuity."""
-    interval = stats.binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
-    return float(interval.low), float(interval.high)
-
-
-def mcnemar_mid_p(better: int, worse: int) -> float:
-    """The mid-p of McNemar's test (Fagerland, Lydersen and Laake 2013, BMC Med Res Methodol 13:91); 1 for a tie."""
-    few, all_ = min(better, worse), better + worse
-    # Twice the exact one-sided p, minus the probability of the observed numbers.
-    return float(special.bdtr(few, all_, 0.5) + (special.bdtr(few - 1, all_, 0.5) if few else 0))
+def _added(variances: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The sum of variances with degrees of freedom, and its own (Satterthwaite 1946)."""
+    total = math.fsum(variance for variance, _ in variances)
+    if math.isinf(total):
+        return total, 0.0
+    below = math.fsum(variance**2 / df for variance, df in variances if variance)
+    if below > 0:
+        return total, total**2 / below
+    return total, min((df for _, df in variances), default=math.inf)
 
 
 def estimate_group(
-    parts: Sequence[Estimate],
-    weights: Sequence[float],
-    *,
-    bounds: Bounds | None = None,
-    how: str = "group",
+    parts: Sequence[Estimate], weights: Sequence[float], *, bounds: Bounds | None = None
 ) -> Estimate:
-    """The weighted mean over tasks with independent documents and demonstrations, with Satterthwaite's degrees of
-    freedom (1946). The error of a task with one set of demonstrations counts as an error over documents."""
+    """The weighted mean over tasks with independent documents and demonstrations.
+
+    The variances over documents are added, and those over sets. The extra documents of each task
+    move the center the less the more tasks there are, so the variances are those without moves.
+    """
     total = math.fsum(weights)
-    weighted = [(part, weight / total) for part, weight in zip(parts, weights, strict=True)]
-    variances = [(share * part.error) ** 2 for part, share in weighted]
-    variance = math.fsum(variances)
-    if math.isinf(variance):
-        df = 0.0
-    elif variance == 0:
-        df = min(part.df for part, _ in weighted)
-    else:
-        below = math.fsum(
-            x**2 / part.df for x, (part, _) in zip(variances, weighted, strict=True) if x
-        )
-        df = variance**2 / below if below else math.inf
-    document_variance = set_variance = None
-    if any(part.error_sets is not None for part, _ in weighted):
-        set_variance = math.fsum((share * (part.error_sets or 0)) ** 2 for part, share in weighted)
-        errors = (
-            (part.error if part.error_documents is None else part.error_documents, w)
-            for part, w in weighted
-        )
-        document_variance = math.fsum((share * error) ** 2 for error, share in errors)
-    mean = math.fsum(share * part.mean for part, share in weighted)
-    documents, sets = (
-        sum(part.documents for part, _ in weighted),
-        sum(part.sets for part, _ in weighted),
-    )
-    return from_t(
-        mean, Spread(variance, df, document_variance, set_variance), documents, sets, bounds, how
+    shares = [weight / total for weight in weights]
+    pairs = list(zip(shares, parts, strict=True))
+    spreads = []
+    for share, part in pairs:
+        extra = 1 + part.extra / part.documents
+        spreads.append(part.spread.scaled(share, extra))
+    documents, documents_df = _added([(part.documents, part.documents_df) for part in spreads])
+    sets, sets_df = _added([(part.sets, part.sets_df) for part in spreads])
+    rest = math.fsum(part.rest for part in spreads)
+    mean = math.fsum(share * part.mean for share, part in pairs)
+    shift = math.fsum(share**2 * (part.center - part.mean) for share, part in pairs)
+    return Estimate(
+        mean=mean,
+        center=mean + shift,
+        spread=Spread(documents, documents_df, sets, sets_df, rest),
+        documents=sum(part.documents for part in parts),
+        sets=sum(part.sets for part in parts),
+        scope=max((part.scope for part in parts), key=SCOPES.index),
+        bounds=bounds,
     )
 
 
 def difference_group(
     parts: Sequence[Difference], weights: Sequence[float], *, bounds: Bounds | None = None
 ) -> Difference:
-    """As `estimate_group`, for differences. If no task shows how differences vary, p is the largest p of the tasks that
-    differ. If single tasks do not show it, their detectable differences are added like errors."""
-    differing = [part.p for part in parts if part.how != "identical"]
-    how = "group" if differing else "identical"
-    mean = estimate_group(parts, weights, bounds=_difference_bounds(bounds), how=how)
-    result = _tested(mean, max(differing) if differing and mean.error == 0 else None)
-    total = math.fsum(weights)
-    unseen = [
-        w / total * part.detectable
-        for part, w in zip(parts, weights, strict=True)
-        if part.error == 0
-    ]
-    return replace(
-        result, detectable=math.hypot(result.detectable if result.error else 0.0, *unseen)
-    )
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """The p-values of a family of tests adjusted by Holm's method (1979, Scand J Statist 6:65), in the same order."""
-    values = np.asarray(p, dtype=float)
-    order = np.argsort(values, kind="stable")
-    values[order] = np.minimum(
-        np.maximum.accumulate(np.arange(len(order), 0, -1) * values[order]), 1
-    )
-    return values.tolist()
+    """As `estimate_group`, for differences. `bounds` are those of scores."""
+    group = estimate_group(parts, weights, bounds=_of_difference(bounds))
+    return Difference(**{field.name: getattr(group, field.name) for field in fields(Estimate)})
 
 
 def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
-    """The pairwise flip rate: the probability that two random orders of the same demonstrations give different
-    predictions for a document: 1 - sum_c n_c (n_c - 1) / (k (k - 1)), where n_c of k orders give the prediction c
-    (InvICL, table 7). It is unbiased for any k. `predictions` are (documents, orders) for each set of demonstrations.
+    """The pairwise flip rate of the orders of the same demonstrations (InvICL, table 7).
+
+    It is the probability that two random orders give different predictions for a document:
+    1 - sum_c n_c (n_c - 1) / (k (k - 1)), where n_c of k orders give the prediction c. It is
+    unbiased for any k. `predictions` are (documents, orders) for each set of demonstrations.
     """
     rates = []
     for set_predictions in map(np.asarray, predictions):
@@ -322,17 +427,16 @@ def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
     return estimate(np.stack(rates, axis=1), bounds=(0.0, 1.0)) if rates else None
 
 
-def checked(scores: np.ndarray, axes: int = 2, like: np.ndarray | None = None) -> np.ndarray:
-    """Finite floats with `axes` axes and the shape of `like`. `ValueError` is raised for any others."""
+def checked(scores: np.ndarray, axes: int = 2, *, finite: bool = True) -> np.ndarray:
+    """Floats with `axes` axes. `ValueError` is raised for any others."""
     values = np.asarray(scores, dtype=float)
-    is_other = like is not None and values.shape != like.shape
-    if values.ndim != axes or not values.size or is_other or not np.isfinite(values).all():
-        what = f"documents x sets{' x features' * (axes == 3)}, finite numbers"
-        raise ValueError(
-            f"scores must be {what}, not of shape {values.shape}, and of one shape to be compared."
-        )
+    if values.ndim != axes or not values.size or (finite and not np.isfinite(values).all()):
+        what = "documents x sets" + (" x features" if axes == 3 else "")
+        raise ValueError(f"scores must be {what}, finite numbers, not of shape {values.shape}.")
     return values
 
 
-def is_binary(scores: np.ndarray) -> bool:
-    return bool(((scores == 0) | (scores == 1)).all())
+def _quantile(error_rate: float, df: float) -> float:
+    """The quantile of t that is exceeded by either sign with this probability."""
+    tail = error_rate / 2
+    return -float(special.ndtri(tail) if math.isinf(df) else special.stdtrit(df, tail))

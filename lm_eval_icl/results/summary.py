@@ -1,94 +1,135 @@
-"""The sentences at the top of a board: which entries are best, and which are better or worse than their baseline."""
+"""The sentences at the top of a board: which entries are best, and what their comparisons decide."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from lm_eval_icl.results.board import Column, Entry, grouped, rule_in_words, shown
+from lm_eval_icl.results.board import BoardCell, Column, Entry, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Difference
 
 _LISTED = 6  # the most entries in a sentence
+_SAME = 1e-12  # means that differ by no more are equal
+Compared = Sequence[tuple[Entry, Difference]]
 
 
 def summarize(
     entries: Sequence[Entry], columns: Sequence[Column], baselines: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Sentences that say for each rule which of its entries, sorted from the best, are best in the first column, which
-    are better or worse than their baseline or than no rule; and then over how many tests p is adjusted."""
-    several = len({entry.on for entry in entries}) > 1
+    """Sentences about the first column, of entries that are sorted from the best for each rule."""
     column = columns[0]
     cells = {entry: entry.cells[column.name] for entry in entries if column.name in entry.cells}
+    writer = _Writer(column, cells, several_models=len({entry.on for entry in entries}) > 1)
     methods = {entry.name: entry.method for entry in entries}
+    by_rule = grouped(cells, lambda entry: entry.rule)
+    sentences = []
+    for rule, rule_entries in by_rule.items():
+        text = writer.best(rule_entries)
+        to_base = [(entry, cells[entry].difference) for entry in rule_entries]
+        bases = [baselines[entry.name] for entry, x in to_base if x is not None]
+        base = " or ".join(dict.fromkeys(methods[name] for name in bases))
+        text += writer.verdicts(_known(to_base), base)
+        to_raw = [(entry, cells[entry].to_raw) for entry in rule_entries]
+        text += writer.verdicts(_known(to_raw), "without the rule")
+        for words, pairs in writer.by_condition(rule_entries).items():
+            text += writer.verdicts(pairs, f"with {words} alone changed")
+        if len(by_rule) > 1:
+            text = f"{rule_in_words(rule)}, {text}"
+        sentences.append(text[0].upper() + text[1:])
+    return (*sentences, *writer.ends())
 
-    def full(entry: Entry) -> str:
-        """The entry in words, with its checkpoint if the board has several, and without its rule."""
-        label = ", ".join(
-            filter(None, [f"{entry.method} {entry.arguments}".strip(), entry.conditions])
+
+def _known(pairs: Iterable[tuple[Entry, Difference | None]]) -> list[tuple[Entry, Difference]]:
+    return [(entry, difference) for entry, difference in pairs if difference is not None]
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes about the entries of a column."""
+
+    column: Column
+    cells: Mapping[Entry, BoardCell]
+    several_models: bool
+
+    def best(self, entries: Sequence[Entry]) -> str:
+        """Which entry is best, and which are not distinguishable from it."""
+        column = self.column
+        best = self.cells[entries[0]].estimate
+        ties = [e for e in entries if abs(self.cells[e].estimate.mean - best.mean) <= _SAME]
+        near = [e for e in entries if e not in ties and self.cells[e].is_worse is False]
+        where = f"value on {column.name}"
+        if column.kind == "average":
+            where = f"average over {len(column.weights)} tasks"
+        text = (
+            f"the {'highest' if column.higher_is_better else 'lowest'} {shown(where)} is "
+            f"{self.number(best.mean)} (its own 95% interval: {self.number(best.low)} to "
+            f"{self.number(best.high)}): {_list(map(self.full, ties))}"
         )
-        return f"{label} on {entry.on}" if several else label
+        if near:
+            text += f", not distinguishable from {_list(map(self.full, near))}"
+        to_one = self.cells[ties[0]].to_majority
+        if len(ties) > 1 or to_one is None:
+            return f"{text}."
+        verdict = column.judged(to_one)
+        than = "not distinguishable from" if verdict == "undecided" else f"{verdict} than"
+        return f"{text}. The best is {than} always giving one answer ({self.signed(to_one)})."
 
-    def number(value: float) -> str:
-        return f"{100 * value:.1f}%" if column.percent else f"{value:.4g}"
+    def verdicts(self, compared: Compared, against: str) -> str:
+        """Sentences that list the better and the worse entries, with their differences."""
+        judged = grouped(compared, lambda pair: self.column.judged(pair[1]))
+        sentences = []
+        for verdict in ("better", "worse"):
+            words = [f"{self.full(e)} ({self.signed(x)})" for e, x in judged.get(verdict, ())]
+            if words:
+                sentences.append(f" {verdict.capitalize()} than {against}: {_list(words)}.")
+        if compared and not sentences:
+            sentences.append(f" Nothing is shown to be better or worse than {against}.")
+        return "".join(sentences)
 
-    def signed(difference: float) -> str:
-        text = f"{100 * difference:+.1f} points" if column.percent else f"{difference:+.3g}"
+    def by_condition(self, entries: Sequence[Entry]) -> dict[str, list[tuple[Entry, Difference]]]:
+        """Reference of a condition -> the entries that differ from it, with their differences."""
+        found: dict[str, list[tuple[Entry, Difference]]] = {}
+        for entry in entries:
+            for words, difference in self.cells[entry].conditions:
+                found.setdefault(words, []).append((entry, difference))
+        return found
+
+    def ends(self) -> list[str]:
+        """The score of always giving one answer, and of which family the comparisons are."""
+        sentences = []
+        majorities = {cell.majority for cell in self.cells.values()}
+        majority = majorities.pop()
+        if not majorities and majority is not None:
+            score = self.number(majority)
+            sentences.append(f"Always giving the most frequent right answer would score {score}.")
+        comparisons = max(cell.comparisons for cell in self.cells.values())
+        if comparisons > 1:
+            sentences.append(
+                f"All comparisons hold together with 95% certainty: {family(comparisons)}. "
+                "What is not shown to differ is not shown to be equal."
+            )
+        return sentences
+
+    def full(self, entry: Entry) -> str:
+        """The entry in words, with its model if there are several, and without its rule."""
+        method = f"{entry.method} {entry.arguments}".strip()
+        label = ", ".join(filter(None, [method, entry.conditions]))
+        return f"{label} on {entry.on}" if self.several_models else label
+
+    def number(self, value: float) -> str:
+        return f"{100 * value:.1f}%" if self.column.percent else f"{value:.4g}"
+
+    def signed(self, difference: Difference) -> str:
+        mean = difference.mean
+        text = f"{100 * mean:+.1f} points" if self.column.percent else f"{mean:+.3g}"
         return text.replace("-", "\N{MINUS SIGN}")
 
-    def verdicts(tests: Mapping[Entry, Difference], against: str) -> str:
-        """Sentences that list the better and the worse entries, with their differences."""
-        judged = grouped(tests, lambda entry: column.judged(tests[entry]))
-        sentences = []
-        for how in ("better", "worse"):
-            words = [
-                f"{full(entry)} ({signed(tests[entry].mean)})" for entry in judged.get(how, ())
-            ]
-            sentences += [f" {how.capitalize()} than {against}: {_list(words)}."] if words else []
-        return "".join(sentences) or (
-            f" Nothing is significantly better or worse than {against}." if tests else ""
-        )
 
-    sentences, by_rule = list[str](), grouped(cells, lambda entry: entry.rule)
-    for rule, rule_entries in by_rule.items():
-        best = cells[rule_entries[0]].estimate
-        ties = [
-            entry for entry in rule_entries if abs(cells[entry].estimate.mean - best.mean) <= 1e-12
-        ]
-        where = (
-            f"average over {len(column.weights)} tasks"
-            if column.kind == "average"
-            else f"value on {column.name}"
-        )
-        text = f"the {'highest' if column.higher_is_better else 'lowest'} {shown(where)} is {number(best.mean)}"
-        text += (
-            f" (95% interval {number(best.low)} to {number(best.high)}): {_list(map(full, ties))}"
-        )
-        near = [e for e in rule_entries if e not in ties and cells[e].is_worse is False]
-        text += f", not significantly better than {_list(map(full, near))}." if near else "."
-        if len(ties) == 1 and (d := cells[ties[0]].to_majority) and (how := column.judged(d)):
-            how = (
-                "not significantly different from" if how == "same" else f"significantly {how} than"
-            )
-            text += f" The best is {how} always giving one answer ({signed(d.mean)}, adjusted p {d.p_holm:.2g})."
-        text = f"{rule_in_words(rule)}, {text}" if len(by_rule) > 1 else text
-        tests = {e: d for e in rule_entries if (d := cells[e].difference) is not None}
-        bases = dict.fromkeys(methods[baselines[entry.name]] for entry in tests)
-        raw = {e: d for e in rule_entries if (d := cells[e].to_raw) is not None}
-        text += verdicts(tests, " or ".join(bases)) + verdicts(raw, "without the rule")
-        sentences.append(text[0].upper() + text[1:])
-    if (
-        len(majorities := {cell.majority for cell in cells.values()}) == 1
-        and None not in majorities
-    ):
-        sentences.append(
-            f"Always giving the most frequent right answer would score {number(majorities.pop() or 0.0)}."
-        )
-    if any(cell.difference is not None or cell.to_raw is not None for cell in cells.values()):
-        sentences.append(
-            "Differences are on the same prompts, to the baseline and to the runs without a rule: better or worse if p "
-            f"is at most 5%, adjusted (Holm). No other difference of this {column.kind} is significant, which does not "
-            "show that there is none."
-        )
-    return tuple(sentences)
+def family(comparisons: int) -> str:
+    """What a family of comparisons is, in words."""
+    if comparisons == 1:
+        return "one pair of rows"
+    return f"all {comparisons:,} pairs of rows (Bonferroni; always one answer counts as a row)"
 
 
 def _list(parts: Iterable[str]) -> str:

@@ -18,8 +18,8 @@ from lm_eval_icl.leaderboard import figures, tables
 from lm_eval_icl.leaderboard.page import data, page
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.build import build
-from lm_eval_icl.results.cells import named
 from lm_eval_icl.results.read import read
+from lm_eval_icl.results.rivals import named
 from tests import commands
 from tests.boards import write
 
@@ -29,28 +29,13 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\
 
 def results(folder: Path) -> Path:
     """Six rows: three methods, each raw and under a rule; star gains by the rule and is below icl under it."""
+    right = [0, 1] * 40
     for seed in range(3):
-        write(
-            folder / "icl",
-            "icl",
-            seed,
-            says=[0] * 30 + [1] * 10,
-            rules={"batch": {**RULE, "says": [0, 1] * 20}},
-        )
-        write(
-            folder / "star",
-            "star",
-            seed,
-            says=[0] * 40,
-            rules={"batch": {**RULE, "says": [0, 1, 0, 0] * 10}},
-        )
-        write(
-            folder / "pcw",
-            "pcw",
-            seed,
-            says=[0, 1] * 18 + [0] * 4,
-            rules={"batch": {**RULE, "says": [0, 1] * 20}},
-        )
+        rules = {"batch": {**RULE, "says": right}}
+        write(folder / "icl", "icl", seed, n=80, says=[0] * 60 + [1] * 20, rules=rules)
+        write(folder / "pcw", "pcw", seed, n=80, says=right[:72] + [0] * 8, rules=rules)
+        rules = {"batch": {**RULE, "says": [0, 1, 0, 0] * 20}}
+        write(folder / "star", "star", seed, n=80, says=[0] * 80, rules=rules)
     return folder
 
 
@@ -61,25 +46,24 @@ def board(tmp_path) -> Board:
 
 def test_what_a_newcomer_is_told(tmp_path, board):
     """What is best without a rule and under one, and by how much; what no sign means."""
-    raw, under, constant, tests = board.summary
+    raw, under, constant, family = board.summary
     assert raw == (
-        "Without a decision rule, the highest value on t is 95.0% (95% interval 87.9% to 100.0%): pcw. The best is "
-        "significantly better than always giving one answer (+45.0 points, adjusted p 6.4e-06). Better than icl: pcw "
-        "(+45.0 points)."
+        "Without a decision rule, the highest value on t is 95.0% (its own 95% interval: 87.2% to 98.5%): pcw. The best "
+        "is better than always giving one answer (+45.0 points). Better than icl: pcw (+45.0 points)."
     )
-    assert under.startswith("Under the rule batch, the highest value on t is 100.0% (95% interval")
+    assert under.startswith(
+        "Under the rule batch, the highest value on t is 100.0% (its own 95% interval"
+    )
     assert "icl; pcw. Worse than icl: star (\N{MINUS SIGN}25.0 points)." in under
     assert under.endswith("Better than without the rule: icl (+50.0 points); star (+25.0 points).")
     assert constant == "Always giving the most frequent right answer would score 50.0%."
     one_answer = build(*read([write(tmp_path / "one", says=[0] * 39 + [1])], quiet=True))
     assert (
-        "icl. The best is not significantly different from always giving one answer (+2.5"
+        "icl. The best is not distinguishable from always giving one answer (+2.5"
         in one_answer.summary[0]
     )
-    assert (
-        "No other difference of this task is significant, which does not show that there is none."
-        in tests
-    )
+    assert "with 95% certainty: all 21 pairs of rows" in family
+    assert family.endswith("What is not shown to differ is not shown to be equal.")
     assert [entry.rule for entry in board.entries] == [None] * 3 + ["batch"] * 3
     assert board.common == ("4 shots",) and named(board.entries, "pcw").rule is None
     assert named(board.entries, "pcw, decide: batch").rule == "batch"
@@ -135,7 +119,7 @@ def test_the_terminal(tmp_path, capsys):
     }
     text = {name: " ".join(part) for name, part in parts.items()}
     assert (
-        "intervals that are not adjusted" in text["differences"]
+        "hold for all pairs of rows together" in text["differences"]
         and "+45.0 ▲" in text["differences"]
     )
     assert (
@@ -160,7 +144,7 @@ def test_compare(tmp_path, capsys):
     folder = results(tmp_path / "r")
     commands.run("compare", "pcw", "star, decide: batch", "--results", str(folder))
     said = capsys.readouterr().out
-    assert "+20.0" in said and "in points" in said
+    assert "+20.0" in said and "one comparison by itself, not adjusted" in said
     with pytest.raises(InputError, match="there is no such entry"):
         commands.run("compare", "pcw", "nothing", "--results", str(folder))
 
@@ -241,7 +225,7 @@ def test_without_script_the_table_is_there(board):
         and "<i>4 of 6 better</i>" in text
     )
     assert (
-        "on 40 documents of each task and 3 sets of demonstrations. These are few, so intervals are wide."
+        "on 80 documents of each task and 3 sets of demonstrations. These are few, so intervals are wide."
         in text
     )
 

@@ -7,7 +7,6 @@ import pytest
 
 from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.results.board import Column
-from lm_eval_icl.results.statistics import Estimate
 
 ACCURACY = Column("a", "task", "acc", percent=True, higher_is_better=True, weights={"a": 1})
 PERPLEXITY = Column(
@@ -52,7 +51,7 @@ def test_values_and_differences(x, column, value, signed):
     ],
 )
 def test_intervals(low, high, plain, signed):
-    of = Estimate(0, low, high, 0, 0, 0, 0, None, None, "crossed")
+    of = SimpleNamespace(mean=0, low=low, high=high)
     assert numbers.interval(of, ACCURACY, unit=True) == plain
     assert numbers.interval(of, ACCURACY, sign=True, unit=True) == signed
 
@@ -69,7 +68,7 @@ def test_intervals(low, high, plain, signed):
     ],
 )
 def test_plus_or_minus_is_written_for_even_intervals_inside_the_range_alone(mean, low, high, text):
-    estimate = Estimate(mean, low, high, 0, 0, 0, 0, None, None, "crossed")
+    estimate = SimpleNamespace(mean=mean, low=low, high=high)
     assert numbers.spread(estimate, ACCURACY) == text
 
 
@@ -82,13 +81,14 @@ def test_p_values(p, text):
 
 
 @pytest.mark.parametrize(
-    ("p", "column", "verdict"),
+    ("verdict", "column", "judged"),
     [
-        (0.01, ACCURACY, "better"),
-        (0.01, PERPLEXITY, "worse"),
-        (0.051, ACCURACY, "same"),
-        (math.nan, ACCURACY, "same"),
+        ("higher", ACCURACY, "better"),
+        ("higher", PERPLEXITY, "worse"),
+        ("lower", PERPLEXITY, "better"),
+        ("undecided", ACCURACY, "undecided"),
+        ("equivalent", PERPLEXITY, "equivalent"),
     ],
 )
-def test_what_a_difference_says(p, column, verdict):
-    assert column.judged(SimpleNamespace(mean=1, p_holm=p)) == verdict
+def test_what_a_difference_says(verdict, column, judged):
+    assert column.judged(SimpleNamespace(verdict=lambda margin: verdict)) == judged

@@ -1,4 +1,4 @@
-"""The statistics of leaderboards, against simulations, numbers by hand, scipy, scikit-learn and lm-eval."""
+"""The statistics of leaderboards, against literal slow versions, scipy, exact probabilities and lm-eval."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from hypothesis.extra.numpy import arrays
 from scipy import special, stats
 
 from lm_eval_icl.metaicl.strings import macro_f1
-from lm_eval_icl.results.metrics import AGGREGATIONS, bootstrap, bootstrap_difference
+from lm_eval_icl.results.metrics import AGGREGATIONS, pseudo_values
 from lm_eval_icl.results.statistics import (
     Difference,
     Estimate,
+    Spread,
     difference,
     difference_group,
     estimate,
     estimate_group,
-    holm,
-    mcnemar_mid_p,
     order_sensitivity,
-    wilson,
+    scope_of,
 )
+from scripts.coverage import CASES, line
 
-# By hand: rows are documents. The mean is 2/3; the sums of squares are 2/3 of documents, 2/3 of sets, 2/3 of the rest,
-# so the mean squares are 1/3, 1/3 and 1/6.
+SHARE = (0.0, 1.0)
 SMALL = np.array([[1, 0, 1], [1, 1, 1], [0, 0, 1]])
+OTHER = np.array([[0, 0, 1], [0, 1, 0], [0, 1, 0]])
 MISSING = np.array([[1.0, np.nan], [0, 1]])
 
 
@@ -43,93 +43,298 @@ def no_warnings() -> Iterator[None]:
         yield
 
 
-def close(one: Estimate | Difference, other: Estimate | Difference, rel: float = 1e-9) -> bool:
-    """Whether two results have the same fields, but for rounding."""
-    pairs = zip(dataclasses.astuple(one), dataclasses.astuple(other), strict=True)
-    return all(
-        a == (pytest.approx(b, rel=rel, abs=1e-12) if isinstance(b, int | float) else b)
-        for a, b in pairs
+def slow_half(values: np.ndarray, error_rate: float = 0.05) -> float:
+    """Half of the interval of docs/comparing.md, in loops."""
+    n, sets = values.shape
+    mean = sum(values[i, s] for i in range(n) for s in range(sets)) / (n * sets)
+    of_documents = [sum(values[i, s] for s in range(sets)) / sets for i in range(n)]
+    of_sets = [sum(values[i, s] for i in range(n)) / n for s in range(sets)]
+    documents = sum((x - mean) ** 2 for x in of_documents) / (n - 1) / n
+    t = stats.t.ppf(1 - error_rate / 2, n - 1)
+    if sets == 1:
+        return float(t * math.sqrt(documents))
+    between = sum((x - mean) ** 2 for x in of_sets) / (sets - 1) / sets
+    rest = 0.0
+    for i in range(n):
+        for s in range(sets):
+            rest += (values[i, s] - of_documents[i] - of_sets[s] + mean) ** 2
+    rest /= (n - 1) * (sets - 1) * n * sets
+    t_of_sets = stats.t.ppf(1 - error_rate / 2, sets - 1)
+    z = stats.norm.ppf(1 - error_rate / 2)
+    both = t**2 * documents + t_of_sets**2 * between - z**2 * rest
+    return math.sqrt(max(both, t**2 * documents, t_of_sets**2 * between))
+
+
+def with_rows(values: np.ndarray, *scores: float) -> np.ndarray:
+    return np.vstack([values, *[np.full(values.shape[1], score) for score in scores]])
+
+
+RNG = np.random.default_rng(0)
+TABLES = [RNG.random((2, n, sets)) < 0.7 for n in (3, 20) for sets in (1, 2, 5)]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: "x".join(map(str, table.shape[1:])))
+def test_intervals_are_those_of_the_slow_version(table: np.ndarray) -> None:
+    first, second = 1.0 * table
+    differences = with_rows(first, 0, 1) - with_rows(second, 1, 0)
+    found = difference(first, second, bounds=SHARE)
+    assert found.mean == pytest.approx((first - second).mean())
+    for comparisons in (1, 45):
+        one = dataclasses.replace(found, comparisons=comparisons)
+        half = slow_half(differences, 0.05 / comparisons)
+        wanted = [max(differences.mean() - half, -1), min(differences.mean() + half, 1)]
+        assert [one.low, one.high] == pytest.approx([min(wanted[0], one.mean), wanted[1]])
+    four = with_rows(first, 0, 0, 1, 1)
+    alone = estimate(first, bounds=SHARE)
+    half = slow_half(four)
+    assert alone.low == pytest.approx(max(four.mean() - half, 0))
+    assert alone.high == pytest.approx(min(four.mean() + half, 1))
+    unbounded = estimate(first + second / 3)
+    if unbounded.spread.documents < math.inf:
+        half = slow_half(first + second / 3)
+        assert unbounded.high - unbounded.mean == pytest.approx(half)
+
+
+def test_paired_zeros_and_ones_by_bonett_and_price() -> None:
+    """4 documents that only the first answers right, 9 that only the second does, 17 others."""
+    first = np.array([1] * 4 + [0] * 9 + [1] * 17)[:, None]
+    second = np.array([0] * 4 + [1] * 9 + [1] * 17)[:, None]
+    found = difference(first, second, bounds=SHARE)
+    only_first = 5 / 32
+    only_second = 10 / 32
+    variance = (only_first + only_second - (only_first - only_second) ** 2) / 31
+    half = stats.t.ppf(0.975, 31) * math.sqrt(variance)
+    assert [found.low, found.high] == pytest.approx([-5 / 32 - half, -5 / 32 + half])
+    assert found.mean == pytest.approx(-5 / 30) and found.scope == "this set"
+
+
+def multinomials(n: int, p: float, q: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The numbers of documents that one method alone answers right, and their probabilities."""
+    i, j = np.array([(i, j) for i in range(n + 1) for j in range(n + 1 - i)]).T
+    ways = special.gammaln(n + 1) - special.gammaln([i + 1, j + 1, n - i - j + 1]).sum(axis=0)
+    powers = special.xlogy(i, p) + special.xlogy(j, q) + special.xlogy(n - i - j, 1 - p - q)
+    return i, j, np.exp(ways + powers)
+
+
+@pytest.mark.parametrize("n", [5, 10, 30])
+def test_one_set_holds_whatever_the_probabilities(n: int) -> None:
+    """By enumeration of all outcomes: at least 93.5% of differences, and 94% of single rates."""
+    ends: dict[tuple[int, int], tuple[float, float]] = {}
+    for i, j, _ in zip(*multinomials(n, 0.1, 0.1), strict=True):
+        first = (np.arange(n) < i)[:, None]
+        second = ((np.arange(n) >= i) & (np.arange(n) < i + j))[:, None]
+        ends[i, j] = difference(first, second, bounds=SHARE).interval
+    least = 1.0
+    grid = [0.001, 0.01, *np.arange(0.02, 1, 0.06)]
+    for p in grid:
+        for q in [0.0, *grid]:
+            if p + q <= 1:
+                i, j, shares = multinomials(n, p, q)
+                low, high = np.array([ends[pair] for pair in zip(i, j, strict=True)]).T
+                holds = (low <= p - q + 1e-12) & (p - q <= high + 1e-12)
+                least = min(least, shares[holds].sum())
+    assert least >= 0.935, least
+    rates = [estimate((np.arange(n) < i)[:, None], bounds=SHARE).interval for i in range(n + 1)]
+    low, high = np.array(rates).T
+    for p in np.linspace(0.001, 0.999, 300):
+        holds = (low <= p) & (p <= high)
+        assert stats.binom.pmf(np.arange(n + 1), n, p)[holds].sum() >= 0.94
+
+
+COVERAGE = ["two sets, much between them", "other sets", "near 1, ten documents", "F1, two sets"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in COVERAGE], ids=str)
+def test_intervals_cover(case: Any) -> None:
+    """In simulations of docs/comparing.md: 93% less three standard errors of 300 trials."""
+    numbers = [cell.strip() for cell in line(case, 300).split("|")]
+    of_difference, of_cell = float(numbers[5]), float(numbers[7])
+    assert min(of_difference, of_cell) >= 93 - 3 * 100 * math.sqrt(0.93 * 0.07 / 300)
+
+
+def test_the_usual_interval_does_not_cover_where_ours_does() -> None:
+    by_name = {(case.name, case.sets[0]): case for case in CASES}
+    usual = line(by_name["near 1, ten documents", 1], 300).split("|")[-2]
+    assert float(usual) < 70
+
+
+def test_without_bounds_one_set_goes_to_scipys_t() -> None:
+    first, second = np.random.default_rng(0).random((2, 12, 1))
+    one = estimate(first)
+    assert one.interval == pytest.approx(stats.ttest_1samp(first[:, 0], 0).confidence_interval())
+    both = difference(first, second)
+    scipys = stats.ttest_rel(first[:, 0], second[:, 0])
+    assert both.p == pytest.approx(scipys.pvalue)
+    assert both.interval == pytest.approx(scipys.confidence_interval())
+
+
+def test_other_sets_without_documents_go_to_welchs_t() -> None:
+    """If all documents have the same score, only sets vary."""
+    first = np.tile([0.1, 0.5, 0.4], (20, 1))
+    second = np.tile([0.9, 0.6], (20, 1))
+    found = difference(first, second, same_sets=False)
+    scipys = stats.ttest_ind(first[0], second[0], equal_var=False)
+    assert found.spread.sets_df == pytest.approx(scipys.df)
+    half = stats.t.ppf(0.975, scipys.df) * abs(found.mean / scipys.statistic)
+    spread = dataclasses.replace(found.spread, documents=0.0)
+    assert spread.half(0.05) == pytest.approx(half)
+
+
+def test_other_sets_are_wider_than_the_same() -> None:
+    rng = np.random.default_rng(1)
+    both = rng.normal(size=5)
+    first, second = rng.normal(0, 1, (2, 40, 1)) * 0.1 + both + rng.normal(0, 0.1, (2, 40, 5))
+    same = difference(first, second)
+    other = difference(first, second, same_sets=False)
+    assert other.mean == same.mean and other.error > 3 * same.error
+    # A side without several sets has no chance in it.
+    none = difference(first, second[:, :1], same_sets=False)
+    assert none.spread.sets == pytest.approx(first.mean(axis=0).var(ddof=1) / 5)
+    assert none.spread.sets_df == 4
+
+
+def test_which_sets_were_drawn() -> None:
+    assert [scope_of(0, 0), scope_of(1), scope_of(3), scope_of(3, 3)] == [
+        "documents",
+        "this set",
+        "sets",
+        "sets",
+    ]
+    assert scope_of(3, 5, same_sets=False) == "other sets"
+    assert scope_of(3, 1, same_sets=False) == "one side's set"
+    assert scope_of(3, 0, same_sets=False) == "sets"
+    assert scope_of(0, 1, same_sets=False) == "this set"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 4), st.data())
+def test_what_holds_for_all_scores(n: int, sets: int, data: Any) -> None:
+    scores = arrays(float, (n, sets), elements=st.sampled_from([0.0, 0.5, 1.0]))
+    first = data.draw(scores)
+    second = data.draw(scores)
+    one = difference(first, second, bounds=SHARE)
+    two = difference(second, first, bounds=SHARE)
+    assert [two.mean, two.low, two.high] == pytest.approx([-one.mean, -one.high, -one.low])
+    assert two.p == pytest.approx(one.p, rel=1e-6)
+    rows = data.draw(st.permutations(range(n)))
+    columns = data.draw(st.permutations(range(sets)))
+    moved = difference(first[rows][:, columns], second[rows][:, columns], bounds=SHARE)
+    assert [moved.low, moved.high] == pytest.approx([one.low, one.high])
+    alone = estimate(first, bounds=SHARE)
+    assert 0 <= alone.low <= alone.mean <= alone.high <= 1 and alone.low < alone.high
+    assert -1 <= one.low <= one.mean <= one.high <= 1 and one.low < one.high
+    for comparisons in (1, 7, 300):
+        of_family = dataclasses.replace(one, comparisons=comparisons)
+        assert (of_family.p < 0.05) == (of_family.low > 0 or of_family.high < 0)
+        assert of_family.p == pytest.approx(min(1, comparisons * one.p))
+
+
+def test_p_is_that_of_the_interval() -> None:
+    """The interval that just touches 0 has the error rate p."""
+    first, second = 1.0 * TABLES[-1]
+    found = difference(first, second, bounds=SHARE)
+    assert found.spread.half(found.p) == pytest.approx(abs(found.center))
+    assert difference(np.ones((1000, 3)), np.zeros((1000, 3)), bounds=SHARE).p < 2e-12
+
+
+def test_equal_answers_are_no_certainty() -> None:
+    for n in (10, 100):
+        ones = np.ones((n, 3))
+        found = difference(ones, ones, bounds=SHARE)
+        half = stats.t.ppf(0.975, n + 1) * math.sqrt(2 / ((n + 2) * (n + 1)))
+        assert [found.mean, found.low, found.high] == pytest.approx([0, -half, half])
+        assert found.p == 1 and found.detectable > half
+    same = difference(ones / 3, ones / 3)  # without bounds, equal numbers are no chance
+    assert (same.low, same.high, same.p) == (0, 0, 1)
+    rounded = difference(np.full((4, 2), 0.1 + 0.2), np.full((4, 2), 0.3))
+    assert (rounded.mean, rounded.low, rounded.high) == (0, 0, 0)
+
+
+def test_where_nothing_can_be_said() -> None:
+    for found in (
+        estimate(np.full((5, 4), 0.1)),
+        estimate(np.array([[0.3, 0.4]])),
+        difference(np.full((5, 2), 0.75), np.full((5, 2), 0.5)),
+    ):
+        assert (found.low, found.high) == (-math.inf, math.inf)
+    assert found.p == 1 and found.needed() == (None, None)
+
+
+def test_verdicts() -> None:
+    def verdict(low: float, high: float, margin: float | None = None) -> str:
+        middle = (low + high) / 2
+        spread = Spread(((high - low) / 2 / stats.norm.ppf(0.975)) ** 2)
+        return Difference(middle, middle, spread, 9, 1, "documents").verdict(margin)
+
+    assert [verdict(0.1, 3), verdict(-3, -0.1), verdict(-1, 1)] == ["higher", "lower", "undecided"]
+    assert verdict(-1, 1, 2) == verdict(0.5, 1.5, 2) == "equivalent"
+    assert [verdict(0.1, 3, 2), verdict(-3, 1, 2)] == ["higher", "undecided"]
+
+
+@pytest.mark.parametrize("margin", [None, 0.2])
+def test_how_many_would_decide(margin: float | None) -> None:
+    """The interval of so many documents, or sets, decides; that of a few less does not."""
+    rng = np.random.default_rng(3)
+    effects = rng.normal(0, 0.3, (30, 1)) + rng.normal(0, 0.03, 8) + rng.normal(0, 0.5, (30, 8))
+    found = difference(effects + 0.06, np.zeros((30, 8)))
+    assert found.verdict(margin) == "undecided"
+    target = max(found.mean, (margin or 0) - found.mean)
+    documents, sets = found.needed(margin)
+    for name, needed, now in (("documents", documents, 30), ("sets", sets, 8)):
+        if needed is not None:
+            for number, decides in ((needed + 1, True), (0.97 * needed, False)):
+                spread = found.spread.with_more(**{name: number / now})
+                assert (spread.half(0.05) < target) == decides
+    assert documents is not None and 30 < documents < 10_000
+
+
+def test_more_documents_have_the_spread_that_was_foretold() -> None:
+    rng = np.random.default_rng(4)
+
+    def spread(n: int, sets: int) -> Spread:
+        of_document = rng.normal(0, 1, (n, 1))
+        scores = of_document + rng.normal(0, 0.3, sets) + rng.normal(0, 1, (n, sets))
+        return difference(scores, np.zeros((n, sets))).spread
+
+    small = [spread(40, 6) for _ in range(300)]
+    foretold = np.mean([part.with_more(documents=5).error ** 2 for part in small])
+    assert foretold == pytest.approx(
+        np.mean([spread(200, 6).error ** 2 for _ in range(300)]), rel=0.1
+    )
+    foretold = np.mean([part.with_more(sets=4).error ** 2 for part in small])
+    assert foretold == pytest.approx(
+        np.mean([spread(40, 24).error ** 2 for _ in range(300)]), rel=0.1
     )
 
 
-def negated(one: Difference) -> Difference:
-    """The second less the first."""
-    return dataclasses.replace(one, mean=-one.mean, low=-one.high, high=-one.low)
+def part(mean: float, documents: float, sets: float, kind: type = Estimate) -> Any:
+    spread = Spread(documents, 99, sets, 4, sets / 2)
+    return kind(mean, mean, spread, 100, 5, "sets", None)
 
 
-DOCUMENTS, SETS = 200, 10
-SHARED_DOCUMENT, OWN_DOCUMENT = 1.0, 0.5  # standard deviations of effects on the logit
+def test_a_group_by_hand() -> None:
+    found = estimate_group([part(0.5, 0.0004, 0.0008), part(0.8, 0.0004, 0.0001)], [1, 3])
+    assert found.mean == pytest.approx(0.725)
+    sets = [0.0008 / 16, 0.0001 * 9 / 16]
+    assert found.spread.documents == pytest.approx(0.0004 * 10 / 16)
+    assert found.spread.documents_df == pytest.approx(100 / (1 / 99 + 81 / 99))
+    assert found.spread.sets == pytest.approx(sum(sets))
+    assert found.spread.sets_df == pytest.approx(sum(sets) ** 2 / (sets[0] ** 2 + sets[1] ** 2) * 4)
+    assert found.spread.rest == pytest.approx(sum(sets) / 2)
+    assert (found.documents, found.sets, found.scope) == (200, 10, "sets")
+    cut = estimate_group([part(0.99, 0.01, 0.01)], [1], bounds=SHARE)
+    assert cut.high == 1
+    unknown = estimate_group([part(0.5, math.inf, 0), part(0.5, 0.1, 0)], [1, 1], bounds=SHARE)
+    assert unknown.interval == (0, 1)
 
 
-def true_mean(level: float, variance: float) -> float:
-    """The mean of a logistic function of a normal variable, by Gauss and Hermite's quadrature."""
-    x, w = np.polynomial.hermite_e.hermegauss(60)
-    return float(w @ special.expit(level + math.sqrt(variance) * x) / w.sum())
-
-
-def simulated(
-    rng: np.random.Generator, levels: tuple[float, float], shared_set: float, own_set: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Right answers of two methods on the same documents with the same sets."""
-    common = rng.normal(0, SHARED_DOCUMENT, (DOCUMENTS, 1)) + rng.normal(0, shared_set, SETS)
-    first, second = (
-        rng.random((DOCUMENTS, SETS))
-        < special.expit(
-            level
-            + common
-            + rng.normal(0, OWN_DOCUMENT, (DOCUMENTS, 1))
-            + rng.normal(0, own_set, SETS)
-        )
-        for level in levels
-    )
-    return first, second
-
-
-def test_intervals_cover() -> None:
-    """And those of the two common mistakes do not: errors over documents alone, and repeats as independent trials."""
-    trials, rng, levels, shared_set, own_set = 2000, np.random.default_rng(0), (1.0, 1.0), 0.5, 0.4
-    variance = SHARED_DOCUMENT**2 + OWN_DOCUMENT**2 + shared_set**2 + own_set**2
-    means = [true_mean(level, variance) for level in levels]
-    covered = dict.fromkeys(("one", "pair", "documents, one", "documents, pair", "mcnemar"), 0)
-    t = stats.t.ppf(0.975, DOCUMENTS - 1)
-    for _ in range(trials):
-        first, second = simulated(rng, levels, shared_set, own_set)
-        one, pair = estimate(first, bounds=(0, 1)), difference(first, second, bounds=(0, 1))
-        truth = means[0] - means[1]
-        covered["one"] += one.low <= means[0] <= one.high
-        covered["pair"] += pair.low <= truth <= pair.high
-        assert (pair.p < 0.05) == (not pair.low <= 0 <= pair.high)
-        for name, scores, true in (
-            ("documents, one", 1.0 * first, means[0]),
-            ("documents, pair", 1.0 * first - second, truth),
-        ):
-            of_documents = scores.mean(axis=1)
-            half = t * of_documents.std(ddof=1) / math.sqrt(DOCUMENTS)
-            covered[name] += abs(of_documents.mean() - true) <= half
-        better, worse = (first & ~second).sum(), (second & ~first).sum()
-        # The interval of all answers as independent pairs; where the truth is 0 this is McNemar's test.
-        pooled = (better - worse) / first.size
-        spread = (better + worse) / first.size - (pooled**2 if truth else 0)
-        covered["mcnemar"] += abs(pooled - truth) <= 1.96 * math.sqrt(spread / first.size)
-    share = {name: count / trials for name, count in covered.items()}
-    print(share)  # docs/leaderboard.md has these
-    assert 0.93 <= share["one"] <= 0.97 and 0.93 <= share["pair"] <= 0.97, share
-    assert max(share["documents, one"], share["documents, pair"], share["mcnemar"]) < 0.85, share
-
-
-def test_a_small_example_by_hand() -> None:
-    found = estimate(SMALL)
-    assert found.mean == pytest.approx(2 / 3)
-    assert found.error == pytest.approx(math.sqrt(1 / 18))  # (1/3 + 1/3 - 1/6) / 9
-    assert found.df == pytest.approx(36 / 17)  # (1/2)^2 / ((1/9)/2 + (1/9)/2 + (1/36)/4)
-    assert (
-        found.error_documents == found.error_sets == pytest.approx(math.sqrt(1 / 27))
-    )  # (1/3) / 9
-    half = stats.t.ppf(0.975, 36 / 17) * math.sqrt(1 / 18)
-    assert (found.low, found.high) == pytest.approx((2 / 3 - half, 2 / 3 + half))
-    assert (found.documents, found.sets, found.how) == (3, 3, "crossed")
-    cut = estimate(SMALL, bounds=(0, 1))
-    assert (cut.low, cut.high, cut.error) == (0, 1, found.error)
+def test_a_group_of_differences() -> None:
+    parts = [part(0.1, 0.0004, 0.0002, Difference), part(-0.2, 0.0003, 0.0002, Difference)]
+    found = difference_group(parts, [1, 1], bounds=SHARE)
+    assert isinstance(found, Difference) and found.bounds == (-1, 1)
+    assert found.interval == estimate_group(parts, [1, 1], bounds=(-1, 1)).interval
+    mixed = difference_group([parts[0], dataclasses.replace(parts[1], scope="this set")], [1, 1])
+    assert mixed.scope == "this set"
 
 
 def test_the_variance_is_that_of_two_way_clusters() -> None:
@@ -140,258 +345,6 @@ def test_the_variance_is_that_of_two_way_clusters() -> None:
     e = y - y.mean()
     clustered = ((e.sum(1) ** 2).sum() + (e.sum(0) ** 2).sum() - (e**2).sum()) / (n * sets) ** 2
     assert estimate(y).error ** 2 == pytest.approx(clustered * n * sets / ((n - 1) * (sets - 1)))
-
-
-def test_the_error_is_never_below_that_with_one_factor() -> None:
-    """Where the rest has the largest mean square, as in a table whose rows and columns are nearly alike."""
-    y = np.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]])
-    found = estimate(y)
-    # By hand: all documents have the mean 1/3, the sets 1/2, 1/4 and 1/4; 1/24 / 2 / 3 = 1/144.
-    assert found.error_documents == pytest.approx(0, abs=1e-12)
-    assert found.error == found.error_sets == pytest.approx(1 / 12) and found.df == 2
-    checkered = difference(np.eye(2), 1 - np.eye(2))
-    assert checkered.mean == 0 and checkered.p == 1 and checkered.error > 0 and checkered.df == 1
-
-
-def test_one_set_is_over_documents() -> None:
-    scores = np.array([[0.1], [0.4], [0.5], [1.0]])
-    found = estimate(scores)
-    assert found.error == pytest.approx(stats.sem(scores[:, 0])) and found.df == 3
-    assert (found.low, found.high) == pytest.approx(
-        stats.ttest_1samp(scores[:, 0], 0).confidence_interval()
-    )
-    assert (found.error_documents, found.error_sets, found.how) == (None, None, "documents")
-
-
-@pytest.mark.parametrize(
-    "right, n", [(0, 1), (1, 1), (0, 20), (20, 20), (19, 20), (7, 30), (499, 500)]
-)
-def test_wilson_by_its_definition(right: int, n: int) -> None:
-    """The share is 1.96 standard errors, those at the bound, from each bound; at 0 and 1 the bound is exact."""
-    share, quantile = right / n, stats.norm.ppf(0.975)
-    for bound, edge in zip(wilson(right, n), (0, 1), strict=True):
-        error = math.sqrt(bound * (1 - bound) / n)
-        assert bound == edge == share or abs(share - bound) == pytest.approx(
-            quantile * error, abs=1e-12
-        )
-    found = estimate((np.arange(n) < right)[:, None])
-    assert (found.low, found.high, found.how, found.df) == (*wilson(right, n), "wilson", math.inf)
-    assert found.error > 0
-    if 5 < right < n - 5:  # the standard error is lm-eval's
-        assert found.error == pytest.approx(stats.sem(np.arange(n) < right))
-
-
-def test_all_right_with_every_set_is_as_sure_as_the_documents_allow() -> None:
-    found = estimate(np.ones((40, 5)), bounds=(0, 1))
-    assert (
-        (found.low, found.high) == wilson(40, 40)
-        and found.how == "wilson"
-        and found.error_sets == 0
-    )
-    assert found.low < 0.95
-
-
-def test_where_nothing_varies_or_nothing_can_be_said() -> None:
-    found = estimate(np.full((5, 4), 0.1 + 0.2))
-    assert (found.low, found.high, found.error) == (found.mean, found.mean, 0)
-    for scores in ([[0.3]], [[0.3, 0.4]], [[0, 1]]):
-        found = estimate(np.array(scores), bounds=(0, 1))
-        assert (found.low, found.high, found.error) == (0, 1, math.inf)
-    pair = difference(np.array([[0.3]]), np.array([[0.1]]))
-    assert (pair.p, pair.low, pair.high, pair.detectable) == (1, -math.inf, math.inf, math.inf)
-
-
-def test_a_difference_has_the_spread_of_the_differences() -> None:
-    second = np.array([[0, 0, 1], [0, 1, 0], [0, 1, 0]])
-    found, alone = difference(SMALL, second), estimate(SMALL - second)
-    for name in (
-        "mean",
-        "low",
-        "high",
-        "error",
-        "df",
-        "error_documents",
-        "error_sets",
-        "documents",
-        "sets",
-        "how",
-    ):
-        assert getattr(found, name) == getattr(alone, name)
-    t = abs(found.mean) / found.error
-    assert found.p == pytest.approx(2 * stats.t.sf(t, found.df))
-    quantiles = stats.t.ppf(0.975, found.df) + stats.t.ppf(0.8, found.df)
-    assert found.detectable == pytest.approx(quantiles * found.error)
-
-
-def test_identical_answers() -> None:
-    for scores in (SMALL, SMALL[:, :1], np.ones((5, 2)), np.array([[0.3]]), np.zeros((3, 1))):
-        found = difference(scores, scores.copy())
-        assert (found.mean, found.low, found.high, found.error, found.p) == (0, 0, 0, 0, 1)
-        assert found.how == "identical"
-    rounded = difference(np.full((4, 2), 0.1 + 0.2), np.full((4, 2), 0.3))
-    assert rounded.how == "identical" and rounded.p == 1
-
-
-def test_equal_answers_detect_a_difference_that_documents_could_have() -> None:
-    """The variance is that of as many different documents as Wilson's interval for none of them allows."""
-    quantiles = stats.norm.ppf(0.975) + stats.norm.ppf(0.8)
-    z2 = stats.norm.ppf(0.975) ** 2
-    for n, sets in ((40, 1), (40, 3), (200, 1)):
-        expected = quantiles * math.sqrt(z2 / (n + z2) / n)
-        ones = np.ones((n, sets))
-        assert difference(ones, ones).detectable == pytest.approx(expected)
-        assert difference(ones / 3, ones / 3, bounds=(0, 1)).detectable == pytest.approx(expected)
-        assert difference(ones, 0 * ones).detectable == pytest.approx(
-            expected
-        )  # the same difference everywhere
-        # Without bounds of the scores nothing is known, nor where not even the largest difference would be found.
-        assert math.isinf(difference(ones / 3, ones / 3).detectable)
-    assert math.isinf(difference(np.ones((3, 1)), np.ones((3, 1))).detectable)
-    same, other = difference(np.ones((40, 1)), np.ones((40, 1))), difference(SMALL, 1 - SMALL)
-    assert difference_group([same, same], [1, 1]).detectable == pytest.approx(
-        same.detectable / math.sqrt(2)
-    )
-    alone = difference_group([dataclasses.replace(same, detectable=0.0), other], [1, 1]).detectable
-    both = difference_group([same, other], [1, 1]).detectable
-    assert both == pytest.approx(math.hypot(alone, same.detectable / 2))
-
-
-def test_the_same_difference_everywhere() -> None:
-    found = difference(np.full((20, 4), 0.75), np.full((20, 4), 0.5))
-    assert (found.low, found.high, found.error, found.how) == (0.25, 0.25, 0, "crossed")
-    assert found.p == 2.0**-19
-    assert difference(np.ones((20, 1)), np.zeros((20, 1))).p == pytest.approx(
-        2.0**-20
-    )  # the mid-p of 20 to 0
-
-
-def test_one_set_of_right_answers_goes_to_mcnemar() -> None:
-    """Bentur's trial in Fagerland, Lydersen and Laake (2013), table 1: 1 and 7 of 21 changed; the mid-p is 0.039."""
-    assert mcnemar_mid_p(1, 7) == pytest.approx(10 / 256)  # 2 * (1 + 8) / 2^8 less 8 / 2^8
-    assert round(mcnemar_mid_p(1, 7), 3) == 0.039
-    first = np.array([1] * 1 + [0] * 7 + [1] * 8 + [0] * 5)[:, None]
-    second = np.array([0] * 1 + [1] * 7 + [1] * 8 + [0] * 5)[:, None]
-    found = difference(first, second)
-    assert (found.p, found.how) == (mcnemar_mid_p(1, 7), "mcnemar")
-    assert found.error == pytest.approx(stats.sem((first - second)[:, 0]))
-
-
-@pytest.mark.parametrize("better, worse", [(0, 0), (0, 1), (3, 3), (2, 9), (100, 140)])
-def test_mid_p_is_the_mean_of_two_exact_ones(better: int, worse: int) -> None:
-    """Those of what was seen or more, and of strictly more."""
-    few, n = min(better, worse), better + worse
-    exact = 2 * stats.binom.cdf(few, n, 0.5) - stats.binom.pmf(few, n, 0.5)
-    assert mcnemar_mid_p(better, worse) == mcnemar_mid_p(worse, better) == pytest.approx(exact)
-
-
-def test_other_scores_of_one_set_go_to_the_paired_t() -> None:
-    rng = np.random.default_rng(0)
-    first, second = rng.random((2, 12, 1))
-    found, scipys = difference(first, second), stats.ttest_rel(first[:, 0], second[:, 0])
-    assert (found.how, found.p) == ("paired t", pytest.approx(scipys.pvalue))
-    assert (found.low, found.high) == pytest.approx(scipys.confidence_interval())
-
-
-MATRICES = st.tuples(st.integers(1, 6), st.integers(1, 4)).flatmap(
-    lambda shape: st.tuples(
-        *2
-        * [
-            st.one_of(
-                arrays(float, shape, elements=st.sampled_from([0.0, 0.5, 1.0])), arrays(bool, shape)
-            )
-        ]
-    )
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(MATRICES, st.randoms(use_true_random=False))
-def test_what_holds_for_all_scores(pair: tuple[np.ndarray, np.ndarray], random: Any) -> None:
-    first, second = pair
-    one, two = difference(first, second), difference(second, first)
-    assert close(two, negated(one), rel=1e-15)
-    n, sets = first.shape
-    rows, columns = random.sample(range(n), n), random.sample(range(sets), sets)
-    assert close(difference(first[rows][:, columns], second[rows][:, columns]), one)
-    alone = estimate(first, bounds=(0, 1))
-    assert close(estimate(first[rows][:, columns], bounds=(0, 1)), alone)
-    for found in (one, alone):
-        assert found.low <= found.mean <= found.high
-        assert not any(isinstance(v, float) and math.isnan(v) for v in dataclasses.astuple(found))
-        if found.error_sets is not None and found.error_documents is not None:
-            assert found.error >= max(found.error_sets, found.error_documents) * (1 - 1e-9)
-    assert 0 <= alone.low and alone.high <= 1 and 0 < one.p <= 1
-    assert (one.p == 1 and one.how == "identical") == np.array_equal(1.0 * first, 1.0 * second)
-
-
-def part(mean: float, error: float, df: float) -> Estimate:
-    return Estimate(
-        mean, mean - error, mean + error, error, df, 100, 10, error / 2, error / 4, "crossed"
-    )
-
-
-def test_a_group_by_hand() -> None:
-    found = estimate_group([part(0.5, 0.03, 9), part(0.8, 0.04, 20)], [1, 1])
-    assert found.mean == pytest.approx(0.65) and found.error == pytest.approx(
-        0.025
-    )  # sqrt(0.0009 + 0.0016) / 2
-    # (0.000225 + 0.0004)^2 / (0.000225^2 / 9 + 0.0004^2 / 20)
-    df = 3.90625e-7 / (5.0625e-8 / 9 + 1.6e-7 / 20)
-    assert found.df == pytest.approx(df)
-    half = stats.t.ppf(0.975, df) * 0.025
-    assert (found.low, found.high) == pytest.approx((0.65 - half, 0.65 + half))
-    assert (found.error_documents, found.error_sets) == pytest.approx((0.0125, 0.00625))
-    assert (found.documents, found.sets, found.how) == (200, 20, "group")
-    # Weights are in proportion.
-    assert close(estimate_group([part(0.5, 0.03, 9), part(0.8, 0.04, 20)], [7, 7]), found)
-    by_size = estimate_group([part(0.5, 0.03, 9), part(0.8, 0.04, 20)], [300, 100])
-    assert by_size.mean == pytest.approx(0.575)
-    assert estimate_group([part(0.99, 0.03, 9)], [1], bounds=(0, 1)).high == 1
-
-
-def test_a_group_with_normal_and_one_set_tasks() -> None:
-    wilsons = estimate(np.array([[1], [1], [0], [1]]))
-    both = estimate_group([wilsons, wilsons], [1, 1])
-    assert both.df == math.inf and both.error_sets is None
-    assert both.high - both.mean == pytest.approx(
-        stats.norm.ppf(0.975) * wilsons.error / math.sqrt(2)
-    )
-    mixed = estimate_group([wilsons, part(0.5, 0.02, 9)], [1, 1])
-    assert mixed.error_sets == pytest.approx(0.0025)
-    assert mixed.error_documents == pytest.approx(math.hypot(wilsons.error, 0.01) / 2)
-    unknown = estimate_group([wilsons, part(0.5, math.inf, 0)], [1, 1], bounds=(0, 1))
-    assert (unknown.low, unknown.high) == (0, 1)
-
-
-def test_a_group_of_differences() -> None:
-    rng = np.random.default_rng(0)
-    tasks = [rng.random((2, 30, 5)) < level for level in (0.6, 0.7, 0.8)]
-    parts = [difference(*task) for task in tasks]
-    found = difference_group(parts, [1, 1, 1])
-    assert found.p == pytest.approx(2 * stats.t.sf(abs(found.mean) / found.error, found.df))
-    assert found.error == pytest.approx(math.sqrt(sum(each.error**2 for each in parts)) / 3)
-    assert found.sets == 15 and found.documents == 90
-    back = difference_group([difference(second, first) for first, second in tasks], [1, 1, 1])
-    assert (back.mean, back.low, back.high, back.p) == (
-        -found.mean,
-        -found.high,
-        -found.low,
-        found.p,
-    )
-    same = difference(SMALL, SMALL)
-    assert (
-        difference_group([same, same], [1, 2]).p,
-        difference_group([same, same], [1, 2]).how,
-    ) == (1, "identical")
-    constant = difference(np.full((5, 2), 0.5), np.full((5, 2), 0.25))
-    assert difference_group([same, constant], [1, 1]).p == constant.p == 1 / 16
-
-
-def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx(
-        [0.03, 0.06, 0.06, 0.02]
-    )  # x3, x1 but not below, x2, x4
-    assert holm([0.5, 0.6, 0.9]) == [1, 1, 1] and holm([]) == [] and holm([0.04]) == [0.04]
 
 
 def items(name: str, n: int, rng: np.random.Generator) -> list[Any]:
@@ -429,74 +382,32 @@ def test_aggregations_are_lm_evals(name: str) -> None:
                 assert ours.bounds[0] <= wanted <= ours.bounds[1]
 
 
-def test_the_bootstrap_of_a_mean_is_nearly_the_formula() -> None:
-    rng, mean = np.random.default_rng(0), AGGREGATIONS["mean"]
-    y, other = (
-        rng.normal(0, [[[2.0]], [[1.0]]], (2, 60, 1))
-        + rng.normal(size=(2, 1, 6))
-        + rng.normal(size=(2, 60, 6))
-    )
-
-    def sums(scores: np.ndarray) -> np.ndarray:
-        return np.stack([mean.features(column) for column in scores.T], axis=1)
-
-    found, formula = bootstrap(sums(y), mean.value, draws=20_000), estimate(y)
-    assert found.mean == pytest.approx(formula.mean)
-    assert found.error == pytest.approx(formula.error, rel=0.03)
-    assert (found.error_documents, found.error_sets) == pytest.approx(
-        (formula.error_documents, formula.error_sets), rel=0.03
-    )
-    assert found.df == pytest.approx(formula.df, rel=0.1) and found.how == "bootstrap"
-    paired, by_formula = (
-        bootstrap_difference(sums(y), sums(other), mean.value, draws=20_000),
-        difference(y, other),
-    )
-    assert paired.mean == pytest.approx(by_formula.mean) and paired.error == pytest.approx(
-        by_formula.error, rel=0.03
-    )
-    assert paired.p == pytest.approx(by_formula.p, rel=0.2)
-    one_set = bootstrap(sums(y[:, :1]), mean.value, draws=20_000)
-    assert (
-        one_set.error == pytest.approx(estimate(y[:, :1]).error, rel=0.03)
-        and one_set.error_sets is None
-    )
+@pytest.mark.parametrize("name", ["f1", "matthews_corrcoef", "macro_f1", "perplexity"])
+def test_pseudo_values_leave_out_one_document_at_a_time(name: str) -> None:
+    metric = AGGREGATIONS[name]
+    rng = np.random.default_rng(0)
+    columns = [metric.features(items(name, 12, rng)) for _ in range(3)]
+    found = pseudo_values(np.stack(columns, axis=1), metric.value)
+    for s, features in enumerate(columns):
+        for i in range(12):
+            without = metric.value(np.delete(features, i, axis=0).sum(axis=0))
+            wanted = 12 * metric.value(features.sum(axis=0)) - 11 * without
+            assert found[i, s] == pytest.approx(float(wanted))
 
 
-def test_bootstrap_differences() -> None:
-    rng, f1 = np.random.default_rng(0), AGGREGATIONS["f1"]
-    first, second = (
-        np.stack([f1.features(items("f1", 40, rng)) for _ in range(4)], axis=1) for _ in range(2)
-    )
-    one, two = (
-        bootstrap_difference(first, second, f1.value),
-        bootstrap_difference(second, first, f1.value),
-    )
-    assert close(two, negated(one), rel=1e-15)
-    assert one == bootstrap_difference(first, second, f1.value)  # the same draws
-    assert one.mean == pytest.approx(
-        bootstrap(first, f1.value).mean - bootstrap(second, f1.value).mean
-    )
-    same = bootstrap_difference(first, first, f1.value)
-    assert (same.p, same.low, same.high, same.how) == (1, 0, 0, "identical")
-    # Paired: an entry that is nearly the other has a small error, however uncertain both are.
-    nearly = first.copy()
-    nearly[0] = second[0]
-    assert (
-        bootstrap_difference(first, nearly, f1.value).error < 0.5 * bootstrap(first, f1.value).error
-    )
-
-
-def test_bootstrap_of_little() -> None:
-    f1, mean = AGGREGATIONS["f1"], AGGREGATIONS["nanmean"]
-    assert bootstrap(f1.features([(1, 1)])[:, None], f1.value).error == math.inf
-    nothing = bootstrap(np.repeat(f1.features([(0, 0), (0, 0)])[:, None], 3, axis=1), f1.value)
-    assert (nothing.mean, nothing.low, nothing.high) == (0, 0, 0)
-    # Some draws have no document with a number.
+def test_pseudo_values_of_a_mean_are_the_scores() -> None:
+    mean = AGGREGATIONS["nanmean"]
+    scores = np.random.default_rng(0).random((20, 3))
+    sums = np.stack([mean.features(column) for column in scores.T], axis=1)
+    assert pseudo_values(sums, mean.value) == pytest.approx(scores)
+    # Without one of the documents there is no number at all.
     sums = np.repeat(mean.features([1.0, math.nan])[:, None], 2, axis=1)
-    assert (
-        bootstrap(sums, mean.value).error == math.inf
-        and bootstrap_difference(sums, 2 * sums, mean.value).p == 1
-    )
+    found = estimate(pseudo_values(sums, mean.value), mean=1.0, bounds=SHARE)
+    assert found.interval == SHARE
+
+
+def same(one: Estimate, other: Estimate) -> bool:
+    return one.mean == pytest.approx(other.mean) and one.interval == pytest.approx(other.interval)
 
 
 def test_order_sensitivity_by_hand() -> None:
@@ -504,13 +415,13 @@ def test_order_sensitivity_by_hand() -> None:
     predictions = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 1, 2], [0, 1, 2, 3]])
     rates = np.array([0, 3 / 6, 4 / 6, 5 / 6, 1])
     found = order_sensitivity([predictions])
-    assert found is not None and close(found, estimate(rates[:, None], bounds=(0, 1)))
+    assert found is not None and same(found, estimate(rates[:, None], bounds=(0, 1)))
     # Two sets with other numbers of orders, of which one has one alone, are crossed with documents.
     both = order_sensitivity([predictions, predictions[:, :1], predictions[:, 2:]])
-    assert both is not None and both.how == "crossed"
-    assert close(both, estimate(np.stack([rates, [0, 1, 0, 1, 1]], axis=1), bounds=(0, 1)))
+    assert both is not None and both.scope == "sets"
+    assert same(both, estimate(np.stack([rates, [0, 1, 0, 1, 1]], axis=1), bounds=(0, 1)))
     words = order_sensitivity([np.array([["yes", "no"], ["no", "no"]])])
-    assert words is not None and (words.mean, words.how) == (0.5, "wilson")
+    assert words is not None and (words.mean, words.scope) == (0.5, "this set")
     assert order_sensitivity([]) is order_sensitivity([predictions[:, :1]]) is None
 
 
@@ -519,9 +430,9 @@ def test_order_sensitivity_by_hand() -> None:
     [
         (estimate, [np.ones(3)], r"documents x sets, finite numbers, not of shape \(3,\)"),
         (estimate, [MISSING], "finite numbers"),
-        (difference, [SMALL, SMALL[:, :1]], "of one shape"),
+        (difference, [SMALL, SMALL[:, :1]], "are not compared"),
         (order_sensitivity, [[np.zeros((3, 2)), np.zeros((2, 2))]], "same shape"),
-        (bootstrap, [np.zeros((2, 2)), AGGREGATIONS["macro_f1"].value], "documents x sets x features"),
+        (pseudo_values, [np.zeros((2, 2)), AGGREGATIONS["macro_f1"].value], "documents x sets x features"),
         (AGGREGATIONS["f1"].features, [[(0, 2)]], "must be 0 or 1"),
         (AGGREGATIONS["macro_f1"].features, [[(0, 0), (0.5, 0)]], "whole number below 1,000"),
     ],

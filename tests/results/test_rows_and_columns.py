@@ -11,8 +11,8 @@ import pytest
 
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.build import build
-from lm_eval_icl.results.cells import named
 from lm_eval_icl.results.read import read
+from lm_eval_icl.results.rivals import named
 from tests.boards import samples_of, write
 
 ICL = {"method": "icl", "positions": "sequential", "overflow": "drop"}
@@ -285,7 +285,8 @@ def test_metaicls_macro_f1(tmp_path):
         file.write_text(json.dumps(results))
     board = board_of(tmp_path)
     assert printed(board) == (["t"], {"icl": {"t": 33.3}}) and board.columns[0].metric == "metaicl"
-    assert board.entries[0].cells["t"].estimate.how == "bootstrap"
+    estimate = board.entries[0].cells["t"].estimate
+    assert estimate.scope == "sets" and estimate.mean == pytest.approx(1 / 3)
 
 
 DIGEST = "config.model_files_digest"
@@ -387,7 +388,7 @@ def test_where_demonstrations_are_from_marks_cells(tmp_path):
     assert marks["icl"] == ("3 documents stand among their own demonstrations, with the answer.",)
 
 
-def test_variants_of_the_baseline_are_compared_with_it_and_other_prompts_with_nothing(tmp_path):
+def test_variants_of_the_baseline_are_compared_with_it_and_other_sets_too(tmp_path):
     for seed in range(3):
         write(tmp_path / "a", "icl", seed, says=[0, 1] * 18 + [0] * 4)
         write(
@@ -403,15 +404,12 @@ def test_variants_of_the_baseline_are_compared_with_it_and_other_prompts_with_no
         named(board.entries, name) for name in ("icl", "icl canonical_order=True", "star")
     )
     assert board.baseline[variant.name] == plain.name not in board.baseline
-    assert (
-        variant.cells["t"].difference.mean == pytest.approx(-0.025)
-        and other.cells["t"].is_worse is None
-    )
-    assert (
-        "95.0% (95% interval 87.9% to 100.0%): icl, not significantly better than icl c"
-        in board.summary[0]
-    )
-    assert "star" not in board.summary[0]
+    assert variant.cells["t"].difference.mean == pytest.approx(-0.025)
+    assert variant.cells["t"].difference.scope == "sets"
+    assert other.cells["t"].difference.scope == "other sets" in other.cells["t"].marks
+    assert other.cells["t"].is_worse is False
+    assert "95.0% (its own 95% interval: 82.1% to 99.8%)" in board.summary[0]
+    assert "icl, not distinguishable from icl c" in board.summary[0]
 
 
 def test_one_answer_to_all_documents_is_counted_over_all_tasks(tmp_path):
@@ -430,6 +428,6 @@ def test_one_answer_to_all_documents_is_counted_over_all_tasks(tmp_path):
         mark.startswith("b: 2 demonstrations") for mark in marks
     )
     above = cells["average"].to_majority
-    assert above.mean == pytest.approx(1 / 12) and above.p_holm > 0.05, (
+    assert above.mean == pytest.approx(1 / 12) and above.p > 0.05, (
         "right on all documents with one set of six"
     )

@@ -1,0 +1,148 @@
+"""Differences of rows: any two rows that answered the same documents are compared, by one procedure.
+
+All pairs of rows of a column are one family, with "always one answer" as a row of its own. The
+intervals and p-values of a board hold for the whole family at once, so that no two of its sentences
+contradict each other (docs/comparing.md).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lm_eval_icl.results import statistics
+from lm_eval_icl.results.board import Cells, Column, Entry, PromptSet
+from lm_eval_icl.results.cells import drawn_sets, one_answer, scores_of
+from lm_eval_icl.results.statistics import Bounds, Difference
+
+
+def compare(first: Cells, second: Cells, column: Column) -> Difference | None:
+    """The first row minus the second, as one comparison by itself, from their cells on tasks.
+
+    None if they did not answer the same documents of all tasks of the column.
+    """
+    parts = []
+    for task in column.weights:
+        if task not in first or task not in second:
+            return None
+        part = compare_sets(first[task].sets, second[task].sets, column.bounds)
+        if part is None:
+            return None
+        parts.append(part)
+    return _of_column(parts, column)
+
+
+def _of_column(parts: Sequence[Difference], column: Column) -> Difference:
+    """The difference on a column, from those on its tasks."""
+    if column.kind == "task":
+        return parts[0]
+    weights = list(column.weights.values())
+    return statistics.difference_group(parts, weights, bounds=column.bounds)
+
+
+def compare_sets(
+    first: Sequence[PromptSet], second: Sequence[PromptSet], bounds: Bounds | None
+) -> Difference | None:
+    """The first cell minus the second on one task, over all documents.
+
+    Over the sets of demonstrations that both have, if these are two or more, or all that one of
+    them has. Otherwise the sets of each are a sample of their own.
+    """
+    if not first or not second or _asked(first) != _asked(second):
+        return None
+    pairs = common(first, second)
+    is_paired = len(pairs) > 1 or (len(pairs) == 1 and 1 in (len(first), len(second)))
+    if is_paired:
+        first = [mine for mine, _ in pairs]
+        second = [theirs for _, theirs in pairs]
+    aggregation = first[0].answered[0].result.aggregation
+    mine = scores_of(first, aggregation, bounds)
+    theirs = scores_of(second, aggregation, bounds)
+    return statistics.difference(
+        mine.values,
+        theirs.values,
+        bounds=mine.bounds,
+        same_sets=is_paired,
+        mean=mine.mean - theirs.mean,
+        scope=statistics.scope_of(drawn_sets(first), drawn_sets(second), same_sets=is_paired),
+    )
+
+
+def _asked(sets: Sequence[PromptSet]) -> tuple[str, ...]:
+    """What two cells must have in common to be compared."""
+    unit = sets[0].answered[0]
+    result = unit.result
+    return unit.answers.documents, result.metric, result.filter, result.aggregation
+
+
+def common(
+    first: Sequence[PromptSet], second: Sequence[PromptSet]
+) -> list[tuple[PromptSet, PromptSet]]:
+    """The pairs of sets with the same demonstrations, reduced to the prompts that both have."""
+    # The same rows are other texts with other labels, formats or a chat template.
+    identity = _texts if _setting(first) == _setting(second) else _draw
+    by_set = {identity(prompt_set): prompt_set for prompt_set in second}
+    pairs = []
+    for mine in first:
+        theirs = by_set.get(identity(mine))
+        if theirs is not None:
+            pairs.append((_with_prompts_of(mine, theirs), _with_prompts_of(theirs, mine)))
+    return pairs
+
+
+def _setting(sets: Sequence[PromptSet]) -> tuple[object, ...]:
+    """What changes the texts of the same rows."""
+    fields = sets[0].answered[0].result.fields
+    return fields.setting, fields.format
+
+
+def _texts(prompt_set: PromptSet) -> object:
+    return prompt_set.answered[0].answers.demonstrations
+
+
+def _draw(prompt_set: PromptSet) -> object:
+    """How the rows were drawn: which way, how many, and by which seed."""
+    unit = prompt_set.answered[0]
+    return unit.result.fields.switches["demonstrations"], unit.result.shots, unit.run.seed
+
+
+def _with_prompts_of(mine: PromptSet, theirs: PromptSet) -> PromptSet:
+    """The set without orders that the other does not have, if they have any prompts in common."""
+    prompts = {unit.answers.prompts for unit in theirs.answered}
+    both = tuple(unit for unit in mine.answered if unit.answers.prompts in prompts)
+    return replace(mine, answered=both) if both else mine
+
+
+def to_one_answer(cells: Cells, column: Column) -> Difference | None:
+    """A row minus always giving the most frequent right answer; None if answers are not known."""
+    parts = []
+    for task in column.weights:
+        sets = cells[task].sets
+        if not sets or sets[0].answered[0].result.metric != "acc":
+            return None
+        scores = one_answer([unit.answers for x in sets for unit in x.answered])
+        if scores is None:
+            return None
+        mine = scores_of(sets, "mean", column.bounds)
+        scope = statistics.scope_of(drawn_sets(sets))
+        part = statistics.difference(
+            mine.values, scores, bounds=column.bounds, same_sets=False, scope=scope
+        )
+        parts.append(part)
+    return _of_column(parts, column)
+
+
+def comparisons_of(entries: Sequence[Entry], column: Column) -> int:
+    """How many pairs of rows of a column there are, with always giving one answer as a row."""
+    rows = Counter[tuple[object, ...]]()
+    with_one_answer = set()
+    for entry in entries:
+        cells = [entry.cells.get(task) for task in column.weights]
+        if all(cell is not None and cell.sets for cell in cells):
+            asked = tuple(_asked(cell.sets) for cell in cells if cell is not None)
+            rows[asked] += 1
+            if all(cell is not None and cell.majority is not None for cell in cells):
+                with_one_answer.add(asked)
+    counts = [count + (asked in with_one_answer) for asked, count in rows.items()]
+    return max(1, sum(count * (count - 1) // 2 for count in counts))
