@@ -31,6 +31,11 @@ MARKS = {
     "aggregate only": "There are no answers to single documents (--log_samples), so the interval comes from the "
     "standard error in the results file, and there is no difference.",
     "collapsed": "One answer is given to 95% of the documents or more under every prompt, although others are right.",
+    "one label": "All documents have the same right answer, so that a method that always gives it is right on all. "
+    "--limit takes the first rows of a split, which may be sorted: add --metadata shuffle=0.",
+    "few documents": "Fewer than 30 documents: the interval is wide.",
+    "one set": "One set of demonstrations was drawn: the interval is for this set, and more seeds would say how "
+    "others do.",
     "few seeds": "Two to four sets of demonstrations: intervals are wide, those of differences most of all.",
 }
 # What an interval is over (`statistics.SCOPES`).
