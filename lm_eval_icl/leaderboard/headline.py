@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lm_eval_icl.leaderboard.drawn import label_of
 from lm_eval_icl.results.board import Board, BoardCell, Column, Entry
 from lm_eval_icl.results.comparisons import compare
 from lm_eval_icl.results.statistics import Difference, Estimate
@@ -34,7 +35,7 @@ def names_of(entries: Sequence[Entry]) -> dict[str, str]:
     names = {}
     for entry, words in zip(entries, conditions, strict=True):
         apart = ", ".join(word for word in words if word not in common)
-        label = replace(entry, conditions=apart).label
+        label = label_of(replace(entry, conditions=apart)).replace("demonstrations=", "")
         names[entry.name] = f"{label} on {entry.on}" if several_models else label
     return names
 

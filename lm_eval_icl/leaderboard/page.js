@@ -70,7 +70,7 @@
     const sign = direction === "descending" ? -1 : 1;
     for (const body of table.tBodies) {  // the rows of a decision rule stay together
       const order = rows.map((_, row) => row).filter((row) => rows[row].parentElement === body);
-      if (keys.includes(key)) {
+      if (key && keys.includes(key)) {
         order.sort((a, b) => {
           const [one, other] = [sortValue(a, key), sortValue(b, key)];
           if (one === null || other === null) return (one === null) - (other === null) || a - b;  // missing values come last

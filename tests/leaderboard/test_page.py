@@ -229,7 +229,7 @@ def test_without_script_the_table_is_there(board):
         and "<i>4 of 6 better</i>" in text
     )
     top = " ".join(re.search(r"<header>(.*?)</header>", text, re.DOTALL)[1].split())
-    assert "Best: <bdi>" in top and "80 documents, 3 sets of demonstrations." in top
+    assert "Best: <bdi>" in top and "80 documents and 3 sets of demonstrations" in top
     assert "Not distinguishable from" in top and "Better than" in top
 
 
