@@ -47,6 +47,7 @@ from lm_eval_icl.results.statistics import Difference, Estimate
 _ROW = 0.25  # inches
 _ROWS = 60  # the most rows of a figure
 _ROWS_ON_PAGE = 36
+_ACROSS = 4  # panels of the card side by side
 _TASKS = 24  # the most columns of a heat map
 _NUMBERS = 12  # the most columns with which a heat map has room for numbers
 _DASHES = ("--", ":")
@@ -159,17 +160,20 @@ def _rows(
     return Drawn(title, figure, [mark.line for mark in marks[:most]])
 
 
-def _draw_panel(axes: Axes, marks: Sequence[_Mark]) -> None:
-    """Draw rows with points, intervals, names on the left and texts on the right."""
+def _draw_panel(axes: Axes, marks: Sequence[_Mark], longest: int = 46) -> None:
+    """Draw rows with points, intervals, names on the left and texts on the right. Points of sorted
+    demonstrations, a control, are hollow."""
     for y, mark in enumerate(marks):
         color, marker = method_style(mark.entry.method)
         look: dict[str, Any] = {"color": color, "markersize": 5, "zorder": 3, "clip_on": False}
-        if mark.ends:
+        if "canonical_order" in mark.entry.arguments:
+            look["fillstyle"] = "none"
+        if all(map(math.isfinite, mark.ends)):
             axes.plot(mark.ends, [y, y], color=color, linewidth=1.6, solid_capstyle="butt")
         axes.plot(mark.values, [y] * len(mark.values), marker, **look)
         beside = ("axes fraction", "data")
         axes.annotate(mark.text, (1.01, y), xycoords=beside, va="center", fontsize=8)
-    names = [shortened(replace(mark.entry, rule=None).label) for mark in marks]
+    names = [shortened(replace(mark.entry, rule=None).label, longest) for mark in marks]
     axes.set_yticks(range(len(marks)), names)
     axes.set_ylim(len(marks) - 0.35, -0.65)
     axes.tick_params(axis="y", length=0)
@@ -200,7 +204,7 @@ def _marks(
             _Mark(
                 entry=entry,
                 values=[scale * estimate.mean],
-                ends=ends if all(map(math.isfinite, ends)) else [],
+                ends=ends,
                 text=text_of(estimate),
                 line=line,
             )
@@ -254,58 +258,32 @@ def _sensitivity(board: Board, most: int) -> Drawn | None:
     return _rows(board, marks, most, "Order sensitivity", label)
 
 
-def _seeds(board: Board, most: int) -> Drawn | None:
-    """The first task's value of each set of demonstrations, the mean over orders."""
-    column = _first_task(board)
+def _sets(board: Board, most: int, *, deviations: bool) -> Drawn | None:
+    """The first task's value of each set of demonstrations, the mean over orders; or of each order
+    minus its set's mean, in the task's own format."""
+    column = next((column for column in board.columns if column.kind == "task"), board.columns[0])
     marks = []
     for entry in board.entries:
-        values = {name: [fmean(orders)] for name, orders in _by_set(entry, column).items()}
-        marks += _mark_of_sets(entry, column, values)
-    title = f"Sets of demonstrations: {metric_of(column)} on {clipped(column.name)}"
-    label = f"{axis_of(board, column)}\na point for each set; the range is on the right"
+        cell = entry.cells.get(column.name)
+        texts = []
+        values: list[float] = []
+        for prompt_set in cell.sets if cell is not None else ():
+            units = [x for x in prompt_set.answered if not (deviations and x.run.format)]
+            orders = [unit.result.value for unit in units]
+            if deviations:
+                orders = [x - fmean(orders) for x in orders] if len(orders) > 1 else []
+            values += orders if deviations else [fmean(orders)]
+            texts.append(" ".join([prompt_set.label, *(f"{x:.6g}" for x in orders)]))
+        if len(values) > 1:
+            width = numbers.value(max(values) - min(values), column)
+            scaled = [scale_of(column) * value for value in dict.fromkeys(values)]
+            line = numbers_of(entry, column, values=", ".join(texts))
+            marks.append(_Mark(entry, scaled, [], width, line))
+    what = "each order less its set's mean" if deviations else "a point for each set"
+    title = "Orders of the same demonstrations" if deviations else "Sets of demonstrations"
+    title = f"{title}: {metric_of(column)} on {clipped(column.name)}"
+    label = f"{axis_of(board, column)}\n{what}; the range is on the right"
     return _rows(board, marks, most, title, label)
-
-
-def _orders(board: Board, most: int) -> Drawn | None:
-    """The first task's value of each order minus the mean of its set, in the task's own format."""
-    column = _first_task(board)
-    marks = []
-    for entry in board.entries:
-        deviations = {}
-        for name, orders in _by_set(entry, column, formats=False).items():
-            if len(orders) > 1:
-                deviations[name] = [value - fmean(orders) for value in orders]
-        marks += _mark_of_sets(entry, column, deviations)
-    title = f"Orders of the same demonstrations: {metric_of(column)} on {clipped(column.name)}"
-    label = f"{axis_of(board, column)}\neach order less its set's mean; the range is on the right"
-    return _rows(board, marks, most, title, label)
-
-
-def _first_task(board: Board) -> Column:
-    return next((column for column in board.columns if column.kind == "task"), board.columns[0])
-
-
-def _by_set(entry: Entry, column: Column, *, formats: bool = True) -> dict[str, list[float]]:
-    """Set of demonstrations -> its values in each order, and in each format if `formats`."""
-    cell = entry.cells.get(column.name)
-    values: dict[str, list[float]] = {}
-    for prompt_set in cell.sets if cell is not None else ():
-        units = [unit for unit in prompt_set.answered if formats or not unit.run.format]
-        if units:
-            values[prompt_set.label] = [unit.result.value for unit in units]
-    return values
-
-
-def _mark_of_sets(entry: Entry, column: Column, sets: Mapping[str, list[float]]) -> list[_Mark]:
-    """One mark with all values; none if there are fewer than two values."""
-    values = [value for orders in sets.values() for value in orders]
-    if len(values) < 2:
-        return []
-    texts = [f"{name} {' '.join(f'{x:.6g}' for x in orders)}" for name, orders in sets.items()]
-    line = numbers_of(entry, column, values=", ".join(texts))
-    width = numbers.value(max(values) - min(values), column)
-    scaled = [scale_of(column) * value for value in dict.fromkeys(values)]
-    return [_Mark(entry, scaled, [], width, line)]
 
 
 def _heatmap(board: Board, most: int) -> Drawn | None:
@@ -360,17 +338,56 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     return Drawn("Differences to the baseline, by task", figure, lines)
 
 
+def _card(board: Board, most: int) -> Drawn | None:
+    """The robustness card: a panel for each property, of rows without a decision rule if there are
+    some."""
+    from matplotlib.figure import Figure
+
+    if board.card is None:
+        return None
+    properties = board.card.properties
+    rows = [row for row in board.card.rows if row.entry.rule is None] or board.card.rows
+    rows = rows[:most]
+    across = min(_ACROSS, len(properties))
+    down = math.ceil(len(properties) / across)
+    figure = Figure(figsize=(WIDTH, down * (0.2 * len(rows) + 0.6)), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharey=True)
+    for axes in grid.flat[len(properties) :]:
+        axes.remove()
+    lines: list[Numbers] = []
+    for axes, prop in zip(grid.flat, properties, strict=False):
+        scale = 100 if prop.percent else 1
+        marks = []
+        for row in rows:
+            estimate = row.values.get(prop)
+            values = [] if estimate is None else [scale * x for x in ends_of(estimate).values()]
+            marks.append(_Mark(row.entry, values[:1], values[1:], "", {}))
+            if estimate is not None:
+                names = {"checkpoint": row.entry.on, "entry": row.entry.label}
+                lines.append({**names, "property": prop.name, **ends_of(estimate)})
+        _draw_panel(axes, marks, 30)
+        axes.set_title(card.heading(prop), loc="left", fontsize=8)
+        axes.locator_params(axis="x", nbins=4)
+        if not prop.better:
+            axes.axvline(0, color=INK, alpha=0.4, linewidth=0.8)
+    title = "What predictions depend on, with 95% intervals"
+    rules = {row.entry.rule for row in rows} - {None}
+    if len(rules) == 1:
+        title += f", {rule_in_words(rules.pop())}"
+    return Drawn(title, figure, lines)
+
+
 # Name, as in a study's file -> a function of the board and of the most rows, which makes the figure
 # or returns None.
 FIGURES: Mapping[str, Callable[[Board, int], Drawn | None]] = {
-    "card": lambda board, most: Drawn(*card.figure(board.card, most)) if board.card else None,
+    "card": _card,
     "forest": _forest,
     "differences": _differences,
     "heatmap": _heatmap,
     "shots": lambda board, most: curves.by_shots(board),
     "T": lambda board, most: curves.by_T(board),
     "tokens": lambda board, most: curves.by_tokens(board),
-    "seeds": _seeds,
-    "orders": _orders,
+    "seeds": lambda board, most: _sets(board, most, deviations=False),
+    "orders": lambda board, most: _sets(board, most, deviations=True),
     "sensitivity": _sensitivity,
 }
