@@ -15,7 +15,7 @@ HEADINGS = ("tokens a\ndocument", "tokens\nsaved", "passes", "seconds", "peak,\n
 
 def cost(entry: Entry, column: Column) -> Cost | None:
     """The cost of the runs that are averaged in a cell. None if it is not known for this column
-    alone, or if the runs have no samples."""
+    alone, if the runs have no samples, or if there is no cell."""
     tasks = set()
     runs = {}
     for name in column.weights:

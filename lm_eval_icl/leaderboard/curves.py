@@ -180,7 +180,7 @@ def by_tokens(board: Board) -> Drawn | None:
     scale = scale_of(column)
     points = []
     for entry in board.entries:
-        entry_cost = cost(entry, column) if column.name in entry.cells else None
+        entry_cost = cost(entry, column)
         if entry_cost is not None and entry_cost.tokens_run > 0:
             points.append((entry_cost.tokens_a_document, entry))
     points = points[:_MARKED]

@@ -168,7 +168,7 @@ def _draw_panel(axes: Axes, marks: Sequence[_Mark], longest: int = 46) -> None:
         look: dict[str, Any] = {"color": color, "markersize": 5, "zorder": 3, "clip_on": False}
         if "canonical_order" in mark.entry.arguments:
             look["fillstyle"] = "none"
-        if all(map(math.isfinite, mark.ends)):
+        if mark.ends and all(map(math.isfinite, mark.ends)):
             axes.plot(mark.ends, [y, y], color=color, linewidth=1.6, solid_capstyle="butt")
         axes.plot(mark.values, [y] * len(mark.values), marker, **look)
         beside = ("axes fraction", "data")
@@ -297,12 +297,11 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
             cell = entry.cells.get(column.name)
             if column.percent and cell is not None and cell.difference is not None:
                 differences[entry.name, column.name] = cell.difference
-    in_rows = {name for name, _ in differences}
-    in_columns = {name for _, name in differences}
+    if len(differences) < 2:
+        return None
+    in_rows, in_columns = map(set, zip(*differences, strict=True))
     entries = [entry for entry in board.entries if entry.name in in_rows][:most]
     columns = [column for column in board.columns if column.name in in_columns][:_TASKS]
-    if len(entries) * len(columns) < 2:  # a map needs more than one difference
-        return None
     lines: list[Numbers] = []
     goodness = np.full((len(entries), len(columns)), np.nan)
     figure = Figure(figsize=(WIDTH, _ROW * len(entries) + 1.7), layout="constrained")

@@ -77,7 +77,7 @@ def data(board: Board, samples: Mapping[str, Any] | None = None) -> dict[str, An
     for entry in board.entries:
         texts = {name: clean(str(getattr(entry, name) or "")) for name in _TEXTS}
         cells = [_cell(board, entry, column, places) for column in board.columns]
-        entries.append({**texts, "flips": flips(board, entry), "cells": cells})
+        entries.append({**texts, "cells": cells})
     columns = []
     for column in board.columns:
         name = clean(column.name)
@@ -88,12 +88,6 @@ def data(board: Board, samples: Mapping[str, Any] | None = None) -> dict[str, An
         "runs": [_run(run) for run in runs.values()],
         "samples": samples,
     }
-
-
-def flips(board: Board, entry: Entry) -> float | None:
-    """An entry's order sensitivity on the first column."""
-    cell = entry.cells.get(board.columns[0].name)
-    return None if cell is None or cell.sensitivity is None else cell.sensitivity.mean
 
 
 def flips_in_words(estimate: Estimate | None) -> str:
@@ -116,6 +110,7 @@ def _cell(
     facts = [[title, clean(text)] for title, text in _facts(board, entry, column, cell) if text]
     return {
         "sort": estimate.mean if math.isfinite(estimate.mean) else None,
+        "flips": cell.sensitivity and cell.sensitivity.mean,
         "mean": numbers.value(estimate.mean, column),
         "interval": numbers.interval(estimate, column),
         "short": numbers.short(cell, column),

@@ -59,7 +59,7 @@
 
   function sortValue(row, key) {
     if (key === "entry") return entries[row].label.toLowerCase();
-    return (isColumn(key) ? entries[row].cells[place(key)]?.sort : entries[row].flips) ?? null;
+    return (isColumn(key) ? entries[row].cells[place(key)]?.sort : entries[row].cells[0]?.flips) ?? null;
   }
   const isShown = (row) => state.q.toLowerCase().split(/\s+/).every((word) => texts[row].includes(word))
     && ["checkpoint", "method", "rule", "conditions"].every((name) => !state[name] || state[name] === `=${entries[row][name]}`);

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from lm_eval_icl.leaderboard import card, costs, numbers
 from lm_eval_icl.leaderboard.headline import headline
-from lm_eval_icl.leaderboard.opened import MARKS, clean, data, flips, flips_in_words, tail
+from lm_eval_icl.leaderboard.opened import MARKS, clean, data, flips_in_words, tail
 from lm_eval_icl.leaderboard.picture import Axis
 from lm_eval_icl.results.board import Board, rule_in_words
 
@@ -71,8 +71,6 @@ def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | 
         card=card,
         rule_in_words=rule_in_words,
         summary=[Markup.escape(clean(sentence, SENTENCE)) for sentence in board.summary],
-        has_flips=any(flips(board, entry) is not None for entry in board.entries),
-        majorities=majorities(board),
         marks=MARKS,
         **_names(board),
     )
@@ -113,22 +111,6 @@ def _names(board: Board) -> dict[str, Any]:
         "meanings": {mark: MARKS[mark] for mark in marks if mark in MARKS} | reads,
         "note_numbers": {note: place + 1 for place, note in enumerate(notes)},
     }
-
-
-def majorities(board: Board) -> dict[str, tuple[float, str]]:
-    """Column -> the score of always giving one answer, and how many entries are better, in words."""
-    found = {}
-    for column in board.columns:
-        score = board.majority(column)
-        if score is None:
-            continue
-        verdicts = []
-        for entry in board.entries:
-            cell = entry.cells.get(column.name)
-            if cell is not None and cell.to_majority is not None:
-                verdicts.append(column.judged(cell.to_majority))
-        found[column.name] = score, f"{verdicts.count('better')} of {len(verdicts)} better"
-    return found
 
 
 def embed(content: Mapping[str, Any]) -> str:

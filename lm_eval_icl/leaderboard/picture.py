@@ -21,6 +21,7 @@ class Axis:
     Attributes:
         names: name of an entry that is drawn -> its label, without its rule.
         majority: the score of always giving one answer; None if it is not known.
+        flips: whether an entry has an order sensitivity.
         ticks: values with a line.
     """
 
@@ -31,9 +32,11 @@ class Axis:
         values = [] if self.majority is None else [self.majority]
         entries = [replace(e, rule=None) for e in board.entries if column.name in e.cells][:ROWS]
         self.names = names_of(entries)
+        self.flips = False
         for entry in entries:
-            estimate = entry.cells[column.name].estimate
-            values += [estimate.mean, estimate.low, estimate.high]
+            cell = entry.cells[column.name]
+            values += [cell.estimate.mean, cell.estimate.low, cell.estimate.high]
+            self.flips |= cell.sensitivity is not None
         finite = [value for value in values if math.isfinite(value)]
         step = _step((max(finite, default=1.0) - min(finite, default=0.0)) / _PARTS)
         first = math.floor(min(finite, default=0.0) / step)

@@ -117,13 +117,9 @@ def _difference_numbers(name: str, difference: Difference | None) -> dict[str, o
 
 def as_markdown(board: Board) -> str:
     """The board as Markdown: its sentences, and a table of means with their intervals."""
-
-    def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    head = ["checkpoint", "method", *(column.name for column in board.columns)]
-    table = [line(map(_markdown, head)), line(["---", "---", *("---:" for _ in board.columns)])]
-    table += [line(map(_markdown, _row(board, entry))) for entry in board.entries]
+    head, *rows = _texts(board, _markdown)
+    rule = ["---", "---", *("---:" for _ in board.columns)]
+    table = [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
     sentences = [*map(_markdown, board.summary), ""] if board.summary else []
     return "\n".join([*sentences, *table, "", _note(board, _markdown), ""])
 
@@ -134,37 +130,39 @@ def _markdown(text: str) -> str:
 
 def as_tex(board: Board) -> str:
     """The same table in LaTeX, for the package booktabs."""
-    head = ["checkpoint", "method", *(column.name for column in board.columns)]
-    rows = [list(map(_tex, _row(board, entry))) for entry in board.entries]
-    table = pd.DataFrame(rows, columns=list(map(_tex, head)))
-    return f"% {_note(board, _tex)}\n" + str(
-        table.to_latex(index=False, column_format="ll" + "r" * len(board.columns))
-    )
+    head, *rows = _texts(board, _tex)
+    table = pd.DataFrame(rows, columns=head)
+    columns = "ll" + "r" * len(board.columns)
+    return f"% {_note(board, _tex)}\n{table.to_latex(index=False, column_format=columns)}"
 
 
 def _tex(text: str) -> str:
     return "".join(_TEX.get(character, character) for character in shown(text))
 
 
-def _row(board: Board, entry: Entry) -> list[str]:
-    return [
-        entry.on,
-        entry.label,
-        *(numbers.short(entry.cells.get(column.name), column) for column in board.columns),
-    ]
+def _texts(board: Board, escaped: Callable[[str], str]) -> list[list[str]]:
+    """The head and the rows of a table of means with their intervals."""
+    table = [["checkpoint", "method", *(column.name for column in board.columns)]]
+    for entry in board.entries:
+        cells = [numbers.short(entry.cells.get(column.name), column) for column in board.columns]
+        table.append([entry.on, entry.label, *cells])
+    return [list(map(escaped, row)) for row in table]
 
 
 def _note(board: Board, escaped: Callable[[str], str]) -> str:
+    """What the numbers of the table are."""
+    words = [escaped(word) for word in board.common]
     others = [column.name for column in board.columns if not column.percent]
-    percent = (
-        "In percent: " if not others else f"In percent, but for {escaped(', '.join(others))}: "
-    )
-    common = "".join(f"{escaped(word)}, " for word in board.common)
-    text = f"{common}{percent if len(others) < len(board.columns) else ''}mean with the 95% interval, ± half or [both ends]."
-    against = (
-        " † is a difference to the baseline that holds with all pairs of rows of a column (95%)."
-    )
-    return text[0].upper() + text[1:] + against * bool(board.baseline)
+    if not others:
+        words.append("in percent")
+    elif len(others) < len(board.columns):
+        words.append(f"in percent, but for {escaped(', '.join(others))}")
+    words.append("mean with the 95% interval, ± half or [both ends].")
+    if board.baseline:
+        words[-1] += " † is a difference to the baseline that holds with all pairs of rows of a"
+        words[-1] += " column (95%)."
+    text = ", ".join(words)
+    return text[0].upper() + text[1:]
 
 
 def overview(board: Board, most: int) -> Table:
@@ -255,11 +253,10 @@ def cost_table(board: Board, most: int) -> Table:
     title = f"Cost, {shown(column.name)}"
     part = titled(title, ["entry"], [column.metric, *costs.HEADINGS])
     for entry in board.entries[:most]:
-        cell = entry.cells.get(column.name)
         entry_cost = costs.cost(entry, column)
-        if cell is None or entry_cost is None:
+        if entry_cost is None:
             continue
-        mean = numbers.value(cell.estimate.mean, column, unit=True)
+        mean = numbers.value(entry.cells[column.name].estimate.mean, column, unit=True)
         part.add_row(escape(entry.label), mean, *costs.texts(entry_cost))
     return part
 
