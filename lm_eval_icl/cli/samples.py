@@ -125,14 +125,14 @@ def _document(samples: Sequence[Sample], full: bool) -> Group:
     """A document: the right answer, the options with their values, and the prompts."""
     first = samples[0]
     parts: list[Text | Table] = [
-        Text(f"\ndocument {first.doc_id}, right answer: {_plain(first.gold)}", "bold")
+        Text(f"\ndocument {first.doc_id}, right answer: {first.gold}", "bold")
     ]
     options = Table(box=None, pad_edge=False)
     options.add_column("option", max_width=40, overflow="fold")
     for name, _ in zip("AB", samples, strict=False):
         options.add_column(name, justify="right")
     for place, option in enumerate(first.options):
-        row = [Text(_plain(option))]
+        row = [Text(option)]
         for sample in samples:
             chosen = sample.options[place] == sample.answer
             value = numbers.number(sample.values[place], 4) if sample.values else ""
@@ -142,7 +142,7 @@ def _document(samples: Sequence[Sample], full: bool) -> Group:
         parts.append(options)
     for name, sample in zip("AB", samples, strict=False):
         verdict = "right" if sample.is_right else "wrong"
-        parts.append(Text(f"{name} answers {_plain(sample.answer)}: {verdict}"))
+        parts.append(Text(f"{name} answers {sample.answer}: {verdict}"))
     prompts = [_prompt(sample, full) for sample in samples]
     if len(set(prompts)) == 1:
         title = "prompt" if len(prompts) == 1 else "the prompt of both"
@@ -157,12 +157,7 @@ def _document(samples: Sequence[Sample], full: bool) -> Group:
 def _prompt(sample: Sample, full: bool) -> str:
     """The prompt of a document; without `full`, its demonstrations are only counted."""
     if full:
-        return _plain(sample.demonstrations + sample.query)
+        return sample.demonstrations + sample.query
     size = len(sample.demonstrations)
     before = f"({size:,} characters of demonstrations: --full)\n" if size else ""
-    return before + _plain(sample.query[-_QUERY:])
-
-
-def _plain(text: str) -> str:
-    """A text of a stranger, with its line breaks, but without characters that a terminal obeys."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return before + sample.query[-_QUERY:]

@@ -165,7 +165,6 @@ def _looks(points: Sequence[_CurvePoint]) -> dict[str, Mapping[str, Any]]:
                 "color": color,
                 "marker": marker,
                 "linestyle": ["-", "--", ":", "-."][place % 4],
-                "fillstyle": ["full", "none"][place // 4 % 2],
             }
     return looks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from lm_eval_icl.results.tasks import lines, rows_of, sample_facts, samples_path
 
 BUDGET = 5_000_000  # the most characters of all samples in a page
 _LONGEST = 20_000  # the most characters of a line
-_DECIMALS = 4  # of the values in a page
 
 
 @dataclass(frozen=True)
@@ -24,11 +23,17 @@ class Sample:
     doc_id: int
     demonstrations: str  # the prompt up to the query
     query: str
-    options: tuple[str, ...]  # () if a text is generated
-    values: tuple[float, ...]  # log-likelihoods of the options, or values under a decision rule
+    options: Sequence[str]  # empty if a text is generated
+    values: Sequence[float]  # log-likelihoods of the options, or values under a decision rule
     answer: str
     gold: str
     is_right: bool
+
+
+def _plain(value: object) -> str:
+    """A text of a stranger's file with its line breaks, without characters that a terminal obeys or
+    that move others."""
+    return "\n".join(clean(line, _LONGEST) for line in str(value).split("\n"))
 
 
 def answered(cell: BoardCell) -> dict[tuple[int | None, int, int], TaskRun]:
@@ -51,23 +56,25 @@ def samples_of(unit: TaskRun) -> dict[int, Sample]:
         if raw.get("filter") != result.reported_filter:
             continue
         [row] = rows_of([raw], facts)
-        texts = [
-            str(at(raw, "arguments", f"gen_args_{place}", "arg_1")).strip()
-            for place in range(row.options)
-        ]
-        prompt = str(at(raw, "arguments", "gen_args_0", "arg_0"))
-        start = prompt.rfind(facts.delimiter) + len(facts.delimiter) if facts.shots else 0
-        is_option = isinstance(row.prediction, int) and texts
-        score = row.metrics.get(result.metric)
+        arguments = [at(raw, "arguments", f"gen_args_{place}") for place in range(row.options)]
+        options = [_plain(at(pair, "arg_1")).strip() for pair in arguments]
+        prompt = _plain(at(raw, "arguments", "gen_args_0", "arg_0"))
+        before, between, query = "", "", prompt
+        if facts.shots and facts.delimiter:
+            before, between, query = prompt.rpartition(facts.delimiter)
+        names: dict[Any, str] = dict(enumerate(options))
+        is_known = row.gold is not None
         samples[row.doc_id] = Sample(
             doc_id=row.doc_id,
-            demonstrations=prompt[:start],
-            query=prompt[start:],
-            options=tuple(texts),
+            demonstrations=before + between,
+            query=query,
+            options=options,
             values=row.logprobs,
-            answer=texts[int(row.prediction or 0)] if is_option else str(row.prediction),
-            gold=row.target if row.gold is None or not texts else texts[row.gold],
-            is_right=row.prediction == row.gold if is_option else bool(score),
+            answer=_plain(names.get(row.prediction, row.prediction)),
+            gold=_plain(names.get(row.gold, row.target)),
+            is_right=row.prediction == row.gold
+            if is_known
+            else bool(row.metrics.get(result.metric)),
         )
     return samples
 
@@ -91,7 +98,7 @@ def collected(board: Board, tasks: Collection[str] | None) -> dict[str, Any]:
             samples = samples_of(units[0]) if units else {}
             if not samples:
                 continue
-            documents = [_cleaned(asdict(sample)) for sample in samples.values()]
+            documents = [asdict(sample) for sample in samples.values()]
             size += len(json.dumps(documents))
             if size > BUDGET:
                 left_out += 1
@@ -100,14 +107,3 @@ def collected(board: Board, tasks: Collection[str] | None) -> dict[str, Any]:
             name = f"seed {run.seed}, order {run.order}"
             cells[f"{y}/{x}"] = {"run": name, "documents": documents}
     return {"cells": cells, "left_out": left_out}
-
-
-def _cleaned(value: Any) -> Any:
-    """Data in which the lines of texts are clean, and numbers are short."""
-    if isinstance(value, dict):
-        return {name: _cleaned(inner) for name, inner in value.items()}
-    if isinstance(value, tuple):
-        return [_cleaned(inner) for inner in value]
-    if isinstance(value, str):
-        return "\n".join(clean(line, _LONGEST) for line in value.split("\n"))
-    return round(value, _DECIMALS) if isinstance(value, float) else value

@@ -34,21 +34,15 @@ _TEX = {
 
 
 def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
-    """Rows as CSV. A text that a spreadsheet would take for a formula begins with a quotation mark."""
+    """Rows as CSV. Numbers that are not finite are empty."""
+    table = pd.DataFrame(list(rows), dtype=object).replace([math.inf, -math.inf], math.nan)
+    return str(table.map(_plain).to_csv(index=False, lineterminator="\n"))
 
-    def plain(value: object) -> object:
-        if value is None or (isinstance(value, float) and not math.isfinite(value)):
-            return ""
-        return (
-            f"'{value}"
-            if isinstance(value, str) and value.lstrip()[:1] in ("=", "+", "-", "@")
-            else value
-        )
 
-    table = pd.DataFrame(
-        [{name: plain(value) for name, value in row.items()} for row in rows], dtype=object
-    )
-    return str(table.to_csv(index=False, lineterminator="\n"))
+def _plain(value: object) -> object:
+    """A text that a spreadsheet would take for a formula begins with a quotation mark."""
+    is_formula = isinstance(value, str) and value.lstrip()[:1] in ("=", "+", "-", "@")
+    return f"'{value}" if is_formula else value
 
 
 def as_csv(board: Board) -> str:
@@ -65,11 +59,13 @@ def as_csv(board: Board) -> str:
 def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object]:
     cell = entry.cells[column.name]
     estimate = cell.estimate
-    numbers_of: dict[str, object] = {"entry": entry.name}
-    for name in ("checkpoint", "details", "method", "arguments", "conditions"):
-        numbers_of[name] = getattr(entry, name)
     return {
-        **numbers_of,
+        "entry": entry.name,
+        "checkpoint": entry.checkpoint,
+        "details": entry.details,
+        "method": entry.method,
+        "arguments": entry.arguments,
+        "conditions": entry.conditions,
         "column": column.name,
         "kind": column.kind,
         "metric": column.metric,

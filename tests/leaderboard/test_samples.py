@@ -82,7 +82,7 @@ def test_the_page_has_samples_within_its_budget(folder, monkeypatch):
     assert content["left_out"] == 0 and set(content["cells"]) == {"0/0", "1/0"}
     [first, *_] = content["cells"]["0/0"]["documents"]
     assert first["demonstrations"].startswith(r"\x1b[31m\u202eText") and first["is_right"]
-    assert first["values"] == [-1.0, -2.0] and json.loads(json.dumps(content)) == content
+    assert [*first["values"]] == [-1.0, -2.0] and [*first["options"]] == ["good", "bad"]
     monkeypatch.setattr(samples, "BUDGET", 2500)
     cut = samples.collected(board, None)
     assert cut["left_out"] == 1 and 1000 < len(json.dumps(cut)) < 2700
