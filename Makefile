@@ -5,9 +5,22 @@ NEWEST ?= .venv-newest
 PYTHON ?= python3
 PYTEST = -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all papers site package floors newest
+# What the environment has besides the package: extras of pyproject.toml. CI adds cluster, for the tests of Ray.
+EXTRAS ?= dev,docs
+
+.PHONY: demo check hooks test test-all papers site package floors newest
 demo: $(VENV)/installed
 	$(VENV)/bin/lm-eval-icl demo
+
+# All that CI checks before the tests: lint, format, spelling, blanks, large files, types, the site.
+check: $(VENV)/installed
+	$(VENV)/bin/pre-commit run --all-files
+	$(VENV)/bin/python -m mypy
+	$(MAKE) site
+
+# The quick ones of these before every commit.
+hooks: $(VENV)/installed
+	$(VENV)/bin/pre-commit install
 
 # Every method, command and room, in minutes.
 test: $(VENV)/installed
@@ -31,7 +44,7 @@ package:
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --no-compile -c constraints.txt -e '.[dev,docs]'
+	$(VENV)/bin/pip install --quiet --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	@# On all cores, since pip compiles on one. Some files are templates, which do not compile.
 	$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@

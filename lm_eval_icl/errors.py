@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import logging
 import math
 import re
+import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, TypeGuard
 
 # A child of lm-eval's logger, so that in a run of lm-eval it has that logger's handler and level.
@@ -16,7 +19,8 @@ log = logging.getLogger("lm_eval.icl")
 
 
 class InputError(ValueError):
-    """Something that the user gave cannot be used. The message is one line that names it and says what to do.
+    """Something that the user gave cannot be used. The message is one line that names it and says
+    what to do.
 
     The commands print this line without a traceback and exit with status 1.
 
@@ -33,15 +37,36 @@ class InputError(ValueError):
 
 
 class CannotWrite(InputError):
-    """A result cannot be written, for example on a full disk. Later results could not be written either."""
+    """A result cannot be written, for example on a full disk. Later results could not be written
+    either."""
 
 
 class Unsupported(InputError):
     """The loaded model does not do what the method needs; another method may work on it."""
 
 
+def show_as_lines() -> None:
+    """Print an uncaught `InputError` as one line, without a traceback. Only a command calls this:
+    `lm_eval` (by the start-up hook) and `lm-eval-icl`. A second call changes nothing."""
+    show = sys.excepthook
+    if getattr(show, "shows_lines", False):
+        return
+
+    def one_line_or_all(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, InputError):
+            print(error, file=sys.stderr)
+        else:
+            show(kind, error, trace)
+
+    one_line_or_all.shows_lines = True  # type: ignore[attr-defined]
+    sys.excepthook = one_line_or_all
+
+
 def one_line(error: BaseException) -> str:
-    """The type and the message of another package's error, on one line of at most 600 characters."""
+    """The type and the message of another package's error, on one line of at most 600
+    characters."""
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
     return (
         f"{type(error).__name__}: {text[:600]}{'...' if len(text) > 600 else ''}"
@@ -51,7 +76,8 @@ def one_line(error: BaseException) -> str:
 
 
 def one_line_with_place(error: BaseException) -> str:
-    """`one_line`, with the file and the line where the error was raised, for errors in a user's own code."""
+    """`one_line`, with the file and the line where the error was raised, for errors in a user's own
+    code."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{one_line(error)}, {place.filename} line {place.lineno}"
 
@@ -60,7 +86,8 @@ def one_line_with_place(error: BaseException) -> str:
 def refusing(
     what: str, advice: str = "", kinds: tuple[type[Exception], ...] = (Exception,)
 ) -> Iterator[None]:
-    """Turn exceptions of the types `kinds` into an `InputError` that begins with `what` and ends with `advice`.
+    """Turn exceptions of the types `kinds` into an `InputError` that begins with `what` and ends
+    with `advice`.
 
     An `InputError` raised inside is passed on unchanged.
     """
@@ -88,7 +115,8 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def writing(where: object, kind: type[InputError] = InputError) -> Iterator[None]:
-    """Turn an `OSError` into an error of the type `kind`, whose message says that `where` cannot be written."""
+    """Turn an `OSError` into an error of the type `kind`, whose message says that `where` cannot be
+    written."""
     try:
         yield
     except OSError as error:
@@ -96,18 +124,27 @@ def writing(where: object, kind: type[InputError] = InputError) -> Iterator[None
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The question whether the most similar of the known names was meant; empty if none is as similar as `cutoff`."""
+    """The question whether the most similar of the known names was meant; empty if none is as
+    similar as `cutoff`."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}?" if near else ""
 
 
 def refusal(error: Any) -> tuple[str, object, str]:
-    """The first fault that a pydantic.ValidationError lists: the setting's name (empty if several settings do not fit
-    together), its value, and the requirement that the value does not meet ("must be ...")."""
+    """The first fault that a pydantic.ValidationError lists: the setting's name (empty if several
+    settings do not fit together), its value, and the requirement that the value does not meet
+    ("must be ...")."""
     fault = error.errors(include_url=False)[0]
     cause = fault.get("ctx", {}).get("error") or fault["msg"].replace("Input should", "must")
     must = {"bool_type": "must be true or false", "extra_forbidden": "there is no such setting"}
     return (fault["loc"] or ("",))[0], fault["input"], must.get(fault["type"], str(cause))
+
+
+def require(package: str, extra: str, what: str) -> None:
+    """Refuse `what`, such as an option, if its library is not installed. It is in one of our
+    extras."""
+    if importlib.util.find_spec(package) is None:
+        raise InputError(f"{what} needs {package}: pip install 'lm-eval-icl[{extra}]'.")
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -116,10 +153,12 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def whole(value: object, least: int = 1) -> int:
-    """The value as an int. It may be written 5.0. In a pydantic model, the validator is `BeforeValidator(whole)`.
+    """The value as an int. It may be written 5.0. In a pydantic model, the validator is
+    `BeforeValidator(whole)`.
 
     Raises:
-        ValueError: the value is not a whole number, or less than `least`. The message only says what it must be.
+        ValueError: the value is not a whole number, or less than `least`. The message only says
+            what it must be.
     """
     if not is_whole(value) or value < least:
         raise ValueError(f"must be a whole number, {least} or more")
@@ -130,7 +169,8 @@ def checked_whole(argument: str, value: object, least: int = 1) -> int:
     """The value of an argument as an int (see `whole`).
 
     Raises:
-        InputError: the value is not a whole number, or less than `least`. The message names argument and value.
+        InputError: the value is not a whole number, or less than `least`. The message names
+            argument and value.
     """
     try:
         return whole(value, least)

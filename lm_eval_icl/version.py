@@ -1,7 +1,7 @@
 """The version of this package, and the git commit of its source.
 
-pyproject.toml and hatch_build.py run this file by itself when the package is built, so it imports nothing but the
-standard library.
+pyproject.toml and hatch_build.py run this file by itself when the package is built, so it imports
+nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -16,30 +16,36 @@ VERSION = "0.1.0.dev0"
 
 
 def version() -> str:
-    """`VERSION`. If this is no release, the commit follows, and "dirty" if files differ from the commit."""
+    """`VERSION`. If this is no release, the commit follows, and "dirty" if files differ from the
+    commit."""
     hash_, _, dirty = (commit() or "").partition("+")
     local = [f"g{hash_[:7]}", dirty] if dirty or ".dev" in VERSION else []
     return "+".join(filter(None, [VERSION, ".".join(filter(None, local if hash_ else []))]))
 
 
 def commit(package: Path = Path(__file__).parent) -> str | None:
-    """The hash of the commit of the package's source, with "+dirty" if files differ from it; None if it is unknown.
+    """The hash of the commit of the package's source, with "+dirty" if files differ from it; None
+    if it is unknown.
 
-    The file `commit.txt` holds the hash if it was written by the build of a wheel or a source distribution
-    (hatch_build.py) or by `git archive` (.gitattributes). In a checkout, the hash is that of the present HEAD.
+    The file `commit.txt` holds the hash if it was written by the build of a wheel or a source
+    distribution (hatch_build.py) or by `git archive` (.gitattributes). In a checkout, the hash is
+    that of the present HEAD.
     """
     if written := _written(package):
         return written
-    # If the file is not tracked, the package may be installed in an environment inside another project's repository.
+    # If the file is not tracked, the package may be installed in an environment inside another
+    # project's repository.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py"):
         return _git(package, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+dirty")
     return _logged(package.parent)
 
 
 def _git(folder: Path, *command: str) -> str | None:
-    """The output of a git command; None if git fails, is not installed, or takes more than 10 seconds."""
-    # Variables such as GIT_DIR, which git sets for its hooks, would name another repository. A checkout that belongs to
-    # another user, as in many containers, is safe to read: Python is running its code already.
+    """The output of a git command; None if git fails, is not installed, or takes more than 10
+    seconds."""
+    # Variables such as GIT_DIR, which git sets for its hooks, would name another repository. A
+    # checkout that belongs to another user, as in many containers, is safe to read: Python is
+    # running its code already.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     git = ["git", "-c", "safe.directory=*", "-C", str(folder)]
     try:
@@ -52,7 +58,8 @@ def _git(folder: Path, *command: str) -> str | None:
 
 
 def _written(package: Path) -> str | None:
-    """The commit in the file `commit.txt`; None if the file holds no commit (in a checkout, it holds a placeholder)."""
+    """The commit in the file `commit.txt`; None if the file holds no commit (in a checkout, it
+    holds a placeholder)."""
     try:
         text = (package / "commit.txt").read_text(encoding="utf-8").strip()
     except OSError:
@@ -61,8 +68,8 @@ def _written(package: Path) -> str | None:
 
 
 def _logged(root: Path) -> str | None:
-    """The commit of HEAD, read from git's log file of HEAD: for a checkout on a machine where git is not installed.
-    (Only git could say whether files differ from the commit.)"""
+    """The commit of HEAD, read from git's log file of HEAD: for a checkout on a machine where git
+    is not installed. (Only git could say whether files differ from the commit.)"""
     git = root / ".git"
     try:
         if git.is_file():  # in a worktree or a submodule, a file with the line "gitdir: PATH"

@@ -74,9 +74,12 @@ def _described(parser: argparse.ArgumentParser, what: str) -> Iterator[str]:
 
 def patches_fence(*_: Any, **__: Any) -> str:
     """A fence `patches`, which is empty, becomes the table of all changes to lm-eval."""
-    heads = ("place in lm-eval", "what the patch does", "in which runs", "until")
+    heads = ("place in lm-eval", "what the patch does", "in which runs", "needed by", "until")
     rows = [
-        (f"<code>{html.escape(p.place)}</code>", *map(html.escape, (p.what, p.concerns, p.until)))
+        (
+            f"<code>{html.escape(p.place)}</code>",
+            *map(html.escape, (p.what, p.concerns, p.door, p.until)),
+        )
         for p in PATCHES
     ]
     body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)

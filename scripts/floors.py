@@ -8,9 +8,12 @@ from pathlib import Path
 
 
 def floors(pyproject: str) -> list[str]:
-    """NAME==VERSION for every dependency NAME>=VERSION; a `ValueError` if a dependency declares no oldest version."""
+    """NAME==VERSION for every dependency NAME>=VERSION, and for what the tests need of the extras; a `ValueError`
+    if a dependency declares no oldest version."""
+    project = tomllib.loads(pyproject)["project"]
+    extras = project["optional-dependencies"]
     found = []
-    for requirement in tomllib.loads(pyproject)["project"]["dependencies"]:
+    for requirement in [*project["dependencies"], *extras["figures"], *extras["retrieval"]]:
         match = re.fullmatch(r"([\w-]+)>=([\w.]+)(,.*)?", requirement)
         if match is None:
             raise ValueError(f"{requirement!r} declares no oldest version: write NAME>=VERSION")

@@ -99,6 +99,8 @@ def evaluations(out: Path) -> Iterator[tuple[str, Any]]:
     from lm_eval.api.registry import get_model
     from lm_eval.tasks import TaskManager
 
+    import lm_eval_icl  # noqa: F401 (registers its tasks)
+
     def run(
         made: Any, method: str, tasks: list[str], manager: TaskManager
     ) -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,11 @@ on after it was out of memory; and the benchmark's tables beside `hf`. Models ha
 requirements are missing (nearly all parts on a CPU) is skipped, and the file says why. The exit code is 1 if a part
 fails. `--parts 0 1` runs the first two parts alone.
 
+    python scripts/on_a_gpu.py --parts regression --minutes 480 --runs runs/linear
+
+InvICL's synthetic regression at the paper's size needs a GPU for hours. This part runs for `--minutes`, and goes on
+where the last such run was stopped. It is left out unless it is named.
+
 The tables need the datasets, from the Hub or as folders of the same names below the working directory. `hf` runs with
 flash attention if that is installed, at several batch sizes, and ours with packs of several sizes.
 """
@@ -19,6 +24,7 @@ import contextlib
 import datetime
 import importlib.metadata
 import io
+import json
 import logging
 import os
 import subprocess
@@ -46,6 +52,7 @@ from benchmarks.workloads import (
 )
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from regression.configuration import CONFIGURATIONS, configured
 from rich.console import Console
 
 from lm_eval_icl import version
@@ -53,6 +60,7 @@ from lm_eval_icl.errors import one_line
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 ROOT = Path(__file__).resolve().parents[1]
+_REGRESSION = ("icl", "invicl")  # the methods of the part Regression
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 
@@ -259,6 +267,39 @@ def retrieved(bench: Bench) -> list[str]:
     )
 
 
+def regression(bench: Bench) -> list[str]:
+    """InvICL's synthetic regression (Figure 3): how far the trainings are. Each method has an equal share of the
+    minutes, and goes on from its last checkpoint. The error is that of the last 50 steps, on functions of the
+    curriculum's present dimensions; predicting 0 has as many as there are dimensions."""
+    options = bench.options
+    configuration = configured(options.regression)
+    if not ON_GPU and options.regression == "linear":
+        raise Skipped("there is no GPU here, and a CPU would need weeks (--regression tiny runs)")
+    for name in _REGRESSION:
+        command = [sys.executable, "-m", "scripts.regression", "train", "--seeds", "0"]
+        command += ["--config", options.regression, "--methods", name, "--device", DEVICE]
+        seconds = 60 * options.minutes / len(_REGRESSION)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the next run goes on
+            subprocess.run(
+                [*command, "--output", str(options.runs.resolve())],
+                cwd=ROOT,
+                check=True,
+                timeout=seconds,
+            )
+    rows = []
+    for name in _REGRESSION:
+        log = options.runs / f"{name}-0/log.jsonl"
+        lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+        last = json.loads(lines[-1]) if lines else {"step": 0}
+        dimensions, points = configuration.stage(max(0, last["step"] - 1))
+        done = f"{last['step']:,} of {configuration.steps:,}"
+        error = f"{last['loss']:.3f}" if lines else "none yet"
+        rows.append([f"`{name}`", done, str(dimensions), str(points), error])
+    header = ["method", "steps", "dimensions", "points", "squared error"]
+    evaluate = f"python -m scripts.regression evaluate --output {options.runs}"
+    return [*markdown(header, rows), "", f"When all steps are done: `{evaluate}`."]
+
+
 def table_of(compare: Callable[..., Any], bench: Bench, **options: Any) -> list[str]:
     """What a command of the benchmark prints."""
     console = Console(width=150, file=io.StringIO(), record=True)
@@ -274,6 +315,7 @@ PARTS: dict[str, Callable[[Bench], list[str]]] = {
     "Retrieved demonstrations": retrieved,
     "Texts": texts,
     "Time": benchmark,
+    "Regression": regression,
 }
 
 
@@ -306,13 +348,30 @@ def main() -> None:
         metavar="NAME",
         help="for the benchmark's table",
     )
+    titles = [title.lower() for title in PARTS]
     parser.add_argument(
         "--parts",
         nargs="+",
-        type=int,
+        type=lambda text: int(text) if text.isdecimal() else titles.index(text.lower()),
         choices=range(len(PARTS)),
-        default=range(len(PARTS)),
+        default=range(len(PARTS) - 1),
         metavar="N",
+        help="numbers or titles of parts (default: all but Regression)",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=10, help="for the part Regression (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=ROOT / "runs/linear",
+        help="the folder of its trainings (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--regression",
+        choices=CONFIGURATIONS,
+        default="linear",
+        help="its configuration (default: %(default)s, the paper's)",
     )
     parser.add_argument(
         "--room", type=int, default=4096, help="MiB besides the weights, for the part Out of memory"

@@ -21,6 +21,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from lm_eval_icl import errors
+
 ROOT = Path(__file__).resolve().parents[1]
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.preloaded"])
@@ -131,6 +133,8 @@ def run_command(line: list[str]) -> None:
     if line[0] == "lm_eval":
         from lm_eval.__main__ import cli_evaluate
 
+        # Python has started with another program: what the start-up hook does in this one.
+        errors.show_as_lines()
         cli_evaluate()
     else:
         from lm_eval_icl.cli import main

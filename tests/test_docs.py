@@ -60,7 +60,7 @@ def commands_of(page: Path) -> list[str]:
 
 @functools.cache
 def known_tasks() -> set[str]:
-    """The names of lm-eval's tasks and of ours. (The start-up hook may have put in the patch already.)"""
+    """The names of lm-eval's tasks and of ours. (Importing this package may have put in the patch already.)"""
     patches.install("lm_eval.tasks.manager")
     return set(TaskManager().all_tasks)
 

@@ -1,7 +1,7 @@
 """The console command `lm-eval-icl`. Each of its commands is a file of that name in this folder, with the function
 `command(parser, arguments)`, which adds the command's arguments to the parser and runs the command.
 
-All other commands are lm-eval's own, with this package's models and tasks registered even without the `.pth` file.
+All other commands are lm-eval's own, with this package's models and tasks, which importing it registers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ import sys
 from typing import NoReturn
 
 from lm_eval_icl import version
-from lm_eval_icl.errors import InputError, did_you_mean, naming, one_line_with_place
-from lm_eval_icl.harness import shim  # noqa: F401 (registers our models and tasks, without the `.pth` file)
+from lm_eval_icl.errors import (
+    InputError,
+    did_you_mean,
+    naming,
+    one_line_with_place,
+    show_as_lines,
+)
 
 COMMANDS = {
     "demo": "run eight methods on the model that comes with the package, offline",
@@ -28,6 +33,7 @@ COMMANDS = {
     "compare": "compare two runs, or two rows of a leaderboard",
     "samples": "show the documents behind a number, or behind two",
     "collect": "make one small file of each run, for a shared leaderboard",
+    "tasks": "list the tasks of this package, or say where they are",
 }
 
 
@@ -87,6 +93,7 @@ def lm_eval(arguments: list[str]) -> None:
         print("All other arguments are lm-eval's own:\n")
     from lm_eval.__main__ import cli_evaluate
 
+    show_as_lines()
     cli_evaluate()
 
 

@@ -15,7 +15,7 @@ from lm_eval_icl.cli.reading import model_arguments
 from lm_eval_icl.demonstrations.how import METHODS, How, read
 from lm_eval_icl.errors import InputError, log, naming, refusing, writing
 from lm_eval_icl.files import write_atomically
-from lm_eval_icl.harness.arguments import check_folders, pairs
+from lm_eval_icl.harness.arguments import check_folder, pairs
 from lm_eval_icl.studies.grid import expanded
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         raise InputError(
             f"--output {args.output}: must be a file in a folder that exists and can be written to."
         )
-    check_folders(args.include_path, None)
+    check_folder(args.include_path)
 
     from lm_eval_icl.demonstrations.choosing import Chooser
     from lm_eval_icl.demonstrations.kept import about_model

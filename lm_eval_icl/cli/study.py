@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.arguments import check_folders, pairs
+from lm_eval_icl.harness.arguments import check_folder, pairs
 from lm_eval_icl.studies.grid import named, read
 
 if (
@@ -119,7 +119,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         raise InputError(
             f"--limit {args.limit:g}: must be above 0{', and finite' * (args.limit > 0)}."
         )
-    check_folders(args.include_path, None)
+    check_folder(args.include_path)
     study = read(args.study, _overrides(args))
 
     from lm_eval_icl.studies import end

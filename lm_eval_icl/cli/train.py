@@ -14,7 +14,7 @@ from lm_eval_icl import methods
 from lm_eval_icl.cli.reading import model_arguments
 from lm_eval_icl.demonstrations.select import near
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.arguments import check_folders, pairs
+from lm_eval_icl.harness.arguments import check_folder, pairs
 from lm_eval_icl.metaicl.files import MetaICLFolder, setting_of
 from lm_eval_icl.training.settings import Settings
 
@@ -112,7 +112,7 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
         setting_of(str(options["metaicl"]))
         MetaICLFolder(str(options["data"]), "--data")
     if "tasks" in options:
-        check_folders(options.get("include_path"), None)
+        check_folder(options.get("include_path"))
         metadata = pairs("metadata", options.get("metadata", {}))
         if not (tasks := _names(options["tasks"])):
             raise InputError("--tasks: names no task.")

@@ -91,7 +91,9 @@ class Chooser:
     """
 
     def __init__(self, pool: TaskPool, predictor: Predictor, most: int) -> None:
-        self.pool, self.predictor, self.most = pool, predictor, most
+        self.pool = pool
+        self.predictor = predictor
+        self.most = most
         self._read: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, list[int]]] = {}
 
     def choose(self, how: str, n: int, seed: int, balance: bool = True, **arguments: Any) -> Choice:
@@ -100,7 +102,8 @@ class Chooser:
         Raises:
             InputError: there are too few documents that fit the model, or their options differ.
         """
-        begun, before = time.perf_counter(), self.predictor.runner.tokens_run
+        begun = time.perf_counter()
+        before = self.predictor.runner.tokens_run
         rows = self._rows(seed)
         if len({self.pool.query(row)[1] for row in rows}) > 1:
             raise InputError(
@@ -125,7 +128,8 @@ class Chooser:
     def _rows(self, seed: int) -> list[int]:
         """The candidates: at most `most` rows of the pool, drawn by the seed, without duplicates and without closed
         rows."""
-        rows, first = self.pool.rows, dict[str, int]()
+        rows = self.pool.rows
+        first = dict[str, int]()
         if len(rows) > self.most:
             rows = sorted(Random(f"pool {seed}").sample(rows, self.most))
         for row in rows:
@@ -138,10 +142,8 @@ class Chooser:
         fitting = [row for row in rows if self.fits(row)]
         if not fitting:
             raise InputError("no document of the pool fits the model.")
-        name, queries = (
-            f"{self.pool.name}: a document of the pool",
-            [self.pool.query(row)[:2] for row in fitting],
-        )
+        name = f"{self.pool.name}: a document of the pool"
+        queries = [self.pool.query(row)[:2] for row in fitting]
         probabilities, features = read_queries(self.predictor, name, queries)
         return np.array(probabilities), features, fitting
 
@@ -186,7 +188,8 @@ class Chooser:
         settings: dict[str, Any],
     ) -> Choice:
         """The choice of a method that searches."""
-        generator, dev_rows = Random(seed), list[int]()
+        generator = Random(seed)
+        dev_rows = list[int]()
         if how == "best_random":
             dev_rows, rows = self._dev_and_rest(rows, settings.pop("dev"))
         fitting = [row for row in rows if self.fits(row)]
@@ -257,7 +260,8 @@ def read_queries(
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """The probabilities of each query's options, and the last hidden state of each query's last token, (n, width). All
     queries must fit the model. `name` stands for a query in messages."""
-    runner, tokenizer = predictor.runner, predictor.tokenizer
+    runner = predictor.runner
+    tokenizer = predictor.tokenizer
     logs: dict[ContextQueryAnswer, float] = {}
     states: dict[tuple[Context, Ids], np.ndarray] = {}
     pairs = [tokenizer.pairs(*query) for query in queries]
@@ -268,7 +272,8 @@ def read_queries(
         for request, (log_prob, _), state in zip(requests, scores, scores.states, strict=True):
             if not math.isfinite(log_prob):
                 raise not_finite(name, log_prob, runner.model)
-            logs[request], states[request[:2]] = log_prob, state.numpy()
+            logs[request] = log_prob
+            states[request[:2]] = state.numpy()
     probabilities = [
         softmax([logs[tokens.context, tokens.query, a] for a in answers])
         for tokens, answers in pairs

@@ -37,8 +37,8 @@ def draw(
     """Draw n demonstrations from a pool, none of which is an evaluated document.
 
     Args:
-        how: "stratified", "random", "first", or the path of a JSON file: a list of the rows' indices, in order, or a
-            file of choices.
+        how: "stratified", "random", "first", or the path of a JSON file: a list of the rows' indices, in order; such a
+            list for each seed ({"0": [7, 2], "1": [5, 9]}); or a file of choices.
         label: returns the label of a row.
         evaluated: whether a row is an evaluated document. If such a row is drawn, another row takes its place: with
             "first", the next row of the pool; otherwise a row that is drawn, and with "stratified" has the same label
@@ -141,10 +141,14 @@ def _indices(path: Path, n: int, pool: Sequence[Any], task: str, seed: int | Non
         ) from error
     if isinstance(contents, dict) and isinstance(contents.get("tasks"), dict):
         return _chosen(contents["tasks"], n, pool, task, seed)
+    if isinstance(contents, dict):
+        contents = contents.get(str(seed))
     if not isinstance(contents, list) or not all(
         type(index) is int and 0 <= index < len(pool) for index in contents
     ):
-        raise InputError(f"must hold a list of whole numbers from 0 to {len(pool) - 1}.")
+        raise InputError(
+            f"must hold a list of whole numbers from 0 to {len(pool) - 1}, or one for each seed, such as {seed}."
+        )
     if len(contents) < n:
         raise InputError(
             f"{n} demonstrations are asked for, and the file has {len(contents)}: lower --num_fewshot."

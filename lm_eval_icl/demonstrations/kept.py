@@ -52,11 +52,9 @@ def chosen(wanted: Wanted, predictor: Predictor | Chooser) -> dict[str, Any]:
     Raises:
         InputError: nothing can be chosen.
     """
-    pool, how, request = (
-        wanted.pool,
-        wanted.how,
-        {"how": str(wanted.how), "n": wanted.n, "seed": wanted.seed},
-    )
+    pool = wanted.pool
+    how = wanted.how
+    request = {"how": str(wanted.how), "n": wanted.n, "seed": wanted.seed}
     model = {key: value for key, value in wanted.model.items() if key != "pretrained"}
     digest = hashlib.sha256(
         _json([request, pool.name, pool.sha256, pool.prompts, version.version(), model])

@@ -23,7 +23,9 @@ from lm_eval_icl.demonstrations.select import check_n, quotas
 from lm_eval_icl.errors import InputError
 
 # The sizes of the search without the model that finds the first sets.
-_FIRST_BEAMS, _FIRST_SETS, _FIRST_ROUNDS = 16, 160, 20
+_FIRST_BEAMS = 16
+_FIRST_SETS = 160
+_FIRST_ROUNDS = 20
 # How many of its rows a first set may share with all earlier first sets.
 _SHARED = 4
 # A substitute is drawn from this many rows.
@@ -69,7 +71,9 @@ class LensSettings:
 
     def rounds(self, size: int) -> list[tuple[int, int]]:
         """For each round of the filter, the number of rows e' and the number of rows to keep, with a pool of `size`."""
-        rounds, scored, kept = [], self.l, size
+        rounds = []
+        scored = self.l
+        kept = size
         while (fewer := int(kept / self.rho)) > self.m:
             rounds.append((min(scored, size), fewer))
             scored, kept = int(scored * self.rho), fewer
@@ -159,7 +163,8 @@ def _filtered(
 ) -> tuple[list[int], np.ndarray]:
     """The candidates that the filter keeps, in ascending order, and c of each candidate for the rows e' of the last
     round, (candidates, rows)."""
-    rows, order = np.arange(len(labels)), list(range(len(labels)))
+    rows = np.arange(len(labels))
+    order = list(range(len(labels)))
     generator.shuffle(order)
     table = np.zeros((len(rows), 0))
     for scored, keep in rounds:
@@ -187,12 +192,10 @@ class _Search:
         diversity: float,
         generator: Random,
     ) -> None:
-        self._labels, self._want, self._diversity, self._generator = (
-            labels,
-            want,
-            diversity,
-            generator,
-        )
+        self._labels = labels
+        self._want = want
+        self._diversity = diversity
+        self._generator = generator
         self._members = {label: np.flatnonzero(labels == label) for label in want}
         lengths = np.linalg.norm(table, axis=1, keepdims=True)
         units = table / np.where(lengths > 0, lengths, 1)

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.sparse import csc_array
-from sklearn.preprocessing import normalize
+from scipy.sparse import csc_array, diags_array
+from scipy.sparse.linalg import norm
 
 from lm_eval_icl import version
 from lm_eval_icl.demonstrations.kept import folder
 from lm_eval_icl.demonstrations.similar import Similar
-from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.errors import InputError, refusing, require
 from lm_eval_icl.files import write_atomically
 
 # The rows of a pool in the order in which they are to be picked for a document -> their similarities to the document.
@@ -44,6 +44,7 @@ class BM25:
     """
 
     def __init__(self, pool: Sequence[str], documents: Sequence[str]) -> None:
+        require("bm25s", "retrieval", "by=bm25")
         import bm25s
 
         logging.getLogger("bm25s").setLevel(
@@ -57,9 +58,9 @@ class BM25:
         self._index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", dtype="float64")
         self._index.index(words, show_progress=False)
         parts, shape = self._index.scores, (len(pool), len(self._index.scores["indptr"]) - 1)
-        self._weights = normalize(
-            csc_array((parts["data"], parts["indices"], parts["indptr"]), shape=shape).tocsr()
-        )
+        weights = csc_array((parts["data"], parts["indices"], parts["indptr"]), shape=shape).tocsr()
+        lengths = norm(weights, axis=1)
+        self._weights = diags_array(1 / np.where(lengths, lengths, 1)).tocsr() @ weights
 
     def scores(self, document: int) -> np.ndarray:
         """(N,) the similarity of each row of the pool to a document."""
@@ -82,9 +83,14 @@ class Cosine:
     """The cosine of vectors, (N, d) of the pool and (D, d) of documents, with the methods of `BM25`."""
 
     def __init__(self, pool: np.ndarray, documents: np.ndarray) -> None:
-        self._pool, self._documents = (
-            normalize(part.astype(np.float64)) for part in (pool, documents)
-        )
+        self._pool = self._unit_vectors(pool)
+        self._documents = self._unit_vectors(documents)
+
+    @staticmethod
+    def _unit_vectors(vectors: np.ndarray) -> np.ndarray:
+        exact = vectors.astype(np.float64)
+        lengths = np.linalg.norm(exact, axis=1, keepdims=True)
+        return exact / np.where(lengths, lengths, 1)
 
     def scores(self, document: int) -> np.ndarray:
         return self._pool @ self._documents[document]
@@ -98,6 +104,7 @@ class Cosine:
 
 def sentence_vectors(model: str, texts: Sequence[str]) -> np.ndarray:
     """(n, d) the vectors of texts by a model of sentence-transformers. An `InputError` says if it is missing."""
+    require("sentence_transformers", "sentences", f"by={model}")
     with refusing(
         f"by={model}: sentence-transformers cannot load this model",
         "Or give by=bm25 or by=features.",

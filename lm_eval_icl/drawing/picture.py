@@ -11,7 +11,7 @@ import torch
 
 from lm_eval_icl.drawing.drawing import Drawing, colour, columns, rows
 from lm_eval_icl.drawing.style import FILES
-from lm_eval_icl.errors import InputError, writing
+from lm_eval_icl.errors import InputError, require, writing
 from lm_eval_icl.prompts.layouts import Layout, slices
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def check_output(path: Path) -> str:
     """The format of a picture, "svg" or "png", by the suffix of its file.
 
     Raises:
-        InputError: the file has another suffix, or its folder does not exist.
+        InputError: the file has another suffix, or its folder does not exist, or matplotlib is missing.
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("svg", "png"):
@@ -36,6 +36,7 @@ def check_output(path: Path) -> str:
         raise InputError(
             f"--output {path}: there is no folder {path.parent}: make it first, or name another folder."
         )
+    require("matplotlib", "figures", f"--output {path}: a picture")
     return kind
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lm_eval_icl.errors import require
+
 INK, GREY = "#24292f", "#6e7781"
 # The metadata of files, without time, name of the program and web address.
 METADATA: dict[str, dict[str, Any]] = {
@@ -56,6 +58,7 @@ _SETTINGS = {
 @contextmanager
 def styled(**further: Any) -> Iterator[None]:
     """Inside this context, figures are made and saved in this style, whatever the user's settings of matplotlib."""
+    require("matplotlib", "figures", "a figure")
     from matplotlib import style  # imported here, since it takes half a second
 
     with style.context(["default", {**_SETTINGS, **further}]), warnings.catch_warnings():

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import inspect
 import json
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_eval.api.registry import model_registry
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods
-from lm_eval_icl.decisions import how as deciding_how
-from lm_eval_icl.demonstrations import how, labels
-from lm_eval_icl.errors import InputError, checked_whole, did_you_mean
+from lm_eval_icl.errors import InputError, checked_whole
 
 if TYPE_CHECKING:  # methods import torch, which takes seconds, and a refusal should not
     from lm_eval_icl.methods.base import Method
@@ -121,47 +116,10 @@ def _is_hf_argument(name: str) -> bool:
     return name in inspect.signature(HFLM.__init__).parameters
 
 
-def checked_first(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Wrapper of `EvaluatorConfig.from_cli`: check a model of ours before lm-eval reads thousands of files.
-
-    Raises:
-        InputError: there is no such model, its arguments are wrong, or a folder does not exist or cannot be written.
-    """
-    config = original(*args, **kwargs)
-    name = str(config.model)
-    if near := did_you_mean(name.lower(), methods.NAMES):  # other names are lm-eval's to refuse
-        importlib.import_module("lm_eval.models")  # which registers lm-eval's models and ours
-        if name not in model_registry and ":" not in name:
-            raise InputError(f"--model: unknown model {name!r}: {near}")
-    if config.model in methods.NAMES or ":" in config.model:
-        check_folders(config.include_path, config.output_path)
-        read_arguments(methods.find(config.model), config.model_args)
-        for key, read in (
-            ("demonstrations", how.read),
-            ("decide", deciding_how.read),
-            ("labels", labels.read),
-        ):
-            if (given := (config.metadata or {}).get(key)) is not None:
-                read(given)
-    return config
-
-
-def check_folders(include: object, output: str | None) -> None:
-    """Refuse a folder of tasks that does not exist, which lm-eval would ignore, and a folder of results that cannot be
-    written, at which lm-eval would fail after the run."""
-    if isinstance(include, str) and not Path(include).is_dir():
+def check_folder(include: str | None) -> None:
+    """Refuse a folder of tasks that does not exist, which lm-eval would ignore."""
+    if include is not None and not Path(include).is_dir():
         raise InputError(f"--include_path {include}: no such folder.")
-    if output is not None:
-        folder = Path(output).absolute()
-        folder = folder.parent if folder.suffix == ".json" else folder
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        try:
-            tempfile.TemporaryFile(dir=existing).close()
-        except OSError as error:
-            why = f"{existing}: {error.strerror}"
-            raise InputError(
-                f"--output_path {output}: the results could not be saved there ({why})."
-            ) from error
 
 
 def pairs(option: str, written: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Wrappers of `lm_eval.evaluate` and of its response cache, which `lm_eval_icl.harness.patches` installs."""
+"""The wrapper of `lm_eval.evaluate`, which `lm_eval_icl.harness.patches` installs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lm_eval.api.task import Task
 from lm_eval.evaluator_utils import get_sample_size
 
 from lm_eval_icl.errors import InputError, log
-from lm_eval_icl.harness import deciding
+from lm_eval_icl.harness import deciding, plugin
 from lm_eval_icl.harness.choosing import give_chosen, give_rankings, retrieving
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.response_cache import ResumableLM
+from lm_eval_icl.harness.response_cache import resumable
 from lm_eval_icl.harness.tasks import bind
 from lm_eval_icl.inference.identity import weights_digest
 
@@ -29,10 +29,10 @@ FEW_DOCUMENTS = 30
 def announced(
     original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Wrapper of `lm_eval.evaluate`: tell the tasks which model is evaluated, and tell a model of this package when a
-    run over some tasks begins and ends. Before requests are built, the model chooses demonstrations for the tasks that
-    ask for it, and retrieved demonstrations are ranked. Tasks whose metadata name decision rules have the rules as
-    filters during the run.
+    """Wrapper of `lm_eval.evaluate`: tell the tasks which model is evaluated, and tell a model of
+    this package when a run over some tasks begins and ends. Before requests are built, the model
+    chooses demonstrations for the tasks that ask for it, and retrieved demonstrations are ranked.
+    Tasks whose metadata name decision rules have the rules as filters during the run.
 
     Raises:
         InputError: a run with these tasks, decision rules or arguments is not possible.
@@ -43,6 +43,8 @@ def announced(
     is_ours = isinstance(model, ICLModel)
     warn_of_documents(tasks, call.get("limit"))
     weights = weights_of(model)
+    if is_ours and isinstance(lm, CachingLM):
+        lm = resumable(lm)
     ruled_tasks = []
     try:
         for task in tasks.values():
@@ -84,6 +86,8 @@ def announced(
             "responses": {"read": read},
             "demonstrations": {name: digest for name, digest in rows.items() if digest},
         }
+        if is_ours:
+            results["plugins"] = plugin.provenance(type(model).__name__)
         for name, sampler in samplers.items():
             config = results["configs"][name]
             config["metadata"] = {**(config.get("metadata") or {}), "retrieved": sampler.facts}
@@ -126,10 +130,3 @@ def _tokenizer_digest(tokenizer: Any) -> str:
     vocabulary = sorted(tokenizer.get_vocab().items())
     ids = tokenizer.encode("Review: It's 100% naïve,\n\n  and 你好! Label: good")
     return hashlib.sha256(json.dumps([vocabulary, ids]).encode()).hexdigest()
-
-
-def resumable(
-    original: Callable[..., CachingLM], cls: type[CachingLM], lm: Any = None, *_: Any, **__: Any
-) -> CachingLM:
-    """Wrapper of `CachingLM.__new__`: for a model of this package, make a `ResumableLM`."""
-    return object.__new__(ResumableLM if isinstance(lm, ICLModel) else cls)

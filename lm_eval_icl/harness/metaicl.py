@@ -242,11 +242,10 @@ def _reader(model: LM, task: str) -> Reader:
     from lm_eval_icl.harness.models import ICLModel
 
     if isinstance(model, ICLModel):
-        plain = reader(model.tokenizer, model.add_bos_token, model.max_length)
         limits = model.runner.limits(model.max_length)
         return dataclasses.replace(
-            plain,
-            alike=model.method.treats_demonstrations_alike,
+            reader(model.tokenizer, model.add_bos_token, model.max_length),
+            alike=model.method.treats_demonstrations_alike or bool(limits.also),
             longest_first=limits.longest_go_first,
             canonical=model.canonical_order,
         )

@@ -1,8 +1,9 @@
 """Every change that this package makes to lm-eval, in one table.
 
-Importing this module imports neither lm-eval nor torch: functions are given by name. `lm_eval --model hf` behaves as if
-this package were not installed, except that it finds this package's tasks, runs MetaICL's token ids, and reads
-`--metadata demonstrations=...`, `shuffle=SEED`, `labels=...`, `format=SEED` and `decide=...`.
+Importing this module imports neither lm-eval nor torch: functions are given by name. `lm_eval
+--model hf` behaves as if this package were not installed, except that it finds this package's
+tasks, runs MetaICL's token ids, and reads `--metadata demonstrations=...`, `shuffle=SEED`,
+`labels=...`, `format=SEED` and `decide=...`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 OURS, EVERYBODY = "our models", "all models"
+# The doors by which a program finds this package: the start-up hook (`lm_eval`), `import
+# lm_eval_icl`, and the entry points that lm-eval reads after 0.4.13. An entry point is loaded when
+# a model of ours is made: too late for what happens earlier, and never in a run of another model.
+EVERY_DOOR, EARLY_DOORS = "every door", "the hook and the import"
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,10 @@ class Patch:
 
     Attributes:
         place: the function of lm-eval, as MODULE:CLASS.FUNCTION or MODULE:FUNCTION.
-        wrapper: MODULE:FUNCTION below `lm_eval_icl.harness`, called as `wrapper(original, *args, **kwargs)`.
+        wrapper: MODULE:FUNCTION below `lm_eval_icl.harness`, called as
+            `wrapper(original, *args, **kwargs)`.
         concerns: the runs that the patch affects: `OURS` or `EVERYBODY`.
+        door: the doors that need the patch: `EVERY_DOOR` or `EARLY_DOORS`.
         what: what the patch does.
         until: what would make the patch unnecessary.
     """
@@ -34,8 +39,14 @@ class Patch:
     place: str
     wrapper: str
     concerns: str
+    door: str
     what: str
     until: str
+
+    @property
+    def module(self) -> str:
+        """The module of lm-eval that has the function."""
+        return self.place.partition(":")[0]
 
 
 PATCHES = (
@@ -43,46 +54,50 @@ PATCHES = (
         "lm_eval.tasks.manager:TaskManager.__init__",
         "plugin:with_our_tasks",
         EVERYBODY,
-        "The folder of our tasks is scanned too, so that --tasks finds icl_sst2.",
+        EARLY_DOORS,
+        "The folder of our tasks is scanned too, so that --tasks finds icl_sst2. Without the "
+        'patch, --include_path "$(lm-eval-icl tasks --path)" does it.',
         "lm-eval reads tasks from entry points (pull request 4015).",
     ),
     Patch(
         "lm_eval.api.task:ConfigurableTask.__init__",
         "tasks:with_given_demonstrations",
         EVERYBODY,
-        "--metadata demonstrations=... chooses the demonstrations of lm-eval's own tasks, too. shuffle=SEED puts their "
-        "documents in random order, labels=... gives demonstrations other labels, and format=SEED prompts another "
-        "format.",
-        "lm-eval takes indices of demonstrations for every task, and a seed for a sample of its documents.",
-    ),
-    Patch(
-        "lm_eval.config.evaluate_config:EvaluatorConfig.from_cli",
-        "arguments:checked_first",
-        OURS,
-        "Misspelt names of methods, and wrong arguments, are refused before lm-eval reads the files of all its tasks.",
-        "lm-eval makes the model first.",
+        EVERY_DOOR,
+        "--metadata demonstrations=... chooses the demonstrations of lm-eval's own tasks, too. "
+        "shuffle=SEED puts their documents in random order, labels=... gives demonstrations other "
+        "labels, and format=SEED prompts another format.",
+        "lm-eval takes indices of demonstrations for every task, and a seed for a sample of its "
+        "documents.",
     ),
     Patch(
         "lm_eval.api.registry:get_model",
         "plugin:with_our_models",
         OURS,
-        "A name MODULE:CLASS is the method of that class, in a file of the user's.",
+        EARLY_DOORS,
+        "A name MODULE:CLASS is the method of that class, in a file of the user's. A misspelt "
+        "name of ours is refused with the right one, and a line says if a name of ours is "
+        "another package's model.",
         "lm-eval finds a model by its class.",
     ),
     Patch(
         "lm_eval.evaluator:evaluate",
         "evaluate:announced",
         EVERYBODY,
-        "Tasks are told the model, since MetaICL's tasks cut their sequences by its tokenizer. Tasks with --metadata "
-        "decide=... get decision rules as further filters. A model of ours is told when a run over some tasks begins, "
-        "so that every prompt is checked before the first pass, and when it ends.",
-        "lm-eval calls a model and its tasks at the start and at the end of a run, and has scorers that may ask a "
-        "model (version 0.5).",
+        EVERY_DOOR,
+        "Tasks are told the model, since MetaICL's tasks cut their sequences by its tokenizer. "
+        "Tasks with --metadata decide=... get decision rules as further filters. A model of "
+        "ours is told when a run over some tasks begins, so that every prompt is checked before "
+        "the first pass, and when it ends; its --use_cache stores JSON, by the run and the "
+        "parts of a prompt, instead of pickles by the prompt's text alone.",
+        "lm-eval calls a model and its tasks at the start and at the end of a run, has scorers "
+        "that may ask a model (version 0.5), and lets a model bring its own cache.",
     ),
     Patch(
         "lm_eval.api.model:TemplateLM._encode_pair",
         "metaicl:given_ids",
         EVERYBODY,
+        EVERY_DOOR,
         "A request that comes with its token ids, as MetaICL's do, is not tokenized again.",
         "lm-eval takes requests of token ids.",
     ),
@@ -90,6 +105,7 @@ PATCHES = (
         "lm_eval.api.task:ConfigurableTask.build_qa_turn",
         "prompts:marked_turn",
         OURS,
+        EVERY_DOOR,
         "Each turn of a prompt is marked where it begins.",
         "lm-eval hands a model the turns of a prompt.",
     ),
@@ -97,14 +113,16 @@ PATCHES = (
         "lm_eval.api.task:ConfigurableTask.fewshot_context",
         "prompts:with_parts",
         EVERYBODY,
-        "A sampler that retrieves demonstrations is told the document. For our models, the marks are read back from "
-        "the joined prompt, which becomes a FewShotPrompt.",
+        EVERY_DOOR,
+        "A sampler that retrieves demonstrations is told the document. For our models, the "
+        "marks are read back from the joined prompt, which becomes a FewShotPrompt.",
         "lm-eval hands a model the turns of a prompt, and a sampler every document.",
     ),
     Patch(
         "lm_eval.api.task:ConfigurableTask.build_all_requests",
         "deciding:with_queries",
         EVERYBODY,
+        EVERY_DOOR,
         "The queries of decision rules (--metadata decide=...) are requests of their task.",
         "A filter of lm-eval's may make requests.",
     ),
@@ -112,37 +130,27 @@ PATCHES = (
         "lm_eval.utils:apply_template",
         "prompts:compiled_once",
         OURS,
+        EVERY_DOOR,
         "A Jinja template is compiled once, not for every document and field.",
         "lm-eval keeps compiled templates, as 0.5.0.dev1 does.",
-    ),
-    Patch(
-        "lm_eval.api.model:CachingLM.__new__",
-        "evaluate:resumable",
-        OURS,
-        "--use_cache stores JSON, by the run and the parts of a prompt, instead of pickles by the prompt's text alone.",
-        "lm-eval lets a model bring its own cache.",
     ),
 )
 
 
 def install(module: str = "") -> None:
-    """Install the patches of one module of lm-eval, or all patches, and print an uncaught `InputError` as one line. A
-    second call changes nothing."""
+    """Install the patches of one module of lm-eval, or all patches. A second call changes
+    nothing."""
     for patch in PATCHES:
-        if patch.place.startswith(f"{module}:" if module else ""):
-            where, _, path = patch.place.partition(":")
-            *owners, name = path.split(".")
-            patch_once(
-                functools.reduce(getattr, owners, importlib.import_module(where)),
-                name,
-                _wrapper(patch),
-            )
-    _show_refusals_as_lines()  # our tasks refuse too, in a run of `hf` for example
+        if module in ("", patch.module):
+            *owners, name = patch.place.partition(":")[2].split(".")
+            owner = functools.reduce(getattr, owners, importlib.import_module(patch.module))
+            patch_once(owner, name, _wrapper(patch))
 
 
 @functools.cache
 def _wrapper(patch: Patch) -> Callable[..., Any]:
-    """The patch's wrapper. It is looked up only when called, since its module may import one that installs patches."""
+    """The patch's wrapper. It is looked up only when called, since its module may import one that
+    installs patches."""
     module, _, function = patch.wrapper.partition(":")
 
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -153,7 +161,8 @@ def _wrapper(patch: Patch) -> Callable[..., Any]:
 
 
 def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace `place.name` by a function that calls `wrapper(original, *args, **kwargs)`, unless it is replaced so."""
+    """Replace `place.name` by a function that calls `wrapper(original, *args, **kwargs)`, unless it
+    is replaced so."""
     original, attribute = getattr(place, name), inspect.getattr_static(place, name)
     wrappers = getattr(original, "wrappers", ())
     if wrapper in wrappers:
@@ -165,23 +174,3 @@ def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
     patched.wrappers = (*wrappers, wrapper)  # type: ignore[attr-defined]
     setattr(place, name, staticmethod(patched) if isinstance(attribute, staticmethod) else patched)
-
-
-def _show_refusals_as_lines() -> None:
-    """Print an uncaught `InputError` as one line without a traceback, in the `lm_eval` command too."""
-    from lm_eval_icl.errors import InputError
-
-    show = sys.excepthook
-    if getattr(show, "shows_refusals", False):
-        return
-
-    def one_line(
-        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, InputError):
-            print(error, file=sys.stderr)
-        else:
-            show(kind, error, traceback)
-
-    one_line.shows_refusals = True  # type: ignore[attr-defined]
-    sys.excepthook = one_line

@@ -1,7 +1,8 @@
 """The response cache (`--use_cache`) of this package's models, with which a stopped run is resumed.
 
-lm-eval's own cache pickles responses, so a file from elsewhere can run code, and it finds them by the prompt's text, so
-two methods would read each other's numbers. Here, a file of JSON lines belongs to one identity of a model.
+lm-eval's own cache pickles responses, so a file from elsewhere can run code, and it finds them by
+the prompt's text, so two methods would read each other's numbers. Here, a file of JSON lines
+belongs to one identity of a model.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 
 class Responses(dict[str, Any]):
-    """Responses by key. A response is written to the file, as one line, as soon as it is set. The first line of the
-    file says what the responses depend on. A line that a killed run left unfinished is skipped, and computed again.
+    """Responses by key. A response is written to the file, as one line, as soon as it is set. The
+    first line of the file says what the responses depend on. A line that a killed run left
+    unfinished is skipped, and computed again.
 
     Raises:
-        InputError: another run wrote the file (the message names what differs), or it cannot be read.
+        InputError: another run wrote the file (the message names what differs), or it cannot be
+            read.
     """
 
     def __init__(self, path: str, run: dict[str, Any]) -> None:
@@ -79,7 +82,8 @@ def _entry(line: bytes) -> tuple[str, Any] | None:
 
 
 class _Hook(CacheHook):
-    """Stores the responses that a model computes, except texts sampled at random, whose repeats would all be equal."""
+    """Stores the responses that a model computes, except texts sampled at random, whose repeats
+    would all be equal."""
 
     def add_partial(self, attr: str, req: Iterable[Any], res: Any) -> None:
         if key := response_key(attr, tuple(req)):
@@ -90,7 +94,8 @@ class ResumableLM(CachingLM):
     """lm-eval's `CachingLM` for a model of this package, with responses stored in `Responses`."""
 
     def __init__(self, lm: Any, cache_db: str) -> None:
-        self.lm, self.cache_db = lm, cache_db
+        self.lm = lm
+        self.cache_db = cache_db
         self.dbdict = Responses(cache_db, lm.identity())
         lm.set_cache_hook(_Hook(self))
 
@@ -99,7 +104,8 @@ class ResumableLM(CachingLM):
         return partial(self._resume, attr) if is_cached else getattr(self.lm, attr)
 
     def _resume(self, kind: str, requests: list[Instance]) -> list[Any]:
-        """The responses in the order of the requests. Responses that are not in the file come from the model."""
+        """The responses in the order of the requests. Responses that are not in the file come from
+        the model."""
         run = self.lm.run
         run.check()
         whole = kind == "loglikelihood_rolling"
@@ -124,9 +130,20 @@ class ResumableLM(CachingLM):
         return [computed[i] if i in computed else self.dbdict[key] for i, key in enumerate(keys)]
 
 
+def resumable(theirs: CachingLM) -> ResumableLM:
+    """A cache in PATH.jsonl, in place of the one that lm-eval has opened in PATH.db for a model of
+    ours. PATH.db is not read, and removed if it is empty."""
+    is_empty = len(theirs.dbdict) == 0
+    theirs.dbdict.close()
+    path = Path(theirs.cache_db)
+    if is_empty:
+        path.unlink(missing_ok=True)
+    return ResumableLM(theirs.lm, str(path.with_suffix(".jsonl")))
+
+
 def response_key(kind: str, args: tuple[Any, ...]) -> str:
-    """The key of a response: a digest of the request with the prompt's parts, since equal texts may have other parts.
-    Empty for a text that is sampled at random."""
+    """The key of a response: a digest of the request with the prompt's parts, since equal texts may
+    have other parts. Empty for a text that is sampled at random."""
     prompt, *rest = args
     if kind == "generate_until" and normalize_gen_kwargs(rest[0])["do_sample"]:
         return ""

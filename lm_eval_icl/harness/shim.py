@@ -1,48 +1,64 @@
-"""Makes `lm_eval --model icl` work with lm-eval 0.4.13, which has no plugins.
+"""Registers this package with lm-eval, whose modules are loaded before or after it.
 
-The `.pth` file next to the installed package imports this module at every start of Python, so the import must be fast
-and must never fail. It only puts a finder on `sys.meta_path`. Directly after some modules of lm-eval are loaded, the
-finder calls `plugin.imported`, which registers this package's models and tasks.
-
-lm-eval after 0.4.13 finds our models by the entry points in pyproject.toml, when a model is made. The finder is still
-needed then for the other patches (`patches.PATCHES`), and since lm-eval reads its tasks earlier. Only
-`plugin.register_models` can go: other packages with methods then have to declare entry points of both groups.
+lm-eval 0.4.13 looks for no plugins. Its next version finds models by the entry points in
+pyproject.toml when a model is made; the other changes (`patches.PATCHES`) are needed by then, too.
 """
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+from lm_eval_icl.harness.patches import PATCHES
+
+# The modules of lm-eval with which something is registered.
+MODULES = dict.fromkeys(["lm_eval.models", *(patch.module for patch in PATCHES)])
 
 
 class _Finder:
-    # The modules of lm-eval after whose loading `plugin.imported` is called.
-    waiting = frozenset(
-        (
-            "lm_eval.models lm_eval.tasks.manager lm_eval.api.task lm_eval.api.model lm_eval.utils "
-            "lm_eval.evaluator lm_eval.api.registry lm_eval.config.evaluate_config"
-        ).split()
-    )
+    """A finder of `sys.meta_path` for modules of lm-eval, with which this package is registered
+    when they are loaded."""
 
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name not in cls.waiting:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in MODULES:
             return None
-        from importlib.machinery import PathFinder
-
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return None
         run = spec.loader.exec_module
 
-        def exec_module(module):  # type: ignore[no-untyped-def]
+        def exec_module(module: ModuleType) -> None:
             run(module)
-            try:
-                from lm_eval_icl.harness import plugin
+            _register_with(name)
 
-                plugin.imported(name)
-            except Exception as error:
-                print(f"lm-eval-icl: not registered with lm-eval: {error!r}", file=sys.stderr)
-
-        spec.loader.exec_module = exec_module
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-sys.meta_path.insert(0, _Finder)
+_FINDER = _Finder()
+
+
+def register() -> None:
+    """Register with the modules of lm-eval that are loaded, and with the others as soon as they are
+    loaded. A second call changes nothing."""
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    for module in MODULES:
+        if module in sys.modules:
+            _register_with(module)
+
+
+def _register_with(module: str) -> None:
+    from lm_eval_icl.errors import refusing
+    from lm_eval_icl.harness import plugin
+
+    with refusing(
+        "this version of lm-eval has changed where this package joins it",
+        "Install the version of lm-eval that pip finds for lm-eval-icl, or set LM_EVAL_ICL=0 to "
+        "run lm_eval without this package.",
+    ):
+        plugin.imported(module)

@@ -27,7 +27,7 @@ from lm_eval_icl.drawing.style import (
     shortened,
     styled,
 )
-from lm_eval_icl.errors import InputError, writing
+from lm_eval_icl.errors import InputError, log, writing
 from lm_eval_icl.leaderboard import card, curves, numbers
 from lm_eval_icl.leaderboard.drawn import (
     WIDTH,
@@ -79,8 +79,7 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
     """
     for name in only or ():
         if name not in FIGURES:
-            known = ", ".join(FIGURES)
-            raise InputError(f"figures: there is no figure {name!r}: name some of {known}.")
+            raise InputError(f"figures: there is no {name!r}: name some of {', '.join(FIGURES)}.")
     paths = []
     with writing(folder), styled():
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,18 +96,21 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
 
 
 def svgs(board: Board) -> dict[str, str]:
-    """The figures of a page: title -> the text of an SVG file. The page has its own picture of the
-    results."""
+    """The figures of a page, which has its own picture of the results: title -> the text of an SVG
+    file. None, and a warning, without matplotlib."""
     files = {}
-    with styled():
-        for name, make in FIGURES.items():
-            drawn = make(board, _ROWS_ON_PAGE) if name != "forest" else None
-            if drawn is None:
-                continue
-            file = io.StringIO()
-            drawn.figure.savefig(file, format="svg", metadata=METADATA["svg"])
-            # Indentation is a tenth of the file.
-            files[drawn.title] = re.sub(r"\s*\n\s*", " ", file.getvalue())
+    try:
+        with styled():
+            for name, make in FIGURES.items():
+                drawn = make(board, _ROWS_ON_PAGE) if name != "forest" else None
+                if drawn is None:
+                    continue
+                file = io.StringIO()
+                drawn.figure.savefig(file, format="svg", metadata=METADATA["svg"])
+                # Indentation is a tenth of the file.
+                files[drawn.title] = re.sub(r"\s*\n\s*", " ", file.getvalue())
+    except InputError as refusal:
+        log.warning("%s The page has none.", refusal.message)
     return files
 
 

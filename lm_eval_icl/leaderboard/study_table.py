@@ -36,9 +36,13 @@ def table(
     headings = [*columns, _SHARE.name] if flips else list(columns)
     lines = []
     for entry in entries:
-        cells = [_number(entry.cells.get(name), by_name.get(name)) for name in columns]
+        papers = entry.runs[0].study.expected
+        cells = []
+        for name in columns:
+            spread = papers.get(f"{name} ±")
+            cells.append(_number(entry.cells.get(name), by_name.get(name), spread))
         if flips:
-            cells.append(_flips(entry, flips.get(entry.name)))
+            cells.append(_flips(flips.get(entry.name), papers.get(_SHARE.name)))
         lines.append(Line(entry, _name(entry, room_for(_NUMBER, len(headings))), cells))
     broken = [_broken(shown(heading), _NUMBER) for heading in headings]
     return in_parts(title, broken, lines, _NUMBER, [_legend(board, entries, bool(flips))])
@@ -54,13 +58,12 @@ def _name(entry: Entry, width: int) -> Text:
     )
 
 
-def _flips(entry: Entry, share: Estimate | None) -> Text:
+def _flips(share: Estimate | None, paper: float | None) -> Text:
     """The share of flips, with its interval below it and the paper's number."""
     if share is None:
         return Text(numbers.DASH, style="dim")
     text = Text(numbers.value(share.mean, _SHARE))
     text.append("\n" + _interval(share, _SHARE), style="dim")
-    paper = entry.runs[0].study.expected.get(_SHARE.name)
     if paper is not None:
         text.append(f"\n({numbers.value(paper, _SHARE)})", style="cyan")
     return text
@@ -76,8 +79,8 @@ def _broken(text: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _number(cell: BoardCell | None, column: Column | None) -> Text:
-    """A mean with its interval, and the paper's number below it."""
+def _number(cell: BoardCell | None, column: Column | None, papers: float | None) -> Text:
+    """A mean with its interval, and below it the paper's number, with the number after its ±."""
     if cell is None or column is None:
         return Text(numbers.DASH, style="dim")
     text = Text(_value(cell.estimate.mean, column, 0.9995))
@@ -86,7 +89,8 @@ def _number(cell: BoardCell | None, column: Column | None) -> Text:
         is_long = len(text) + len(interval) > _NUMBER or not interval.startswith("±")
         text.append("\n" + interval if is_long else interval, style="dim")
     if cell.expected is not None:
-        text.append(f"\n({_value(cell.expected, column, 0.9995)})", style="cyan")
+        spread = "" if papers is None else f"\n±{_value(papers, column, 0.9995)}"
+        text.append(f"\n({_value(cell.expected, column, 0.9995)}{spread})", style="cyan")
     return text
 
 
@@ -123,7 +127,7 @@ def _legend(board: Board, entries: Sequence[Entry], flips: bool) -> str:
     if len(others) < len(board.columns):
         text += ", in percent" + (f" but for {', '.join(others)}" if others else "")
     if any(cell.expected is not None for entry in entries for cell in entry.cells.values()):
-        text += "; in parentheses, the paper's"
+        text += "; in parentheses, published numbers"
     sentences = [f"{', '.join(board.common)}." if board.common else "", f"{text}."]
     if flips:
         sentences.append(

@@ -74,10 +74,17 @@ class PromptLimits:
     )  # the length from which rotary angles change (`positions.position_switch`)
     hint: str  # advice for the error, in addition to fewer demonstrations, if encoding takes too many positions
     keeps_window: bool = False  # whether rows may be longer than the window (`needs.keeps_window`)
+    also: tuple[PromptLimits, ...] = ()  # those of other methods, under which prompts must fit too
 
     def too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """Why a prompt with an answer of `answer` positions does not fit; None if it fits."""
-        context, why, terms = prompt.context, "", self._takes(prompt, answer)
+        reasons = (limits._too_long(prompt, answer) for limits in (self, *self.also))
+        return next(filter(None, reasons), None)
+
+    def _too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
+        context = prompt.context
+        why = ""
+        terms = self._takes(prompt, answer)
         if sum(terms) > self.positions:
             why = f"do not fit the model's {self.positions} positions"
         elif self.switch is not None and sum(terms) > self.switch[0]:
@@ -109,18 +116,22 @@ class PromptLimits:
     ) -> tuple[int, int, int]:
         """How many positions context, query and answer take in the longer of two passes: the pass that encodes the
         context, and the pass of the query. If `tokens`, how many tokens, entries of memories included."""
-        footprint, query = self.method.footprint(prompt.context), len(prompt.query)
-        encoding, before_query = footprint.positions, footprint.query_start
+        footprint = self.method.footprint(prompt.context)
+        query = len(prompt.query)
+        encoding = footprint.positions
+        before_query = footprint.query_start
         if tokens:
-            encoding, before_query = footprint.tokens, footprint.kept
+            encoding = footprint.tokens
+            before_query = footprint.kept
         alone = encoding, query if self.method.memory_depends_on_query else 0, 0
         return max((before_query, query, answer), alone, key=sum)
 
     @property
     def longest_go_first(self) -> bool:
         """Whether the longest demonstrations are left out first, rather than the first demonstrations: if positions are
-        symmetric, so that only the longest counts, or the order has no effect. This leaves out the fewest."""
-        return self.method.positions == "symmetric" or self.method.invariant
+        symmetric, so that only the longest counts, or the order has no effect. This leaves out the fewest. If prompts
+        must fit under other methods too, it leaves out the same ones under all of them, in any order."""
+        return self.method.positions == "symmetric" or self.method.invariant or bool(self.also)
 
     def leaves_out(self, prompts: Sequence[tuple[TokenizedPrompt, int]]) -> int:
         """The index of the demonstration to leave out next of all `prompts` (each with the positions of its answer): 0,
@@ -165,10 +176,8 @@ def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits)
             request.answer_positions, longest_answers.get(request.prompt, 0)
         )
 
-    kept, left_out = (
-        list(range(max(len(prompt.context.demonstrations) for prompt in longest_answers))),
-        list[int](),
-    )
+    kept = list(range(max(len(prompt.context.demonstrations) for prompt in longest_answers)))
+    left_out: list[int] = []
     fewer = list(longest_answers.items())
     while kept and not fits(limits, requests):
         left_out.append(kept.pop(limits.leaves_out(fewer)))

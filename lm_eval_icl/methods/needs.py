@@ -50,7 +50,8 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
     if method.needs_positions and not can.obeys_positions:
         raise Unsupported(
             f"{method.name} (positions={method.positions}) needs a model that obeys given positions, and {name} has no "
-            "positions to give: it counts tokens by itself."
+            "positions to give: it counts tokens by itself, as models with ALiBi do. (InvICL, B.2, says that symmetric "
+            "positions fit ALiBi; the model that it names, GPT-Neo, has learned positions, and runs here.)"
         )
     if method.reads_in_parts:
         _check_parts(method, model)

@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -89,6 +90,8 @@ class MethodRunner:
 
     Attributes:
         tokens_run, passes_run: how many tokens, and how many passes, were run through the model inside `counting`.
+        fits: further methods under which prompts must fit (`limits`), so that all of these methods lose the same
+            demonstrations of a long prompt.
 
     Raises:
         Unsupported: the model does not do what the method needs.
@@ -119,6 +122,7 @@ class MethodRunner:
         self.tensor_parallel = tensor_parallel
         # The learned position embeddings that are switched off while the model runs; None if positions are not removed.
         self.without_positions: list[nn.Embedding] | None = None
+        self.fits: Sequence[Method] = ()
         self._inside = False
         with self.inference_mode():
             self.capabilities = capabilities or probe(model)
@@ -149,15 +153,20 @@ class MethodRunner:
 
     def limits(self, max_length: int) -> PromptLimits:
         """The limits of prompts, for a model that has, or may use, `max_length` positions."""
-        name, can = type(self.model).__name__, self.capabilities
-        hint = self.method.overflow_hint if can.obeys_positions else ""
-        window, keeps_window = (
-            needs.longest_row(self.method, can),
-            needs.keeps_window(self.method, can),
-        )
-        return PromptLimits(
-            self.method, name, max_length, window, can.position_switch, hint, keeps_window
-        )
+        can = self.capabilities
+        own, *others = [
+            PromptLimits(
+                method,
+                type(self.model).__name__,
+                max_length,
+                needs.longest_row(method, can),
+                can.position_switch,
+                method.overflow_hint if can.obeys_positions else "",
+                needs.keeps_window(method, can),
+            )
+            for method in (self.method, *self.fits)
+        ]
+        return replace(own, also=tuple(others))
 
     @property
     def invariant(self) -> bool:

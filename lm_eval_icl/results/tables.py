@@ -19,7 +19,7 @@ from lm_eval_icl.results.records import Run, number
 from lm_eval_icl.results.tasks import options
 
 _WHICH = ["run", "model", "pretrained", "seed", "order", "task"]
-_RUN = "run path date model pretrained revision dtype arguments chat seed order labels format limit tasks".split()
+_RUN = "run path date model pretrained revision dtype arguments split chat seed order labels format limit tasks".split()
 _SCORE = [*_WHICH, "metric", "filter", "value", "stderr", "shots", "documents"]
 _DOCUMENT = [
     *_WHICH,
@@ -37,7 +37,7 @@ _DOCUMENT += ["target", "gold", "prediction", "loglikelihoods", "probabilities"]
 Paths = str | Path | Sequence[str | Path]
 
 
-def runs(paths: Paths) -> pd.DataFrame:
+def runs(paths: Paths, dev: bool = False) -> pd.DataFrame:
     """One row for each run in results files of lm-eval or of `lm-eval-icl collect`, or in folders with such files.
 
     Returns:
@@ -46,6 +46,7 @@ def runs(paths: Paths) -> pd.DataFrame:
         path: the path of the results file; date: when the run began, UTC.
         model: the method, or lm-eval's name of the model: "hf", "icl", "vllm", ...
         pretrained, revision, dtype: the checkpoint's; arguments: the other model arguments as given, as JSON.
+        split: "test", or "dev" for a run on the dev set of a study, which is only there if `dev` is True.
         chat: whether prompts have a chat template.
         seed: the seed of the demonstrations (`fewshot_seed`); order: the number of their order in a study, 0 elsewhere.
         labels, format: of demonstrations and prompts (`--metadata labels=...,format=...`); "" and 0 are the task's own.
@@ -56,6 +57,7 @@ def runs(paths: Paths) -> pd.DataFrame:
     Warns:
         UserWarning: a file, or a task of a file, is left out; the warning says why.
     """
+    runs_read = _read(paths, dev)
     rows = [
         {
             **{
@@ -66,22 +68,23 @@ def runs(paths: Paths) -> pd.DataFrame:
             "path": str(run.path),
             "date": pd.to_datetime(run.date, unit="s", utc=True) if run.date else None,
             "arguments": json.dumps(dict(run.arguments), sort_keys=True, default=str),
+            "split": run.study.split or "test",
             "chat": "chat" in run.fields.setting,
             "labels": run.fields.setting.get("labels", ""),
             "tasks": tuple(run.tasks),
             **vars(cost_of([run], run.tasks)),
         }
-        for run in _read(paths)
+        for run in runs_read
     ]
     return _table(rows, _RUN)
 
 
-def scores(paths: Paths) -> pd.DataFrame:
+def scores(paths: Paths, dev: bool = False) -> pd.DataFrame:
     """One row for each run, task, metric and filter: the numbers of lm-eval's table. Args and warns as `runs`. The
     columns are run, model, pretrained, seed, order (see `runs`), task, metric, filter, value, stderr (missing if lm-
     eval has none), shots (how many demonstrations a prompt has), documents (how many were scored)."""
     rows = []
-    for run in _read(paths):
+    for run in _read(paths, dev):
         for result in run.tasks.values():
             values = run.results["results"][result.task]
             for name, value in values.items():
@@ -187,9 +190,10 @@ def _which(run: Run) -> dict[str, Any]:
     }
 
 
-def _read(paths: Paths) -> list[Run]:
+def _read(paths: Paths, dev: bool = False) -> list[Run]:
     several = [paths] if isinstance(paths, str | Path) else paths
-    runs_read, left_out = read([Path(path) for path in several], quiet=True)
+    files = [Path(path) for path in several]
+    runs_read, left_out = read(files, quiet=True, dev=dev)
     for file in left_out:
         warnings.warn(f"{file.path}: {file.why}", stacklevel=3)
     return sorted(runs_read, key=lambda run: (run.date, run.digest))

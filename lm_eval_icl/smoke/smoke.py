@@ -19,7 +19,8 @@ from lm_eval_icl.smoke import demo
 TOLERANCE = 1e-4
 # The demonstrations, as rows of `icl_demo_short`: three that together fit a tiny model's attention window
 # (`tiny.WINDOW`) under every method, and eight that together are longer than the window.
-_SHORT, _LONG = [2, 6, 10], [0, 1, 3, 4, 5, 7, 9, 13]
+_SHORT = [2, 6, 10]
+_LONG = [0, 1, 3, 4, 5, 7, 9, 13]
 _TASKS_OF_ALL = ("smoke_loglikelihood", "smoke_generation")
 _TASKS_OF_ICL = (*_TASKS_OF_ALL, "smoke_long_loglikelihood", "smoke_long_generation")
 
@@ -139,9 +140,6 @@ def _load(name: str, folder: str, **arguments: Any) -> Any:
     """A model of lm-eval by its name, as `--model NAME --model_args pretrained=FOLDER` loads it."""
     from lm_eval.api.registry import get_model
 
-    from lm_eval_icl.harness import plugin
-
-    plugin.register_models()
     batch_size = (
         1 if name == "hf" else 2
     )  # `hf` would pad the shorter prompt, and some models see the padding

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import math
+import operator
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,11 +66,9 @@ class Model:
             if key not in ("save_steps", "data")
         }
         inputs = [self.training_arguments, self.under.method, options, self.metadata]
-        names = (
-            plain(self.name.strip("/"), 60),
-            plain(self.training.name, 60),
-            plain(self.under.name, 60),
-        )
+        names = [
+            plain(name, 60) for name in (self.name.strip("/"), self.training.name, self.under.name)
+        ]
         return f"{','.join(names)}-{digest(json.dumps(inputs, sort_keys=True, default=str))}"
 
 
@@ -116,6 +115,16 @@ class Cell:
     def drawn(self) -> str | None:
         """The way in which demonstrations are drawn or chosen, as text; None for the task's own way."""
         return None if self.demonstrations is None else str(self.demonstrations)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that a dev set can choose: the method's arguments, "seeds" and "decide"."""
+        return {**self.variant.arguments, "seeds": self.seed, "decide": self.rule or "none"}
+
+    def without(self, *names: str) -> Cell:
+        """The cell, without these arguments of the method."""
+        arguments = {k: v for k, v in self.variant.arguments.items() if k not in names}
+        return replace(self, variant=replace(self.variant, arguments=arguments))
 
     @cached_property
     def path(self) -> str:
@@ -165,11 +174,6 @@ class StudyTask:
     higher_is_better: bool = True  # of the study's metric
 
 
-# The choice on the dev set: the chosen cells on the test set, one for each order; and for every candidate {"arguments"
-# (with `decide`, if rules are chosen), "seed", "score" (the mean over orders)}.
-DevChoice = tuple[tuple[Cell, ...], list[dict[str, Any]]]
-
-
 class Candidate(NamedTuple):
     """An alternative among which the dev set chooses; the only one if there is nothing to choose."""
 
@@ -189,7 +193,8 @@ class Grid:
     @cached_property
     def models(self) -> list[Model]:
         """The study's models; or, of each, one for every training and every method that models are trained under."""
-        study, models = self.study, list[Model]()
+        study = self.study
+        models = list[Model]()
         metadata = {key: value for key, value in study.metadata.items() if key != "metaicl"}
         for given in study.models:
             arguments = {key: value for key, value in given.items() if key != "resources"}
@@ -227,46 +232,41 @@ class Grid:
         study = self.study
         choose = study.dev.choose if study.dev else ()
         rules = [str(rule or "") for rule in study.decide] if "decide" in choose else [""]
-        groups: dict[Any, list[Candidate]] = defaultdict(list)
+        groups = defaultdict[Any, list[Candidate]](list)
         for model in self.models:
             for variant, task in itertools.product(self.variants(model), self.tasks_of(model)):
-                fixed = str(
-                    sorted(
-                        (key, value)
-                        for key, value in variant.arguments.items()
-                        if key not in choose
-                    )
-                )
                 axes = task.shots, study.labels, study.formats, study.demonstrations, study.seeds
                 for shots, labels, number, how, seed in itertools.product(*axes):
-                    others = (
-                        (shots != task.shots[0])
-                        + (labels != study.labels[0])
-                        + (number != study.formats[0])
-                    )
+                    varied = [shots, labels, number]
+                    first_values = [task.shots[0], study.labels[0], study.formats[0]]
+                    others = sum(map(operator.ne, varied, first_values))
                     if study.one_at_a_time and others > 1:
                         continue
                     if seed != study.seeds[0] and not _depends_on_seed(study, shots, labels, how):
                         continue
                     orders = 1 if study.one_at_a_time and others else study.orders
-                    place = task.name, shots, labels, number, str(how), "seeds" in choose or seed
-                    key = model.folder, variant.entry, fixed, *place
+                    drawn = shots, str(how), seed
                     first = Cell(
                         *(model, variant, task.name, shots, how, seed),
-                        data=task.data.get((shots, str(how), seed, "test"), ""),
+                        data=task.data.get((*drawn, "test"), ""),
                         limit=self.limit,
                         decide="+".join(map(str, study.rules)),
                         labels=labels,
                         format=number,
                     )
                     test = tuple(replace(first, order=order) for order in range(orders))
-                    data = task.data.get((shots, str(how), seed, "dev"), "")
+                    data = task.data.get((*drawn, "dev"), "")
                     dev = (
                         tuple(replace(cell, split="dev", data=data, limit=None) for cell in test)
                         if study.dev
                         else ()
                     )
-                    groups[key] += [Candidate(rule, dev, test) for rule in rules]
+                    alike = first.without(*choose)
+                    if "seeds" in choose:
+                        alike = replace(alike, seed=0, data="")
+                    groups[variant.entry, alike.path] += [
+                        Candidate(rule, dev, test) for rule in rules
+                    ]
         return [tuple(candidates) for candidates in groups.values()]
 
 
@@ -287,22 +287,8 @@ def batches(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
     alike: dict[Any, list[Cell]] = defaultdict(list)
     for cell in cells:
         name, passes = passes_of(cell.variant)
-        arguments = sorted(
-            (key, value) for key, value in cell.variant.arguments.items() if key != name
-        )
-        axes = (
-            cell.task,
-            cell.num_fewshot,
-            cell.drawn,
-            cell.labels,
-            cell.format,
-            cell.seed,
-            cell.split,
-            cell.data,
-        )
-        alike[cell.model.folder, *axes, cell.variant.method, str(arguments), passes == 1].append(
-            cell
-        )
+        first = replace(cell.without(name), order=0, chosen=(), rule="")
+        alike[first.path, passes == 1].append(cell)
     return [tuple(batch) for batch in alike.values()]
 
 
@@ -315,34 +301,24 @@ def passes_of(variant: Variant) -> tuple[str, int]:
 
 def choose(
     grid: Grid, candidates: Sequence[Candidate], scores: Sequence[Sequence[float]]
-) -> DevChoice:
-    """Choose the candidate whose `scores` on the dev set have the best mean over orders; of equal means (up to
-    rounding), the first. A score that is not finite counts as the worst."""
+) -> tuple[Cell, ...]:
+    """The cells on the test set of the candidate whose `scores` on the dev set have the best mean over orders; of equal
+    means (up to rounding), the first. A score that is not finite counts as the worst."""
     dev = grid.study.dev
     assert dev is not None
-    higher = grid.tasks[candidates[0].test[0].task].higher_is_better
-    worst = -math.inf if higher else math.inf
+    sign = 1 if grid.tasks[candidates[0].test[0].task].higher_is_better else -1
     means = [
-        math.fsum(x if math.isfinite(x) else worst for x in by_order) / len(by_order)
+        math.fsum(sign * x if math.isfinite(x) else -math.inf for x in by_order) / len(by_order)
         for by_order in scores
     ]
-    top = max(means) if higher else min(means)
-    chosen = candidates[
-        next(i for i, mean in enumerate(means) if math.isclose(mean, top, rel_tol=1e-9))
-    ]
-    curve: list[dict[str, Any]] = []
-    for (rule, _, cells), mean in zip(candidates, means, strict=True):
-        arguments = {
-            **cells[0].variant.arguments,
-            **({"decide": rule or "none"} if "decide" in dev.choose else {}),
-        }
-        curve.append({"arguments": arguments, "seed": cells[0].seed, "score": mean})
-    values = [{**point["arguments"], "seeds": point["seed"]} for point in curve]
+    is_top = [math.isclose(mean, max(means), rel_tol=1e-9) for mean in means]
+    chosen = candidates[is_top.index(True)]
+    values = [{**candidate.test[0].settings, "decide": candidate.rule} for candidate in candidates]
     names = tuple(
         name for name in dev.choose if len({str(point.get(name)) for point in values}) > 1
     )
     rule = chosen.rule if "decide" in names else ""
-    return tuple(replace(cell, chosen=names, rule=rule) for cell in chosen.test), curve
+    return tuple(replace(cell, chosen=names, rule=rule) for cell in chosen.test)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lm_eval_icl import version
-from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.errors import InputError, one_line, require
 from lm_eval_icl.studies.cells import Grid, Model
 from lm_eval_icl.studies.conduct import Executor, Failure, Outcome, Unit
 from lm_eval_icl.studies.folder import StudyFolder
@@ -58,12 +58,10 @@ class OnRay(Executor):
         self, ray: Any, worker: type, arguments: Sequence[Any], needs: Callable[[Model], Needs]
     ) -> None:
         super().__init__()
-        self.ray, self._class, self._arguments, self.needs = (
-            ray,
-            ray.remote(worker),
-            arguments,
-            needs,
-        )
+        self.ray = ray
+        self._class = ray.remote(worker)
+        self._arguments = arguments
+        self.needs = needs
         self.workers: list[Hired] = []
 
     def __enter__(self) -> Self:
@@ -123,10 +121,8 @@ class OnRay(Executor):
                 worker.held, holders, [f for f, needs in needs_of.items() if needs == worker.needs]
             )
             if worker.unit is not None:
-                worker.held, worker.call = (
-                    worker.unit[0].model.folder,
-                    worker.actor.run.remote(worker.unit),
-                )
+                worker.held = worker.unit[0].model.folder
+                worker.call = worker.actor.run.remote(worker.unit)
             elif room(worker.needs) < 0 or any(
                 other.unit and other.needs != worker.needs for other in self.workers
             ):
@@ -162,12 +158,9 @@ class OnRay(Executor):
 def connected(address: str) -> Any:
     """Ray, connected to the cluster at an address, or for "" to one on this machine that ends with this process."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError(
-            "--ray: Ray is not installed: pip install 'lm-eval-icl[cluster]'."
-        ) from error
+    require("ray", "cluster", "--ray")
+    import ray
+
     terminated = signal.getsignal(signal.SIGTERM)
     try:
         host, _, port = address.removeprefix("ray://").rpartition(":")

@@ -68,14 +68,16 @@ class Here(Executor):
 
     def __init__(self, run: Callable[[Unit], Iterator[Outcome]]) -> None:
         super().__init__()
-        self.run, self._held = run, ""
+        self.run = run
+        self._held = ""
         self._outcomes: Iterator[Outcome] = iter(())
 
     def wait(self) -> list[Outcome]:
         while (outcome := next(self._outcomes, None)) is None:
             unit = self.take(self._held, {}, self.waiting)
             assert unit is not None
-            self._held, self._outcomes = unit[0].model.folder, self.run(unit)
+            self._held = unit[0].model.folder
+            self._outcomes = self.run(unit)
         self.running.discard(outcome[0].path)
         return [outcome]
 
@@ -140,7 +142,7 @@ def units_to_start(
 def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[tuple[Target, str]]:
     """The cells of a study and the checkpoints that missing cells need, each with its state: `DONE`, `READY` (its
     inputs are there), `WAITING` (for other targets), or the reason why it cannot be made. Until the dev set can choose,
-    the first candidate's cells on the test set stand for the chosen ones, and wait."""
+    the last candidate's cells on the test set, often those of most passes, stand for the chosen ones, and wait."""
     known: dict[str, tuple[Target, str]] = {}
 
     def state_of(target: Target) -> str:
@@ -165,9 +167,9 @@ def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[t
 
     for candidates in grid.alternatives:
         on_dev = {cell.path: state_of(cell) for candidate in candidates for cell in candidate.dev}
-        tested = candidates[0].test
+        tested = candidates[-1].test
         if len(candidates) > 1 and all(state == DONE for state in on_dev.values()):
-            tested, _ = folder.choice(grid, candidates)
+            tested = folder.choice(grid, candidates)
         elif len(candidates) > 1:
             broken = [
                 f"{path} failed: {state}" for path, state in on_dev.items() if state not in KNOWN

@@ -2,9 +2,8 @@
 cells, has the facts that only the study knows:
 
     study     the name of the study
-    cells     path of each results file on the test set -> "expected" (the paper's numbers, by column) and "curve" (the
-              scores on the dev set of the candidates for this cell, means over orders: a list of {"arguments", "seed",
-              "score"})
+    cells     path of each results file on the test set -> "expected" (the paper's numbers, by column)
+    dev       path of each cell on the dev set -> its metrics, as lm-eval writes them
     failures  path of a cell or checkpoint that could not be made -> the reason
 """
 
@@ -15,7 +14,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -34,7 +32,9 @@ from lm_eval_icl.studies.conduct import DONE, KNOWN, READY, WAITING, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study, Training
 
-Results = Sequence[tuple[Cell, Run]]
+Results = list[tuple[Cell, Run]]
+_CHOICES = 6  # how many values that were chosen on the dev set are named
+DEV = "{}, dev set"  # the name of a task's column on the dev set
 _TASKS = (
     8  # with more tasks, the columns are the names in `tasks` of the study's file, such as groups
 )
@@ -44,28 +44,39 @@ def conclude(
     grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console
 ) -> Mapping[str, str]:
     """Write `study.json`, and write and print the results. Return path -> reason of all targets that were not made."""
-    study, columns, known = (
-        grid.study,
-        columns_of(grid.study, grid.tasks),
-        states(grid, folder, failed),
-    )
+    study = grid.study
+    columns = columns_of(grid.study, grid.tasks)
+    known = states(grid, folder, failed)
     failures = {target.path: state for target, state in known if state not in KNOWN}
     done = [target for target, state in known if state == DONE and isinstance(target, Cell)]
     tested = [cell for cell in done if cell.split == "test"]
-    record = {"study": name, "cells": cell_records(grid, folder, tested), "failures": failures}
+    on_dev = [cell for cell in done if cell.split == "dev"]
+    record = {
+        "study": name,
+        "cells": {
+            f"{cell.path}/{folder.results_path(cell).name}": {"expected": expected_of(study, cell)}
+            for cell in tested
+        },
+        "dev": {cell.path: folder.results(cell)["results"][cell.task] for cell in on_dev},
+        "failures": failures,
+    }
     folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
     written = "study.json, no results on the test set"
-    if found := results_of(folder, tested):
+    found = results_of(folder, tested)
+    if study.dev and not study.dev.choose:
+        found += [renamed(cell, run, grid.limit) for cell, run in results_of(folder, on_dev)]
+    if found:
         paths = [run.path for _, run in found]
-        folder.write_file(
-            "study.csv", tables.runs(paths).merge(tables.scores(paths)).to_csv(index=False)
-        )
+        table = tables.runs(paths, dev=True).merge(tables.scores(paths, dev=True))
+        folder.write_file("study.csv", table.to_csv(index=False))
+        board = board_of(found, columns)
         missing = [
             LeftOutFile(folder.path / path, f"failed: {why}") for path, why in failures.items()
         ]
-        board = replace(board_of(found, columns), left_out=tuple(missing))
-        drawn = figures.draw(board, folder.path / "figures", study.figures)
-        folder.write_file("board.html", page(board, figures.svgs(board)))
+        board = replace(board, left_out=tuple(missing))
+        on_page = figures.svgs(board)
+        drawn = figures.draw(board, folder.path / "figures", study.figures) if on_page else []
+        folder.write_file("board.html", page(board, on_page))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
         flips = {
             entry.name: rate
@@ -150,6 +161,8 @@ def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
         if len(columns) > 1:
             names.append(f"{AVERAGE}, {part}" if part else AVERAGE)
             averages[names[-1]] = tuple(columns)
+    if study.dev and not study.dev.choose:
+        names += map(DEV.format, leaves)
     alike = frozenset(group for leaf in leaves.values() for group in leaf.alike)
     return Columns(
         tuple(names),
@@ -160,8 +173,9 @@ def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
 
 
 def board_of(results: Results, columns: Columns) -> Board:
-    """The board of a study's cells on the test set. If every column belongs to one training only, the models of all
-    trainings share a row, and a task that has results of two trainings has a column for each."""
+    """The board of a study's cells, with the values that were chosen on the dev set. If every column
+    belongs to one training only, the models of all trainings share a row, and a task that has
+    results of two trainings has a column for each."""
     documents = {_trained(cell): run.all_results[0].documents for cell, run in reversed(results)}
     trainings = list(dict.fromkeys(_trained(cell)[0] for cell, _ in results))
     are_of_one = all(
@@ -176,7 +190,18 @@ def board_of(results: Results, columns: Columns) -> Board:
     groups = columns.groups(documents, names)
     tasks = [column for column in columns.names if column in groups or column in names.values()]
     by = ("training",) if together else ()
-    return build([run for _, run in results], tasks=tasks, groups=groups, columns_by=by)
+    board = build([run for _, run in results], tasks=tasks, groups=groups, columns_by=by)
+    cells = {run.path: cell for cell, run in results}
+    entries = []
+    for entry in board.entries:
+        counts = Counter[str]()  # of the values that were chosen on the dev set
+        for cell in (cells[run.path] for run in entry.runs):
+            counts.update(f"{name}={cell.settings[name]}" for name in cell.chosen)
+        if counts:
+            common = [f"{value} ({number}x)" for value, number in counts.most_common(_CHOICES)]
+            entry = replace(entry, arguments=f"{entry.arguments}: {', '.join(common)}")
+        entries.append(entry)
+    return replace(board, entries=tuple(entries))
 
 
 def _trained(cell: Cell) -> Trained:
@@ -191,11 +216,9 @@ def flips_of(entry: Entry, columns: Columns) -> Estimate | None:
     ]
     if not flips or len(flips) < len(cells):
         return None
-    return (
-        flips[0]
-        if len(flips) == 1
-        else statistics.estimate_group(flips, [1] * len(flips), bounds=(0.0, 1.0))
-    )
+    if len(flips) == 1:
+        return flips[0]
+    return statistics.estimate_group(flips, [1] * len(flips), bounds=(0.0, 1.0))
 
 
 def in_order(board: Board, results: Results) -> list[Entry]:
@@ -208,23 +231,6 @@ def in_order(board: Board, results: Results) -> list[Entry]:
     return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
 
 
-def cell_records(
-    grid: Grid, folder: StudyFolder, cells: Sequence[Cell]
-) -> dict[str, dict[str, Any]]:
-    """The records in `study.json` of cells on the test set that are done, by the path of the results file."""
-    curves: dict[str, Any] = {}
-    for candidates in grid.alternatives if grid.study.dev else ():
-        if all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
-            chosen, curve = folder.choice(grid, candidates)
-            curves |= {cell.path: curve for cell in chosen}
-    records = [
-        {"expected": expected_of(grid.study, cell), "curve": curves.get(cell.path, [])}
-        for cell in cells
-    ]
-    paths = [folder.results_path(cell).relative_to(folder.path).as_posix() for cell in cells]
-    return dict(zip(paths, records, strict=True))
-
-
 def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
     """The cells that have results, with the results."""
     runs = {
@@ -232,6 +238,15 @@ def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
         for run in read([folder.results_path(cell) for cell in cells], quiet=True, dev=True)[0]
     }
     return [(cell, runs[path]) for cell in cells if (path := folder.results_path(cell)) in runs]
+
+
+def renamed(cell: Cell, run: Run, limit: float | None) -> tuple[Cell, Run]:
+    """A cell on the dev set, with another name of its task, so that it has a column of its own. `limit` is lm-eval's
+    `--limit`, which the dev set has in its size."""
+    name = DEV.format(cell.task)
+    tasks = {name: replace(run.tasks[cell.task], task=name)}
+    decided = tuple(replace(result, task=name) for result in run.decided)
+    return replace(cell, task=name), replace(run, tasks=tasks, decided=decided, limit=limit)
 
 
 def expected_of(study: Study, cell: Cell) -> dict[str, float]:

@@ -32,7 +32,6 @@ from lm_eval_icl.studies.cells import (
     Candidate,
     Cell,
     Checkpoint,
-    DevChoice,
     Grid,
     Model,
     Target,
@@ -45,10 +44,12 @@ class StudyFolder:
     """A study's folder, which is made when it is locked. `CannotWrite` is raised if a file cannot be written."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.cells, self.checkpoints = path, path / "cells", path / "checkpoints"
+        self.path = path
+        self.cells = path / "cells"
+        self.checkpoints = path / "checkpoints"
         results = {file.parent for file in path.glob("cells/*/*/[!.]*/results_*.json")}
         trained = {folder for folder in path.glob("checkpoints/*") if folder.suffix != ".part"}
-        self._choices: dict[str, DevChoice] = {}
+        self._choices: dict[str, tuple[Cell, ...]] = {}
         # The paths of the targets that are in the folder.
         self.there = {file.relative_to(path).as_posix() for file in results | trained}
 
@@ -87,8 +88,8 @@ class StudyFolder:
         with refusing(f"{path}: is not whole", f"Run the cell again: --rerun '{cell.path}'."):
             return dict(json.loads(path.read_text(encoding="utf-8")))
 
-    def choice(self, grid: Grid, candidates: Sequence[Candidate]) -> DevChoice:
-        """The choice on the dev set, all of whose cells must be done."""
+    def choice(self, grid: Grid, candidates: Sequence[Candidate]) -> tuple[Cell, ...]:
+        """The cells on the test set that the dev set has chosen. All cells on the dev set must be done."""
         metric = f"{grid.study.metric},"  # if a task has several filters, the first counts
 
         def score(cell: Cell, rule: str) -> float:
@@ -143,7 +144,7 @@ class StudyFolder:
         for candidates in grid.alternatives:
             on_dev = [cell for candidate in candidates for cell in candidate.dev]
             is_chosen = len(candidates) > 1 and all(map(self.has, on_dev))
-            tested = self.choice(grid, candidates)[0] if is_chosen else candidates[0].test
+            tested = self.choice(grid, candidates) if is_chosen else candidates[0].test
             forgotten |= {cell.path for cell in (*on_dev, *tested) if matches(cell)}
             if is_chosen and any(map(matches, on_dev)):
                 forgotten |= {cell.path for cell in tested}
@@ -174,7 +175,8 @@ class StudyFolder:
         tracker.general_config_tracker.log_experiment_args(
             cell.variant.method, arguments, None, None, False
         )
-        aggregated, samples = dict(results), results["samples"]
+        aggregated = dict(results)
+        samples = results["samples"]
         del aggregated["samples"]
         try:
             tracker.save_results_aggregated(results=aggregated, samples=samples)

@@ -7,7 +7,6 @@ import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
 
@@ -30,13 +29,13 @@ from lm_eval_icl.decisions.how import NEIGHBORS, Rule
 from lm_eval_icl.decisions.how import read as read_rules
 from lm_eval_icl.demonstrations import how, labels
 from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing, whole
-from lm_eval_icl.harness.arguments import CommonArguments
+from lm_eval_icl.harness.arguments import CommonArguments, read_arguments
 from lm_eval_icl.training.settings import with_numbers
 
 if TYPE_CHECKING:  # which imports torch
     from lm_eval_icl.methods.base import Method
 
-_NAMED = resources.files(__package__) / "named"
+_NAMED = Path(__file__).parent / "named"
 HF = "hf"
 _OVER_TASKS = ("average", "order flips")  # the paper's numbers over all its tasks begin like this
 CANONICAL = (
@@ -88,7 +87,8 @@ def expanded(given: Any) -> list[Any]:
         if isinstance(value, str) and (
             ends := re.fullmatch(r"\s*(-?\d+)\s*\.\.\s*(-?\d+)\s*", value)
         ):
-            first, last = int(ends[1]), int(ends[2])
+            first = int(ends[1])
+            last = int(ends[2])
             if last < first:
                 raise InputError(f"the range {value} is empty.")
             values += range(first, last + 1)
@@ -105,6 +105,9 @@ def _model(given: Any, base: bool = True) -> dict[str, Any]:
         raise InputError(
             f"models: {given!r}: must be arguments as --model_args takes them, such as pretrained=gpt2."
         )
+    if base:
+        with naming("models"):
+            read_arguments(methods.find("icl"), given)
     return dict(given)
 
 
@@ -195,7 +198,7 @@ class ModelArguments(TypedDict):
 
 class Dev(BaseModel):
     """The dev set: its number of documents (None for as many as the test set has), and the settings that are chosen on
-    it (names of arguments, "seeds", "decide")."""
+    it (names of arguments, "seeds", "decide"). If nothing is chosen on it, it is measured, with columns of its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     size: Annotated[
@@ -242,6 +245,7 @@ class Study(BaseModel):
     resources: Resources = {}
     columns: Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(_columns)] = {}
     figures: Annotated[tuple[Figure, ...], Several] | None = None
+    fits: Annotated[tuple[Variant, ...], BeforeValidator(_variants)] = ()
     expected: Annotated[tuple[Mapping[str, Any], ...], Several] = ()
 
     @property
@@ -253,6 +257,10 @@ class Study(BaseModel):
     def _check(self) -> Study:
         if twice := sorted({"decide", "demonstrations", "labels", "format"} & self.metadata.keys()):
             raise InputError(f"metadata: {twice[0]}: is a key of the study itself: give it there.")
+        if self.fits and any(variant.method == HF for variant in (*self.variants, *self.fits)):
+            raise InputError(
+                "fits: hf cuts long prompts in its own way: leave it out of the study."
+            )
         tasks = {str(task if isinstance(task, str) else task.get("task")) for task in self.tasks}
         if foreign := sorted(
             {target for training in self.trainings for target in training.targets} - tasks
@@ -275,13 +283,8 @@ class Study(BaseModel):
 @functools.cache
 def named() -> dict[str, str]:
     """The studies that ship with the package: name -> the paper's table or figure, or a title."""
-    files = sorted(
-        (file for file in _NAMED.iterdir() if file.name.endswith(".yaml")),
-        key=lambda file: file.name,
-    )
-    studies = {
-        file.name.removesuffix(".yaml"): yaml.safe_load(file.read_text("utf-8")) for file in files
-    }
+    files = sorted(_NAMED.glob("*.yaml"))
+    studies = {file.stem: yaml.safe_load(file.read_text("utf-8")) for file in files}
     return {name: study.get("paper", study["title"]) for name, study in studies.items()}
 
 
@@ -321,39 +324,50 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
 
 
 def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's content with other values for some keys. `model_args` with `pretrained` replace the models, and without
-    it they are added to each model. Names in `methods` keep the arguments that the file gives them. `train` and
-    `metadata` are added. Other `tasks` remove columns and targets that are not among them, and the paper's averages."""
-    merged = {key: value for key, value in {**content, **overrides}.items() if key != "model_args"}
+    """A file's content with other values for some keys. Names in `methods` keep the arguments that the file gives them.
+    Of `model_args`, each method gets the arguments that it has. The others replace the models if `pretrained` is among
+    them, or else are added to each model. `train` and `metadata` are added. Other `tasks` remove columns and targets
+    that are not among them, and the paper's averages."""
+    merged = {**content, **overrides}
+    entries = [
+        entry if isinstance(entry, dict) else {entry: {}}
+        for entry in expanded(content.get("methods"))
+    ]
+    if "methods" in overrides:
+        by_name = {
+            name: [entry for entry in entries if name in entry] or [{name: {}}]
+            for name in overrides["methods"]
+        }
+        entries = [*itertools.chain(*by_name.values())]
     if "model_args" in overrides:
-        more = _model(overrides["model_args"], base=False)
+        more = given = _model(merged.pop("model_args"), base=False)
+        names = {str(name) for entry in entries for name in entry} - {HF}
+        for name in sorted(names):
+            known = methods.arguments_of(methods.find(name))
+            taken = {key: value for key, value in given.items() if key in known}
+            for entry in entries:
+                if taken and name in entry:
+                    entry[name] = {**(entry[name] or {}), **taken}
+            more = {key: value for key, value in more.items() if key not in taken}
         models = [_model(model) for model in expanded(content.get("models"))]
         merged["models"] = (
             [more] if "pretrained" in more else [{**model, **more} for model in models]
         )
-    if "methods" in overrides:
-        entries = [
-            entry if isinstance(entry, dict) else {entry: {}}
-            for entry in expanded(content.get("methods"))
-        ]
-        by_name = {
-            name: [entry for entry in entries if name in entry] for name in overrides["methods"]
-        }
-        merged["methods"] = [
-            entry for name, in_file in by_name.items() for entry in in_file or [name]
-        ]
+    if entries:
+        merged["methods"] = entries
     if "metadata" in overrides:
         merged["metadata"] = {**(content.get("metadata") or {}), **overrides["metadata"]}
     if "train" in overrides:
-        options, more = content.get("train") or {}, overrides["train"]
+        options = content.get("train") or {}
+        more = overrides["train"]
         merged["train"] = {
             k: {**v, **more} if isinstance(v, dict) else v for k, v in options.items()
         } | more
     if "tasks" in overrides:
         tasks = overrides["tasks"]
-        parts = columns if isinstance(columns := content.get("columns"), dict) else {"": columns}
+        parts = _columns(content.get("columns"))
         merged["columns"] = {
-            k: [name for name in expanded(v) if name in tasks] for k, v in parts.items()
+            part: [name for name in names if name in tasks] for part, names in parts.items()
         }
         for name, options in (merged.get("train") or {}).copy().items():
             if isinstance(options, dict) and "targets" in options:

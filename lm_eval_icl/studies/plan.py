@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from lm_eval.models.utils import resolve_max_length
@@ -14,15 +14,16 @@ from transformers import AutoConfig, AutoTokenizer
 from lm_eval_icl import methods
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, refusing
-from lm_eval_icl.harness.arguments import CommonArguments
+from lm_eval_icl.harness.arguments import read_arguments
 from lm_eval_icl.harness.requests import RequestTokenizer, fit_requests
 from lm_eval_icl.metaicl.reading import reader
+from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.limits import PromptLimits, Request
 from lm_eval_icl.prompts.tokens import PromptTokenizer
 from lm_eval_icl.studies.cells import Cell, Grid, Model, batches, passes_of
 from lm_eval_icl.studies.conduct import DONE, Failure, states
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.grid import CANONICAL, HF
+from lm_eval_icl.studies.grid import HF
 from lm_eval_icl.studies.run import UnitRunner
 from lm_eval_icl.studies.tasks import prepare
 
@@ -54,8 +55,7 @@ class Plan:
         self.positions = int(
             given.get("max_length") or resolve_max_length(config, self.tokenizer, default=2048)
         )
-        known = {field.name for field in fields(CommonArguments)} & given.keys()
-        self.common = CommonArguments(**{name: given[name] for name in known})
+        _, self.common, _ = read_arguments(methods.find("icl"), given)
 
     def work(self, cells: Sequence[Cell]) -> Counter[str]:
         """The "passes" and "tokens" of cells that are scored together. For each order, they are those of the contexts,
@@ -63,7 +63,6 @@ class Plan:
         whole prompts. Queries of decision rules and choices of demonstrations are not counted. An `InputError` is
         raised if a prompt does not fit."""
         numbers = {passes_of(cell.variant)[1] for cell in cells}
-        orders = len({cell.order for cell in cells})
         first = max(cells, key=lambda cell: passes_of(cell.variant)[1])
         answers = Counter[
             Any
@@ -72,11 +71,11 @@ class Plan:
             answers[request.prompt.context, request.prompt.query] += request.answer_positions
         tokens = sum(len(query) + answer for (_, query), answer in answers.items())
         contexts = [context for context, _ in answers]
+        method, is_canonical = self.method_of(first)
+        orders = 1 if is_canonical else len({cell.order for cell in cells})
         if first.variant.method == HF:
             whole = tokens + sum(len(context.tokens) for context in contexts)
             return Counter(passes=orders * len(contexts), tokens=orders * whole)
-        method = first.variant.make()
-        orders = 1 if self._is_canonical(first) else orders
         if not method.memory_depends_on_query:
             contexts = list(dict.fromkeys(contexts))
         encoded = sum(
@@ -88,22 +87,20 @@ class Plan:
         )
 
     def requests(self, cell: Cell) -> Sequence[Request]:
-        """The requests of a cell, shortened to fit the model. Requests of other seeds, orders, labels and formats are
-        assumed to be as long."""
-        method = methods.make("icl") if cell.variant.method == HF else cell.variant.make()
+        """The requests of a cell, shortened to fit the model, as if the study had no `fits`. Requests of other seeds,
+        orders, labels and formats are assumed to be as long."""
+        method, canonical = self.method_of(cell)
         bos = self.model.arguments.get("add_bos_token")
         key = str(method), cell.task, cell.num_fewshot, cell.drawn, cell.split
         if key not in self._requests:
-            alike, canonical = method.treats_demonstrations_alike, self._is_canonical(cell)
+            alike = method.treats_demonstrations_alike
             tokenize = RequestTokenizer(
                 PromptTokenizer(self.tokenizer, None, bos, alike, canonical), _GENERATED
             )
             # The rows that a model will choose are not known: rows that are drawn stand for them.
             how = "random" if isinstance(cell.demonstrations, How) else cell.demonstrations
-            stand_in, metaicl = (
-                replace(cell, order=0, demonstrations=how),
-                reader(self.tokenizer, bos, self.positions),
-            )
+            stand_in = replace(cell, order=0, demonstrations=how)
+            metaicl = reader(self.tokenizer, bos, self.positions)
             task = prepare(self.grid.study, self.grid.tasks[cell.task], stand_in, None, metaicl)
             instances = [i for i in task.instances if i.request_type != "loglikelihood_rolling"]
             limits = PromptLimits(
@@ -115,12 +112,14 @@ class Plan:
             )
         return self._requests[key]
 
-    def _is_canonical(self, cell: Cell) -> bool:
-        """Whether a cell's demonstrations are encoded in canonical order."""
-        given = cell.variant.arguments.get(CANONICAL, self.common.canonical_order)
+    def method_of(self, cell: Cell) -> tuple[Method, bool]:
+        """The method of a cell, and whether its demonstrations are encoded in canonical order. For lm-eval's own model,
+        plain ICL in the given order."""
         if cell.variant.method == HF:
-            return False
-        return replace(self.common, canonical_order=given).is_canonical(cell.variant.make())
+            return methods.make("icl"), False
+        arguments = {**self.model.arguments, **cell.variant.arguments}
+        method, common, _ = read_arguments(methods.find(cell.variant.method), arguments)
+        return method, common.is_canonical(method)
 
 
 def seconds_a_token(runner: UnitRunner, cells: Sequence[Cell]) -> tuple[float, ...]:
@@ -142,18 +141,11 @@ def seconds_a_token(runner: UnitRunner, cells: Sequence[Cell]) -> tuple[float, .
 
 def print_plan(grid: Grid, folder: StudyFolder, console: Console, runner: UnitRunner) -> None:
     """Print the passes, tokens and minutes of the missing cells, model by model. An `InputError`
-    names models that cannot run. Until the dev set has chosen, the candidate with the most passes
-    stands for the chosen one."""
-    most: dict[str, Cell] = {}
-    for candidates in grid.alternatives:
-        largest = max(candidates, key=lambda candidate: passes_of(candidate.test[0].variant)[1])
-        most |= {
-            cell.path: large for cell, large in zip(candidates[0].test, largest.test, strict=True)
-        }
+    names models that cannot run."""
     missing: dict[str, list[Cell]] = defaultdict(list)
     for target, state in states(grid, folder, {}):
         if isinstance(target, Cell) and state != DONE:
-            missing[str(target.model.arguments)].append(most.get(target.path, target))
+            missing[str(target.model.arguments)].append(target)
     refused = []
     for cells in missing.values():
         line = f"{(name := cells[0].model.name)}: {len(cells):,} cells"

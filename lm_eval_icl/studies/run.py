@@ -11,10 +11,9 @@ import functools
 import gc
 import itertools
 import json
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -26,11 +25,12 @@ from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
+from lm_eval_icl import methods
 from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, naming, reason
-from lm_eval_icl.harness.arguments import CommonArguments
+from lm_eval_icl.harness.arguments import read_arguments
 from lm_eval_icl.harness.choosing import PoolOfTask, predictor
 from lm_eval_icl.harness.deciding import give_rules
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
@@ -68,8 +68,11 @@ class UnitRunner:
         trainer: Trainer,
         include_path: str | None,
     ) -> None:
-        self.grid, self.options, self.folder = grid, options, folder
-        self.trainer, self.include_path = trainer, include_path
+        self.grid = grid
+        self.options = options
+        self.folder = folder
+        self.trainer = trainer
+        self.include_path = include_path
         self._model: Model | None = None
         self._unloadable: dict[str, Exception] = {}  # by the model's folder
         self._lm: ICLModel | None = (
@@ -164,7 +167,8 @@ class UnitRunner:
 
     def _chosen(self, lm: ICLModel, cell: Cell) -> dict[str, Any] | None:
         """The choice of the model, perhaps of an earlier run (`demonstrations.kept`); None if rows are drawn."""
-        task, how = self.grid.tasks[cell.task], cell.demonstrations
+        task = self.grid.tasks[cell.task]
+        how = cell.demonstrations
         if not isinstance(how, How) or not cell.num_fewshot:
             return None
         if self._chooser is None or self._chooser[0] != (
@@ -183,39 +187,39 @@ class UnitRunner:
     def _run_cells(self, loaded: ICLModel, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """Run cells that differ only in the order of the demonstrations and the number of passes."""
         first = max(cells, key=lambda cell: passes_of(cell.variant)[1])
+        study = self.grid.study
+        task = self.grid.tasks[first.task]
         choice = self._chosen(loaded, first)
         lm: Any = CheckedHFLM(Loaded(loaded))
         if first.variant.method != HF:
             lm = model_class(first.variant.method)(Loaded(loaded), **first.variant.arguments)
-        study, task = self.grid.study, self.grid.tasks[first.task]
+            lm.runner.fits = [variant.make() for variant in study.fits]
         tasks = {cell.order: prepare(study, task, cell, choice, lm) for cell in cells}
-        begun = time.perf_counter()
         for (
             cell_task
         ) in tasks.values():  # decision rules add queries that depend on what the model leaves out
             give_rules(cell_task, lm)
             cell_task.build_all_requests()
         name = passes_of(first.variant)[0]
-        numbers = {cell.path: passes_of(cell.variant)[1] for cell in cells}
-        answers = answer(lm, list(tasks.values()), name, {*numbers.values()})
-        shared: dict[str, Any] = {"cells": len(cells), "orders": len(tasks)}
+        numbers = {passes_of(cell.variant)[1] for cell in cells}
+        answers = answer(lm, list(tasks.values()), name, numbers)
+        shared: dict[str, Any] = {"cells": len(cells)}
         if isinstance(lm, ICLModel):
             lm.finish()
             shared["passes"] = lm.runner.passes_run
-        shared["seconds"] = round(time.perf_counter() - begun, 3)
         for cell in cells:
-            _set_passes(lm, name, numbers[cell.path])
+            number = passes_of(cell.variant)[1]
+            _set_passes(lm, name, number)
             if isinstance(lm, ICLModel):
                 lm.counts |= lm.run.counts_of(tasks[cell.order].instances)
-            results = self._evaluate(
-                Answered(lm, answers[numbers[cell.path]]), cell, tasks[cell.order]
-            )
+            results = self._evaluate(Answered(lm, answers[number]), cell, tasks[cell.order])
             yield cell, self._recorded(cell, results, tasks[cell.order], shared)
 
     def _evaluate(self, lm: LM, cell: Cell, task: ConfigurableTask) -> dict[str, Any]:
         """lm-eval's results of a cell."""
         for instance in task.instances:  # which still have the responses of the last cell
-            instance.resps, instance.filtered_resps = [], {}
+            instance.resps = []
+            instance.filtered_resps = {}
         environment, commit = _origin()
         once: Any = {
             "add_env_info": lambda info: info.update(environment),
@@ -236,9 +240,10 @@ class UnitRunner:
     def _recorded(
         self, cell: Cell, results: dict[str, Any], task: Any, shared: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """A cell's results, with the cell's axes under `config.icl.study`. `shared` has the numbers of cells that were
-        scored together, of their orders, of passes and of seconds."""
-        metric, training = self.grid.study.metric, cell.model.training
+        """A cell's results, with the cell's axes under `config.icl.study`. `shared` has the numbers of the cells that were
+        scored together, and of their passes."""
+        metric = self.grid.study.metric
+        training = cell.model.training
         facts: dict[str, Any] = {
             "id": self.folder.identity,
             "model": cell.model.name,
@@ -253,19 +258,11 @@ class UnitRunner:
             "chosen": list(cell.chosen) or None,
             "rule": cell.rule,
             "weights": self._weights,
-            "shared": dict(shared),
+            "shared": shared,
         }
-        # `hf` has none of the arguments of this package's models.
-        foreign = (
-            {field.name for field in fields(CommonArguments)}
-            if cell.variant.method == HF
-            else set()
-        )
-        arguments = {
-            name: value
-            for name, value in self.folder.arguments(cell.model).items()
-            if name not in foreign
-        }
+        arguments = self.folder.arguments(cell.model)
+        if cell.variant.method == HF:  # which has none of the arguments of this package's models
+            _, _, arguments = read_arguments(methods.find("icl"), arguments)
         config = results["config"]
         config |= {
             "model": cell.variant.method,
@@ -274,6 +271,10 @@ class UnitRunner:
         known = {name: value for name, value in facts.items() if value not in (None, "")}
         assert self._lm is not None  # its origin is recorded for lm-eval's own model too
         config["icl"] = {**self._lm._origin, **config.get("icl", {}), "study": known}
+        if (
+            fits := self.grid.study.fits
+        ):  # says how long prompts are shortened, so it tells rows apart
+            config["icl"]["fits"] = "+".join(variant.name for variant in fits)
         return results
 
 
@@ -282,7 +283,9 @@ class Answered(LM):
 
     def __init__(self, model: LM, responses: Mapping[int, Iterator[Any]]) -> None:
         super().__init__()
-        self.model, self.responses, self.config = model, responses, model.config
+        self.model = model
+        self.responses = responses
+        self.config = model.config
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         return [next(self.responses[id(instance)]) for instance in requests]
@@ -334,7 +337,8 @@ def _log_likelihoods(
 ) -> dict[int, dict[int, Iterator[Any]]]:
     """`answer` for log-likelihoods, which are scored after the memory of each pass, on the way to the last pass."""
     lm.begin(tasks)
-    run, runner = lm.run, lm.runner
+    run = lm.run
+    runner = lm.runner
     run.logs = False  # the study shows the progress of its cells
     requests = run.requests(instances)
     run.tokens_alone += sum({id(request): request.length for request in requests}.values()) * len(

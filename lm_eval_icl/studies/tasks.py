@@ -46,7 +46,9 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
     """The cells of a study, with its tasks loaded and its dev sets drawn; an `InputError` if a task does not fit it."""
     tasks = load(study.tasks, include_path, study.metadata)
     for name, task in tasks.items():
-        loaded, data, used = task.loaded, dict[Any, str](), dict[int, Any]()
+        loaded = task.loaded
+        data = dict[Any, str]()
+        used = dict[int, Any]()
         if study.metric not in (known := loaded.aggregation()):
             raise InputError(
                 f"metric: task {name!r} has no {study.metric!r}, only {', '.join(sorted(known))}."
@@ -63,9 +65,9 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
                 int(default or 0) if n is None or default == 0 else n for n in study.num_fewshot
             )
         )
-        axes = list(itertools.product(shots, study.demonstrations, study.seeds))
-        drawn = [draw(task, n, how, seed) for n, how, seed in axes]
-        for (n, how, seed), demonstrations in zip(axes, drawn, strict=True):
+        axes = itertools.product(shots, study.demonstrations, study.seeds)
+        drawn = [(n, how, seed, draw(task, n, how, seed)) for n, how, seed in axes]
+        for n, how, seed, demonstrations in drawn:
             if n == shots[0] or not study.one_at_a_time:
                 draw(task, n, how, seed, study.orders - 1)  # refuses more orders than there are
             used |= demonstrations or {}
@@ -79,9 +81,10 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
                 list(loaded.eval_docs),
                 _pool(loaded),
                 getattr(loaded, "pmi", None),
+                *(variant.name for variant in study.fits),
             ]
         )
-        for (n, how, seed), demonstrations in zip(axes, drawn, strict=True):
+        for n, how, seed, demonstrations in drawn:
             inputs = [contents, None if demonstrations is None else list(demonstrations.items())]
             data[n, str(how), seed, "dev"] = on_dev = digest_of(
                 [*inputs, digest_of(list(dev.items()))]
@@ -97,7 +100,8 @@ def load(
 ) -> dict[str, StudyTask]:
     """Task's name -> the task, for all tasks that the names, groups and changed configurations stand for."""
     manager = task_manager(include_path, metadata)
-    tasks, changed = dict[str, StudyTask](), set[str]()
+    tasks = dict[str, StudyTask]()
+    changed = set[str]()
     for spec in specs:
         changes = {} if isinstance(spec, str) else {**spec}
         listed = str(spec if isinstance(spec, str) else changes.pop("task", None))
@@ -109,18 +113,13 @@ def load(
         )
         with refusing(f"tasks: {listed}: cannot be loaded"):
             loaded = manager.load(wanted)
-        groups = {
-            name: {task.task_name for task in group.get_all_tasks()}
-            for name, group in loaded["groups"].items()
-        }
-        means = {
-            name: group.aggregate_metric_list or () for name, group in loaded["groups"].items()
-        }
-        alike = frozenset(
-            name
-            for name, every in means.items()
-            if every and not any(m.weight_by_size for m in every)
-        )
+        groups = dict[str, set[str]]()
+        alike = set[str]()
+        for name, group in loaded["groups"].items():
+            groups[name] = {task.task_name for task in group.get_all_tasks()}
+            means = group.aggregate_metric_list
+            if means and not any(mean.weight_by_size for mean in means):
+                alike.add(name)
         for name, task in loaded["tasks"].items():
             if not isinstance(task, ConfigurableTask):
                 raise InputError(
@@ -190,7 +189,8 @@ def prepare(
         mock.patch("lm_eval.api.task.tqdm", functools.partial(lm_eval.api.task.tqdm, disable=True)),
     ):
         task_copy.build_all_requests(limit=get_sample_size(task_copy, cell.limit))
-    task_copy.demonstrations, task_copy.chosen = None if drawn is None else list(drawn), choice
+    task_copy.demonstrations = None if drawn is None else list(drawn)
+    task_copy.chosen = choice
     task_copy.requests_are_made = True  # from now on, it only builds the requests of decision rules
     return task_copy
 
@@ -220,24 +220,23 @@ def draw(
     if shots == 0 and order == 0:
         return {}
     if choice is not None:
-        indices, pool = choice["indices"], seeded.sampler.df
+        indices = choice["indices"]
     elif isinstance(how, How):
         permuted(list(range(shots)), order, seed, task.name)  # refuses more orders than there are
         return None
     else:
-        sampler, for_each = seeded.sampler, isinstance(how, Similar)
-        seeded.sampler = (
-            copy.copy(sampler)
-            if how is None or for_each
-            else FixedSampler(sampler.df, how, task.loaded)
-        )
-        if for_each or not hasattr(seeded.sampler, "rows"):
+        if isinstance(how, str):
+            seeded.sampler = FixedSampler(seeded.sampler.df, how, task.loaded)
+        else:
+            seeded.sampler = copy.copy(seeded.sampler)
+        if isinstance(how, Similar) or not hasattr(seeded.sampler, "rows"):
             if order:
                 why = "draws other demonstrations for every document, which have no orders"
                 raise InputError(f"orders: task {task.name!r} {why}: give `demonstrations`.")
             return None
         seeded.set_fewshot_seed(seed)
-        indices, pool = seeded.sampler.rows(shots, warned), seeded.sampler.df
+        indices = seeded.sampler.rows(shots, warned)
+    pool = seeded.sampler.df
     return {i: pool[i] for i in permuted(indices, order, seed, task.name)}
 
 
@@ -247,7 +246,8 @@ def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
         raise InputError(
             f"orders: {order + 1}: task {task!r} has {len(indices)} demonstrations: give fewer orders."
         )
-    rnd, permutations = Random(seed), [indices]
+    rnd = Random(seed)
+    permutations = [indices]
     while len(permutations) <= order:
         if (permutation := rnd.sample(indices, len(indices))) not in permutations:
             permutations.append(permutation)
@@ -264,7 +264,8 @@ def dev_set(
         raise InputError(
             f"dev: task {task.name!r} has no training split, from which its documents would be drawn."
         )
-    rows, documents = loaded.training_docs(), len(loaded.eval_docs)
+    rows = loaded.training_docs()
+    documents = len(loaded.eval_docs)
     documents = min(documents, get_sample_size(loaded, limit) or documents)
     wanted = documents if size is None else size if limit is None else min(size, documents)
     order = Random(_DEV_SEED).sample(range(len(rows)), len(rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from lm_eval_icl.errors import InputError, refusal, whole
+from lm_eval_icl.errors import InputError, refusal, require, whole
 
 Positive = Annotated[int, BeforeValidator(whole)]  # 2.0 is 2
 NotNegative = Annotated[int, BeforeValidator(partial(whole, least=0))]
@@ -73,8 +72,8 @@ class Settings(BaseModel):
             super().__init__(**settings)
         except ValidationError as error:
             raise InputError("--{} {!r}: {}.".format(*refusal(error))) from error
-        if self.lora and importlib.util.find_spec("peft") is None:
-            raise InputError("--lora: needs the library peft: pip install peft.")
+        if self.lora:
+            require("peft", "lora", "--lora")
         if self.lora and any(
             os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED")
         ):

@@ -163,14 +163,3 @@ def test_an_error_that_nobody_foresaw_is_one_line():
         and lines[0].startswith("Traceback")
         and lines[-1] == "ZeroDivisionError: division by zero"
     )
-
-
-@pytest.mark.parametrize(
-    ("module", "function"), [("lm_eval.__main__", "cli_evaluate"), ("lm_eval_icl.cli", "main")]
-)
-def test_a_misspelt_model_is_refused_before_torch_is_imported(module, function):
-    code = f"import atexit, sys; from {module} import {function} as main\n"
-    code += "atexit.register(lambda: print(*{'torch', 'transformers', 'datasets'} & {*sys.modules})); main()"
-    line = [sys.executable, "-c", code, "--model", "invicll", "--tasks", "x"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "\n") and "did you mean 'invicl'?" in done.stderr

@@ -5,11 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How, make, read
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness import arguments, choosing
+from lm_eval_icl.harness import choosing
 from lm_eval_icl.harness.choosing import PoolOfTask
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.methods import ICL, Predictor
@@ -120,16 +121,9 @@ def test_a_model_that_is_not_ours_is_told_to_use_a_file():
 
 
 def test_the_name_is_checked_before_the_model_is_loaded():
-    class Config:
-        model, model_args, metadata = (
-            "icl",
-            {"pretrained": "nothing"},
-            {"demonstrations": "graphcut"},
-        )
-        include_path = output_path = None
-
+    """And before lm-eval reads the files of its tasks."""
     with pytest.raises(InputError, match="did you mean 'graph_cut'"):
-        arguments.checked_first(Config)
+        TaskManager(metadata={"demonstrations": "graphcut"})
 
 
 # The text of a method.

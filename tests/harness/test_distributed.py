@@ -95,7 +95,7 @@ def everything(folder: Path) -> dict[str, Any]:
     found["left out"] = run("icl", folder / "llama", ["many_tokens"], num_fewshot=11, args=args)
     for key in ("cache written", "cache read by one process"):
         if divided and key == "cache read by one process" and os.environ["RANK"] == "0":
-            (folder / "cache_rank0.db").unlink()
+            (folder / "cache_rank0.jsonl").unlink()
         found[key] = run(
             *("icl", folder / "llama", ["one_token", "generate"]),
             use_cache=str(folder / "cache"),

@@ -91,7 +91,7 @@ def undisturbed(gpt2):
 def test_killed_and_started_again(gpt2, undisturbed, tmp_path):
     """Killed at any moment of computing or writing."""
     expected, total = undisturbed
-    where, out = tmp_path / "c_rank0.db", tmp_path / "out.json"
+    where, out = tmp_path / "c_rank0.jsonl", tmp_path / "out.json"
     process = Process(run, gpt2, tmp_path / "c", out)
     while stored(where) < total // 2:
         assert process.process.is_alive()
@@ -181,12 +181,18 @@ def test_responses_read_back_to_the_bit(tmp_path, response):
 
 
 def test_nothing_is_unpickled(gpt2, tmp_path, monkeypatch):
-    """lm-eval's own caches are pickles, which may run any code."""
+    """lm-eval's own caches are pickles, which may run any code: one of another model stays as it is,
+    and the file that lm-eval opens for our model is removed."""
     with SqliteDict(str(tmp_path / "c_rank0.db"), autocommit=True) as theirs:
         theirs["lm-eval-icl"] = "text"
     monkeypatch.setattr(pickle, "loads", None)
-    with pytest.raises(InputError, match="was not written by this version"):
-        run(gpt2, tmp_path / "c")
+    for name in ("c", "d"):
+        run(gpt2, tmp_path / name)
+        assert stored(tmp_path / f"{name}_rank0.jsonl") > 0
+    monkeypatch.undo()
+    with SqliteDict(str(tmp_path / "c_rank0.db")) as theirs:
+        assert dict(theirs) == {"lm-eval-icl": "text"}
+    assert not (tmp_path / "d_rank0.db").exists()
 
 
 def test_a_line_that_was_not_finished_is_computed_again(tmp_path):
@@ -211,7 +217,7 @@ def test_sampled_texts_are_not_stored(gpt2, tmp_path):
         evaluation.run(
             "icl", gpt2, ["generate"], 2, use_cache=str(tmp_path / "c"), gen_kwargs=kwargs
         )
-        assert stored(tmp_path / "c_rank0.db") == n
+        assert stored(tmp_path / "c_rank0.jsonl") == n
 
 
 def test_what_was_left_out_is_part_of_the_request(gpt2):

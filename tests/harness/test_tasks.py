@@ -61,6 +61,10 @@ def test_indices_from_a_file(tmp_path):
     path = tmp_path / "chosen.json"
     path.write_text("[4, 2, 9]")
     assert sampled(str(path), 2) == [POOL[4], POOL[2]]
+    path.write_text('{"0": [1, 3], "7": [4, 2, 9]}')
+    assert sampled(str(path), 2, 7) == [POOL[4], POOL[2]]
+    with pytest.raises(InputError, match="or one for each seed, such as 3"):
+        sampled(str(path), 2, 3)
 
 
 @pytest.mark.parametrize(

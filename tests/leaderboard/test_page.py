@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
@@ -308,6 +309,14 @@ def test_in_a_browser(tmp_path, board, width, scheme):
     assert means == sorted(means)
 
 
+def test_without_matplotlib_the_page_has_no_figures(board, monkeypatch, caplog):
+    assert "results" in " ".join(figures.svgs(board)).lower()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert figures.svgs(board) == {}
+    assert "pip install 'lm-eval-icl[figures]'. The page has none." in caplog.text
+    assert "<html" in page(board, {})
+
+
 def test_figures_of_curves(tmp_path):
     for T, right in ((1, [1, 0] * 20), (2, [1] * 40)):
         for shots in (2, 8):
@@ -324,5 +333,5 @@ def test_figures_of_curves(tmp_path):
         sorted((float(line["T"]), float(line["mean"])) for line in lines)
         == [(1, 0.5)] * 2 + [(2, 1.0)] * 2
     )
-    with pytest.raises(InputError, match="there is no figure"):
+    with pytest.raises(InputError, match="there is no 'nothing'"):
         figures.draw(board, tmp_path / "figures", ["nothing"])

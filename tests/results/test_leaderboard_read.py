@@ -188,7 +188,9 @@ def test_a_run_as_lm_eval_wrote_it(made):
         "1",
         (),
     )
-    assert len(result.fields.switches["demonstrations"]) == 32, "a long path is compared by its digest"
+    assert len(result.fields.switches["demonstrations"]) == 32, (
+        "a long path is compared by its digest"
+    )
     assert result.stderr == run.results["results"]["icl_demo_short"]["acc_stderr,none"]
     samples = [
         json.loads(line) for line in boards.samples_of(made["order"], "icl_demo_short").open()

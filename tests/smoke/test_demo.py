@@ -102,9 +102,7 @@ def test_demonstrations_teach_the_labels() -> None:
 def test_the_demo_prints_a_table_and_says_how_to_go_on(tmp_path: Path) -> None:
     done = processes.command("demo", "--limit", 2, "--output", "o", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = [
-        line.split()[0] for line in done.stdout.splitlines() if re.match(r"\w+ +[0-9.]+", line)
-    ]
+    rows = [line.split()[0] for line in done.stdout.splitlines() if re.match(r"\w+ +[0-9.]+", line)]
     assert rows == [
         "hf",
         "icl",

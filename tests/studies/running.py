@@ -17,7 +17,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import grid
-from lm_eval_icl.studies.cells import Cell, DevChoice, Grid
+from lm_eval_icl.studies.cells import Cell, Grid
 from lm_eval_icl.studies.conduct import DONE, Executor, Here, states
 from lm_eval_icl.studies.conduct import conduct as conduct_study
 from lm_eval_icl.studies.folder import StudyFolder
@@ -28,7 +28,15 @@ MODEL = f"pretrained={model_path()}"
 DEMO = {"models": MODEL, "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": "0..1"}
 OPTIONS = Options("cpu", 8, 6)
 # Of what a cell says: how much of it was run in this process.
-COUNTS = {"contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved", "passes", "peak_bytes", "shared_demonstrations"}
+COUNTS = {
+    "contexts_encoded",
+    "contexts_reused",
+    "tokens_run",
+    "tokens_saved",
+    "passes",
+    "peak_bytes",
+    "shared_demonstrations",
+}
 
 
 def write(path: Path, **keys: object) -> str:
@@ -69,7 +77,7 @@ class Ran:
         (path,) = (self.folder.path / cell.path).glob("samples_*")
         return [json.loads(line) for line in path.read_text().splitlines()]
 
-    def choices(self) -> list[DevChoice]:
+    def choices(self) -> list[tuple[Cell, ...]]:
         """What the dev set has chosen among several."""
         several = [candidates for candidates in self.grid.alternatives if len(candidates) > 1]
         return [self.folder.choice(self.grid, candidates) for candidates in several]

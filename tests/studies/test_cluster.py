@@ -11,7 +11,6 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 import yaml
 
 from lm_eval_icl.cli.train import training
@@ -41,6 +40,8 @@ STUDY: dict[str, Any] = {
         "eval_steps": 0,
     },
 }
+ray = pytest.importorskip("ray", reason="tests of Ray need: pip install -e '.[cluster]'")
+
 OPTIONS = Options("cpu", "8", 4)  # as the command has them
 
 pytestmark = pytest.mark.usefixtures("own_tasks")

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from lm_eval.tasks import TaskManager
 
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.studies import grid
 
@@ -70,7 +71,10 @@ def test_expected_numbers_are_of_cells_of_the_study(study, entry):
     assert any(
         entry.get("arguments", {}).items() <= arguments.items() for arguments in of_this_method
     )
-    values = entry["values"]
+    values = {name: x for name, x in entry["values"].items() if not name.endswith(" ±")}
+    spreads = entry["values"].keys() - values
+    assert {name.removesuffix(" ±") for name in spreads} <= values.keys()
+    assert all(0 <= entry["values"][name] < 0.03 for name in spreads)
     assert values and values.keys() <= {"order flips"}.union(
         averages_of(study), *map(below, tasks_of(study))
     )
@@ -91,6 +95,17 @@ def test_expected_numbers_are_of_cells_of_the_study(study, entry):
             assert row[average] == pytest.approx(
                 sum(map(row.get, columns)) / len(columns), abs=0.0008
             )
+
+
+def test_arguments_of_the_command_reach_the_methods_that_have_them():
+    study = grid.read("deep-thinking-table2", {"model_args": "momentum=0.9,dtype=bfloat16"})
+    icl, *deepthink = study.variants
+    assert icl.arguments == {} and len(deepthink) == 45
+    assert all(variant.arguments["momentum"] == 0.9 for variant in deepthink)
+    for model in study.models:
+        assert model["dtype"] == "bfloat16" and "momentum" not in model
+    with pytest.raises(InputError, match="'layer' belongs to batchicl, not to this method"):
+        grid.read("deep-thinking-table2", {"model_args": "layer=3"})
 
 
 def test_the_released_codes_prompt(tmp_path, monkeypatch):

@@ -107,6 +107,33 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
     assert left_out[1] != left_out[3] == left_out[5] != {}
 
 
+def test_prompts_fit_under_all_methods(tmp_path):
+    """With `fits`, every method and every order loses the same demonstrations of a long prompt."""
+    keys = {
+        "models": f"{DEMO['models']},max_length=100",
+        "tasks": "icl_demo_long",
+        "methods": ["icl", "pcw", {"invicl": {"positions": "sequential"}}],
+        "orders": 2,
+        "seeds": 0,
+    }
+
+    def lost(study):
+        return [study.results(cell)["config"]["icl"].get("left_out") for cell in study.cells()]
+
+    apart = lost(conduct(tmp_path / "apart", **keys))
+    together = conduct(tmp_path / "o", **keys, fits={"invicl": {"positions": "sequential"}})
+    assert apart[0] != apart[-1] != {}
+    assert lost(together) == [apart[-1]] * 6
+    facts = together.results(together.cells()[0])["config"]["icl"]
+    assert facts["fits"] == "invicl,positions=sequential"
+    # Their orders can then be compared, since both have the same demonstrations.
+    shown = {}
+    for cell in together.cells():
+        prompts = [sample["arguments"]["gen_args_0"]["arg_0"] for sample in together.samples(cell)]
+        shown.setdefault(cell.order, prompts)
+    assert shown[0] != shown[1]
+
+
 # The dev set.
 
 DEV = {
@@ -119,13 +146,15 @@ def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
     progress = conduct(tmp_path / "study", tasks="icl_demo_unseen", **DEV)
     choices = progress.choices()
     assert len(choices) == 2  # of deepthink, one a seed
-    for choice in choices:
-        (cell,), curve = choice
-        best = max(each["score"] for each in curve)
-        (first, *_) = [each for each in curve if each["score"] == best]
-        assert (cell.variant.arguments, cell.seed) == (first["arguments"], first["seed"]) and len(
-            curve
-        ) == 8
+    several = [candidates for candidates in progress.grid.alternatives if len(candidates) > 1]
+    for (cell,), candidates in zip(choices, several, strict=True):
+        on_dev = {
+            candidate.test[0].variant.name: progress.score(candidate.dev[0])
+            for candidate in candidates
+        }
+        assert len(on_dev) == 8
+        first = max(on_dev, key=lambda name: on_dev[name])  # of equal ones, the first
+        assert cell.variant.name == first and cell.seed == candidates[0].test[0].seed
     tested = [cell for cell in progress.cells() if cell.split == "test"]
     assert len(tested) == 2 + 2
     for cell in tested:
@@ -144,7 +173,7 @@ def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ICLTask, "test_docs", wrong_labels)
     other = conduct(tmp_path / "other", tasks="icl_demo_unseen", **DEV)
-    assert [curve for _, curve in other.choices()] == [curve for _, curve in choices]
+    assert [cell.variant for (cell,) in other.choices()] == [cell.variant for (cell,) in choices]
     first, second = (
         [each.score(cell) for cell in each.cells() if cell.split == "test"]
         for each in (progress, other)
@@ -271,9 +300,7 @@ def test_a_finished_cell_is_never_written_again(tmp_path):
     assert {tmp_path / "o" / path for path in cells} == {
         path for path in before if path.suffix == ".json"
     }
-    assert all(
-        cell == {"expected": {"icl_demo_short": 0.5}, "curve": []} for cell in cells.values()
-    )
+    assert all(cell == {"expected": {"icl_demo_short": 0.5}} for cell in cells.values())
     file = write(
         tmp_path / "s.yaml",
         methods=["icl", "pcw"],
@@ -371,6 +398,14 @@ def test_one_process_at_a_time_writes_a_folder(tmp_path, capsys):
         (
             {"metadata": {"decide": "batch"}},
             "metadata: decide: is a key of the study itself: give it there.",
+        ),
+        (
+            {"models": "pretrained=m,momentum=0.9"},
+            "models: model argument 'momentum' belongs to deepthink, not to this method.",
+        ),
+        (
+            {"methods": "hf", "fits": "icl"},
+            "fits: hf cuts long prompts in its own way: leave it out of the study.",
         ),
         ({"tasks": None, "taskz": "t"}, "taskz: 't': there is no such key; did you mean 'tasks'?"),
     ],

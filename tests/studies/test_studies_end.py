@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -197,26 +198,29 @@ def test_study_json_says_what_only_the_study_knows(study: tuple[running.Ran, str
     """And a cell's file, when it is written, what was chosen."""
     progress, text = study
     record = json.loads((progress.folder.path / "study.json").read_text())
-    assert record.keys() == {"study", "cells", "failures"} and record["failures"] == {}
+    assert record.keys() == {"study", "cells", "dev", "failures"} and record["failures"] == {}
     for cell in progress.cells():
         facts, says = (
             progress.facts(cell),
             record["cells"].get(f"{cell.path}/{progress.folder.results_path(cell).name}"),
         )
-        assert not {"expected", "curve"} & facts.keys()
+        assert "expected" not in facts
         if cell.split == "dev":
             assert says is None and "chosen" not in facts
+            metrics = record["dev"].pop(cell.path)
+            assert metrics["acc,none"] == progress.score(cell)
         elif cell.variant.method == "deepthink":
             assert facts["chosen"] == ["T"], "there is one eta"
-            points = [(point["arguments"]["T"], point["seed"]) for point in says["curve"]]
-            assert points == [(1, cell.seed), (2, cell.seed)] and not says["expected"]
+            assert not says["expected"]
         else:
             assert says["expected"] == {"icl_demo_short": 0.579} and "chosen" not in facts
-    assert (
-        text.count("(57.9)") == 1
-        and "eta=0.5" in text
-        and "T chosen on dev" in " ".join(text.split())
+    assert record["dev"] == {}
+    assert text.count("(57.9)") == 1 and "eta=0.5" in text
+    counts = Counter(
+        cell.variant.arguments["T"] for choice in progress.choices() for cell in choice
     )
+    chosen = ", ".join(f"T={value} ({number}x)" for value, number in counts.most_common())
+    assert f"T chosen on dev: {chosen}" in " ".join(text.split())
 
 
 def test_study_csv_has_the_scores_of_each_cell_on_the_test_set(
@@ -240,7 +244,9 @@ def test_a_dry_run_says_minutes_and_the_page_says_what_failed(tmp_path, capsys):
     line = ["study", file, "--limit", "6", "--device", "cpu"]
     refused = commands.refused(*line, "--dry_run")
     said = capsys.readouterr().out
-    low, high = re.search(r"tokens, ([\d.]+) to ([\d.]+) minutes at the speed of two", said).groups()
+    low, high = re.search(
+        r"tokens, ([\d.]+) to ([\d.]+) minutes at the speed of two", said
+    ).groups()
     assert 0 <= float(low) <= float(high) < 10 and "cannot be run" in refused
     commands.refused(*line, "--output", tmp_path / "o")
     failed = [text for text in capsys.readouterr().err.splitlines() if text.startswith("failed:")]
@@ -251,3 +257,30 @@ def test_the_time_that_is_left_has_an_error():
     assert conduct.time_left([60.0], 3) == "time left not known yet"
     assert conduct.time_left([60.0, 60.0, 60.0], 4) == "4 to 4 min left, by 3 cells"
     assert conduct.time_left([0.0, 120.0], 10) == "0 to 30 min left, by 2 cells"
+
+
+def test_a_measured_dev_set_has_columns_beside_the_test_set(tmp_path: Path) -> None:
+    """In the table, on the page, in the figure against T and in the CSV files (Deep-Thinking's Figure 6)."""
+    methods = {"deepthink": {"T": "1..3", "eta": 0.5}}
+    progress, text = concluded(
+        tmp_path / "o", methods=methods, dev={"choose": []}, figures="T", orders=1, expected=[]
+    )
+    assert "dev set" in " ".join(text.split())
+    folder = progress.folder.path
+    assert "icl_demo_short, dev set" in (folder / "board.html").read_text()
+    points = pd.read_csv(folder / "figures/T.csv").set_index(["column", "T"])["mean"]
+    scores = pd.read_csv(folder / "study.csv").query("metric == 'acc'").set_index("path")
+    for split, column in (("test", "icl_demo_short"), ("dev", "icl_demo_short, dev set")):
+        for T in (1, 2, 3):
+            cells = [
+                cell
+                for cell in progress.cells()
+                if (cell.split, cell.variant.arguments["T"]) == (split, T)
+                and cell.task == "icl_demo_short"
+            ]
+            assert len(cells) == 2  # seeds
+            mean = sum(map(progress.score, cells)) / len(cells)
+            assert points[column, T] == pytest.approx(mean)
+            for cell in cells:
+                row = scores.loc[str(progress.folder.results_path(cell))]
+                assert row.split == split and row.value == progress.score(cell)
