@@ -62,6 +62,7 @@ CASES = (
     Case("other sets", 200, (3, 3), same_sets=False),
     Case("other sets", 200, (2, 2), same_sets=False),
     Case("other sets", 200, (5, 2), same_sets=False),
+    Case("other sets, much between the two", 200, (10, 2), same_sets=False, own=1.0),
     Case("one set, this one", 200, (1, 1), this_set=True),
     Case("one set, this one", 30, (1, 1), this_set=True),
     Case("sets against this one", 200, (5, 1), same_sets=False, this_set=True),

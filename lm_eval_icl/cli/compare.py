@@ -1,4 +1,4 @@
-"""The command `lm-eval-icl compare`: two runs, two rows of a leaderboard, or rows that differ by one condition."""
+"""The command `lm-eval-icl compare`: two runs, or rows of a leaderboard."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from lm_eval_icl.cli.reading import SHOWN, read_runs, task_names
 from lm_eval_icl.errors import InputError, did_you_mean
 from lm_eval_icl.leaderboard import numbers, tables
+from lm_eval_icl.leaderboard.differences import SCOPES, in_unit, verdict, what_decides
 from lm_eval_icl.results.board import Column, Entry, shown
 from lm_eval_icl.results.build import build
 from lm_eval_icl.results.comparisons import compare, comparisons_of
@@ -24,13 +25,6 @@ from lm_eval_icl.results.rivals import condition_pairs, fields_of, named
 from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import family
 
-SCOPES = {
-    "documents": "over documents",
-    "sets": "over documents and sets of demonstrations",
-    "other sets": "over documents and sets of demonstrations, which are others for A and for B",
-    "one side's set": "over documents and one side's sets, for the one set of the other side",
-    "this set": "over documents, for this set of demonstrations only",
-}
 _REPETITIONS = ("format", "order", "seed")  # axes of a cell, which rows do not differ in
 
 
@@ -208,62 +202,38 @@ def _print(pair: _Pair, margin: float | None, console: Console) -> None:
     for column in pair.columns:
         for name, entry in (("A", pair.first), ("B", pair.second)):
             if count := entry.cells[column.name].left_out:
-                _say(
-                    console,
-                    f"{column.name}: {count} demonstrations were left out of {name}'s prompts.",
-                )
-        _say(console, f"{column.name}: {_in_words(pair.differences[column.name], column, margin)}")
-    counts = {difference.comparisons for difference in pair.on_board.values()}
-    if counts - {1}:
-        words = [family(count) for count in sorted(counts)]
-        _say(console, f"\nOn the board, with {' or '.join(words)} together:")
-        for column in pair.columns:
-            difference = pair.on_board[column.name]
-            interval = numbers.interval(difference, column, sign=True, unit=True)
-            verdict = _verdict(difference, column, margin)
-            p = numbers.p_value(difference.p)
-            _say(console, f"{column.name}: {interval}, p {p}: {verdict}.")
+                prompts = f"{count} demonstrations were left out of {name}'s prompts"
+                _say(console, f"{column.name}: {prompts}.")
+        difference = pair.differences[column.name]
+        words = [_verdict(difference, column, margin), SCOPES[difference.scope]]
+        words += filter(None, [what_decides(difference, column, margin)])
+        _say(console, f"{column.name}: {'; '.join(words)}.")
+    for column in pair.columns:
+        of_board = pair.on_board.get(column.name)
+        if of_board is not None and of_board.comparisons > 1:
+            interval = numbers.interval(of_board, column, sign=True, unit=True)
+            _say(
+                console,
+                f"{column.name} on the board, as one of {family(of_board.comparisons)}: "
+                f"{interval}, p {numbers.p_value(of_board.p)}: "
+                f"{_verdict(of_board, column, margin)}.",
+            )
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(shown_lines(text), markup=False, highlight=False)
-
-
-def shown_lines(text: str) -> str:
-    """A text with names from files, without control characters."""
-    return "\n".join(shown(line) for line in text.split("\n"))
-
-
-def _in_words(difference: Difference, column: Column, margin: float | None) -> str:
-    """What a comparison by itself says, what it is over, and what would decide it."""
-    text = f"{_verdict(difference, column, margin)}, {SCOPES[difference.scope]}"
-    if column.judged(difference, _unit(margin, column)) != "undecided":
-        return f"{text}."
-    documents, sets = difference.needed(_unit(margin, column))
-    needed = [f"{documents:,} documents"] if documents is not None else []
-    needed += [f"{sets:,} sets of demonstrations"] if sets is not None else []
-    if not needed:
-        return f"{text}. No number of documents or sets would decide, as means and variances are."
-    return f"{text}. About {' or '.join(needed)} in all would decide."
+    console.print(shown(text), markup=False, highlight=False)
 
 
 def _verdict(difference: Difference, column: Column, margin: float | None) -> str:
-    verdict = column.judged(difference, _unit(margin, column))
-    if verdict == "equivalent":
-        return f"A and B are equivalent within {margin:g}{' points' if column.percent else ''}"
-    return verdict if verdict == "undecided" else f"A is {verdict}"
-
-
-def _unit(margin: float | None, column: Column) -> float | None:
-    """A margin in the unit of the metric; it is given in points where the metric is a percentage."""
-    return margin / 100 if margin is not None and column.percent else margin
+    words = verdict(difference, column, margin)
+    return f"A is {words}" if words in ("better", "worse") else words
 
 
 def _json(pair: _Pair, margin: float | None) -> Iterator[dict[str, Any]]:
     """A line for each column, in the unit of the metric."""
     for column in pair.columns:
         difference = pair.differences[column.name]
-        documents, sets = difference.needed(_unit(margin, column))
+        documents, sets = difference.needed(in_unit(margin, column))
         line: dict[str, Any] = {
             "a": pair.first.label,
             "b": pair.second.label,
@@ -293,7 +263,7 @@ def _numbers(difference: Difference, column: Column, margin: float | None) -> di
         "high": high if abs(high) < float("inf") else None,
         "p": difference.p,
         "comparisons": difference.comparisons,
-        "verdict": column.judged(difference, _unit(margin, column)),
+        "verdict": column.judged(difference, in_unit(margin, column)),
     }
 
 
@@ -302,7 +272,7 @@ def _fail_below(pairs: Sequence[_Pair], least: float) -> None:
     for pair in pairs:
         for column in pair.columns:
             difference = pair.differences[column.name]
-            if difference.high < (_unit(least, column) or 0.0):
+            if difference.high < (in_unit(least, column) or 0.0):
                 interval = numbers.interval(difference, column, sign=True, unit=True)
                 raise SystemExit(
                     f"lm-eval-icl: compare: --fail-below {least:g}: on {column.name}, "

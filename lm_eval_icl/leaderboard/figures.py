@@ -242,8 +242,8 @@ def _differences(board: Board, most: int) -> Drawn | None:
     marks = _marks(board, column, "difference", lambda cell: cell.difference, text)
     bases = {base.method for name in board.baseline.values() if (base := board.named(name))}
     unit = "points" if column.percent else column.metric
-    label = f"difference to {', '.join(sorted(bases))} under the same rule and conditions, {unit}"
-    title = "Differences to the baseline, with intervals that hold for all pairs of rows together"
+    label = f"difference to {', '.join(sorted(bases))}, {unit}"
+    title = "Differences to the baseline; intervals hold for all pairs of rows together"
     reference = {"▲ better, ▼ worse; dashed: no difference": 0.0}
     return _rows(board, marks, most, f"{title} (95%)", label, reference)
 
@@ -335,7 +335,7 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=ticks)
     bar.ax.set_xticklabels([f"{x:+.1f}" for x in ticks])
     meaning = "points better (blue) or worse than the baseline"
-    bar.set_label(f"{meaning}; bold: shown with all pairs of rows together (95%)", fontsize=8)
+    bar.set_label(f"{meaning}; bold: shown, with all pairs of rows", fontsize=8)
     return Drawn("Differences to the baseline, by task", figure, lines)
 
 

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from lm_eval_icl.leaderboard import costs, numbers
+from lm_eval_icl.leaderboard.differences import SCOPES, verdict, what_decides
 from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, value
 from lm_eval_icl.results.board import Board, BoardCell, Column, Entry
 from lm_eval_icl.results.records import Run
@@ -37,15 +38,6 @@ MARKS = {
     "one set": "One set of demonstrations was drawn: the interval is for this set, and more seeds would say how "
     "others do.",
     "few seeds": "Two to four sets of demonstrations: intervals are wide, those of differences most of all.",
-}
-# What an interval is over (`statistics.SCOPES`).
-SCOPES = {
-    "documents": "over documents",
-    "sets": "over documents and sets of demonstrations",
-    "other sets": "over documents and sets of demonstrations, which are others for each row",
-    "one side's set": "over documents and one row's sets, for the one set of the other row",
-    "this set": "over documents, for this set of demonstrations",
-    "reported": "the standard error in the results file",
 }
 _TEXTS = ("name", "checkpoint", "details", "method", "arguments", "conditions", "rule", "label")
 # Categories of invisible characters, and of some that move others.
@@ -140,18 +132,11 @@ def _facts(
     if cell.majority is not None:
         yield "Always one answer", value(cell.majority, column, unit=True)
     yield "Order sensitivity", flips_in_words(cell.sensitivity)
-    base = board.named(board.baseline.get(entry.name))
-    to_base = f"Difference to {base.label}" if base else "Difference"
-    differences = [
-        (to_base, cell.difference),
-        ("Difference to the same runs without the rule", cell.to_raw),
-        ("Difference to always one answer", cell.to_majority),
-    ]
-    for words, to_condition in cell.conditions:
-        differences.append((f"Difference to the same with {words}", to_condition))
-    for title, difference in differences:
-        if difference is not None:
-            yield title, _difference(difference, column)
+    differences = board.differences(entry, column)
+    if cell.to_majority is not None:
+        differences["vs always one answer"] = cell.to_majority
+    for words, difference in differences.items():
+        yield f"Difference {words}", _difference(difference, column)
     yield from costs.facts(costs.cost(entry, column))
     for mark in cell.marks:
         yield "Note", f"{mark}: {MARKS[mark]}" if mark in MARKS else mark
@@ -159,15 +144,15 @@ def _facts(
 
 def _difference(difference: Difference, column: Column) -> str:
     """A difference in words, with the family whose comparisons hold together."""
-    mean = signed(difference.mean, column, unit=True)
     interval = numbers.interval(difference, column, sign=True)
-    verdict = column.judged(difference)
-    text = f"{mean} ({interval}; p {p_value(difference.p)}), {verdict}; interval and p are those of"
-    text = f"{text} {family(difference.comparisons)}"
-    if math.isfinite(difference.detectable):
-        size = value(difference.detectable, column)
-        text += f"; four of five such comparisons would find a difference of {size}"
-    return f"{text}; {SCOPES[difference.scope]}"
+    mean = signed(difference.mean, column, unit=True)
+    parts = [
+        f"{mean} ({interval}; p {p_value(difference.p)})",
+        f"{verdict(difference, column)}, as one of {family(difference.comparisons)}",
+        what_decides(difference, column),
+        SCOPES[difference.scope],
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def _sets(column: Column, cell: BoardCell) -> list[list[str]]:

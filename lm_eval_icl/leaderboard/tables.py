@@ -18,6 +18,7 @@ from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_wor
 from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import family
 
+_COMPARED = 2  # the most columns of differences in the terminal
 _TEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -83,7 +84,6 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         **_difference_numbers("to_raw", cell.to_raw),
         **_difference_numbers("to_majority", cell.to_majority),
         "comparisons": cell.comparisons,
-        "detectable": cell.difference and cell.difference.detectable,
         "compared_over": cell.difference and cell.difference.scope,
         "to_conditions": "; ".join(
             f"{words}: {x.mean:.6g} ({x.low:.6g} to {x.high:.6g})" for words, x in cell.conditions
@@ -170,22 +170,18 @@ def overview(board: Board, most: int) -> Table:
     checkpoints = {entry.on for entry in board.entries}
     common = [*(checkpoints if len(checkpoints) == 1 else ()), *board.common]
     in_column = [entry for entry in board.entries if column.name in entry.cells]
-    cells = [entry.cells[column.name] for entry in in_column]
     sections = grouped(in_column, lambda entry: entry.rule)
-    bases = {entry.method for entry in board.entries if entry.name in board.baseline.values()}
-    base = bases.pop() if len(bases) == 1 else "baseline"
-    points = ",\npoints" if column.percent else ""
-    has_rules = any(rule is not None for rule in sections)
     title = shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else "")
-    head = ["method"] if len(checkpoints) == 1 else ["checkpoint", "method"]
-    head_numbers = ["mean", "its own\n95%", f"vs {shown(base)}{points}"]
-    if has_rules:
-        head_numbers.append(f"vs raw{points}")
-    table = titled(title, head, head_numbers)
-    comparisons = max(cell.comparisons for cell in cells)
-    table.caption = f"Intervals below differences: 95% for {family(comparisons)} together."
+    names = ["method"] if len(checkpoints) == 1 else ["checkpoint", "method"]
+    by_head = {entry.name: board.differences(entry, column) for entry in in_column}
+    heads: dict[str, None] = {}
+    for differences in by_head.values():
+        heads |= dict.fromkeys(differences)
+    compared = list(heads)[:_COMPARED]
+    wrapped = [shown(head).replace("=", "=\n") for head in compared]
+    table = titled(title, names, ["mean", "its own\n95%", *wrapped])
     for rule, entries in sections.items():
-        if has_rules:
+        if len(sections) > 1:
             name = rule_in_words(rule)
             if "transductive" in entries[0].reads:
                 name += " (transductive)"
@@ -197,17 +193,20 @@ def overview(board: Board, most: int) -> Table:
             row = [
                 f"[bold]{mean}" if cell.is_best else mean,
                 numbers.interval(cell.estimate, column, unit=True),
-                _compared(cell.difference, column),
             ]
-            if has_rules:
-                row.append(_compared(cell.to_raw, column))
-            names = [entry.on, label] if len(checkpoints) > 1 else [label]
-            table.add_row(*map(escape, names), *row)
+            differences = by_head[entry.name]
+            row += [_compared(differences.get(head), column) for head in compared]
+            labels = [label] if len(checkpoints) == 1 else [entry.on, label]
+            table.add_row(*map(escape, labels), *row)
     if (majority := board.majority(column)) is not None:
         names = ["always one answer"]
         if len(checkpoints) > 1:
             names = ["", "always the most frequent answer"]
         table.add_row(*names, numbers.value(majority, column, unit=True), style="dim")
+    if compared:
+        of = family(in_column[0].cells[column.name].comparisons)
+        unit = " in points" if column.percent else ""
+        table.caption = f"Differences{unit}, with intervals that hold in 95% for {of} together."
     return table
 
 

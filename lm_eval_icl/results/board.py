@@ -252,6 +252,14 @@ class Board:
         }
         return majorities.pop() if len(majorities) == 1 else None
 
+    def differences(self, entry: Entry, column: Column) -> dict[str, Difference]:
+        """With what an entry is compared on a column, in words -> its difference."""
+        cell = entry.cells[column.name]
+        base = self.named(self.baseline.get(entry.name))
+        pairs = [(base.method if base else "", cell.difference), ("raw", cell.to_raw)]
+        pairs += cell.conditions
+        return {f"vs {words}": x for words, x in pairs if x is not None}
+
     def named(self, name: str | None) -> Entry | None:
         return next((entry for entry in self.entries if entry.name == name), None)
 

@@ -165,7 +165,7 @@ def matrix(sets: Sequence[PromptSet], values: Values = _ITEMS) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Scores:
+class CellScores:
     """What is compared of a cell: scores of documents, or pseudo-values of another metric."""
 
     values: np.ndarray  # (documents, sets)
@@ -175,15 +175,15 @@ class Scores:
 
 def scores_of(
     sets: Sequence[PromptSet], aggregation: str, bounds: Bounds | None, items: Values = _ITEMS
-) -> Scores:
+) -> CellScores:
     """The scores of a cell. `bounds` are those of a metric that is a mean."""
     if aggregation == "mean":
         values = matrix(sets, items)
-        return Scores(values, float(values.mean()), bounds)
+        return CellScores(values, float(values.mean()), bounds)
     metric = AGGREGATIONS[aggregation]
     features = matrix(sets, lambda answers: metric.features(items(answers)))
     mean = float(metric.value(features.sum(axis=0)).mean())
-    return Scores(pseudo_values(features, metric.value), mean, metric.bounds)
+    return CellScores(pseudo_values(features, metric.value), mean, metric.bounds)
 
 
 def estimated(
@@ -202,9 +202,12 @@ def drawn_sets(sets: Sequence[PromptSet]) -> int:
     """
     if len(sets) > 1:
         return len(sets)
-    how = sets[0].answered[0].result.fields.switches["demonstrations"]
+    unit = sets[0].answered[0]
+    how = unit.result.fields.switches["demonstrations"]
     is_fixed = how.partition(":")[0] in _NOT_DRAWN or how.endswith(".json")
-    return 0 if is_fixed or sets[0].label == NO_SET else 1
+    if is_fixed or unit.answers.each_own or sets[0].label == NO_SET:
+        return 0
+    return 1
 
 
 def _reported(units: Sequence[TaskRun]) -> Estimate:

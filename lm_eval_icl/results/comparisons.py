@@ -82,13 +82,20 @@ def common(
     """The pairs of sets with the same demonstrations, reduced to the prompts that both have."""
     # The same rows are other texts with other labels, formats or a chat template.
     identity = _texts if _setting(first) == _setting(second) else _draw
-    by_set = {identity(prompt_set): prompt_set for prompt_set in second}
+    by_key: dict[object, PromptSet] = {}
+    for theirs in second:
+        by_key |= dict.fromkeys([identity(theirs), *_prompts(theirs)], theirs)
     pairs = []
     for mine in first:
-        theirs = by_set.get(identity(mine))
-        if theirs is not None:
+        same = [key for key in [identity(mine), *_prompts(mine)] if key in by_key]
+        if same:
+            theirs = by_key[same[0]]
             pairs.append((_with_prompts_of(mine, theirs), _with_prompts_of(theirs, mine)))
     return pairs
+
+
+def _prompts(prompt_set: PromptSet) -> list[str]:
+    return [unit.answers.prompts for unit in prompt_set.answered]
 
 
 def _setting(sets: Sequence[PromptSet]) -> tuple[object, ...]:
@@ -109,7 +116,7 @@ def _draw(prompt_set: PromptSet) -> object:
 
 def _with_prompts_of(mine: PromptSet, theirs: PromptSet) -> PromptSet:
     """The set without orders that the other does not have, if they have any prompts in common."""
-    prompts = {unit.answers.prompts for unit in theirs.answered}
+    prompts = _prompts(theirs)
     both = tuple(unit for unit in mine.answered if unit.answers.prompts in prompts)
     return replace(mine, answered=both) if both else mine
 

@@ -64,6 +64,7 @@ class Answers:
     logprobs: np.ndarray | None = None
     # Digest of the predicted options or texts; None unless all are known.
     predicted: str | None = None
+    each_own: bool = False  # whether most documents have demonstrations of their own
 
 
 @dataclass(frozen=True)

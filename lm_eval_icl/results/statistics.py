@@ -17,7 +17,6 @@ import numpy as np
 from scipy import optimize, special
 
 ERROR_RATE = 0.05  # how often an interval, or one of a family of intervals, may miss the truth
-POWER = 0.8
 _TINY = 1e-12  # differences of less than this share of the scores are rounding
 _SMALLEST_P = 1e-12
 _MOST = 10_000  # times as many documents or sets are too many to ask for
@@ -27,6 +26,7 @@ _MOST = 10_000  # times as many documents or sets are too many to ask for
 # lm-eval's standard error is over.
 SCOPES = ("documents", "sets", "other sets", "one side's set", "this set", "reported")
 Bounds = tuple[float, float]
+Part = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,13 @@ class Spread:
 
     documents: float  # infinite if nothing shows how documents vary
     documents_df: float = math.inf
-    sets: float = 0.0
-    sets_df: float = math.inf
+    # (squared error, degrees of freedom) over each sample of sets; none if no sets vary.
+    by_sets: tuple[Part, ...] = ()
     rest: float = 0.0
+
+    @property
+    def sets(self) -> float:
+        return math.fsum(variance for variance, _ in self.by_sets)
 
     @property
     def error(self) -> float:
@@ -52,14 +56,17 @@ class Spread:
     def half(self, error_rate: float) -> float:
         """Half of the interval that misses the truth at most that often.
 
-        The squares of the intervals for each factor alone are added (Banerjee 1960, Sankhya 22),
-        which holds however the factors compare and however few sets there are. The rest, which both
-        contain, is subtracted once. The interval for one factor alone is the least.
+        The squares of the intervals for documents alone and for each sample of sets are added
+        (Banerjee 1960, Sankhya 22), which holds however these compare and however few sets there
+        are. The rest, which both contain, is subtracted once. The interval for one factor alone is
+        the least.
         """
         if math.isinf(self.documents):
             return math.inf
         documents = _quantile(error_rate, self.documents_df) ** 2 * self.documents
-        sets = _quantile(error_rate, self.sets_df) ** 2 * self.sets
+        sets = 0.0
+        for variance, df in self.by_sets:
+            sets += _quantile(error_rate, df) ** 2 * variance
         rest = _quantile(error_rate, math.inf) ** 2 * self.rest
         return math.sqrt(max(documents + sets - rest, documents, sets))
 
@@ -70,24 +77,23 @@ class Spread:
         """
         of_documents = share**2 * extra
         of_sets = of_documents * extra
-        return replace(
-            self,
-            documents=of_documents * self.documents,
-            sets=of_sets * self.sets,
-            rest=of_sets * self.rest,
+        return Spread(
+            of_documents * self.documents,
+            self.documents_df,
+            tuple((of_sets * variance, df) for variance, df in self.by_sets),
+            of_sets * self.rest,
         )
 
     def with_more(self, documents: float = 1, sets: float = 1) -> Spread:
         """The spread of that many times the documents or the sets, if variances stay as they are."""
         rest_of_documents = min(self.rest, self.documents)
-        rest_of_sets = min(self.rest, self.sets)
         of_documents = self.documents - rest_of_documents + rest_of_documents / sets
-        of_sets = self.sets - rest_of_sets + rest_of_sets / documents
+        rest_of_sets = min(self.rest / self.sets, 1) if self.sets else 0.0
+        of_sets = 1 - rest_of_sets + rest_of_sets / documents
         return Spread(
             of_documents / documents,
             (self.documents_df + 1) * documents - 1,
-            of_sets / sets,
-            (self.sets_df + 1) * sets - 1,
+            tuple((x * of_sets / sets, (df + 1) * sets - 1) for x, df in self.by_sets),
             self.rest / documents / sets,
         )
 
@@ -136,14 +142,14 @@ class Estimate:
     @property
     def error_documents(self) -> float | None:
         """The error that would be left with every possible set; None without several sets."""
-        if math.isinf(self.spread.sets_df):
+        if not self.spread.by_sets:
             return None
         return math.sqrt(self.spread.documents)
 
     @property
     def error_sets(self) -> float | None:
         """The error that would be left with every possible document."""
-        if math.isinf(self.spread.sets_df):
+        if not self.spread.by_sets:
             return None
         return math.sqrt(self.spread.sets)
 
@@ -176,11 +182,6 @@ class Difference(Estimate):
             least = optimize.brentq(excess, least, 0, xtol=1e-9)
         alone = math.exp(least)
         return min(1.0, alone * self.comparisons)
-
-    @property
-    def detectable(self) -> float:
-        """The smallest difference that four of five such comparisons would find (Miller 2024)."""
-        return self.spread.half(self.error_rate) + self.spread.half(2 * (1 - POWER))
 
     def verdict(self, margin: float | None = None) -> str:
         """What the interval says.
@@ -349,7 +350,7 @@ def spread_of(values: np.ndarray, scale: float) -> Spread:
     of_sets = float(set_means.var(ddof=1)) / sets
     rest = values - document_means[:, None] - set_means + mean
     mean_square = float((rest**2).sum()) / ((n - 1) * (sets - 1))
-    return Spread(documents, n - 1, of_sets, sets - 1, mean_square / (n * sets))
+    return Spread(documents, n - 1, ((of_sets, sets - 1),), mean_square / (n * sets))
 
 
 def spread_of_other_sets(first: np.ndarray, second: np.ndarray, scale: float) -> Spread:
@@ -357,20 +358,29 @@ def spread_of_other_sets(first: np.ndarray, second: np.ndarray, scale: float) ->
     differences = first.mean(axis=1) - second.mean(axis=1)
     documents = spread_of(differences[:, None], scale)
     sides = [spread_of(first, scale), spread_of(second, scale)]
-    sets, sets_df = _added([(side.sets, side.sets_df) for side in sides])
+    by_sets = _of_all_sets(sides)
     rest = sides[0].rest + sides[1].rest
-    return replace(documents, sets=sets, sets_df=sets_df, rest=rest)
+    return replace(documents, by_sets=by_sets, rest=rest)
 
 
-def _added(variances: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def _of_all_sets(spreads: Iterable[Spread]) -> tuple[Part, ...]:
+    """The parts over sets: one for all samples of the same size, since one t holds for their sum."""
+    by_df: dict[float, list[Part]] = {}
+    for spread in spreads:
+        for variance, df in spread.by_sets:
+            by_df.setdefault(df, []).append((variance, df))
+    return tuple(map(_added, by_df.values()))
+
+
+def _added(parts: Sequence[Part]) -> Part:
     """The sum of variances with degrees of freedom, and its own (Satterthwaite 1946)."""
-    total = math.fsum(variance for variance, _ in variances)
+    total = math.fsum(variance for variance, _ in parts)
     if math.isinf(total):
         return total, 0.0
-    below = math.fsum(variance**2 / df for variance, df in variances if variance)
+    below = math.fsum(variance**2 / df for variance, df in parts if variance)
     if below > 0:
         return total, total**2 / below
-    return total, min((df for _, df in variances), default=math.inf)
+    return total, min(df for _, df in parts)
 
 
 def estimate_group(
@@ -378,7 +388,7 @@ def estimate_group(
 ) -> Estimate:
     """The weighted mean over tasks with independent documents and demonstrations.
 
-    The variances over documents are added, and those over sets. The extra documents of each task
+    The variances over documents are added, and those over samples of sets of one size. The extra documents of each task
     move the center the less the more tasks there are, so the variances are those without moves.
     """
     total = math.fsum(weights)
@@ -389,14 +399,14 @@ def estimate_group(
         extra = 1 + part.extra / part.documents
         spreads.append(part.spread.scaled(share, extra))
     documents, documents_df = _added([(part.documents, part.documents_df) for part in spreads])
-    sets, sets_df = _added([(part.sets, part.sets_df) for part in spreads])
+    by_sets = _of_all_sets(spreads)
     rest = math.fsum(part.rest for part in spreads)
     mean = math.fsum(share * part.mean for share, part in pairs)
     shift = math.fsum(share**2 * (part.center - part.mean) for share, part in pairs)
     return Estimate(
         mean=mean,
         center=mean + shift,
-        spread=Spread(documents, documents_df, sets, sets_df, rest),
+        spread=Spread(documents, documents_df, by_sets, rest),
         documents=sum(part.documents for part in parts),
         sets=sum(part.sets for part in parts),
         scope=max((part.scope for part in parts), key=SCOPES.index),

@@ -32,7 +32,7 @@ def summarize(
         to_raw = [(entry, cells[entry].to_raw) for entry in rule_entries]
         text += writer.verdicts(_known(to_raw), "without the rule")
         for words, pairs in writer.by_condition(rule_entries).items():
-            text += writer.verdicts(pairs, f"with {words} alone changed")
+            text += writer.verdicts(pairs, f"the same with {words}")
         if len(by_rule) > 1:
             text = f"{rule_in_words(rule)}, {text}"
         sentences.append(text[0].upper() + text[1:])

@@ -204,6 +204,7 @@ def answers_of(
         golds=np.array(golds) if known and None not in golds else None,
         logprobs=logprobs,
         predicted=None if None in predicted else digest(map(str, predicted)),
+        each_own=len({row.demonstrations for row in rows}) > max(1, len(rows) / 2),
     )
 
 

@@ -18,7 +18,7 @@ from lm_eval_icl.results.comparisons import comparisons_of
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.rivals import named
 from tests import commands
-from tests.boards import write
+from tests.boards import samples_of, write, write_samples
 
 RULE = {"rule": "batch", "arguments": {}, "transductive": True}
 
@@ -183,6 +183,17 @@ def test_what_an_estimate_is_over(tmp_path: Path) -> None:
     }
 
 
+def test_demonstrations_of_each_document_are_a_part_of_it(tmp_path: Path) -> None:
+    """As lm-eval's own sampler draws them: one run has no set that it is conditional on."""
+    file = run(tmp_path, "icl", says=[0] * 40)
+    samples = [json.loads(line) for line in samples_of(file, "t").open()]
+    for number, sample in enumerate(samples):
+        for request in sample["arguments"].values():
+            request["arg_0"] = f"Text: its own {number}\nLabel: good\n\n{request['arg_0']}"
+    write_samples(file, "t", samples)
+    assert board_of(tmp_path).entries[0].cells["t"].estimate.scope == "documents"
+
+
 def test_other_documents_are_not_compared(tmp_path: Path) -> None:
     first = run(tmp_path / "a", "icl", says=[0] * 40)
     second = run(tmp_path / "b", "pcw", says=[0] * 40, first=7)
@@ -210,7 +221,7 @@ def test_the_command_in_words(tmp_path: Path, capsys: Any) -> None:
     said = " ".join(capsys.readouterr().out.split())
     assert "one comparison by itself, not adjusted" in said
     assert "over documents and sets of demonstrations" in said
-    assert "On the board, with all 3 pairs of rows" in said
+    assert "t on the board, as one of all 3 pairs of rows" in said
 
 
 def test_verdicts_of_the_command(tmp_path: Path, capsys: Any) -> None:
