@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from lm_eval_icl.cli.compare import only_entry
 from lm_eval_icl.cli.reading import read_runs
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import numbers
@@ -69,15 +70,8 @@ def _entries(
     if results:
         board = build(read_runs(results)[0], tasks=[task])
         return [named(board.entries, name) for name in names], board.columns
-    entries: list[Entry] = []
-    for name in names:
-        if not Path(name).exists():
-            raise InputError(f"{name}: no such file or folder. For an entry, give its --results.")
-        board = build(read_runs([Path(name)], f"{name}: ")[0], tasks=[task])
-        if len(board.entries) > 1:
-            raise InputError(f"{name}: holds {len(board.entries)} entries: give it as --results.")
-        entries += board.entries
-    return entries, board.columns
+    found = [only_entry(name, [task], None) for name in names]
+    return [entry for entry, _ in found], found[0][1]
 
 
 def _samples(

@@ -34,24 +34,24 @@ def value(x: float | None, column: Column, *, unit: bool = False, decimals: int 
 def signed(x: float | None, column: Column, *, unit: bool = False) -> str:
     """A difference of values with its sign, such as +1.2; zero has no sign. The unit of percents is points."""
     text = value(x, column) if column.percent else number(x, 3)
-    is_signed = text in (DASH, "0", "0.0") or text.startswith(MINUS)
-    return (
-        ("" if is_signed else "+") + text + " points" * (unit and column.percent and text != DASH)
-    )
+    if text not in (DASH, "0", "0.0") and not text.startswith(MINUS):
+        text = f"+{text}"
+    has_unit = unit and column.percent and text != DASH
+    return f"{text} points" if has_unit else text
 
 
 def interval(
     estimate: Estimate | Difference, column: Column, *, sign: bool = False, unit: bool = False
 ) -> str:
     """The 95% interval, such as 83.1–87.4 or −0.3 to +2.7. Only its end has a percent sign, if `unit` is True."""
-    low, high = (
-        signed(x, column) if sign else value(x, column) for x in (estimate.low, estimate.high)
-    )
+    written = signed if sign else value
+    low = written(estimate.low, column)
+    high = written(estimate.high, column)
     between = " to " if sign or MINUS in low + high else DASH
-    mark = " points" if sign else "%"
-    return f"{low}{between}{high}" + mark * (
-        unit and column.percent and math.isfinite(estimate.high)
-    )
+    text = f"{low}{between}{high}"
+    if unit and column.percent and math.isfinite(estimate.high):
+        text += " points" if sign else "%"
+    return text
 
 
 def is_even(estimate: Estimate | Difference, column: Column) -> bool:

@@ -48,9 +48,11 @@ def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | 
         finalize=_finalize,
     )
     environment.filters.update(tail=tail, flips=flips_in_words)
+    environment.globals.update(numbers=numbers, costs=costs, card=card, marks=MARKS)
+    environment.globals["rule_in_words"] = rule_in_words
     script = _file("js")
     content = data(board, samples)
-    baselines = [entry for entry in board.entries if entry.name in board.baseline.values()]
+    summary = [Markup.escape(clean(sentence, SENTENCE)) for sentence in board.summary]
     return environment.from_string(_file("html")).render(
         board=board,
         style=Markup(_file("css")),
@@ -59,19 +61,10 @@ def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | 
         figures={title: _base64(svg.encode()) for title, svg in figures.items()},
         data=Markup(embed(content)),
         runs=len(content["runs"]),
-        baselines=[entry.name for entry in baselines],
-        baseline_methods=sorted({entry.method for entry in baselines}),
-        checkpoints=sorted({entry.on for entry in board.entries}),
-        sections=board.sections(),
         samples=samples,
         top=headline(board),
         axis=Axis(board),
-        numbers=numbers,
-        costs=costs,
-        card=card,
-        rule_in_words=rule_in_words,
-        summary=[Markup.escape(clean(sentence, SENTENCE)) for sentence in board.summary],
-        marks=MARKS,
+        summary=summary,
         **_names(board),
     )
 

@@ -60,16 +60,11 @@ def as_csv(board: Board) -> str:
 def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object]:
     cell = entry.cells[column.name]
     estimate = cell.estimate
-    return {
-        "entry": entry.name,
-        "checkpoint": entry.checkpoint,
-        "details": entry.details,
-        "method": entry.method,
-        "arguments": entry.arguments,
-        "conditions": entry.conditions,
-        "column": column.name,
-        "kind": column.kind,
-        "metric": column.metric,
+    line: dict[str, object] = {"entry": entry.name}
+    for name in ("checkpoint", "details", "method", "arguments", "conditions"):
+        line[name] = getattr(entry, name)
+    line |= {"column": column.name, "kind": column.kind, "metric": column.metric}
+    line |= {
         "value": estimate.mean,
         "low": estimate.low,
         "high": estimate.high,
@@ -79,15 +74,17 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         "error_documents": estimate.error_documents,
         "error_sets": estimate.error_sets,
         "interval": estimate.scope,
-        "baseline": board.baseline.get(entry.name),
-        **_difference_numbers("difference", cell.difference),
-        **_difference_numbers("to_raw", cell.to_raw),
-        **_difference_numbers("to_majority", cell.to_majority),
-        "comparisons": cell.comparisons,
-        "compared_over": cell.difference and cell.difference.scope,
-        "to_conditions": "; ".join(
-            f"{words}: {x.mean:.6g} ({x.low:.6g} to {x.high:.6g})" for words, x in cell.conditions
-        ),
+    }
+    line["baseline"] = board.baseline.get(entry.name)
+    line |= _difference_numbers("difference", cell.difference)
+    line |= _difference_numbers("to_raw", cell.to_raw)
+    line |= _difference_numbers("to_majority", cell.to_majority)
+    line["comparisons"] = cell.comparisons
+    line["compared_over"] = cell.difference and cell.difference.scope
+    line["to_conditions"] = "; ".join(
+        f"{words}: {x.mean:.6g} ({x.low:.6g} to {x.high:.6g})" for words, x in cell.conditions
+    )
+    line |= {
         "best": cell.is_best,
         "worse_than_best": bool(cell.is_worse),
         "order_sensitivity": cell.sensitivity and cell.sensitivity.mean,
@@ -97,8 +94,8 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         "marks": "; ".join(cell.marks),
         "decide": entry.rule,
         "reads": "; ".join(entry.reads),
-        **costs.as_numbers(costs.cost(entry, column)),
     }
+    return line | costs.as_numbers(costs.cost(entry, column))
 
 
 def _difference_numbers(name: str, difference: Difference | None) -> dict[str, object]:

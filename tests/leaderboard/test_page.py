@@ -309,7 +309,7 @@ def test_in_a_browser(tmp_path, board, width, scheme):
 
 
 def test_without_matplotlib_the_page_has_no_figures(board, monkeypatch, caplog):
-    assert "results" in " ".join(figures.svgs(board)).lower()
+    assert "sets of demonstrations" in " ".join(figures.svgs(board)).lower()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert figures.svgs(board) == {}
     assert "pip install 'lm-eval-icl[figures]'. The page has none." in caplog.text
