@@ -15,7 +15,8 @@ _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 
 
 def heading(prop: Property) -> str:
-    """A property's name, with an arrow up if higher values are better, or down if lower values are better."""
+    """A property's name, with an arrow up if higher values are better, or down if lower values are
+    better."""
     return prop.name + (", %" if prop.percent else "") + _ARROWS[prop.better]
 
 
@@ -31,7 +32,8 @@ def legend(card: Card) -> list[str]:
     """Sentences that say what the columns and the numbers are."""
     tasks = ("the mean over " if len(card.tasks) > 1 else "on ") + ", ".join(map(shown, card.tasks))
     return [f"{prop.name}: {prop.what}." for prop in card.properties] + [
-        f"Each number is {tasks}, with its 95% interval below it. An arrow says which end is better."
+        f"Each number is {tasks}, with its 95% interval below it. "
+        "An arrow says which end is better."
     ]
 
 

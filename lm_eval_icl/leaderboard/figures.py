@@ -1,7 +1,8 @@
 """Figures of a leaderboard or a study, each with the numbers that are drawn.
 
-Some have a row for each entry (results, differences, orders). Some have a curve for entries that differ only in the
-number of shots, or only in T. One is a heat map. `FIGURES`, at the end, lists them by name.
+Some have a row for each entry (results, differences, orders). Some have a curve for entries that
+differ only in the number of shots, or only in T. One is a heat map. `FIGURES`, at the end, lists
+them by name.
 """
 
 from __future__ import annotations

@@ -24,20 +24,24 @@ RUNS = 200  # the most runs, or sets, that an opened cell lists
 
 # Words that are marks of a cell, with their meaning.
 MARKS = {
-    "confirmed": "Two runs on different dates, with the same prompts, gave the same answer to every document.",
+    "confirmed": "Two runs on different dates, with the same prompts, gave the same answer to every "
+    "document.",
     "differs": "Two runs with the same prompts gave different answers. The earlier run is shown.",
-    "other sets": "The baseline has other sets of demonstrations, and the interval of the difference contains the "
-    "chance of both.",
+    "other sets": "The baseline has other sets of demonstrations, and the interval of the "
+    "difference contains the chance of both.",
     "not compared": "The baseline has other documents, or no answers to single documents.",
-    "aggregate only": "There are no answers to single documents (--log_samples), so the interval comes from the "
-    "standard error in the results file, and there is no difference.",
-    "collapsed": "One answer is given to 95% of the documents or more under every prompt, although others are right.",
-    "one label": "All documents have the same right answer, so that a method that always gives it is right on all. "
-    "--limit takes the first rows of a split, which may be sorted: add --metadata shuffle=0.",
+    "aggregate only": "There are no answers to single documents (--log_samples), so the interval "
+    "comes from the standard error in the results file, and there is no difference.",
+    "collapsed": "One answer is given to 95% of the documents or more under every prompt, although "
+    "others are right.",
+    "one label": "All documents have the same right answer, so that a method that always gives it "
+    "is right on all. --limit takes the first rows of a split, which may be sorted: add --metadata "
+    "shuffle=0.",
     "few documents": "Fewer than 30 documents: the interval is wide.",
-    "one set": "One set of demonstrations was drawn: the interval is for this set, and more seeds would say how "
-    "others do.",
-    "few seeds": "Two to four sets of demonstrations: intervals are wide, those of differences most of all.",
+    "one set": "One set of demonstrations was drawn: the interval is for this set, and more seeds "
+    "would say how others do.",
+    "few seeds": "Two to four sets of demonstrations: intervals are wide, those of differences most "
+    "of all.",
 }
 _TEXTS = ("name", "checkpoint", "details", "method", "arguments", "conditions", "rule", "label")
 # Categories of invisible characters, and of some that move others.

@@ -1,8 +1,10 @@
-"""The board as a page: one HTML file that loads nothing from any server and can be read without JavaScript.
+"""The board as a page: one HTML file that loads nothing from any server and can be read without
+JavaScript.
 
-The table is in the HTML itself. The contents of opened cells are JSON beside it, for the script (`page.js`). Result
-files come from strangers, so every string is data: the template escapes all strings, the script sets text and no HTML,
-and the page's content security policy lets only our script run.
+The table is in the HTML itself. The contents of opened cells are JSON beside it, for the script
+(`page.js`). Result files come from strangers, so every string is data: the template escapes all
+strings, the script sets text and no HTML, and the page's content security policy lets only our
+script run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The table that ends a study in the terminal: the rows of its board and the study's columns, 80 characters wide."""
+"""The table that ends a study in the terminal: the rows of its board and the study's columns, 80
+characters wide."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ def table(
     """The table, in parts (`parts.in_parts`).
 
     Args:
-        columns: the names of the columns, in order. A column that the board does not have is shown as missing.
-        entries: the entries of the board, in the order of the lines.
-        flips: entry's name -> order sensitivity.
+        columns: the names of the columns, in order. A column that the board does not have is shown
+        as missing. entries: the entries of the board, in the order of the lines. flips: entry's
+        name -> order sensitivity.
     """
     by_name = {column.name: column for column in board.columns}
     headings = [*columns, _SHARE.name] if flips else list(columns)
@@ -108,7 +109,8 @@ def _interval(estimate: Estimate, column: Column) -> str:
 
 
 def _value(x: float, column: Column, least: float) -> str:
-    """A value in few characters: "57.9", "100", "±12". Percents have no decimals if the value is `least` or more."""
+    """A value in few characters: "57.9", "100", "±12". Percents have no decimals if the value is
+    `least` or more."""
     return (
         numbers.value(x, column, decimals=int(x < least))
         if column.percent
@@ -131,7 +133,7 @@ def _legend(board: Board, entries: Sequence[Entry], flips: bool) -> str:
     sentences = [f"{', '.join(board.common)}." if board.common else "", f"{text}."]
     if flips:
         sentences.append(
-            "Order flips: how often two orders of the same demonstrations give different predictions, in percent, with "
-            "the 95% interval."
+            "Order flips: how often two orders of the same demonstrations give different "
+            "predictions, in percent, with the 95% interval."
         )
     return " ".join(filter(None, sentences))
