@@ -24,8 +24,8 @@ RUNS = 200  # the most runs, or sets, that an opened cell lists
 
 # Words that are marks of a cell, with their meaning.
 MARKS = {
-    "confirmed": "Two runs on different dates, with the same prompts, gave the same answer to every "
-    "document.",
+    "confirmed": "Two runs on different dates, with the same prompts, gave the same answer to "
+    "every document.",
     "differs": "Two runs with the same prompts gave different answers. The earlier run is shown.",
     "other sets": "The baseline has other sets of demonstrations, and the interval of the "
     "difference contains the chance of both.",
@@ -40,8 +40,8 @@ MARKS = {
     "few documents": "Fewer than 30 documents: the interval is wide.",
     "one set": "One set of demonstrations was drawn: the interval is for this set, and more seeds "
     "would say how others do.",
-    "few seeds": "Two to four sets of demonstrations: intervals are wide, those of differences most "
-    "of all.",
+    "few seeds": "Two to four sets of demonstrations: intervals are wide, those of differences "
+    "most of all.",
 }
 _TEXTS = ("name", "checkpoint", "details", "method", "arguments", "conditions", "rule", "label")
 # Categories of invisible characters, and of some that move others.

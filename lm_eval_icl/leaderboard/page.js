@@ -183,13 +183,13 @@
     const details = make("details", {}, summary);
     details.addEventListener("toggle", () => {  // made when it is opened
       if (!details.open || details.childElementCount > 1) return;
-      const values = pair[0].options.map((option, place) => [option, ...pair.map((one) => String(one.values[place] ?? ""))]);
-      const prompts = pair.map((one) => one.demonstrations + one.query);
-      const same = prompts.every((prompt) => prompt === prompts[0]);
+      const values = pair[0].options.map((option, place) => [option, ...pair.map((one) => one.values[place]?.toFixed(3) ?? "")]);
+      const same = pair.every((one) => one.demonstrations + one.query === pair[0].demonstrations + pair[0].query);
       details.append(
         plain(["Option", ...pair.map((_, side) => `log-likelihood, or the rule's value, ${"AB"[side]}`)], values),
-        make("div", { className: "sides" }, (same ? prompts.slice(0, 1) : prompts).map((prompt, side) => make("div", {},
-          make("p", { className: "quiet" }, same ? (pair.length > 1 ? "The prompt of both" : "The prompt") : `The prompt of ${"AB"[side]}`), make("pre", {}, prompt)))));
+        make("div", { className: "sides" }, (same ? pair.slice(0, 1) : pair).map(({ demonstrations, query }, side) => make("div", {},
+          make("p", { className: "quiet" }, same ? (pair.length > 1 ? "The prompt of both" : "The prompt") : `The prompt of ${"AB"[side]}`), make("pre", {}, query),
+          demonstrations && make("details", {}, make("summary", { className: "quiet" }, "its demonstrations"), make("pre", {}, demonstrations))))));
     });
     return details;
   }
