@@ -8,7 +8,7 @@ PYTEST = -m pytest -n logical --maxprocesses 4 --dist worksteal
 # What the environment has besides the package: extras of pyproject.toml. CI adds cluster, for the tests of Ray.
 EXTRAS ?= dev,docs
 
-.PHONY: demo check hooks test test-all papers site package floors newest
+.PHONY: demo check hooks test test-plain test-all papers site package floors newest
 demo: $(VENV)/installed
 	$(VENV)/bin/lm-eval-icl demo
 
@@ -25,6 +25,10 @@ hooks: $(VENV)/installed
 # Every method, command and room, in minutes.
 test: $(VENV)/installed
 	$(VENV)/bin/python $(PYTEST) -m "not slow"
+
+# The same tests in plain mode: every request computed alone, without the optimizations. Slow.
+test-plain: $(VENV)/installed
+	PLAIN=1 $(VENV)/bin/python $(PYTEST) -m "not slow"
 
 # Every test once: those of `make test`, then the slow ones.
 test-all: test

@@ -178,7 +178,7 @@ def intervals(case: Case, drawn: Drawn) -> tuple[Estimate, Difference]:
 
 
 def usual_half(differences: np.ndarray) -> float:
-    """Half of the interval from t with Satterthwaite's degrees of freedom, without extra documents."""
+    """Half of the usual interval: t with Satterthwaite's degrees of freedom, nothing added."""
     n, sets = differences.shape
     spread = statistics.spread_of(differences, 1.0)
     if spread.documents in (0, math.inf):

@@ -2,7 +2,7 @@
 
     python scripts/draw_concepts.py [--output DIR]
 
-The layout and the pack are drawn from the objects that run (`Method.layout`, `TokenTree`). The same code and the same
+The layout and the pack are drawn from the objects that run (`Method.lay_out`, `TokenTree`). The same code and the same
 matplotlib give the same files, byte for byte.
 """
 
@@ -245,7 +245,7 @@ def memory() -> Figure:
 
 def layout() -> Figure:
     """InvICL's layout of two demonstrations: the blocks, and the same token by token."""
-    row = methods.make("invicl").layout(2, (3, 2), 2, 1)
+    row = methods.make("invicl").lay_out(2, (3, 2), 2, 1)
     n, cell = len(row.blocks), 0.37
     figure, axes = canvas(9.4, 5.3)
     left, top = 0.75, 1.45

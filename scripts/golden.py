@@ -3,6 +3,7 @@
     python scripts/golden.py make /tmp/before      # in one version: some minutes of one core
     python scripts/golden.py make /tmp/after       # in the other
     python scripts/golden.py compare /tmp/before /tmp/after
+    python scripts/golden.py plain /tmp/plain      # in plain mode, without study and training, which are then missing
 
 Samples are the responses of every method and of `hf` on tiny random models and a trained one, the papers' tasks,
 decision rules, a study with a dev set and rows that a model chooses, its board, and a model after training.
@@ -17,7 +18,8 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 DEMO_MODEL = str(ROOT / "lm_eval_icl" / "demo_model")
+Part = Callable[[Path], Iterator[tuple[str, Any]]]
 SIZES: dict[str, float] = {
     "hidden_size": 48,
     "num_hidden_layers": 3,
@@ -93,7 +96,7 @@ def responses(samples: list[dict[str, Any]]) -> list[list[Any]]:
     return rows
 
 
-def evaluations(out: Path) -> Iterator[tuple[str, Any]]:
+def evaluations(out: Path, **arguments_of_all: Any) -> Iterator[tuple[str, Any]]:
     """Every method on every model, the papers' tasks, and decision rules."""
     import lm_eval.evaluator
     from lm_eval.api.registry import get_model
@@ -110,6 +113,7 @@ def evaluations(out: Path) -> Iterator[tuple[str, Any]]:
             "tokenizer": tokenizer,
             "batch_size": 4,
             **ARGUMENTS.get(method, {}),
+            **(arguments_of_all if method != "hf" else {}),
         }
         options = {
             "num_fewshot": 2,
@@ -185,14 +189,18 @@ def training(out: Path) -> Iterator[tuple[str, Any]]:
     yield "training", logits.log_softmax(-1)[0, :, :8].tolist()
 
 
-def make(out: Path) -> bool:
+def plain(out: Path) -> bool:
+    return make(out, [partial(evaluations, plain=True)])
+
+
+def make(out: Path, parts: Sequence[Part] = (study, training, evaluations)) -> bool:
     out = out.resolve()
     (out / "hub").mkdir(parents=True)
     if (SHARED / "data").is_dir():
         runpy.run_path(str(SHARED / "tools" / "local_hub.py"))["main"](out / "hub")
     os.chdir(out / "hub")
     os.environ["LM_EVAL_ICL_CACHE"] = str(out / "cache")
-    samples = {key: value for part in (study, training, evaluations) for key, value in part(out)}
+    samples = {key: value for part in parts for key, value in part(out)}
     return not (out / "golden.json").write_text(json.dumps(samples, indent=0), encoding="utf-8")
 
 
@@ -223,7 +231,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("make", "compare"))
+    parser.add_argument("command", choices=("make", "plain", "compare"))
     parser.add_argument("folders", nargs="+", type=Path)
     arguments = parser.parse_args()
     sys.exit(globals()[arguments.command](*arguments.folders))

@@ -359,9 +359,9 @@ def make_row(
     together = method.memory_depends_on_query
     if together:
         ((text, label),) = queries
-        layout, prompt = method.layout(0, lengths, len(text), len(label)), [*prompt, *text, *label]
+        layout, prompt = method.lay_out(0, lengths, len(text), len(label)), [*prompt, *text, *label]
     else:
-        layout = method.layout(0, lengths)
+        layout = method.lay_out(0, lengths)
     ids, positions = [prompt[i] for i in layout.source], layout.positions.tolist()
     sizes = [] if together else [len(text) + len(label) for text, label in queries]
     n, total = len(layout), len(layout) + sum(sizes)

@@ -22,25 +22,22 @@ ROOT = Path(__file__).resolve().parents[1]
 # Room -> for each fault, the text that it replaces, and the new text.
 FAULTS: dict[str, list[tuple[str, str]]] = {
     "methods": [
-        ("history[i] = entry + self.eta * step", "history[i] = entry - self.eta * step"),
+        ("self._entries[i] = entry + eta * velocity", "self._entries[i] = entry - eta * velocity"),
         (
-            "present.pop(0) - entry + self.momentum * velocity[i]",
-            "present.pop(0) - entry + velocity[i]",
+            "present.pop(0) - entry + momentum * self._velocity[i]",
+            "present.pop(0) - entry + self._velocity[i]",
         ),
         ("range(2, self.T + 1):", "range(2, self.T):"),
         ("first.again(0 if self.restart_positions else first.end", "first.again(0"),
-        (
-            "Reading(self.temperature, self.scale * self.temperature",
-            "Reading(self.temperature, self.scale",
-        ),
+        ("factor = self.scale * self.temperature", "factor = self.scale"),
         ("Reading(log_weight=-math.log(factor))", "Reading(log_weight=math.log(factor))"),
-        ("block.start + max(windows) - length", "block.start + length - max(windows)"),
+        ("shift = max(windows) - windows[window]", "shift = windows[window] - max(windows)"),
         (
             "second_sees = torch.cat([others(n), nothing(n)]",
             "second_sees = torch.cat([~nothing(n), nothing(n)]",
         ),
         ("Pattern(nothing(n), query=True)", "Pattern(nothing(n))"),
-        ("before(n) & (same(window) | (window == 0))", "before(n) & same(window)"),
+        ("sees[:, : self.window_size] = True", "sees[:, : self.window_size] |= False"),
     ],
     "prompts": [
         ("return everything(n).tril(-1)", "return everything(n).tril()"),

@@ -30,7 +30,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import once
+from tests import once, plain
 
 # Every run of the tests draws other examples. An hour takes
 # pytest --hypothesis-profile=long tests/harness/test_fuzz.py
@@ -57,6 +57,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
         torch.set_num_threads(1)
         once.install()
+        if plain.ON:
+            plain.install()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -66,6 +68,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item, "fixturenames", ()
         ):  # nodes: two of Ray, in 20 seconds
             item.add_marker(pytest.mark.slow)
+    if plain.ON:
+        plain.skip(items)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

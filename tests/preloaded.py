@@ -6,9 +6,11 @@ from lm_eval.tasks import TaskManager
 
 import tests.conftest
 import tests.harness.test_resume  # noqa: F401
-from tests import once
+from tests import once, plain
 
 torch.set_num_threads(1)
 once.install()
+if plain.ON:
+    plain.install()
 torch.utils.collect_env.get_pretty_env_info()
 TaskManager()

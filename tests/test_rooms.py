@@ -72,12 +72,9 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
 # with its length then, and may only become shorter.
 FILE_LINES, FUNCTION_LINES = 500, 75
 LONGER = {
-    "inference/attention.py": 526,
     "cli/leaderboard.py:command": 77,
     "cli/select.py:command": 99,
     "cli/study.py:command": 128,
-    "drawing/picture.py:_panel": 78,
-    "methods/runner.py:generate": 85,
     "results/summary.py:summarize": 79,
 }
 LAYOUT_TOKENS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,7 +226,13 @@ def load(path: Path, **kwargs: Any) -> tuple[PreTrainedModel, PreTrainedTokenize
 
 
 def encoded_alone(
-    method: Method, model: PreTrainedModel, contexts: Sequence[Context]
-) -> list[Memory]:
-    """The memories of contexts that a method encodes one by one."""
-    return [memory for context in contexts for memory in method.encode(model, [context])]
+    method: Method, model: PreTrainedModel, context: Context, query: Sequence[int]
+) -> tuple[Memory, Sequence[int]]:
+    """The memory of a query, whose contexts are encoded one by one, and the query's tokens still to be run."""
+    encoder = SimpleNamespace(
+        model=model,
+        memories=lambda contexts: [method.encode(model, [alone])[0] for alone in contexts],
+    )
+    encoded = method.encoded(encoder, context, query)
+    [memory] = encoded.memories
+    return memory, encoded.rest or query

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -259,12 +260,16 @@ def _numbers(difference: Difference, column: Column, margin: float | None) -> di
     low, high = difference.interval
     return {
         "difference": difference.mean,
-        "low": low if abs(low) < float("inf") else None,
-        "high": high if abs(high) < float("inf") else None,
+        "low": _finite(low),
+        "high": _finite(high),
         "p": difference.p,
         "comparisons": difference.comparisons,
         "verdict": column.judged(difference, in_unit(margin, column)),
     }
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def _fail_below(pairs: Sequence[_Pair], least: float) -> None:
@@ -272,7 +277,8 @@ def _fail_below(pairs: Sequence[_Pair], least: float) -> None:
     for pair in pairs:
         for column in pair.columns:
             difference = pair.differences[column.name]
-            if difference.high < (in_unit(least, column) or 0.0):
+            limit = in_unit(least, column)
+            if limit is not None and difference.high < limit:
                 interval = numbers.interval(difference, column, sign=True, unit=True)
                 raise SystemExit(
                     f"lm-eval-icl: compare: --fail-below {least:g}: on {column.name}, "

@@ -185,7 +185,7 @@ def _train(
 def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, Any]:
     """The arguments of the command line, without those that were not given."""
     parser.argument_default = argparse.SUPPRESS
-    trained = "icl, nope, prefixicl, pcw, saicl, invicl, sbp, star, or MODULE:CLASS"
+    trained = "a method of one pass, such as icl, pcw or invicl (docs/training.md), or MODULE:CLASS"
     parser.add_argument("method", metavar="METHOD", help=trained)
     parser.add_argument(
         "--resume", action="store_true", help="continue from the last checkpoint in --output"

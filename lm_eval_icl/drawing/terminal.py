@@ -3,85 +3,94 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from rich.text import Text
 
 from lm_eval_icl.drawing.drawing import Drawing, colour, columns, rows
 from lm_eval_icl.prompts.layouts import Layout
 
-# The character of a cell whose token the row's token sees: query and answer see it, too, or do not; and of other cells.
-SEEN, UNREAD, UNSEEN = "█", "▒", "·"
-# Where titles and notes are wrapped if there is no terminal.
+# The character of a cell of the mask.
+SEEN = "█"  # the row's token sees the column's token; query and answer see it, too
+UNREAD = "▒"  # the row's token sees it; query and answer do not
+UNSEEN = "·"
+# Titles and notes are wrapped at this width if there is no terminal.
 WIDTH = 100
 
 
 def as_text(drawing: Drawing, width: int | None = None) -> Text:
     """The drawing as lines of text.
 
+    A token takes two characters, or one if the drawing does not fit.
+
     Args:
-        width: the terminal's width in characters; None if there is no terminal. The drawing may then have any width,
-            and texts are wrapped at `WIDTH`. A token takes two characters, or one if the drawing does not fit.
+        width: the terminal's width in characters. None if there is no terminal: the drawing may
+            then have any width, and texts are wrapped at `WIDTH`.
     """
-    for cell in (2, 1):
-        panels = [(title, list(_lines(layout, cell))) for title, layout in drawing.passes]
-        if width is None or max(line.cell_len for _, lines in panels for line in lines) <= width:
-            break
 
     def wrapped(words: str) -> str:
         return textwrap.fill(words, width or WIDTH)
 
+    for cell in (2, 1):
+        panels = [list(_lines(layout, cell)) for _, layout in drawing.passes]
+        if width is None or max(line.cell_len for line in chain(*panels)) <= width:
+            break
+
     text = Text(wrapped(f"{drawing.name}  {drawing.arguments}") + "\n")
     text.stylize("bold", end=len(drawing.name))
-    for title, lines in panels:
-        text.append("\n").append(f"{wrapped(title)}\n" if title else "", "italic")
+    for (title, _), lines in zip(drawing.passes, panels, strict=True):
+        text.append("\n")
+        if title:
+            text.append(wrapped(title) + "\n", "italic")
         text.append_text(Text("\n").join(lines)).append("\n")
-    text.append("\n" + wrapped(" ".join(drawing.notes).replace("Hatched", UNREAD)))
-    return text
+    notes = " ".join(drawing.notes).replace("Hatched", UNREAD)
+    return text.append("\n" + wrapped(notes))
 
 
 def _lines(layout: Layout, cell: int) -> Iterator[Text]:
-    positions, sees, kept = layout.positions.tolist(), layout.mask.tolist(), set(layout.kept_tokens)
+    """The lines of one forward pass.
+
+    Args:
+        cell: the width of a token in characters.
+    """
+    positions = layout.positions.tolist()
+    sees = layout.mask.tolist()
+    kept = set(layout.kept_tokens)
     blocks = columns(layout)
     # A block is as wide as its tokens or its name, whichever is wider.
-    widths = [max(len(block) * cell, len(name)) for name, block in blocks]
+    widths = [max(len(tokens) * cell, len(name)) for name, tokens in blocks]
     # Without positional information no numbers are shown, since zeros would look like positions.
     digits = len(str(max(positions))) if layout.step else 0
     gutter = max(len("position"), *(len(name) + digits + 1 for name, _ in blocks))
 
-    def line(margin: str, cells: list[Text]) -> Text:
+    def line(margin: str, cells: Sequence[Text]) -> Text:
+        for text, width in zip(cells, widths, strict=True):
+            text.pad_right(width - len(text))
         return Text.assemble(margin.rjust(gutter), " │", Text("│").join(cells), "│")
 
-    def padded(text: Text, width: int) -> Text:
-        text.pad_right(width - len(text))
-        return text
-
-    rule = "┼" + "┼".join("─" * width for width in widths) + "┼"
-    names = zip(blocks, widths, strict=True)
-    yield line(
-        "", [padded(Text(name, f"bold {colour(name)}"), width) for (name, _), width in names]
-    )
+    yield line("", [Text(name, f"bold {colour(name)}") for name, _ in blocks])
     for digit in range(digits):  # positions are written vertically
-        figures = [
-            padded(
-                Text("".join(str(positions[i]).rjust(digits)[digit].ljust(cell) for i in block)),
-                width,
-            )
-            for (_, block), width in zip(blocks, widths, strict=True)
-        ]
-        yield line("position" if digit == digits - 1 else "", figures)
+        figures = [str(position).rjust(digits)[digit].ljust(cell) for position in positions]
+        margin = "position" if digit == digits - 1 else ""
+        yield line(
+            margin, [Text("".join(figures[tokens.start : tokens.stop])) for _, tokens in blocks]
+        )
+    rule = "┼".join(["", *("─" * width for width in widths), ""])
     for name, attending in rows(layout):
         yield Text(" " * (gutter + 1) + rule)
         for row in attending:
             cells = []
-            for (column, block), width in zip(blocks, widths, strict=True):
+            for column, tokens in blocks:
                 text = Text()
-                for i in block:
-                    if sees[row][i]:
-                        text.append((SEEN if i in kept else UNREAD) * cell, colour(column))
-                    else:
+                for i in tokens:
+                    if not sees[row][i]:
                         text.append(UNSEEN.ljust(cell), "dim")
-                cells.append(padded(text, width))
+                    elif i in kept:
+                        text.append(SEEN * cell, colour(column))
+                    else:
+                        text.append(UNREAD * cell, colour(column))
+                cells.append(text)
             head = name if row == attending[0] else ""
             number = str(positions[row]).rjust(digits) if digits else ""
             yield line(head.ljust(gutter - digits) + number, cells)

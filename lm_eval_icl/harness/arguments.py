@@ -46,6 +46,8 @@ class CommonArguments:
         canonical_order: encode a set of demonstrations in one order, sorted by their texts, whatever order they are
             given in, so that, on a CPU, their order changes no bit of a result. None to do so if the method does not
             depend on the order. Under other methods, such as `icl`, True is a control: it makes them order-invariant.
+        plain: compute every request alone, by the definition of the method, with none of the optimizations: slowly, to
+            compare with (`methods.plain`).
 
     Raises:
         InputError: an argument is outside its range.
@@ -55,14 +57,16 @@ class CommonArguments:
     store_bytes: int = 2**31
     overflow: str = "drop"
     canonical_order: bool | None = None
+    plain: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("pack_tokens", 1), ("store_bytes", 0)):
             object.__setattr__(self, name, checked_whole(name, getattr(self, name), least))
         if self.overflow not in OVERFLOW:
             raise InputError(f"overflow={self.overflow!r}: must be {' or '.join(OVERFLOW)}.")
-        if self.canonical_order is not None and not isinstance(self.canonical_order, bool):
-            raise InputError(f"canonical_order={self.canonical_order!r}: must be True or False.")
+        for name in ("canonical_order", "plain"):
+            if getattr(self, name) not in (None, True, False):
+                raise InputError(f"{name}={getattr(self, name)!r}: must be True or False.")
 
     def is_canonical(self, method: Method) -> bool:
         """Whether demonstrations are encoded in canonical order."""

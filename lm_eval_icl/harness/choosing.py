@@ -103,6 +103,7 @@ def predictor(model: ICLModel) -> Predictor:
         batch_size=model.texts,
         pack_tokens=model.common.pack_tokens,
         store_bytes=model.common.store_bytes,
+        plain=model.common.plain,
     )
 
 

@@ -175,11 +175,7 @@ class ComparisonFilter(RuleFilter[Comparison]):
                 f"gives the same as hf), or leave {rule.name} out."
             )
         method = model.method
-        if (
-            method.memory_depends_on_query
-            or isinstance(method, Several)
-            or model.runner.capabilities.no_memory
-        ):
+        if method.memory_depends_on_query or isinstance(method, Several):
             raise InputError(
                 f"a query has no single state under {method.name} with this model: leave {rule.name} out."
             )

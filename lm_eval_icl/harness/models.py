@@ -87,6 +87,8 @@ class ICLModel(CheckedHFLM):
         if warning := record.mismatch(self.trained, method):
             log.warning("%s: %s.", method.name, warning)
         self.canonical_order = self.common.is_canonical(method)
+        if self.common.plain:
+            self.batch_size_per_gpu = 1  # for whole texts, which `HFLM` scores
         self.runner = MethodRunner(
             self.model,
             method,
@@ -96,6 +98,7 @@ class ICLModel(CheckedHFLM):
             softmax_dtype=self.softmax_dtype,
             mixed_precision_dtype=self.mixed_precision_dtype,
             tensor_parallel=self._is_tensor_parallel,
+            plain=self.common.plain,
             capabilities=capabilities,
         )
         if self.common.canonical_order is None:
@@ -107,6 +110,7 @@ class ICLModel(CheckedHFLM):
             by_part=method.treats_demonstrations_alike,
             canonical=self.canonical_order,
             vocabulary=vocabulary_of(self.model),
+            pieces=not self.common.plain,
         )
         self.tokenize = RequestTokenizer(prompts, self.max_gen_toks, self.runner)
         self.begin([])
@@ -154,7 +158,7 @@ class ICLModel(CheckedHFLM):
                 "tokens_run": ran,
                 "tokens_saved": self.run.tokens_alone - ran,
                 "passes": self.runner.passes_run,
-                "shared_demonstrations": self.runner.blocks.counts,
+                "shared_demonstrations": self.runner.encoder.counts,
                 "peak_bytes": peak_bytes(device_of(self.model)),
                 "responses_read": self.responses_read,
             }
@@ -218,6 +222,7 @@ class ICLModel(CheckedHFLM):
             "max_length": self.max_length,
             "canonical_order": self.canonical_order,
             "overflow": self.common.overflow,
+            "plain": self.common.plain,
             **{
                 name: str(value)
                 for name, value in self._forwarded.items()

@@ -41,17 +41,6 @@ def score(
 ) -> list[Score]:
     """The summed log-probability of every continuation, and whether greedy decoding would produce it."""
     requests, hook = run.take(instances), lm.cache_hook
-    if runner.capabilities.no_memory:
-        rows = [[*request.prompt.context.tokens, *request.prompt.query] for request in requests]
-        whole = [
-            (request.key, ids, [*request.answer])
-            for request, ids in zip(requests, rows, strict=True)
-        ]
-        with runner.counting():
-            whole_scores: list[Score] = lm._loglikelihood_tokens(whole, quiet)
-        for instance, (logprob, _) in zip(instances, whole_scores, strict=True):
-            check_finite(instance, logprob, runner.model)
-        return whole_scores
     scores: dict[int, Score] = {}
     with (
         tqdm(total=len(instances), desc="Running loglikelihood requests", disable=quiet) as bar,

@@ -1,4 +1,4 @@
-"""Halves the numbers of tokens, queries and texts that run at once when a device runs out of memory."""
+"""Halves the numbers of tokens, queries and texts that run at once on out-of-memory."""
 
 from __future__ import annotations
 
@@ -17,30 +17,28 @@ T = TypeVar("T")
 
 
 class MemoryBudget:
-    """How much runs at once on a device. On out-of-memory a number is halved, and stays so for the rest of the run.
+    """How much runs at once on a device. On out-of-memory a number is halved for the whole run.
 
     Args:
         store: the stored memories, which are freed first.
         sizes: how much runs at once at the beginning.
-        where: the model and the device, for the error message, such as "GPT2LMHeadModel on cuda:0".
-        tensor_parallel: each pass is divided among several processes. If one process ran a smaller pass, the others
-            would wait for it forever, so an out-of-memory error ends the run.
+        where: the model and the device, for the error: "GPT2LMHeadModel on cuda:0".
+        tensor_parallel: each pass is divided among several processes. If one process ran a smaller
+            pass, the others would wait for it forever, so an out-of-memory error ends the run.
     """
 
     def __init__(
         self, store: PrefixCache, sizes: Sizes, where: str, tensor_parallel: bool = False
     ) -> None:
-        self.store, self.sizes, self.where, self.tensor_parallel = (
-            store,
-            sizes,
-            where,
-            tensor_parallel,
-        )
+        self.store = store
+        self.sizes = sizes
+        self.where = where
+        self.tensor_parallel = tensor_parallel
 
     def fit(
         self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None
     ) -> T:
-        """Call `attempt` until `run` does not run out of memory, and return the result of `run`."""
+        """Call `attempt` until `run` does not run out of memory. Return the result of `run`."""
         while (result := self.attempt(run, halve, context)) is None:
             pass
         return result
@@ -48,12 +46,14 @@ class MemoryBudget:
     def attempt(
         self, run: Callable[[], T], halve: Callable[[], str], context: Context | None = None
     ) -> T | None:
-        """Call `run` and return its result, which is not None. On out-of-memory, free the stored memories or, if there
-        are none, call `halve`; then return None, and the caller tries again.
+        """Call `run` and return its result, which is not None.
+
+        On out-of-memory, free the stored memories. If there are none, call `halve`. Then return
+        None, and the caller tries again.
 
         Args:
-            halve: lowers a number of `sizes`, for example by the method `halve`, and returns a line for the log, or ""
-                if no number can be lowered.
+            halve: lowers a number of `sizes`, for example by the method `halve`. It returns a line
+                for the log, or "" if no number can be lowered.
             context: the context whose memory is in use and is not freed.
 
         Raises:
@@ -65,7 +65,8 @@ class MemoryBudget:
             if self.tensor_parallel or not should_reduce_batch_size(error):
                 raise
             trouble = str(error).split(". ")[0]
-        # After the except block, the exception no longer holds references to the tensors of the pass.
+        # After the except block, the exception no longer holds references to the tensors of the
+        # pass.
         clear_device_cache(garbage_collection=True)
         if self.store.shrink(context):
             log.warning(
@@ -75,18 +76,28 @@ class MemoryBudget:
             log.warning("%s: %s", trouble, less)
         else:
             raise InputError(
-                f"{trouble}: one prompt is more than the memory of the device holds ({self.where}). Lower "
-                "--num_fewshot, or spread the model over devices (--model_args parallelize=True). What --use_cache "
-                "has stored is kept."
+                f"{trouble}: one prompt is more than the memory of the device holds "
+                f"({self.where}). Lower --num_fewshot, or spread the model over devices "
+                "(--model_args parallelize=True). What --use_cache has stored is kept."
             )
         return None
 
     def halve(self, tokens: int, rows: int = 1) -> str:
-        """Halve the size that did not fit: a pack of `tokens` tokens, or, if `tokens` is 0, a batch of `rows` rows.
-        Returns the line for the log, or "" if a single row did not fit."""
+        """Halve the size that did not fit.
+
+        Args:
+            tokens: the number of tokens of a pack; 0 if a batch of rows did not fit.
+            rows: the number of rows of the batch.
+
+        Returns:
+            The line for the log, or "" if a single row did not fit.
+        """
         if tokens:
             self.sizes = replace(self.sizes, pack_tokens=tokens // 2, queries=1)
-            return f"log-likelihoods are scored in packs of {self.sizes.pack_tokens} tokens from here on"
+            return (
+                f"log-likelihoods are scored in packs of {self.sizes.pack_tokens} tokens from here "
+                "on"
+            )
         if rows == 1:
             return ""
         self.sizes = replace(self.sizes, texts=rows // 2)

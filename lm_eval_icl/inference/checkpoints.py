@@ -37,8 +37,8 @@ def load_model(arguments: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTraine
         config = AutoConfig.from_pretrained(pretrained, **for_tokenizer)
         if getattr(config, "is_encoder_decoder", False):
             raise InputError(
-                f"pretrained={pretrained!r}: {config.model_type!r} is an encoder-decoder model; these methods are "
-                "defined for decoders (causal language models) only."
+                f"pretrained={pretrained!r}: {config.model_type!r} is an encoder-decoder model; "
+                "these methods are defined for decoders (causal language models) only."
             )
         refuse_vision(pretrained, config)
         dtype = arguments.get("dtype", "float32")
@@ -48,47 +48,49 @@ def load_model(arguments: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTraine
         tokenizer: Any = AutoTokenizer.from_pretrained(where, **for_tokenizer)
     if tokenizer.chat_template and os.environ.get("RANK", "0") == "0":
         log.warning(
-            "%s has a chat template, which is not applied here: prompts are those of an evaluation without "
-            "--apply_chat_template.",
+            "%s has a chat template, which is not applied here: prompts are those of an evaluation "
+            "without --apply_chat_template.",
             where,
         )
     return model, tokenizer
 
 
 def refuse_vision(pretrained: str, config: transformers.PreTrainedConfig) -> None:
-    """Refuse a model that transformers knows as a model of images with text, but not as a language model.
+    """Refuse a model of images with text that transformers does not know as a language model.
 
     Raises:
         InputError: it is such a model.
     """
-    kind, has_code = (
-        type(config),
-        "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}),
-    )
-    if (
-        kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
-        and not has_code
-    ):
+    kind = type(config)
+    own_code = getattr(config, "auto_map", None) or {}
+    is_language_model = kind in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own_code
+    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not is_language_model:
         raise InputError(
-            f"pretrained={pretrained!r}: {config.model_type!r} is a vision model (images and text), and these methods "
-            "are defined for causal language models only: give the checkpoint of its language model alone, which is "
-            "often the one that it was trained from. lm-eval's --model hf-multimodal runs the vision model."
+            f"pretrained={pretrained!r}: {config.model_type!r} is a vision model (images and "
+            "text), and these methods are defined for causal language models only: give the "
+            "checkpoint of its language model alone, which is often the one that it was trained "
+            "from. lm-eval's --model hf-multimodal runs the vision model."
         )
 
 
 class WholeCheckpoints:
-    """`AutoModelForCausalLM` that refuses checkpoints with missing weights, which it would initialize at random."""
+    """`AutoModelForCausalLM` that refuses checkpoints with missing weights.
+
+    transformers would initialize these weights at random.
+    """
 
     @staticmethod
     def from_pretrained(pretrained: str, **kwargs: Any) -> transformers.PreTrainedModel:
         kwargs["output_loading_info"] = True
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(pretrained, **kwargs)
         model, report = loaded
-        if missing := sorted(report["missing_keys"]):
+        missing = sorted(report["missing_keys"])
+        if missing:
+            names = [*missing[:3], "..."] if len(missing) > 3 else missing
             raise InputError(
-                f"pretrained={pretrained!r}: {len(missing)} of the weights of {type(model).__name__} are "
-                f"not in the checkpoint ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}), and random "
-                "weights would replace them: is it the checkpoint of another kind of model, or incomplete?"
+                f"pretrained={pretrained!r}: {len(missing)} of the weights of "
+                f"{type(model).__name__} are not in the checkpoint ({', '.join(names)}), and "
+                "random weights would replace them: is it the checkpoint of another kind of "
+                "model, or incomplete?"
             )
         return model

@@ -14,26 +14,35 @@ from transformers import PreTrainedModel
 def device_of(model: PreTrainedModel) -> torch.device:
     """The device on which a model takes its input.
 
-    (`model.device` is the device of the first weights. If accelerate has offloaded these weights, it is "meta", and the
-    weights are on the execution device only while they are used.)
+    (`model.device` is the device of the first weights. If accelerate has offloaded these weights,
+    it is "meta", and the weights are on the execution device only while they are used.)
     """
     device = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
     return model.device if device is None else torch.device(device)
 
 
 def kept_logits(model: PreTrainedModel, tokens: Sequence[int]) -> Any:
-    """The `logits_to_keep` for these tokens. If accelerate has spread the model over devices, this is a list: a tensor
-    would be moved to the device of the input, where it cannot be an index into the last hidden states."""
+    """The `logits_to_keep` for these tokens.
+
+    It is a list if accelerate has spread the model over devices. A tensor would be moved to the
+    device of the input, where it cannot be an index into the last hidden states.
+    """
     return list(tokens) if hasattr(model, "_hf_hook") else on_device(tokens, device_of(model))
 
 
 def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
-    """Make a tensor of whole numbers, or of lists of them, on a device. (`torch.tensor(..., device=...)` would wait
-    until everything that was begun on a GPU is done. numpy reads a list three times as fast as torch.)"""
+    """Make a tensor of whole numbers, or of lists of them, on a device.
+
+    (`torch.tensor(..., device=...)` would wait until everything that was begun on a GPU is done.
+    numpy reads a list three times as fast as torch.)
+    """
     return to_device(torch.from_numpy(np.array(numbers, dtype=np.int64)), device)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor from the CPU to a device. The copy is asynchronous on CUDA alone, which has read the tensor when
-    `to` returns. Other devices may read it later, when its memory is used again (pytorch issue 189690, about MPS)."""
+    """Copy a tensor from the CPU to a device.
+
+    The copy is asynchronous on CUDA alone, which has read the tensor when `to` returns. Other
+    devices may read it later, when its memory is used again (pytorch issue 189690, about MPS).
+    """
     return tensor.to(device, non_blocking=device.type == "cuda")

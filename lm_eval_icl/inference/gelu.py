@@ -1,4 +1,4 @@
-"""GELU in one kernel: transformers computes some variants step by step, with a pass over memory for each step."""
+"""GELU in one kernel. transformers computes some variants in steps, each a pass over memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from transformers.activations import FastGELUActivation, NewGELUActivation
 
 @contextmanager
 def fused_gelu(model: nn.Module) -> Iterator[None]:
-    """Inside this context, GELU's tanh approximation (`gelu_new` and `gelu_fast` of GPT-2, GPT-J, Phi and others) is
-    computed by torch's kernel, which is the same function up to rounding.
+    """Inside this context, torch's kernel computes GELU's tanh approximation.
 
-    Half precision is left as it is, since the rounding between the steps makes a larger difference there.
+    It is the same function up to rounding as `gelu_new` and `gelu_fast` of GPT-2, GPT-J, Phi and
+    others. Half precision is left as it is, since rounding between steps makes a larger difference
+    there.
     """
 
     def fused(module: nn.Module, x: Tensor) -> Tensor:
@@ -24,7 +25,7 @@ def fused_gelu(model: nn.Module) -> Iterator[None]:
             return nn.functional.gelu(x, approximate="tanh")
         return type(module).forward(module, x)
 
-    # A module that has `forward` as an instance attribute was patched by accelerate, or by an enclosing `fused_gelu`.
+    # Accelerate, or an enclosing `fused_gelu`, has patched a module whose instance has a `forward`.
     kinds = (NewGELUActivation, FastGELUActivation)
     unpatched = [m for m in model.modules() if type(m) in kinds and "forward" not in vars(m)]
     for module in unpatched:

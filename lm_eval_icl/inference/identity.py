@@ -1,8 +1,9 @@
-"""The identity of a model and of a method in a user's file. Only this file says when two of them are the same.
+"""The identity of a model and of a method in a user's file: when two of them are the same.
 
-A model is identified by its configuration and by a digest of its files if it is loaded from a folder, or by the commit
-of its files if it is loaded from the Hub. The code that runs it is identified by this package's version and commit
-(`lm_eval_icl.version`) and, for a method in a user's file, by a digest of that file.
+A model is identified by its configuration, and by a digest of its files if it comes from a folder,
+or by the commit of its files if it comes from the Hub. The code that runs it is identified by this
+package's version and commit (`lm_eval_icl.version`). A method in a user's file is identified by a
+digest of that file.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from huggingface_hub import try_to_load_from_cache
 from lm_eval_icl.errors import log
 from lm_eval_icl.files import cache_folder, write_atomically
 
-# The files of a checkpoint's weights, adapter, configuration, code and tokenizer, without the state of a trainer. GGUF
-# files are not among them, since a folder may have many of which only one is loaded.
+# The files of a checkpoint's weights, adapter, configuration, code and tokenizer, without the state
+# of a trainer. GGUF files are not among them, since a folder may have many, and only one is loaded.
 _MODEL_FILES = re.compile(
     r".*\.(safetensors|safetensors\.index\.json|bin\.index\.json|py|model|tiktoken|jinja)"
     r"|(?!training_args|optimizer|scheduler|sampler|random_states).*\.bin"
-    r"|((generation_|adapter_|quantize_|quantization_)?config|tokenizer|tokenizer_config|special_tokens_map"
-    r"|added_tokens|vocab)\.json|(vocab|merges)\.txt"
+    r"|((generation_|adapter_|quantize_|quantization_)?config|tokenizer|tokenizer_config"
+    r"|special_tokens_map|added_tokens|vocab)\.json|(vocab|merges)\.txt"
 )
 
 _WEIGHTS = re.compile(
@@ -47,24 +48,21 @@ def model_identity(model: Any, files: str | None, commit: str | None) -> dict[st
         commit: the `hub_commit` of its files.
     """
     facts: dict[str, Any] = {}
-    for name in ("config", "generation_config"):
-        if (settings := getattr(model, name, None)) is not None:
-            facts |= {f"{name}.{key}": value for key, value in settings.to_diff_dict().items()}
-    # The checkpoint's path, and the version of transformers that wrote it, are left out.
-    facts = {
-        name: value
-        for name, value in facts.items()
-        if not name.endswith(("version", "_name_or_path"))
-    }
     # The configuration comes first, since an error message names the first difference.
-    facts |= {"model_files_digest": files, "model_sha": commit}
-    return dict(
-        json.loads(json.dumps(facts, default=str))
-    )  # equal to what is later read from a JSON file
+    for name in ("config", "generation_config"):
+        settings = getattr(model, name, None)
+        for key, value in settings.to_diff_dict().items() if settings is not None else ():
+            # The checkpoint's path, and the version of transformers that wrote it, are left out.
+            if not key.endswith(("version", "_name_or_path")):
+                facts[f"{name}.{key}"] = value
+    facts["model_files_digest"] = files
+    facts["model_sha"] = commit
+    # The facts are equal to what is later read from a JSON file.
+    return json.loads(json.dumps(facts, default=str))
 
 
 def hub_commit(pretrained: Any, revision: str | None = None) -> str | None:
-    """The commit of a model from the Hub whose files are in the local cache; None for any other model."""
+    """The commit of a model from the Hub whose files are in the local cache, or None."""
     if isinstance(pretrained, str) and not Path(pretrained).is_dir():
         with suppress(ValueError):  # `pretrained` cannot be a name on the Hub
             cached = try_to_load_from_cache(pretrained, "config.json", revision=revision)
@@ -74,7 +72,7 @@ def hub_commit(pretrained: Any, revision: str | None = None) -> str | None:
 
 
 def source_digest(cls: type) -> str | None:
-    """A digest of the source file of a class; None for a class of this package, or a class without a file."""
+    """A digest of a class's source file; None for a class of this package, or without a file."""
     if cls.__module__.partition(".")[0] == "lm_eval_icl":
         return None
     try:
@@ -86,34 +84,35 @@ def source_digest(cls: type) -> str | None:
 def files_digest(
     pretrained: Any, *, subfolder: str = "", gguf_file: str | None = None, **others: Any
 ) -> str | None:
-    """A digest of the local files of a model of lm-eval's `hf`: of their names and all of their bytes.
+    """A digest of the names and all bytes of the local files of a model of lm-eval's `hf`.
 
-    The files are read rather than the weights in memory, so that nothing is copied back from a device.
+    The files are read rather than the weights in memory, so that nothing is copied back from a
+    device.
 
     Args:
-        pretrained: this and the others are arguments of `HFLM`. The tokenizer, peft and delta may be folders, too.
+        pretrained: this and the others are arguments of `HFLM`. The tokenizer, peft and delta may
+            be folders, too.
 
     Returns:
-        None if there are no such files (for a model from the Hub or made in Python), or a file cannot be read.
+        None if there are no such files (for a model from the Hub or made in Python), or a file
+        cannot be read.
     """
-    places = {
-        "pretrained": pretrained,
-        **{name: others.get(name) for name in ("tokenizer", "peft", "delta")},
-    }
+    places = {"pretrained": pretrained}
+    for role in ("tokenizer", "peft", "delta"):
+        places[role] = others.get(role)
     files_by_role: list[tuple[str, Path]] = []
     try:
         for role, place in places.items():
-            if isinstance(place, str) and Path(place).is_dir():
-                folder = (
-                    Path(place, subfolder) if role in ("pretrained", "tokenizer") else Path(place)
-                )
-                files = [
-                    path
-                    for path in folder.iterdir()
-                    if _MODEL_FILES.fullmatch(path.name) and path.is_file()
-                ]
-                loaded = [folder / gguf_file] if gguf_file and role == "pretrained" else []
-                files_by_role += [(role, path) for path in (*sorted(files), *loaded)]
+            if not isinstance(place, str) or not Path(place).is_dir():
+                continue
+            folder = Path(place)
+            if role in ("pretrained", "tokenizer"):
+                folder /= subfolder
+            for path in sorted(folder.iterdir()):
+                if _MODEL_FILES.fullmatch(path.name) and path.is_file():
+                    files_by_role.append((role, path))
+            if gguf_file and role == "pretrained":
+                files_by_role.append((role, folder / gguf_file))
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             digests = list(pool.map(_digest, files_by_role))
     except OSError as error:
@@ -129,9 +128,10 @@ def files_digest(
 def weights_digest(
     pretrained: Any, revision: str | None = None, adapters: Sequence[Any] = ()
 ) -> str | None:
-    """A digest of a model's tensors and configuration: the same in every folder, in any number of files.
+    """A digest of a model's tensors and configuration.
 
-    The digests of a file's tensors are kept by the file's path, size and time, since reading a large model takes long.
+    It is the same in every folder, and in any number of files. The digests of a file's tensors are
+    kept by the file's path, size and time, since reading a large model takes long.
 
     Args:
         pretrained: a folder, or the name of a model whose files are in the local cache of the Hub.

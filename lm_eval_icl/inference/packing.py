@@ -1,48 +1,62 @@
 """Packs many queries and their options into one row of tokens.
 
-A query and its options form a tree of tokens: the query once, then the tokens of each option except its last token,
-which is predicted and never an input. Many trees are packed into one row. A token of the row sees the memory, its
-ancestors in the tree and itself, and has the position that it would have if its query ran alone.
+A query and its options form a tree of tokens: the query once, then the tokens of each option except
+its last token, which is predicted and never an input. Many trees are packed into one row. A token
+of the row sees the memory, its ancestors in the tree and itself. It has the position that it would
+have if its query ran alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-# A query with the continuations to score, as token ids; and many queries, each with its continuations.
-QueryAnswers = tuple[tuple[int, ...], Collection[tuple[int, ...]]]
-Queries = Mapping[tuple[int, ...], Collection[tuple[int, ...]]]
+from lm_eval_icl.prompts.tokens import Ids
+
+# A query with the continuations to score, as token ids.
+QueryAnswers = tuple[Ids, Collection[Ids]]
+# Many queries, each with its continuations.
+Queries = Mapping[Ids, Collection[Ids]]
 
 
-def first_packed_batch(
-    queries: Sequence[QueryAnswers], tokens: int, at_least: int = 1
-) -> tuple[list[QueryAnswers], int]:
-    """The first of these queries, at least one, for one packed batch: as many as have `tokens` tokens together, but at
-    least `at_least` queries if these have at most 16 times `tokens`. (The mask of a pass of n tokens is [n, n].)
+class Pack(NamedTuple):
+    """Queries that run in one packed batch."""
 
-    Returns:
-        The queries, and how many tokens run for them.
+    queries: list[QueryAnswers]
+    tokens: int  # the number of tokens that run for them
+
+
+def first_packed_batch(queries: Sequence[QueryAnswers], tokens: int, at_least: int = 1) -> Pack:
+    """The first of these queries, at least one, for one packed batch.
+
+    The mask of a pass of n tokens is [n, n].
+
+    Args:
+        tokens: the queries have this many tokens together.
+        at_least: more tokens are allowed for this many queries, up to 16 times `tokens`.
     """
-    tree, before = TokenTree(), 0
+    tree = TokenTree()
+    before = 0
     for n, item in enumerate(queries):
         tree.add_query(*item)
         used = len(tree.tokens)
         if n and (used > 16 * tokens or (used > tokens and n >= at_least)):
-            return list(queries[:n]), before
+            return Pack(list(queries[:n]), before)
         before = used
-    return list(queries), before
+    return Pack(list(queries), before)
 
 
 class TokenTree:
     """A tree of token sequences that stores common beginnings once (a trie).
 
-    A node is an index into `tokens` and `depths`. A sequence shares its beginning with the sequence added before it, so
-    that sorted sequences share as much as possible. All descendants of a node follow it directly, up to its end.
+    A node is an index into `tokens` and `depths`. A sequence shares its beginning with the sequence
+    added before it, so that sorted sequences share as much as possible. All descendants of a node
+    follow it directly, up to its end.
     """
 
     def __init__(self) -> None:
@@ -55,8 +69,11 @@ class TokenTree:
 
     def add(self, sequence: Sequence[int]) -> list[int]:
         """Add a sequence and return the node of each of its tokens."""
-        pairs = enumerate(zip(self._last, sequence, strict=False))
-        shared = next((i for i, (a, b) in pairs if a != b), min(len(self._last), len(sequence)))
+        shared = 0
+        for token, last_token in zip(sequence, self._last, strict=False):
+            if token != last_token:
+                break
+            shared += 1
         first = len(self.tokens)
         for node in self._path[shared:]:
             self._ends[node] = first
@@ -68,24 +85,23 @@ class TokenTree:
         return list(self._path)
 
     def leave(self) -> None:
-        """Begin another tree: sequences that are added later share nothing with earlier sequences."""
+        """Begin another tree: later sequences share nothing with earlier ones."""
         self.add([])
 
     def add_query(self, query: Sequence[int], answers: Collection[Sequence[int]]) -> None:
-        """Add the tokens that run for a query: the query, and each of its answers without its last token."""
+        """Add the tokens that run for a query: it, and its answers without their last tokens."""
         for branch in sorted({tuple(answer[:-1]) for answer in answers}):
             self.add([*query, *branch])
 
     def ancestors(self) -> Tensor:
-        """[nodes, nodes] bool: whether the column's node is the row's node or one of its ancestors."""
+        """True where the column's node is the row's node or its ancestor: [nodes, nodes] bool."""
         n = len(self.tokens)
-        ends, nodes, sees = (
-            np.array(self._ends, dtype=np.int32),
-            np.arange(n, dtype=np.int32),
-            np.zeros((n, n), bool),
-        )
+        nodes = np.arange(n, dtype=np.int32)
+        ends = np.array(self._ends, dtype=np.int32)
         ends[self._path] = n
+        sees = np.zeros((n, n), bool)
         roots = [node for node, depth in enumerate(self.depths) if depth == 0]
         for first, end in pairwise([*roots, n]):  # a node's ancestors are all in the same tree
-            np.less(nodes[first:end, None], ends[first:end], out=sees[first:end, first:end])
+            tree = slice(first, end)
+            np.less(nodes[tree, None], ends[tree], out=sees[tree, tree])
         return torch.from_numpy(sees).tril_()

@@ -10,21 +10,24 @@ from lm_eval_icl.prompts.tokens import Context
 
 
 class PrefixCache:
-    """Memories by context. A context is encoded only once in a run, unless its memory had to be dropped.
+    """Memories by context. A context is encoded once in a run, unless its memory was dropped.
 
     Args:
         encode: computes the memories of several contexts.
 
     Attributes:
-        max_bytes: how many bytes of keys and values are stored at most. If there are more, the least recently used
-            memories are dropped. A memory that is larger by itself is returned, but not stored.
-        encoded: how many memories were computed.
-        reused: how often a stored memory was returned.
+        max_bytes: the largest number of bytes of keys and values that are stored. If there are
+            more, the least recently used memories are dropped. A memory that is larger by itself is
+            returned, but not stored.
+        encoded: the number of memories that were computed.
+        reused: the number of times that a stored memory was returned.
     """
 
     def __init__(self, encode: Callable[[Sequence[Context]], Sequence[Memory]], max_bytes: int):
-        self.encode, self.max_bytes = encode, max_bytes
-        self.encoded = self.reused = 0
+        self.encode = encode
+        self.max_bytes = max_bytes
+        self.encoded = 0
+        self.reused = 0
         self._kept: OrderedDict[Context, Memory] = OrderedDict()
         self._bytes = 0
 
@@ -33,10 +36,13 @@ class PrefixCache:
         contexts: Sequence[Context],
         together: Callable[[Sequence[Context]], int] = lambda missing: 1,
     ) -> list[Memory]:
-        """The memories of several contexts. All of them are returned, also if they are too large to be stored together.
+        """The memories of several contexts.
+
+        All of them are returned, also if they are too large to be stored together.
 
         Args:
-            together: a function of a list of contexts: how many of them, from the first on, are encoded in one pass.
+            together: a function of a list of contexts. It returns the number of them, from the
+                first on, that are encoded in one pass.
         """
         memories = {context: self._kept[context] for context in contexts if context in self._kept}
         for context in memories:
@@ -45,13 +51,15 @@ class PrefixCache:
         missing = [context for context in dict.fromkeys(contexts) if context not in memories]
         while missing:
             n = together(missing)
-            for context, memory in zip(missing[:n], self.once(missing[:n]), strict=True):
+            new_memories = self.once(missing[:n])
+            for context, memory in zip(missing[:n], new_memories, strict=True):
                 memories[context] = memory
                 if memory.nbytes <= self.max_bytes:
                     self._kept[context] = memory
                     self._bytes += memory.nbytes
                 while self._bytes > self.max_bytes:
-                    self._bytes -= self._kept.popitem(last=False)[1].nbytes
+                    _, oldest = self._kept.popitem(last=False)
+                    self._bytes -= oldest.nbytes
             missing = missing[n:]
         return [memories[context] for context in contexts]
 
@@ -66,12 +74,18 @@ class PrefixCache:
 
     def forget(self, context: Context) -> None:
         """Drop the memory of a context, if it is stored."""
-        if (memory := self._kept.pop(context, None)) is not None:
+        memory = self._kept.pop(context, None)
+        if memory is not None:
             self._bytes -= memory.nbytes
 
     def shrink(self, used: Context | None = None) -> bool:
-        """Drop all memories except the memory of the context `used`. From now on, store at most half of the bytes that
-        were stored, or the bytes of the remaining memory if they are more. Returns whether a memory was dropped.
+        """Drop all memories except the memory of the context `used`.
+
+        From now on, store at most half of the bytes that were stored, or the bytes of the remaining
+        memory if they are more.
+
+        Returns:
+            True if a memory was dropped.
         """
         held = self._bytes
         others = [

@@ -42,7 +42,7 @@ def what_decides(difference: Difference, column: Column, margin: float | None = 
 
 
 def in_unit(margin: float | None, column: Column) -> float | None:
-    """A margin in the unit of the metric. It is given in points for a percentage."""
+    """A margin in the unit of the metric; it is given in points if the metric is a percentage."""
     if margin is None or not column.percent:
         return margin
     return margin / 100

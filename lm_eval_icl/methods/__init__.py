@@ -1,4 +1,7 @@
-"""Finds methods by name. MODULE:CLASS names a method of another package. A class is imported when it is first used."""
+"""Finds methods by name. MODULE:CLASS names a method of another package.
+
+A class is imported when it is first used.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,45 @@ from lm_eval_icl.errors import InputError, did_you_mean, one_line_with_place
 if TYPE_CHECKING:
     from lm_eval_icl.methods.base import Method
 
-# The classes in the order of tables. A class's name in lower case is the name of its file, and NAME in `--model NAME`.
-_CLASSES = "ICL NoPE PrefixICL PCW SAICL BatchICL InvICL DeepThink SBP Star APE Structured Ensemble NBCE".split()
-NAMES = tuple(name.lower() for name in _CLASSES)
+# The classes in the order of tables, each with its colour and marker in figures. A class's name in
+# lower case is the name of its file, and NAME in `--model NAME`.
+_CLASSES = {
+    "ICL": ("#0072b2", "o"),
+    "NoPE": ("#b3a200", "<"),
+    "PrefixICL": ("#56b4e9", "P"),
+    "PCW": ("#009e73", "v"),
+    "SAICL": ("#cc79a7", "X"),
+    "BatchICL": ("#a0703c", ">"),
+    "InvICL": ("#d55e00", "D"),
+    "DeepThink": ("#e69f00", "^"),
+    "SBP": ("#8f5fd0", "p"),
+    "Star": ("#d02350", "*"),
+    "APE": ("#43801a", "h"),
+    "Structured": ("#6f83e0", "d"),
+    "Ensemble": ("#ee8a7d", "8"),
+    "NBCE": ("#00989c", "H"),
+}
+STYLES = {name.lower(): style for name, style in _CLASSES.items()}
+NAMES = tuple(STYLES)
+# The classes that others derive from, and the Python API, each with its file.
+_OTHERS = {
+    "Method": "base",
+    "ByQuery": "by_query",
+    "Several": "several",
+    "Stepwise": "stepwise",
+    "Predictor": "predictor",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The class of a method, `Method` or `Predictor`. It is imported on first use, since it imports transformers."""
-    modules = {"Method": "base", "Predictor": "predictor"} | {cls: cls.lower() for cls in _CLASSES}
-    if name not in modules:
+    """The class of a method, or a class of `_OTHERS`. The import takes seconds."""
+    if name in _CLASSES:
+        file = name.lower()
+    elif name in _OTHERS:
+        file = _OTHERS[name]
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{modules[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{file}"), name)
 
 
 def find(name: str) -> type[Method]:
@@ -37,12 +68,11 @@ def find(name: str) -> type[Method]:
         InputError: there is no such method, or the class is not a method.
     """
     if name in NAMES:
-        method: type[Method] = __getattr__(_CLASSES[NAMES.index(name)])
+        method: type[Method] = __getattr__(list(_CLASSES)[NAMES.index(name)])
         return method
     if ":" in name:
-        sys.path.insert(
-            0, ""
-        )  # in a console script, the first entry is the script's folder, not the working directory
+        # In a console script, the first entry is the script's folder, not the working directory.
+        sys.path.insert(0, "")
         try:
             return _imported(name)
         finally:
@@ -57,18 +87,18 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
     """The method with this name (see `find`) and these arguments.
 
     Raises:
-        InputError: there is no such method, or it has no such argument, or a value is outside its range.
+        InputError: there is no such method, or it has no such argument, or a value is outside its
+            range.
     """
-    method, arguments = find(name), arguments or {}
+    method = find(name)
+    arguments = arguments or {}
     for argument, value in arguments.items():
         if argument not in arguments_of(method):
-            owners = [other for other in NAMES if argument in arguments_of(find(other))]
-            fault = (
-                f"belongs to {' and '.join(owners)}, not to {name}"
-                if owners
-                else f"is no argument of {name}"
-            )
             fields = ", ".join(field.name for field in dataclasses.fields(method))
+            owners = [other for other in NAMES if argument in arguments_of(find(other))]
+            fault = f"is no argument of {name}"
+            if owners:
+                fault = f"belongs to {' and '.join(owners)}, not to {name}"
             raise InputError(f"{argument!r} {fault}, which takes {fields}.")
         if value == "":
             raise InputError(f"{argument!r} has no value: write {argument}=VALUE.")

@@ -1,37 +1,52 @@
-"""The base class of all methods. A method turns demonstrations into a memory that queries attend to."""
+"""The base class of all methods. A method turns demonstrations into a memory for queries.
+
+There are kinds of methods, and each kind is a class that says how contexts are encoded, how queries
+are scored and how texts are continued. `Method` itself makes one memory for all queries.
+`methods.by_query.ByQuery` makes a memory for each query, and `methods.several.Several` several
+memories whose predictions are combined. `methods.stepwise.Stepwise` refines one memory step by
+step.
+"""
 
 from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, get_type_hints
 
-from lm_eval_icl.errors import InputError, is_number, naming, one_line, whole
+from lm_eval_icl.errors import InputError, Unsupported, is_number, naming, one_line, whole
 from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, lay_out
-from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
-if (
-    TYPE_CHECKING
-):  # the modules that run models take seconds to import; a method's arguments and layout need none
+# The modules that run models take seconds to import. A method's arguments and layout need none.
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
     from transformers import PreTrainedModel
 
+    from lm_eval_icl.inference.attention import Reading
+    from lm_eval_icl.inference.capabilities import Capabilities
     from lm_eval_icl.inference.memory import Memory
     from lm_eval_icl.inference.packing import Queries
-    from lm_eval_icl.inference.schedule import ContextWork
+    from lm_eval_icl.inference.schedule import Batch, ContextWork, Text
+    from lm_eval_icl.inference.scoring import Pair, Scores, States
+    from lm_eval_icl.methods.plain import Plain
 
-# A context, and the ids of a query.
-ContextQuery = tuple[Context, tuple[int, ...]]
+# Combines log-probabilities [texts, memories, vocabulary] into [texts, vocabulary]. It also takes
+# the state that it returned for the token before, and returns a new one (`Several.next_token`).
+Combine = Callable[["Tensor", "Tensor | None"], "tuple[Tensor, Tensor | None]"]
 # The layouts of forward passes, each with a title.
 Passes = list[tuple[str, Layout]]
-# A function that returns the memories of several contexts, as `Method.encode` computes them.
-Memories = Callable[[Sequence[Context]], "Sequence[Memory]"]
+
+
+# Checks of arguments. A check stands in the annotation of an argument, as in
+# `eta: Annotated[float, number("above 0", lambda eta: eta > 0)]`. It returns the value, or raises a
+# `ValueError`.
 
 
 def must(be: str, fine: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """A check for the annotation of an argument, such as `eta: Annotated[float, must("above 0", lambda eta: eta > 0)]`.
-    The check returns the value if it is `fine`, and otherwise raises a `ValueError` with "must be above 0"."""
+    """A check whose message is "must be {be}"."""
 
     def check(value: Any) -> Any:
         if not fine(value):
@@ -46,37 +61,82 @@ def number(be: str, fine: Callable[[float], bool]) -> Callable[[Any], Any]:
     return must(f"a number {be}", lambda value: is_number(value) and fine(value))
 
 
+def one_of(*values: str) -> Callable[[Any], Any]:
+    """The check of an argument that is one of these texts."""
+    return must(f"{', '.join(values[:-1])} or {values[-1]}", lambda value: value in values)
+
+
 def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The check of an argument that may also be None."""
     return lambda value: None if value is None else check(value)
 
 
 Whole = Annotated[int, whole]
-Positions = Annotated[
-    str, must(f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}", lambda value: value in POSITIONS)
-]
+Positions = Annotated[str, one_of(*POSITIONS)]
 
 
 @functools.cache
 def _checks(method: type[Method]) -> list[tuple[str, Callable[[Any], Any]]]:
-    """The checks in the annotations of a method's arguments. `positions` and `repeat` are always checked."""
-    hints = {**get_type_hints(method, include_extras=True), "positions": Positions, "repeat": Whole}
-    return [
-        (name, check) for name, hint in hints.items() for check in getattr(hint, "__metadata__", ())
-    ]
+    """The arguments of a method with their checks. `positions` and `repeat` are always checked."""
+    hints = get_type_hints(method, include_extras=True)
+    hints |= {"positions": Positions, "repeat": Whole}
+    checks = []
+    for argument, hint in hints.items():
+        checks += [(argument, check) for check in getattr(hint, "__metadata__", ())]
+    return checks
+
+
+class Encoder(Protocol):
+    """A model, and the memories of contexts on it."""
+
+    model: PreTrainedModel
+
+    def memories(self, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of contexts, which may be stored for later queries."""
+
+
+class PackEncoder(Encoder, Protocol):
+    """What the runner gives to a method."""
+
+    can: Capabilities
+    softmax_dtype: torch.dtype | None  # of the softmax over the vocabulary. None: at least float32.
+
+    def for_one_pass(self, contexts: Sequence[Context]) -> Sequence[Memory]:
+        """The memories of contexts whose queries all run in the next pass. They are not stored."""
+
+
+@dataclass(frozen=True)
+class EncodedContext:
+    """What the queries of a context run on."""
+
+    memories: Sequence[Memory]  # If there are several, their predictions are combined.
+    # The last tokens of the only query that has this memory. They are still to be run. None: the
+    # memory belongs to all queries of the context.
+    rest: Ids | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a batch in which texts are continued."""
+
+    memories: list[Memory]  # one for all rows, or one for each row
+    queries: list[Ids]  # the tokens of each row that run on its memory
+    of_text: int = 1  # how many adjacent rows belong to one text
+    # Gives the rows of a text the same next token (`inference.generation.combining`).
+    combine: Combine | None = None
 
 
 @dataclass(frozen=True)
 class Method(ABC):
     """An in-context-learning method: its arguments, and how it encodes a context.
 
-    A method that differs from others only in its mask defines `pattern` alone. The layout and the forward pass follow
-    from it. Other methods override `passes` and `encode`, or `encode_queries` if the memory depends on the query, and
-    set the flags below.
+    A method that differs from others only in its mask defines `pattern` alone. The layout and the
+    forward pass follow from it. Other methods override `passes` and `encode`, and set the class
+    attributes below.
 
     Args:
         positions: "sequential", "symmetric" or "none" (`prompts.layouts.lay_out`).
-        repeat: how many times the sequence of demonstrations is repeated in the prompt (2 in InvICL, Table 8).
+        repeat: how many times the sequence of demonstrations is repeated (2 in InvICL, Table 8).
 
     Raises:
         InputError: an argument is outside its range.
@@ -85,38 +145,44 @@ class Method(ABC):
     positions: Positions = "sequential"
     repeat: Whole = 1
 
-    # Whether the mask treats all demonstrations alike. Unless positions are sequential, their order then has no effect.
+    # The mask treats all demonstrations alike. Unless positions are sequential, their order then
+    # has no effect.
     treats_demonstrations_alike: ClassVar[bool] = False
-    # Whether some tokens must not see all tokens before them, so that the model must obey a 4-D mask.
+    # Some tokens must not see all tokens before them, so that the model must obey a 4-D mask.
     needs_mask: ClassVar[bool] = True
-    # Whether context, query and answer are one forward pass over `layout`, so that models can be trained under the
-    # method. If a class overrides `encode`, it is False unless the class sets it.
+    # Context, query and answer are one forward pass over `lay_out`, so that models can be trained
+    # under the method. It is False for a class that overrides `encode`, unless the class sets it.
     one_pass: ClassVar[bool] = True
-    # Whether the memory depends on the query, so that two queries never share a memory.
-    memory_depends_on_query: ClassVar[bool] = False
-    # Whether attention reads the memory in parts (`inference.memory.MemoryPart`). The model's attention must allow it.
-    reads_in_parts: ClassVar[bool] = False
-    # What the method does without demonstrations, for the warning about such a task. Empty for no warning.
+    # The paper trains a model under the method.
+    needs_training: ClassVar[bool] = False
+    # What the method does without demonstrations, for a warning. Empty for no warning.
     without_demonstrations: ClassVar[str] = "evaluated as plain zero-shot"
-    # Advice for the error about prompts that do not fit, if encoding takes more positions than the prompt.
+    # Advice for the error about prompts that do not fit, if encoding takes more positions than the
+    # prompt.
     overflow_hint: ClassVar[str] = ""
-    # The name of the argument that is the number of memories of `memories`, if there are several.
+    # In a batch of texts, each row may have the memory of another context.
+    rows_may_differ: ClassVar[bool] = True
+    # The argument that counts the memories of a method that refines its memory (`Stepwise`).
     counts_memories: ClassVar[str] = ""
-
-    # Whether the memory follows from `layout` and `read` alone, so that demonstrations may be encoded by themselves
-    # (`methods.blocks`). If a class overrides `encode`, it is False unless the class sets it.
+    # Every query has a memory of its own. The kind of method says so.
+    memory_depends_on_query: ClassVar[bool] = False
+    # The memory follows from `lay_out` and `reading`, so that demonstrations may be encoded by
+    # themselves (`methods.joining`). It is False for a class that overrides `encode`, unless the
+    # class sets it.
     encodes_by_layout: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for flag in ("one_pass", "encodes_by_layout"):
-            if "encode" in vars(cls) and flag not in vars(cls):
-                setattr(cls, flag, False)
+        members = vars(cls)
+        if "encode" in members or "encode_queries" in members:
+            cls.one_pass = members.get("one_pass", False)
+            cls.encodes_by_layout = members.get("encodes_by_layout", False)
+        if cls.memory_depends_on_query != hasattr(cls, "encode_queries"):
+            raise InputError(f"{cls.__name__}: derive from ByQuery for a memory of each query.")
 
     def __post_init__(self) -> None:
-        if (
-            self.positions is None
-        ):  # lm-eval parses "none" as None if all model arguments are one string
+        # lm-eval parses "none" as None if all model arguments are one string.
+        if self.positions is None:
             object.__setattr__(self, "positions", "none")
         for argument, check in _checks(type(self)):
             value = getattr(self, argument)
@@ -126,7 +192,7 @@ class Method(ABC):
                 raise InputError(f"{self.name}: {argument}={value!r}: {error}.") from None
 
     def _check(self, argument: str, *, fine: bool, must: str) -> None:
-        """Refuse an argument unless it is `fine`. The message says what it `must` be. For `__post_init__`."""
+        """Refuse an argument that is not `fine`, with a message that says what it `must` be."""
         if not fine:
             value = getattr(self, argument)
             raise InputError(f"{self.name}: {argument}={value!r}: must be {must}.")
@@ -136,7 +202,8 @@ class Method(ABC):
         """The method with these arguments.
 
         Raises:
-            InputError: an argument is missing or outside its range, or `pattern` returns a mask of another shape.
+            InputError: an argument is missing or outside its range, or `pattern` returns something
+                else than a `Pattern` with a mask of the right shape.
         """
         try:
             method = cls(**arguments)
@@ -144,9 +211,8 @@ class Method(ABC):
         except TypeError as error:
             raise InputError(f"{cls.__name__.lower()}: {one_line(error)}.") from error
         if not method.why_not(3):
-            replace(method, repeat=1).passes(
-                0, [1] * 3
-            )  # raises its errors now, before a model is loaded
+            # The layouts raise their errors now, before a model is loaded.
+            replace(method, repeat=1).passes(0, [1] * 3)
         return method
 
     @property
@@ -166,163 +232,240 @@ class Method(ABC):
 
     @property
     def needs_positions(self) -> bool:
-        """Whether a token's position can differ from its index, so that the model must obey `position_ids`."""
+        """Whether a token's position can differ from its index. The model must then obey them."""
         return self.needs_mask or self.positions != "sequential"
 
     def why_not(self, n: int) -> str:
-        """Why these arguments do not allow a prompt of n demonstrations; empty if they do."""
+        """Why these arguments do not allow a prompt of n demonstrations. Empty if they do."""
         return ""
 
     def bind(self, model: PreTrainedModel) -> Method:
-        """The method with the arguments filled in that depend on the model."""
+        """The method for this model: arguments that depend on the model are filled in.
+
+        Raises:
+            Unsupported: the model does not do what this method needs beyond masks and positions.
+        """
         return self
+
+    # The layouts: plain data, from numbers of tokens.
 
     @abstractmethod
     def pattern(self, n: int) -> Pattern:
         """Which of n demonstrations sees which demonstration."""
 
-    def layout(
+    def lay_out(
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
     ) -> Layout:
-        """The layout of the forward pass over a context, followed by query and answer if their lengths are given. The
-        arguments are numbers of tokens."""
+        """The layout of the forward pass over a context, and over query and answer if they are
+        given.
+
+        Args:
+            prefix, demonstrations, query, answer: numbers of tokens.
+        """
         pattern = self.pattern(len(demonstrations) * self.repeat)
+        if not isinstance(pattern, Pattern):
+            kind = type(pattern).__name__
+            raise InputError(f"{self.name}: pattern: must return a Pattern, not a {kind}.")
         if pattern.query and not self.memory_depends_on_query:
             raise InputError(
-                f"{self.name}: pattern: query=True needs memory_depends_on_query and an encode_queries."
+                f"{self.name}: pattern: query=True needs a class that derives from ByQuery."
             )
         with naming(f"{self.name}: pattern"):
             return lay_out(
                 prefix, demonstrations, pattern, self.positions, query, answer, repeat=self.repeat
             )
 
+    def row(self, context: Context, query: int = 0, answer: int = 0) -> Layout:
+        """`lay_out` for a context, and for the numbers of tokens of query and answer."""
+        return self.lay_out(len(context.prefix), context.lengths, query, answer)
+
     def passes(
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
     ) -> Passes:
-        """The layouts of all forward passes until an answer is scored, each with a title for readers. The last pass has
-        the query. Entries of a memory that a pass attends to are blocks M. The arguments are those of `layout`."""
-        return [("", self.layout(prefix, demonstrations, query, answer))]
+        """The layouts of all forward passes until an answer is scored, each with a title.
+
+        The last pass has the query. Entries of a memory that a pass attends to are blocks M. The
+        arguments are those of `lay_out`.
+        """
+        return [("", self.lay_out(prefix, demonstrations, query, answer))]
 
     def is_ordinary(self, context: Context) -> bool:
         """Whether this context and a query are one ordinary causal pass, as in `hf`."""
-        if not self.one_pass or self.memory_depends_on_query:
+        if not self.one_pass:
             return False
-        row = self.layout(len(context.prefix), context.lengths, 1)
+        row = self.row(context, 1)
         return row.causal and row.sequential and len(row) == len(context.tokens) + 1
 
     def footprint(self, context: Context) -> Footprint:
-        """The numbers of tokens and positions that it takes to encode a context, and the position of queries."""
-        return _footprint(self, len(context.prefix), context.lengths)
+        """The tokens and positions that a context takes."""
+        memories = len(self.contexts(context))
+        return _footprint(self, len(context.prefix), context.lengths, memories)
+
+    # How contexts are encoded.
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """The memory of each context, which all of its queries attend to, from one forward pass over the layouts. If
-        there are several contexts, each has demonstrations, and the model obeys a 4-D mask and `position_ids`."""
+        """The memory of each context, which all of its queries attend to, from one forward pass.
+
+        If there are several contexts, each has demonstrations, and the model obeys a 4-D mask and
+        `position_ids`.
+        """
         from lm_eval_icl.inference.memory import encode_all
 
-        layouts = [self.layout(len(context.prefix), context.lengths) for context in contexts]
-        return encode_all(model, layouts, [context.tokens for context in contexts])
+        layouts = [self.row(context) for context in contexts]
+        memories = encode_all(model, layouts, [context.tokens for context in contexts])
+        return list(map(self.read, memories, contexts))
+
+    def reading(self, context: Context) -> tuple[int, Reading] | None:
+        """The part of the memory that attention reads in another way: its first entry, and the way.
+
+        None if attention reads all entries as usual. A class that returns something else derives
+        from `methods.parts.InParts`.
+        """
+        return None
 
     def read(self, memory: Memory, context: Context) -> Memory:
-        """The memory, divided into parts if attention reads them in different ways (`reads_in_parts`)."""
-        return memory
-
-    def memories(self, model: PreTrainedModel, context: Context) -> Iterator[Memory]:
-        """The memory of a context after each pass, if the method refines its memory pass by pass (`counts_memories`).
-        The last memory is the one of `encode`."""
-        yield from self.encode(model, [context])
-
-    @property
-    def window_method(self) -> Method:
-        """The method that encodes the memories of `contexts`."""
-        return self
+        """The memory, divided as `reading` says."""
+        part = self.reading(context)
+        return memory if part is None or not memory.layers else memory.divided(*part)
 
     def contexts(self, context: Context) -> list[Context]:
-        """The contexts whose memories a query runs on, one memory at a time: the context itself, or its windows."""
+        """The contexts whose memories a query runs on, one memory at a time: the context itself."""
         return [context]
 
-    def encode_queries(
-        self,
-        model: PreTrainedModel,
-        queries: Sequence[ContextQuery],
-        memories: Memories,
-        packed: bool = False,
-    ) -> list[tuple[Memory, tuple[int, ...]]]:
-        """The memory that each query attends to, and the ids of the query's tokens that are still to be run on it.
+    # How the kind of method is run.
+
+    def work(self, context: Context, queries: Queries, once: bool) -> Sequence[ContextWork]:
+        """What the schedule needs to know of a context and its queries.
 
         Args:
-            queries: contexts, each with the ids of a query.
-            memories: returns the memories of several contexts, which may be stored for other queries.
-            packed: whether queries may be packed into one row, since the model obeys a 4-D mask and `position_ids`.
-                Otherwise they run one by one.
+            once: no later request has this context, so that its memory need not be stored.
         """
-        if self.memory_depends_on_query:
-            raise InputError(
-                f"{self.name}: memory_depends_on_query = True needs an encode_queries."
-            )
-        contexts, ids = [context for context, _ in queries], [query for _, query in queries]
-        return list(zip(memories(contexts), ids, strict=True))
-
-    def work(self, context: Context, queries: Queries, once: bool) -> Iterator[ContextWork]:
-        """The work of encoding a context for all of its queries or, if the memory depends on the query, for each query.
-        `once`: no later request has this context, so its memory need not be stored."""
         from lm_eval_icl.inference.schedule import ContextWork
 
-        footprint, windows, items = (
-            self.footprint(context),
-            self.contexts(context),
-            sorted(queries.items()),
-        )
-        if self.memory_depends_on_query and queries:
-            for query, answers in items:
-                tokens, shared_entries = self.tokens_for(context, len(query))
-                yield ContextWork(
-                    context, [(query, answers)], tokens, footprint.kept, shared_entries, alone=False
+        footprint = self.footprint(context)
+        memories = len(self.contexts(context))
+        has_tokens = bool(context.demonstrations and context.tokens)
+        side_by_side = once and memories == 1 and has_tokens
+        return [
+            ContextWork(
+                context,
+                sorted(queries.items()),
+                footprint.tokens,
+                footprint.entries,
+                alone=not side_by_side,
+                ordinary=side_by_side and self.is_ordinary(context),
+                memories=memories,
+            )
+        ]
+
+    def encoded(self, encoder: Encoder, context: Context, query: Ids) -> EncodedContext:
+        """What a query of a context runs on, if the context is encoded before its queries run."""
+        return EncodedContext(encoder.memories(self.contexts(context)))
+
+    def scored(
+        self, encoder: PackEncoder, batch: Batch, encoded: EncodedContext | None, states: States
+    ) -> Scores:
+        """The scores of a batch.
+
+        Args:
+            encoded: what its queries run on. None if its contexts are encoded in the same pass.
+            states: the vectors to return with the scores (`Scores.states`).
+        """
+        from lm_eval_icl.inference.scoring import score_packed, score_rows
+
+        if encoded is None:
+            work = self.side_by_side(encoder, batch)
+        else:
+            [memory] = encoded.memories
+            queries = [(encoded.rest or query, answers) for _, query, answers in batch.queries]
+            if not batch.tokens:
+                return score_rows(
+                    encoder.model, memory, queries, encoder.softmax_dtype, batch.rows, states
                 )
-            return
-        side_by_side = bool(
-            once and len(windows) == 1 and context.demonstrations and context.tokens
-        )
-        yield ContextWork(
-            context,
-            items,
-            footprint.tokens,
-            entries=sum(self.footprint(window).kept for window in windows),
-            alone=not side_by_side,
-            ordinary=side_by_side and bool(queries) and self.is_ordinary(context),
-            memories=len(windows),
+            pairs: list[Pair] = []
+            for query, answers in queries:
+                pairs += [(query, answer) for answer in answers]
+            work = [(memory, pairs)]
+        return score_packed(
+            encoder.model, work, encoder.softmax_dtype, states, encoder.can.can_trim
         )
 
-    def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
-        """If the memory depends on the query: how many tokens run for a query of `query` tokens, and how many entries
-        these tokens attend to in memories that several queries share."""
-        return len(self.layout(len(context.prefix), context.lengths, query)), 0
+    def side_by_side(self, encoder: PackEncoder, batch: Batch) -> list[tuple[Memory, list[Pair]]]:
+        """The memories of contexts that are encoded with the batch, each with its pairs."""
+        from lm_eval_icl.inference.memory import Memory
+
+        if batch.encoding == "never":
+            rows: list[Pair] = [
+                ((*context.tokens, *query), answer) for context, query, answer in batch.requests
+            ]
+            return [(Memory([], [], 0), rows)]
+        pairs: dict[Context, list[Pair]] = {}
+        for context, query, answer in batch.requests:
+            pairs.setdefault(context, []).append((query, answer))
+        return list(zip(encoder.for_one_pass([*pairs]), pairs.values(), strict=True))
+
+    def rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
+        """The rows in which texts are continued. All have one context, or each has another."""
+        from lm_eval_icl.inference.memory import Memory
+
+        contexts = [text.prompt.context for text in texts]
+        queries = [text.prompt.query for text in texts]
+        if not texts[0].single:
+            return Rows(encoder.memories(self.contexts(contexts[0])), queries)
+        if not all(map(self.is_ordinary, contexts)):
+            return Rows(encoder.memories(contexts), queries)
+        whole_rows = [
+            (*context.tokens, *query) for context, query in zip(contexts, queries, strict=True)
+        ]
+        return Rows([Memory([], [], 0)], whole_rows)
+
+    # The definition, one request at a time (`methods.plain`).
+
+    def by_definition(self, plain: Plain, prompt: TokenizedPrompt, answer: Ids) -> list[Tensor]:
+        """The logits of a request's last tokens: for each memory, [tokens, vocabulary]."""
+        if not self.encodes_by_layout:
+            raise Unsupported(f"{self.name} encodes by code of its own: leave plain=True out.")
+        layout = self.row(prompt.context, len(prompt.query), len(answer))
+        after = [*prompt.query, *answer]
+        row = [*prompt.context.tokens, *after]
+        part = self.reading(prompt.context)
+        if part is None:
+            return [plain.run(layout, row)]
+        return [plain.run_in_parts(layout, row, *part, len(after))]
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """How many tokens and positions a context takes, computed from the layouts of its forward passes.
+    """How many tokens and positions a context takes, computed from its layouts.
 
-    Without positional information, positions are counted as if they were sequential: a model was trained to attend to
-    no more tokens than it has positions, so `nope` refuses the prompts that `icl` refuses.
+    Without positional information, positions are counted as if they were sequential: a model was
+    trained to attend to no more tokens than it has positions, so `nope` refuses the prompts that
+    `icl` refuses.
     """
 
     tokens: int  # how many tokens the longest row has, entries of a memory included
-    kept: int  # how many entries a query attends to
-    positions: int  # how many positions the passes that encode the context take, not counting those of a query
+    kept: int  # how many entries of a memory a query attends to
+    entries: int  # how many entries queries attend to in all memories
+    positions: int  # how many positions the passes that encode the context take, without a query
     shortest_pass: int  # how many positions the shortest pass takes
     query_start: int  # the position of a query's first token
 
 
 @functools.lru_cache(maxsize=4096)
-def _footprint(method: Method, prefix: int, demonstrations: tuple[int, ...]) -> Footprint:
+def _footprint(
+    method: Method, prefix: int, demonstrations: tuple[int, ...], memories: int
+) -> Footprint:
     if method.positions == "none":
         method = replace(method, positions="sequential")
     layouts = [layout for _, layout in method.passes(prefix, demonstrations)]
     reaches = [layout.reach for layout in layouts]
+    # The last layouts are those that queries follow, one for each memory.
+    kept = [len(layout.kept_tokens) for layout in layouts[-memories:]]
     return Footprint(
         tokens=max(len(layout) for layout in layouts),
-        kept=len(layouts[-1].kept_tokens),
+        kept=max(kept),
+        entries=sum(kept),
         positions=max(reaches),
         shortest_pass=min(filter(None, reaches), default=0),
-        query_start=layouts[-1].end,
+        query_start=max(layout.end for layout in layouts[-memories:]),
     )

@@ -1,4 +1,7 @@
-"""Demonstration ensembling: Exploring Demonstration Ensembling for In-context Learning (Khalifa et al., 2023)."""
+"""Demonstration ensembling.
+
+"Exploring Demonstration Ensembling for In-context Learning" (Khalifa et al., 2023).
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,14 @@ from torch import Tensor
 
 from lm_eval_icl.errors import InputError, is_number
 from lm_eval_icl.inference.devices import to_device
-from lm_eval_icl.methods.base import must, optional
+from lm_eval_icl.methods.base import one_of, optional
 from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context
 
-Combine = Annotated[str, must("poe, moe or max", lambda value: value in ("poe", "moe", "max"))]
-
 
 def _weights(weights: Any) -> tuple[float, ...]:
-    fine = (
-        isinstance(weights, (list, tuple))
-        and weights
-        and all(is_number(each) and each > 0 for each in weights)
-    )
-    if not fine:
+    is_list = isinstance(weights, (list, tuple)) and weights
+    if not (is_list and all(is_number(weight) and weight > 0 for weight in weights)):
         raise ValueError("must be a list of numbers above 0")
     return tuple(weights)
 
@@ -33,20 +30,22 @@ def _weights(weights: Any) -> tuple[float, ...]:
 class Ensemble(Several):
     """An ensemble of windows: the predictions on the memories of all windows are combined.
 
-    With the log-likelihoods s_b of an answer on memory b and weights v_b that sum to 1, the answer's log-likelihood is
+    With the log-likelihoods s_b of an answer on memory b and weights v_b that sum to 1, the
+    answer's log-likelihood is
 
         poe: sum_b v_b s_b        moe: log sum_b v_b exp s_b        max: max_b (log v_b + s_b)
 
-    Every request is combined by itself. Nothing is normalized over the options of a document, since a model does not
-    see them. To generate text, and to decide whether an answer is the greedy one, the distributions of the next token
-    are combined in the same way, and normalized.
+    Every request is combined by itself. Nothing is normalized over the options of a document, since
+    a model does not see them. To generate text, and to decide whether an answer is the greedy one,
+    the distributions of the next token are combined in the same way, and normalized.
 
     Args:
         combine: "poe" (product of experts), "moe" (mixture of experts) or "max".
-        weights: a number above 0 for each window, in order, divided by their sum; None for equal weights.
+        weights: a number above 0 for each window, in order, divided by their sum. None for equal
+            weights.
     """
 
-    combine: Combine = "poe"
+    combine: Annotated[str, one_of("poe", "moe", "max")] = "poe"
     weights: Annotated[tuple[float, ...] | None, optional(_weights)] = None
 
     @property
@@ -62,7 +61,7 @@ class Ensemble(Several):
         return super().why_not(n)
 
     def contexts(self, context: Context) -> list[Context]:
-        """One context for each window. There must be as many weights also after demonstrations were left out."""
+        """One context for each window. Each needs a weight, also after some were left out."""
         windows = super().contexts(context)
         if len(windows) > 1 and (why := self.why_not(len(context.demonstrations))):
             raise InputError(f"{self.name}: {why}.")
@@ -72,15 +71,20 @@ class Ensemble(Several):
         return self._joined(logprobs).log_softmax(-1), None
 
     def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
-        by_memory = logprobs.gather(-1, answer.expand(len(logprobs), -1)[..., None])[..., 0].sum(-1)
+        ids = answer.expand(len(logprobs), -1)[..., None]
+        by_memory = logprobs.gather(-1, ids)[..., 0].sum(-1)
         return self._joined(by_memory[None]).squeeze()
 
-    def _joined(self, numbers: Tensor) -> Tensor:
-        """Combine log-probabilities, [texts, memories, ...] -> [texts, ...]."""
-        raw = self.weights if self.weights and numbers.shape[1] > 1 else (1.0,) * numbers.shape[1]
-        shares = torch.tensor([weight / sum(raw) for weight in raw], dtype=numbers.dtype)
-        weights = to_device(shares, numbers.device).view(-1, *[1] * (numbers.dim() - 2))
+    def _joined(self, logprobs: Tensor) -> Tensor:
+        """Combine log-probabilities: [texts, memories, ...] -> [texts, ...]."""
+        memories = logprobs.shape[1]
+        weights = [1.0] * memories
+        if self.weights and memories > 1:
+            weights = list(self.weights)
+        shares = torch.tensor([weight / sum(weights) for weight in weights], dtype=logprobs.dtype)
+        ones = [1] * (logprobs.dim() - 2)
+        shares = to_device(shares, logprobs.device).view(-1, *ones)
         if self.combine == "poe":
-            return (numbers * weights).sum(1)
-        weighted = numbers + weights.log()
+            return (logprobs * shares).sum(1)
+        weighted = logprobs + shares.log()
         return weighted.logsumexp(1) if self.combine == "moe" else weighted.amax(1)

@@ -13,8 +13,8 @@ class ICL(Method):
     """Plain in-context learning: D_i sees D_1..D_{i-1}, by the model's causal attention.
 
     The memory is the keys and values of one ordinary pass over prefix and demonstrations, so every
-    log-likelihood is the one that lm-eval's `hf` computes from the joined prompt (the baseline "ICL" in
-    Deep-Thinking, section 2; "AR ICL" in InvICL, Eq. 4).
+    log-likelihood is the one that lm-eval's `hf` computes from the joined prompt (the baseline
+    "ICL" in Deep-Thinking, section 2; "AR ICL" in InvICL, Eq. 4).
     """
 
     needs_mask = False

@@ -18,20 +18,23 @@ NotNegative = Annotated[float, number("of 0 or more", lambda value: value >= 0)]
 
 @dataclass(frozen=True)
 class NBCE(Several):
-    """Naive-Bayes context extension: the window with the least entropy predicts, contrasted with no demonstrations.
+    """Naive-Bayes context extension: the window with the least entropy predicts.
 
-    With the log-probabilities l_w of the next token after window w, l_0 after the prefix alone, and the entropies
-    H_w = -sum exp(l_w) clip(l_w, -100, 0) of the distributions truncated to their nucleus,
+    With the log-probabilities l_w of the next token after window w, l_0 after the prefix alone, and
+    the entropies H_w = -sum exp(l_w) clip(l_w, -100, 0) of the distributions truncated to their
+    nucleus,
 
-        k = argmin_w H_w, where the entropy of the window chosen for the token before is first lowered by eta
-        z = (1 + beta) l_k - beta l_0 where l_0 > -100, and l_k elsewhere
+        k = argmin_w H_w, where the entropy of the window chosen for the token before is first
+        lowered by eta z = (1 + beta) l_k - beta l_0 where l_0 > -100, and l_k elsewhere
 
-    The next token's distribution is the softmax of z. If entropies are equal, the first window is chosen.
+    The next token's distribution is the softmax of z. If entropies are equal, the first window is
+    chosen.
 
     Args:
         beta: the weight of the prediction without demonstrations, 0 or more.
-        eta: by how much the entropy of the window chosen for the token before is lowered, 0 or more.
-        top_p: the probability of the nucleus, above 0; 1 for no truncation.
+        eta: by how much the entropy of the window chosen for the token before is lowered, 0 or
+            more.
+        top_p: the probability of the nucleus, above 0. 1 for no truncation.
     """
 
     beta: NotNegative = 0.25
@@ -45,21 +48,22 @@ class NBCE(Several):
 
     def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """The next token's distribution, and the number of the chosen window as the state."""
-        texts, truncated = torch.arange(len(logprobs), device=logprobs.device), logprobs
+        texts = torch.arange(len(logprobs), device=logprobs.device)
+        entropy = self._entropy(logprobs[:, :-1])
+        if state is not None:
+            entropy[texts, state] -= self.eta
+        state = entropy.argmin(-1)
+        chosen = logprobs[texts, state]
+        without = logprobs[:, -1]
+        contrast = (1 + self.beta) * chosen - self.beta * without
+        return torch.where(without > -100, contrast, chosen).log_softmax(-1), state
+
+    def _entropy(self, logprobs: Tensor) -> Tensor:
+        """The entropies of distributions truncated to their nucleus: [..., vocabulary] -> [...]."""
         if self.top_p < 1:
             ascending, tokens = logprobs.sort(-1)
             outside = ascending.exp().cumsum(-1) <= 1 - self.top_p
             outside[..., -1] = False
-            truncated = logprobs.masked_fill(
-                torch.zeros_like(outside).scatter(-1, tokens, outside), -math.inf
-            )
-        entropy = -(truncated.exp() * truncated.clip(-100, 0)).sum(-1)[:, :-1]
-        if state is not None:
-            entropy[texts, state] -= self.eta
-        state = entropy.argmin(-1)
-        chosen, without = logprobs[texts, state], logprobs[:, -1]
-        z = torch.where(without > -100, (1 + self.beta) * chosen - self.beta * without, chosen)
-        return z.log_softmax(-1), state
-
-    def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
-        return combined.gather(-1, answer[:, None]).sum()
+            by_token = torch.zeros_like(outside).scatter(-1, tokens, outside)
+            logprobs = logprobs.masked_fill(by_token, -math.inf)
+        return -(logprobs.exp() * logprobs.clip(-100, 0)).sum(-1)

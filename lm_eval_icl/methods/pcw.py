@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from lm_eval_icl.methods.base import Method, Positions, Whole
 from lm_eval_icl.prompts.layouts import Pattern, before, same
 
 
 @dataclass(frozen=True)
 class PCW(Method):
-    """Parallel context windows: a demonstration sees the demonstrations before it in its window, and no others.
+    """Parallel context windows: a demonstration sees those before it in its window, and no others.
 
-    With one demonstration in each window it is bag-of-examples ICL (InvICL, Eq. 6, Figure 2c and Appendix A.2):
-    invariant and without leakage, but not interdependent. With symmetric positions every window starts at the end
-    of the prefix.
+    With one demonstration in each window it is bag-of-examples ICL (InvICL, Eq. 6, Figure 2c and
+    Appendix A.2): invariant and without leakage, but not interdependent. With symmetric positions
+    every window starts at the end of the prefix.
 
     Args:
-        window_size: how many demonstrations share a window, at most all of them. The last window may have fewer. If it
-            is more than 1, the order of the demonstrations in a window has an effect.
+        window_size: how many demonstrations share a window, at most all of them. The last window
+            may have fewer. If it is more than 1, the order of the demonstrations in a window has an
+            effect.
     """
 
     treats_demonstrations_alike = True
@@ -40,5 +39,5 @@ class PCW(Method):
         return f"window_size={self.window_size}: more than the {n} demonstrations; lower it"
 
     def pattern(self, n: int) -> Pattern:
-        window = torch.arange(n) // self.window_size
-        return Pattern(before(n) & same(window), windows=window)
+        windows = [i // self.window_size for i in range(n)]
+        return Pattern(before(n) & same(windows), windows=windows)

@@ -1,68 +1,47 @@
-"""Runs a method on a model, with token ids: encodes contexts as memories, and scores or continues queries on them."""
+"""Runs a method on a model: scores or continues queries on the memories of their contexts."""
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import Unsupported, checked_whole
-from lm_eval_icl.inference.budget import MemoryBudget
-from lm_eval_icl.inference.capabilities import Capabilities, probe
+from lm_eval_icl.errors import checked_whole
+from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.devices import device_of
-from lm_eval_icl.inference.gelu import fused_gelu
-from lm_eval_icl.inference.generation import (
-    GenerationSettings,
-    combining,
-    continue_from,
-    stop_on_nonfinite,
-)
-from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.inference.generation import GenerationSettings, stop_on_nonfinite
 from lm_eval_icl.inference.packing import Queries
-from lm_eval_icl.inference.positions import no_positions, position_embeddings
-from lm_eval_icl.inference.prefix_cache import PrefixCache
-from lm_eval_icl.inference.schedule import (
-    Batch,
-    ContextQueryAnswer,
-    Sizes,
-    Text,
-    first_texts,
-    schedule,
-    side_by_side,
-)
-from lm_eval_icl.inference.scoring import (
-    Score,
-    Scores,
-    States,
-    score_packed,
-    score_rows,
-    score_together,
-)
-from lm_eval_icl.methods import needs
-from lm_eval_icl.methods.base import Method
-from lm_eval_icl.methods.blocks import BlockStore
+from lm_eval_icl.inference.positions import check_length, position_embeddings
+from lm_eval_icl.inference.schedule import ContextQueryAnswer, ContextWork, Sizes, schedule
+from lm_eval_icl.inference.scoring import Score, Scores, States
+from lm_eval_icl.inference.trials import probe
+from lm_eval_icl.methods import joining, needs
+from lm_eval_icl.methods.base import EncodedContext, Method
+from lm_eval_icl.methods.continuing import TextBatch
+from lm_eval_icl.methods.encoder import ContextEncoder
 from lm_eval_icl.methods.limits import PromptLimits
-from lm_eval_icl.methods.several import Several
+from lm_eval_icl.methods.mode import ModelMode
+from lm_eval_icl.methods.plain import Plain
+from lm_eval_icl.methods.stepwise import Stepwise
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 # context -> query -> answer -> the indices of the prompts with this context, query and answer.
 Grouped = dict[Context, dict[Ids, dict[Ids, list[int]]]]
+# A prompt, and an answer to score.
+PromptAnswer = tuple[TokenizedPrompt, Ids]
 # The requests that a forward pass scored, and their scores in the same order.
 Scored = tuple[list[ContextQueryAnswer], Scores]
-# See `MethodRunner.inference_mode`.
-_running = threading.RLock()
 
 
-def grouped(prompts: Iterable[tuple[TokenizedPrompt, Ids]]) -> Grouped:
-    """Group pairs of prompt and answer, so that every distinct context, query and answer occurs once.
+def grouped(prompts: Iterable[PromptAnswer]) -> Grouped:
+    """Group prompts and answers, so that every distinct context, query and answer occurs once.
 
     The longest context comes first, so that out-of-memory occurs at the beginning of a run.
     """
@@ -72,26 +51,69 @@ def grouped(prompts: Iterable[tuple[TokenizedPrompt, Ids]]) -> Grouped:
     return dict(sorted(groups.items(), key=lambda item: -len(item[0].tokens)))
 
 
-class MethodRunner:
-    """Runs a method on a model: encodes contexts as memories, stores the memories, and scores or continues queries.
+def common_beginning(contexts: Collection[Context]) -> Context:
+    """The prefix and the first demonstrations that contexts with the same prefix have in common."""
+    in_each_place = zip(*(context.demonstrations for context in contexts), strict=False)
+    alike = takewhile(lambda demonstrations: len(set(demonstrations)) == 1, in_each_place)
+    return Context(next(iter(contexts)).prefix, tuple(first for first, *_ in alike))
+
+
+def share_beginnings(
+    prompts: Sequence[PromptAnswer], is_ordinary: Callable[[Context], bool], least: int
+) -> Sequence[PromptAnswer]:
+    """The same prompts, some with a shorter context and a longer query.
+
+    If several contexts begin with the same demonstrations, these become the context, and later
+    demonstrations belong to the query. All of these contexts must be ordinary causal passes, and it
+    must save more than `least` tokens.
+    """
+    groups: dict[object, dict[Context, None]] = defaultdict(dict)
+    for prompt, _ in prompts:
+        context = prompt.context
+        if context.demonstrations:
+            groups[context.prefix, context.demonstrations[0]][context] = None
+    shorter: dict[Context, Context] = {}
+    for contexts in groups.values():
+        beginning = common_beginning(contexts)
+        by_number = {len(context.demonstrations): context for context in (beginning, *contexts)}
+        saved = (len(contexts) - 1) * len(beginning.tokens)
+        if saved > least and all(map(is_ordinary, by_number.values())):
+            shorter |= dict.fromkeys(contexts, beginning)
+    divided = []
+    for prompt, answer in prompts:
+        if prompt.context in shorter:
+            beginning = shorter[prompt.context]
+            moved = prompt.context.tokens[len(beginning.tokens) :]
+            prompt = TokenizedPrompt(beginning, (*moved, *prompt.query))
+        divided.append((prompt, answer))
+    return divided
+
+
+class MethodRunner(ModelMode):
+    """Runs a method on a model, with token ids, and stores the memories of contexts.
 
     Args:
         model: a causal language model of transformers.
-        method: the method; arguments that depend on the model are filled in (`Method.bind`).
-        pack_tokens: how many tokens a packed forward pass may have: tokens of queries and options, and of contexts that
-            run side by side.
-        batch_size: how many rows a batch may have in which texts are generated or queries are scored without packing.
-            On an accelerator, as many queries may also share a packed pass, even if they exceed `pack_tokens`.
+        method: the method. Arguments that depend on the model are filled in (`Method.bind`).
+        pack_tokens: how many tokens a packed forward pass may have: tokens of queries and options,
+            and of contexts that run side by side.
+        batch_size: how many rows a batch may have in which texts are generated or queries are
+            scored without packing. On an accelerator, as many queries may also share a packed pass,
+            even if they exceed `pack_tokens`.
         store_bytes: how many bytes of keys and values are stored for contexts that occur again.
-        softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
-        mixed_precision_dtype: the dtype of autocast; None for no autocast.
+        softmax_dtype: the dtype of the softmax over the vocabulary. None: at least float32.
+        mixed_precision_dtype: the dtype of autocast. None: no autocast.
         tensor_parallel: each pass is divided among several processes (tensor parallelism).
-        capabilities: what the model can do, if known. Otherwise, some thirty short passes find it out.
+        plain: compute every request alone, with none of the optimizations (`methods.plain`).
+        capabilities: what the model can do, if known. Otherwise, some thirty short passes find it
+            out.
 
     Attributes:
-        tokens_run, passes_run: how many tokens, and how many passes, were run through the model inside `counting`.
-        fits: further methods under which prompts must fit (`limits`), so that all of these methods lose the same
-            demonstrations of a long prompt.
+        method: the method, for this model.
+        encoder: makes the memories of contexts. It has the `store` of memories, and the `budget` of
+            what runs at once.
+        fits: further methods under which prompts must fit (`limits`), so that all of these methods
+            lose the same demonstrations of a long prompt.
 
     Raises:
         Unsupported: the model does not do what the method needs.
@@ -109,28 +131,22 @@ class MethodRunner:
         softmax_dtype: torch.dtype | None = None,
         mixed_precision_dtype: torch.dtype | None = None,
         tensor_parallel: bool = False,
+        plain: bool = False,
         capabilities: Capabilities | None = None,
     ) -> None:
+        super().__init__(model, mixed_precision_dtype, plain)
         self.pack_tokens = checked_whole("pack_tokens", pack_tokens)
         batch_size = checked_whole("batch_size", batch_size)
         self.store_bytes = checked_whole("store_bytes", store_bytes, least=0)
-        self.model, self.softmax_dtype, self.mixed_precision_dtype = (
-            model,
-            softmax_dtype,
-            mixed_precision_dtype,
-        )
+        self.softmax_dtype = softmax_dtype
         self.tensor_parallel = tensor_parallel
-        # The learned position embeddings that are switched off while the model runs; None if positions are not removed.
-        self.without_positions: list[nn.Embedding] | None = None
         self.fits: Sequence[Method] = ()
-        self._inside = False
         with self.inference_mode():
             self.capabilities = capabilities or probe(model)
             needs.check(method, model, self.capabilities)
             needs.warn(method, model, self.capabilities)
-            self.without_positions = (
-                position_embeddings(model) if method.positions == "none" else None
-            )
+            if method.positions == "none":
+                self.without_positions = position_embeddings(model)
         with self.inference_mode():
             if method.positions == "none":
                 needs.check_no_positions(method, model)
@@ -138,119 +154,70 @@ class MethodRunner:
         self.begin(batch_size)
 
     def begin(self, batch_size: int) -> None:
-        """Begin a run. The memories of an earlier run are dropped, since the model's weights may have changed."""
-        self.store = PrefixCache(lambda contexts: self.blocks.encode(contexts), self.store_bytes)
-        device = device_of(self.model)
+        """Begin a run. Stored memories are dropped, since the model's weights may have changed."""
+        on_cpu = device_of(self.model).type == "cpu"
         # On a CPU, larger packs are slower, since most of their attention is masked.
-        sizes = Sizes(self.pack_tokens, 1 if device.type == "cpu" else batch_size, batch_size)
-        # How many further packs are begun before the scores of a pack are returned, so that an accelerator is not idle.
-        self.packs_ahead = 0 if device.type == "cpu" else 1
-        self.budget = MemoryBudget(
-            self.store, sizes, f"{type(self.model).__name__} on {device}", self.tensor_parallel
+        sizes = Sizes(self.pack_tokens, queries=1 if on_cpu else batch_size, texts=batch_size)
+        # How many further packs are begun before the scores of a pack are returned, so that an
+        # accelerator is not idle.
+        self.packs_ahead = 0 if on_cpu else 1
+        joins = self.capabilities.can_divide and joining.has_separate_demonstrations(self.method)
+        make_encoder = joining.JoiningEncoder if joins else ContextEncoder
+        self.encoder = make_encoder(
+            self.model,
+            self.method,
+            self.capabilities,
+            sizes,
+            self.store_bytes,
+            self.tensor_parallel,
+            self.softmax_dtype,
         )
-        self.blocks = BlockStore(self.model, self.method, self.capabilities, self.budget)
-        self.tokens_run = self.passes_run = 0
+        self.store = self.encoder.store
+        self.budget = self.encoder.budget
+        self.tokens_run = 0
+        self.passes_run = 0
 
     def limits(self, max_length: int) -> PromptLimits:
-        """The limits of prompts, for a model that has, or may use, `max_length` positions."""
-        can = self.capabilities
+        """The limits of prompts, for a model that has, or may use, `max_length` positions.
+
+        Raises:
+            InputError: the model has learned embeddings of fewer positions.
+        """
+        check_length(self.model, max_length)
         own, *others = [
-            PromptLimits(
-                method,
-                type(self.model).__name__,
-                max_length,
-                needs.longest_row(method, can),
-                can.position_switch,
-                method.overflow_hint if can.obeys_positions else "",
-                needs.keeps_window(method, can),
-            )
+            PromptLimits.of(method, self.model, self.capabilities, max_length)
             for method in (self.method, *self.fits)
         ]
         return replace(own, also=tuple(others))
 
     @property
     def invariant(self) -> bool:
-        """Whether the order of the demonstrations makes no difference with this model except for rounding."""
+        """Whether the order of the demonstrations makes no difference with this model."""
         return self.method.invariant and not needs.keeps_window(self.method, self.capabilities)
-
-    # How the model runs.
-
-    @contextmanager
-    def inference_mode(self) -> Iterator[None]:
-        """Inside this context, the model runs in evaluation mode, without gradients and with a faster GELU and, if the
-        runner is set up so, in mixed precision and without positional information. Evaluation mode stays afterwards.
-
-        Only one thread at a time can be inside, since positions and GELU of a model that runners may share are patched.
-        """
-        with _running, torch.no_grad(), self.mixed_precision():
-            if self._inside:
-                yield
-                return
-            self.model.eval()  # dropout would change every number
-            self._inside = True
-            try:
-                with self.method_positions(), fused_gelu(self.model):
-                    yield
-            finally:
-                self._inside = False
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """`inference_mode` that also counts tokens and passes."""
-
-        def count_tokens(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            self.tokens_run += (args[0] if args else kwargs["input_ids"]).numel()
-            self.passes_run += 1
-
-        with (
-            self.inference_mode(),
-            self.model.register_forward_pre_hook(count_tokens, with_kwargs=True),
-        ):
-            yield
-
-    def method_positions(self) -> AbstractContextManager[None]:
-        """Inside this context, the model has no positional information if the method runs with `positions=none`."""
-        without = self.without_positions
-        return nullcontext() if without is None else no_positions(self.model, without)
-
-    def mixed_precision(self) -> torch.autocast:
-        """torch's autocast, if `mixed_precision_dtype` is set. Many passes inside one context cast the weights once."""
-        dtype = self.mixed_precision_dtype
-        return torch.autocast(device_of(self.model).type, dtype=dtype, enabled=dtype is not None)
-
-    # Memories and scores.
-
-    def _memories(self, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of contexts. Those that are not stored are encoded, as many in one pass as fit, and stored."""
-
-        def together(missing: Sequence[Context]) -> int:
-            work = [
-                part
-                for context in missing
-                for part in self.method.window_method.work(context, {}, once=True)
-            ]
-            return max(side_by_side(work, self.budget.sizes, self.capabilities)[0], 1)
-
-        return self.store.several(contexts, together)
 
     def forget(self, context: Context) -> None:
         """Drop all stored memories of a context that no later request has."""
-        for stored in self.method.contexts(context):
-            self.store.forget(stored)
-        self.blocks.forget(context)
+        self.encoder.forget(context)
+
+    # Scores.
 
     def score_prompts(
-        self, prompts: Sequence[tuple[TokenizedPrompt, Ids]], once: bool = False
+        self, prompts: Sequence[PromptAnswer], once: bool = False
     ) -> Iterator[list[tuple[int, Score]]]:
-        """`score` for prompts, each with an answer. Yields, for each forward pass, the indices of the prompts that it
-        scored, each with its score."""
-        groups = grouped(self.blocks.beginning_alike(prompts))
+        """`score` for prompts, each with an answer.
+
+        Yields:
+            For each forward pass, the indices of the prompts that it scored, each with its score.
+        """
+        if self.capabilities.can_divide and not self.plain:
+            least = self.budget.sizes.pack_tokens
+            prompts = share_beginnings(prompts, self.method.is_ordinary, least)
+        groups = grouped(prompts)
         for requests, scores in self.score(groups, once):
-            yield [
-                (i, score)
-                for (context, query, answer), score in zip(requests, scores, strict=True)
-                for i in groups[context][query][answer]
-            ]
+            scores_of_prompts = []
+            for (context, query, answer), score in zip(requests, scores, strict=True):
+                scores_of_prompts += [(i, score) for i in groups[context][query][answer]]
+            yield scores_of_prompts
 
     def score(
         self, work: Mapping[Context, Queries], once: bool = False, states: States = None
@@ -259,139 +226,71 @@ class MethodRunner:
 
         Args:
             work: contexts -> the ids of each query -> the ids of each of its answers.
-            once: no later request has these contexts. Short contexts run side by side, and no memory is stored for
-                longer than its queries need it.
-            states: the vectors to return with the scores (`Scores.states`). The method must give all queries of a
-                context one memory.
+            once: no later request has these contexts. Short contexts run side by side, and no
+                memory is stored for longer than its queries need it.
+            states: the vectors to return with the scores (`Scores.states`). All queries of a
+                context must run on one memory.
 
         Yields:
             For each forward pass, the requests that it scored, and their scores in the same order.
         """
-        if reason := self.capabilities.no_memory:
-            raise Unsupported(
-                f"{type(self.model).__name__} does not continue from its cache ({reason}): only lm-eval's --model icl "
-                "scores with it, since it runs every prompt as a whole."
-            )
+        if self.plain or self.capabilities.no_memory:
+            yield from Plain(self, self.softmax_dtype).score(self.method, work, states)
+            return
         begun: list[Scored] = []
-        for batch in self._batches(work, once, states):
+        for batch in self.score_batches(work, once, states):
             begun.append(batch)
             if len(begun) > self.packs_ahead:
                 yield begun.pop(0)
         yield from begun
 
-    def _batches(
+    def score_batches(
         self,
         work: Mapping[Context, Queries],
         once: bool = False,
         states: States = None,
-        memory: Memory | None = None,
+        encoded: EncodedContext | None = None,
     ) -> Iterator[Scored]:
-        """Yields as `score` does; a device may still be computing the scores. `memory`: that of the only context."""
+        """Yields as `score` does. A device may still be computing the scores.
+
+        Args:
+            encoded: what the queries run on, if there is only one context, and it is encoded
+                already.
+        """
         unscored = {context: dict(queries) for context, queries in work.items() if queries}
-        if memory is None:
+        if encoded is None:
             with self.counting():
-                unscored = {
-                    context: unscored[context] for context in self.blocks.divide([*unscored])
-                }
-        # The memories in use and, if they depend on a query, the tokens of the query that are still to be run.
-        in_use: tuple[list[Memory], Ids | None] | None = (
-            None if memory is None else ([memory], None)
-        )
+                order = self.encoder.order([*unscored])
+            unscored = {context: unscored[context] for context in order}
         while unscored:
-            parts = [
-                part
-                for context in unscored
-                for part in self.blocks.work(context, unscored[context], once)
-            ]
-            for batch in schedule(parts, self.budget.sizes, self.capabilities):
+            waiting = list[ContextWork]()
+            for context, queries in unscored.items():
+                waiting += self.encoder.work(context, queries, once)
+            for batch in schedule(waiting, self.budget.sizes, self.capabilities):
                 context, query, _ = batch.queries[0]
                 with self.counting():
-                    if batch.encoding == "before" and in_use is None:
-                        in_use = self.budget.fit(partial(self._encoded, context, query))
-                    halve, used = (
-                        partial(self.budget.halve, batch.tokens, batch.rows_used),
-                        context if in_use else None,
-                    )
+                    if batch.encoding == "before" and encoded is None:
+                        encode = partial(self.method.encoded, self.encoder, context, query)
+                        encoded = self.budget.fit(encode)
                     scores = self.budget.attempt(
-                        partial(self._score, batch, in_use, states), halve, used
+                        partial(self.method.scored, self.encoder, batch, encoded, states),
+                        partial(self.budget.halve, batch.tokens, batch.rows_used),
+                        None if encoded is None else context,
                     )
                 if scores is None:
                     break  # the sizes are smaller now: all unscored requests are scheduled again
                 yield batch.requests, scores
                 for context, query, _ in batch.queries:
                     del unscored[context][query]
-                    if self.method.memory_depends_on_query or not unscored[context]:
-                        in_use = None
-                    if not unscored[context]:
+                    is_done = not unscored[context]
+                    if encoded is not None and (is_done or encoded.rest is not None):
+                        encoded = None
+                    if is_done:
                         del unscored[context]
-                        if once:
-                            self.forget(context)
+                    if is_done and once:
+                        self.forget(context)
 
-    def _encoded(self, context: Context, query: Ids) -> tuple[list[Memory], Ids | None]:
-        """The memories of all queries of a context, and None; or the memory of this query, and its tokens to be run."""
-        if context in self.blocks.contexts:
-            return [*self.blocks.memories([context])], None
-        if not self.method.memory_depends_on_query:
-            return self._memories(self.method.contexts(context)), None
-        [(memory, rest)] = self.method.encode_queries(
-            self.model, [(context, query)], self._memories
-        )
-        return [memory], rest
-
-    def _score(
-        self, batch: Batch, in_use: tuple[list[Memory], Ids | None] | None, states: States
-    ) -> Scores:
-        """Run a batch, on the memories `in_use` if there are some."""
-        if in_use is not None:
-            (memory, *more), rest = in_use
-            if more:
-                assert isinstance(self.method, Several)
-                pairs, at_once = (
-                    [(query, answer) for _, query, answer in batch.requests],
-                    bool(batch.tokens),
-                )
-                return score_together(
-                    self.model, in_use[0], pairs, self.method, self.softmax_dtype, at_once
-                )
-            queries = [(rest or query, answers) for _, query, answers in batch.queries]
-            if not batch.tokens:
-                return score_rows(
-                    self.model, memory, queries, self.softmax_dtype, batch.rows, states
-                )
-            work = [(memory, [(query, answer) for query, answers in queries for answer in answers])]
-        elif batch.encoding == "never":
-            pairs = [
-                ((*context.tokens, *query), answer) for context, query, answer in batch.requests
-            ]
-            work = [(Memory([], [], 0), pairs)]
-        elif self.method.memory_depends_on_query:
-            context_queries = [(context, query) for context, query, _ in batch.queries]
-            encoded = self.method.encode_queries(
-                self.model, context_queries, self._memories, packed=True
-            )
-            work = [
-                (memory, [(rest, answer) for answer in answers])
-                for (memory, rest), (*_, answers) in zip(encoded, batch.queries, strict=True)
-            ]
-        else:
-            pairs_of: dict[Context, list[tuple[Ids, Ids]]] = {}
-            for context, query, answer in batch.requests:
-                pairs_of.setdefault(context, []).append((query, answer))
-            work = list(zip(self.blocks.memories([*pairs_of]), pairs_of.values(), strict=True))
-        return score_packed(self.model, work, self.softmax_dtype, states)
-
-    def score_memories(
-        self, context: Context, queries: Queries, numbers: Collection[int]
-    ) -> Iterator[tuple[int, Scored]]:
-        """`score` on some of a context's memories (`Method.memories`); their `numbers` count from 1. Yields, for each
-        forward pass, the number of the memory, the scored requests, and their scores."""
-        memories = self.method.memories(self.model, context)
-        for number in range(1, max(numbers) + 1):
-            with self.counting():
-                memory = next(memories)
-            if number in numbers:
-                for batch in self._batches({context: queries}, memory=memory):
-                    yield number, batch
+    # Texts.
 
     def generate(
         self,
@@ -402,12 +301,10 @@ class MethodRunner:
         settings: GenerationSettings,
         single: Collection[Context] = (),
     ) -> list[list[int]]:
-        """Generate a continuation for the first of these prompts, as many as fit into one batch. If `generate` does not
-        continue from the model's cache, a prompt is run as a whole, in a batch of one.
+        """Generate a continuation for the first of these prompts, as many as fit into one batch.
 
         Args:
-            prompts: the waiting prompts. Prompts with one context are adjacent, the longest query first
-                (`inference.schedule.in_order`).
+            prompts: the waiting prompts, as `inference.schedule.in_order` sorts them.
             names: the names of the prompts, for errors.
             max_new_tokens: the largest number of tokens that are generated for a prompt.
             generate: as for `continue_from`.
@@ -421,60 +318,53 @@ class MethodRunner:
             Unsupported: the method generates no text with this model.
             InputError: the scores of a next token are NaN or infinite.
         """
-        method, can, by_query = self.method, self.capabilities, self.method.memory_depends_on_query
-        needs.check_generates(method, self.model, can, prompts[0].context)
-        windows = method.contexts(prompts[0].context)
-        if len(windows) > 1:
-            needs.check_generates_together(method, self.model, can, settings)
-        # If a memory is read in parts, all rows share it. If a text runs on several memories, it has several rows.
-        may_be_single = not isinstance(method, Several) and not method.reads_in_parts
-
-        def first() -> list[Text]:
-            texts = []
-            for prompt in prompts[: self.budget.sizes.texts]:
-                is_single = may_be_single and (prompt.context in single or not can.can_generate)
-                texts.append(Text(prompt, method.footprint(prompt.context).kept, is_single))
-            return texts[
-                : first_texts(texts, max_new_tokens, self.budget.sizes, can, settings, by_query)
-            ]
-
-        def run() -> list[list[int]]:
-            texts = first()
-            contexts, queries = (
-                [text.prompt.context for text in texts],
-                [text.prompt.query for text in texts],
-            )
-            together: AbstractContextManager[None] = nullcontext()
-            if by_query:
-                [(memory, queries[0])] = method.encode_queries(
-                    self.model, [(contexts[0], queries[0])], self._memories
-                )
-                memories = [memory]
-            elif texts[0].single and all(
-                map(method.is_ordinary, contexts)
-            ):  # context and query run as one row
-                memories = [Memory([], [], 0)]
-                queries = [
-                    (*context.tokens, *query)
-                    for context, query in zip(contexts, queries, strict=True)
-                ]
-            else:
-                memories = self._memories(contexts if texts[0].single else windows)
-            if isinstance(method, Several) and len(windows) > 1:
-                queries = [query for query in queries for _ in windows]
-                memories, together = (
-                    memories * len(texts),
-                    combining(self.model, len(windows), method.next_token),
-                )
-            longest = max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
-            shared = can.can_share and can.sees_all_of(longest)
-            with stop_on_nonfinite(self.model, names[: len(texts)]), together:
-                rows = continue_from(
-                    self.model, generate, memories, queries, settings.beams, shared
-                )
-            return rows[:: len(windows)]
-
+        context = prompts[0].context
+        needs.check_generates(self.method, self.model, self.capabilities, context, settings)
+        if self.plain:
+            plain = Plain(self, self.softmax_dtype)
+            with self.inference_mode(), stop_on_nonfinite(self.model, names):
+                return [plain.generate(self.method, prompts[0], generate)]
+        batch = TextBatch(
+            self.method,
+            self.encoder,
+            prompts,
+            names,
+            max_new_tokens,
+            generate,
+            settings,
+            single,
+        )
         with self.inference_mode():
-            return self.budget.fit(
-                run, lambda: self.budget.halve(0, len(first())), prompts[0].context
-            )
+            return self.budget.fit(batch.run, batch.halve, context)
+
+
+def score_memories(
+    runner: MethodRunner,
+    context: Context,
+    queries: Queries,
+    numbers: Collection[int],
+) -> Iterator[tuple[int, Scored]]:
+    """`MethodRunner.score` on the memories of a context after some steps of a `Stepwise` method.
+
+    Args:
+        numbers: the numbers of the memories on which queries are scored, counted from 1.
+
+    Yields:
+        For each forward pass, the number of the memory, the scored requests, and their scores.
+    """
+    method = runner.method
+    assert isinstance(method, Stepwise)
+    if runner.plain:
+        plain = Plain(runner, runner.softmax_dtype)
+        for number in sorted(numbers):
+            steps: dict[str, Any] = {method.counts_memories: number}
+            for scored in plain.score(replace(method, **steps), {context: queries}):
+                yield number, scored
+        return
+    memories = method.memories(runner.model, [context])
+    for number in range(1, max(numbers) + 1):
+        with runner.counting():
+            encoded = EncodedContext(next(memories))
+        if number in numbers:
+            for scored in runner.score_batches({context: queries}, encoded=encoded):
+                yield number, scored

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,50 +11,74 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.methods.base import Footprint, Method, Passes, Positions
+from lm_eval_icl.inference.schedule import Batch, Text
+from lm_eval_icl.inference.scoring import Scores, States, score_together
+from lm_eval_icl.methods.base import (
+    EncodedContext,
+    Encoder,
+    Method,
+    PackEncoder,
+    Passes,
+    Positions,
+    Rows,
+)
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.pcw import PCW
-from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.methods.plain import Plain
+from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 
 @dataclass(frozen=True)
 class Several(PCW):
-    """Several memories: the demonstrations are divided into windows, and each window is encoded as a separate context.
+    """Several memories: the demonstrations are divided into windows, each a context of its own.
 
-    A query runs on every memory, and the log-probabilities of the next token on all memories are combined. The memory
-    of each window is stored separately, and shared by all queries.
+    A query runs on every memory, and the predictions of the next token on all memories are
+    combined. The memory of each window is stored separately, and shared by all queries. A method
+    defines `next_token`.
 
     Args:
-        window_size: how many demonstrations a window has, at most all of them; the last window may have fewer.
+        window_size: how many demonstrations a window has, at most all of them. The last window may
+            have fewer.
     """
+
+    one_pass = False
+    rows_may_differ = False
 
     positions: Positions = "sequential"
 
-    @property
-    def window_method(self) -> Method:
-        return ICL(self.positions, self.repeat)
-
     @abstractmethod
     def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The combined distribution of the next token, [texts, vocabulary], and a state, [texts].
+        """Combine the predictions of the next token.
 
         Args:
-            logprobs: [texts, memories, vocabulary], the log-probabilities on the memories of `contexts`.
-            state: the state that this function returned for the token before; None for the first token.
+            logprobs: [texts, memories, vocabulary] the log-probabilities on the memories of
+                `contexts`.
+            state: [texts] what this function returned as the state for the token before. None for
+                the first token.
+
+        Returns:
+            The combined log-probabilities, [texts, vocabulary], and a state for the next token, or
+            None.
         """
 
-    @abstractmethod
     def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
-        """The log-probability of an answer with these ids, [tokens]: a number on the device of `combined`.
+        """The log-probability of an answer: a number on the device of `combined`.
+
+        Here, it is the sum over its tokens.
 
         Args:
-            combined: [tokens, vocabulary], `next_token` for each token of the answer.
-            logprobs: [memories, tokens, vocabulary], the log-probabilities that were combined.
+            combined: [tokens, vocabulary] `next_token` for each token of the answer.
+            logprobs: [memories, tokens, vocabulary] the log-probabilities that were combined.
+            answer: [tokens] the answer's ids.
         """
+        return combined.gather(-1, answer[:, None]).sum()
 
     def combined(self, logprobs: Tensor) -> Tensor:
-        """`next_token` for all tokens of an answer, [memories, tokens, vocabulary] -> [tokens, vocabulary]."""
-        rows, state = [], None
+        """`next_token` for all tokens of an answer: [memories, tokens, vocabulary] to [tokens,
+        vocabulary].
+        """
+        rows = []
+        state = None
         for at in range(logprobs.shape[1]):
             row, state = self.next_token(logprobs[None, :, at], state)
             rows.append(row)
@@ -66,9 +89,17 @@ class Several(PCW):
         """Whether every window has one demonstration, so that no pass has two demonstrations."""
         return self.window_size == 1
 
+    # The windows.
+
+    @property
+    def window_method(self) -> Method:
+        """The method that encodes a window."""
+        return ICL(self.positions, self.repeat)
+
     def contexts(self, context: Context) -> list[Context]:
-        """The contexts whose memories a query runs on: one for each window, or the context if it has none."""
-        size, demonstrations = self.window_size, context.demonstrations
+        """One context for each window, or the context itself if it has no demonstrations."""
+        size = self.window_size
+        demonstrations = context.demonstrations
         starts = range(0, max(len(demonstrations), 1), size)
         return [Context(context.prefix, demonstrations[start : start + size]) for start in starts]
 
@@ -76,35 +107,52 @@ class Several(PCW):
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
     ) -> Passes:
         """One pass for each of `contexts`."""
-        whole, layouts = (
-            Context((0,) * prefix, tuple((0,) * length for length in demonstrations)),
-            [],
-        )
-        for i, context in enumerate(self.contexts(whole)):
-            layout = self.window_method.layout(prefix, context.lengths, query, answer)
-            title = (
-                f"memory {i + 1}"
-                if context.demonstrations
-                else f"memory {i + 1}: no demonstrations"
-            )
-            layouts.append((title, layout.numbered_from(i * self.window_size)))
-        return layouts
-
-    def footprint(self, context: Context) -> Footprint:
-        """The largest of each number over all windows, and the shortest pass of those that have tokens."""
-        footprints = [
-            dataclasses.astuple(self.window_method.footprint(window))
-            for window in self.contexts(context)
-        ]
-        tokens, kept, positions, shortest, start = zip(*footprints, strict=True)
-        return Footprint(
-            max(tokens),
-            max(kept),
-            max(positions),
-            min(filter(None, shortest), default=0),
-            max(start),
-        )
+        whole = Context((0,) * prefix, tuple((0,) * length for length in demonstrations))
+        passes = []
+        for i, window in enumerate(self.contexts(whole)):
+            title = f"memory {i + 1}"
+            if not window.demonstrations:
+                title += ": no demonstrations"
+            layout = self.window_method.lay_out(prefix, window.lengths, query, answer)
+            passes.append((title, layout.numbered_from(i * self.window_size)))
+        return passes
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of windows."""
         return self.window_method.encode(model, contexts)
+
+    # How the kind of method is run.
+
+    def scored(
+        self, encoder: PackEncoder, batch: Batch, encoded: EncodedContext | None, states: States
+    ) -> Scores:
+        if encoded is None or len(encoded.memories) == 1:
+            return super().scored(encoder, batch, encoded, states)
+        pairs = [(query, answer) for _, query, answer in batch.requests]
+        return score_together(
+            encoder.model,
+            encoded.memories,
+            pairs,
+            self,
+            encoder.softmax_dtype,
+            at_once=batch.tokens > 0,
+            trim_last_layer=encoder.can.can_trim,
+        )
+
+    def rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
+        """A row for each text and memory. The rows of a text get the same next token."""
+        windows = self.contexts(texts[0].prompt.context)
+        if len(windows) == 1:
+            return super().rows(encoder, texts)
+        memories = encoder.memories(windows)
+        queries = []
+        for text in texts:
+            queries += [text.prompt.query] * len(windows)
+        return Rows(memories * len(texts), queries, len(windows), self.next_token)
+
+    def by_definition(self, plain: Plain, prompt: TokenizedPrompt, answer: Ids) -> list[Tensor]:
+        logits = []
+        for window in self.contexts(prompt.context):
+            alone = TokenizedPrompt(window, prompt.query)
+            logits += self.window_method.by_definition(plain, alone, answer)
+        return logits

@@ -1,7 +1,7 @@
 """Prompts and continuations that come with their token ids.
 
-Most prompts are texts, and the model tokenizes them. MetaICL's protocol says how each piece of a prompt is tokenized
-and cut. Its task therefore tokenizes by itself, and the model runs the ids that it is given.
+Most prompts are texts, and the model tokenizes them. MetaICL's protocol says how each piece of a
+prompt is tokenized and cut. Its task therefore tokenizes by itself, and the model runs these ids.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class EncodedText(str):
 
 
 class EncodedPrompt(FewShotPrompt):
-    """A prompt by part, with the token ids of every part. The text is for readers; the model runs the ids.
+    """A prompt by part, with the token ids of every part.
+
+    The text is for readers. The model runs the ids.
 
     Attributes:
         tokens: the ids by part, with as many demonstrations as the text.
@@ -51,5 +53,7 @@ class EncodedPrompt(FewShotPrompt):
 
     def without(self, left_out: Collection[int]) -> TokenizedPrompt:
         """The ids without the demonstrations whose indices are in `left_out`."""
+        if not left_out:
+            return self.tokens
         indices = [i for i in range(len(self.demonstrations)) if i not in left_out]
-        return self.tokens.keeping(indices) if left_out else self.tokens
+        return self.tokens.keeping(indices)

@@ -1,8 +1,9 @@
 """Plausible formats of one template of a task, after Sclar et al. (ICLR 2024, "FormatSpread").
 
-A template such as `Review: {{text}}\\nSentiment:` has names of fields, separators (between a name and its value,
-between fields and between demonstrations), and in some tasks letters before the listed options. A format replaces
-these. It leaves the texts of documents, the answers and the description as they are.
+A template such as `Review: {{text}}\\nSentiment:` has names of fields and separators: between a
+name and its value, between fields and between demonstrations. In some tasks it has letters before
+the listed options. A format replaces these. It leaves the texts of documents, the answers and the
+description as they are.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ _AFTER_NAMES = (": ", ":", " : ", ":: ", " - ", "\t", ":\n", "\n")
 _BETWEEN_FIELDS = ("\n", " ", "; ", ", ", " || ", " -- ", "\t")
 _BETWEEN_DEMONSTRATIONS = ("\n\n", "\n", "\n\n\n", "\n###\n")
 _LETTERS = ("{}.", "{})", "({})", "{}:", "[{}]")
-# The parts of a template: a Jinja expression, which is kept; the name of a field at the beginning of a line, with the
-# field's value in the same line or after the template; and a letter before a listed option.
+# The parts of a template: a Jinja expression, which is kept; the name of a field at the beginning
+# of a line, with the field's value in the same line or after the template; and a letter before a
+# listed option.
 _PARTS = re.compile(
     r"(?P<jinja>\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\})"
-    r"|(?P<line>\A\n*|\n+)(?:(?P<name>[A-Z][\w'() -]*):(?P<blank>[ \t]*)(?=\{\{|\{%|\Z)|(?P<letter>[A-Z])\. )",
+    r"|(?P<line>\A\n*|\n+)"
+    r"(?:(?P<name>[A-Z][\w'() -]*):(?P<blank>[ \t]*)(?=\{\{|\{%|\Z)|(?P<letter>[A-Z])\. )",
     re.DOTALL,
 )
 
@@ -59,8 +62,10 @@ class Format:
                 return match[0]
             if match["letter"]:  # every option stays in a separate line
                 return f"{match['line']}{self.letter.format(match['letter'])} "
+            line = match["line"]
             # The line breaks before the first field, and blank lines, are no separators of fields.
-            line = self.between_fields if match["line"] == "\n" and match.start() else match["line"]
+            if line == "\n" and match.start():
+                line = self.between_fields
             ends_in_name = match.end() == len(template.text)
             return line + self.casing(match["name"]) + self.after_name
 
@@ -79,15 +84,20 @@ def _formats() -> list[Format]:
         _CASINGS, _AFTER_NAMES, _BETWEEN_FIELDS, _BETWEEN_DEMONSTRATIONS, _LETTERS
     )
     # If a line break ends a demonstration, no field may end with a line break.
-    formats = [made for values in grid if not ((made := Format(*values)).between_demonstrations == "\n"
-               and "\n" in made.between_fields + made.after_name)]  # fmt: skip
+    formats = []
+    for values in grid:
+        made = Format(*values)
+        ends_lines = "\n" in made.between_fields + made.after_name
+        if not (ends_lines and made.between_demonstrations == "\n"):
+            formats.append(made)
     Random(0).shuffle(formats)
     return formats
 
 
 def format_of(template: Template, number: int) -> Format | None:
-    """The format with this number; None for 0, the task's template itself. Different numbers change the template in
-    different ways.
+    """The format with this number; None for 0, which is the task's template itself.
+
+    Different numbers change the template in different ways.
 
     Raises:
         InputError: no line of the template is a `Field: value`, or the template has fewer formats.
@@ -96,12 +106,12 @@ def format_of(template: Template, number: int) -> Format | None:
         return None
     if not any(match["name"] for match in _PARTS.finditer(template.text)):
         raise InputError(
-            f"the template {template.text[:60]!r} has no line `Field: value` that a format could change."
+            f"the template {template.text[:60]!r} has no line `Field: value` that a format could "
+            "change."
         )
     known = {template}
     for candidate in _formats():
-        if (variant := candidate.of(template)) not in known:
-            known.add(variant)
-            if len(known) > number:
-                return candidate
+        known.add(candidate.of(template))
+        if len(known) > number:
+            return candidate
     raise InputError(f"its template has {len(known) - 1} other formats: give a smaller number.")

@@ -1,17 +1,19 @@
-"""Which token attends to which, and at which position: the attention of every method, as plain data.
+"""Which token attends to which, and at which position: every method's attention as plain data.
 
-A *block* is the prefix, one copy of one demonstration, the query or the answer. A method's `Pattern` says which
-demonstration sees (may attend to) which demonstration. `lay_out` arranges all blocks in a row of tokens, the `Layout`:
-first the prefix, which all blocks see, then the demonstrations, then the query, which sees their last copies. A layout
-is computed from lengths alone. `Layout.source` then says which token ids or embeddings stand in the row.
+A *block* is the prefix, one copy of one demonstration, the query or the answer. A method's
+`Pattern` says which demonstration sees (may attend to) which demonstration. `lay_out` arranges all
+blocks in a row of tokens, the `Layout`: the prefix, then the demonstrations, then the query. All
+blocks see the prefix. The query sees the last copies of the demonstrations. A layout is computed
+from lengths alone. `Layout.source` says which token ids of a prompt stand in the row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,60 +23,73 @@ from lm_eval_icl.errors import InputError
 POSITIONS = ("sequential", "symmetric", "none")
 
 
-# Masks between n blocks of demonstrations, [n, n] bool: True where the row's block attends to all tokens of the
-# column's block. Masks compose with & and |. On the diagonal, False means that a block attends to itself causally, and
-# True that each of its tokens attends to all tokens of the block.
+# Masks between n blocks of demonstrations: [n, n] bool. True means that the row's block attends to
+# all tokens of the column's block. Masks compose with & and |. On the diagonal, False means that a
+# block attends to itself causally, and True that each token attends to all tokens of its block.
 
 
 def nothing(n: int) -> Tensor:
-    """[n, n] bool: no block sees another block."""
+    """No block sees another block: [n, n] bool."""
     return torch.zeros(n, n, dtype=torch.bool)
 
 
 def everything(n: int) -> Tensor:
-    """[n, n] bool: every block sees all tokens of every block, itself included."""
-    return torch.ones(n, n, dtype=torch.bool)
+    """Every block sees all tokens of every block, itself included: [n, n] bool."""
+    return ~nothing(n)
 
 
 def before(n: int) -> Tensor:
-    """[n, n] bool: every block sees the blocks before it."""
+    """Every block sees the blocks before it: [n, n] bool."""
     return everything(n).tril(-1)
 
 
 def others(n: int) -> Tensor:
-    """[n, n] bool: every block sees all other blocks (leave one out)."""
+    """Every block sees all other blocks (leave one out): [n, n] bool."""
     return ~torch.eye(n, dtype=torch.bool)
 
 
-def same(groups: Tensor) -> Tensor:
-    """[n, n] bool: every block sees all blocks of its group, itself included. `groups` is [n], the groups' numbers."""
-    return groups[:, None] == groups[None, :]
+def same(groups: Sequence[int] | Tensor) -> Tensor:
+    """Every block sees all blocks of its group, itself included: [n, n] bool.
+
+    Args:
+        groups: [n] the number of each block's group.
+    """
+    numbers = torch.as_tensor(groups, dtype=torch.long)
+    return numbers[:, None] == numbers
 
 
 @dataclass(frozen=True)
 class Pattern:
     """Which block of demonstrations sees which block."""
 
-    # [blocks, blocks] bool. The blocks are all demonstrations in order and, with two copies, all of them in order
-    # again. On the diagonal, True: each token of the block sees all tokens of the block; False: causal attention.
+    # [blocks, blocks] bool. The blocks are all demonstrations in order. With two copies, they are
+    # followed by all demonstrations in order again. The diagonal is that of the masks above.
     sees: Tensor
-    copies: int = 1  # how many copies of every demonstration the row has. The query sees the last copies only.
-    # [blocks], the number of each block's window. With symmetric positions, all windows begin at the same position, and
-    # the blocks of a window follow each other. None puts every block into a separate window.
-    windows: Tensor | None = None
-    query: bool = False  # whether the demonstrations also see all of the query
+    # The number of copies of every demonstration in the row. The query sees the last copies only.
+    copies: int = 1
+    # [blocks] the number of each block's window. With symmetric positions, all windows begin at the
+    # same position, and the blocks of a window follow each other. None: a window for each block.
+    windows: Sequence[int] | Tensor | None = None
+    query: bool = False  # the demonstrations also see all of the query
 
 
 @dataclass(frozen=True)
 class Block:
     """Adjacent tokens of a row that see the same other blocks and have consecutive positions."""
 
-    # P: the prefix; D1, D2, ...: demonstrations; D1': the second copy of D1; Q: the query; A: the answer; M: entries of
-    # a memory (keys and values of tokens that are not run again).
+    # P: the prefix; D1, D2, ...: demonstrations; D1': the second copy of D1; Q: the query; A: the
+    # answer; M: entries of a memory (keys and values of tokens that do not run again).
     name: str
     length: int  # its number of tokens, at least 1
     start: int  # the position of its first token
     source: int  # the index of its first token in the prompt, in which every part occurs once
+
+
+class SeenKeys(NamedTuple):
+    """The slices of a row that some adjacent tokens attend to."""
+
+    by_all: list[slice]  # all of the tokens attend to these
+    by_some: list[slice]  # only some of the tokens attend to these
 
 
 @dataclass(frozen=True)
@@ -82,222 +97,237 @@ class Layout:
     """A row of n tokens: which token attends to which, and at which position each token is."""
 
     blocks: tuple[Block, ...]
-    sees: Tensor  # [blocks, blocks] bool: whether the row's block attends to all tokens of the column's block
-    kept: tuple[bool, ...]  # for each block, whether tokens that run after the row attend to it
+    sees: Tensor  # [blocks, blocks] bool: the row's block attends to all of the column's block
+    kept: tuple[bool, ...]  # for each block: tokens that run after the row attend to it
     end: int  # the position of the first token after the row
-    step: int = 1  # the difference between the positions of adjacent tokens; 0 without positional information
-    # The row begins with a memory of the same blocks (`again`), and each block attends causally to its block M, too.
+    step: int = 1  # the distance of adjacent tokens' positions; 0 without positional information
+    # The row begins with a memory of the same blocks (`again`). Each block also attends causally
+    # to its own block M.
     sees_earlier_pass: bool = False
 
     def __len__(self) -> int:
         return sum(block.length for block in self.blocks)
 
     def rule(self, query: Tensor, key: Tensor) -> Tensor:
-        """The mask as a function: whether the tokens `query` attend to the tokens `key`; both are indices in the row.
+        """The mask as a function of token indices: True where `query` attends to `key`.
 
-        A token attends to the blocks that `sees` gives for its block, and causally to the block itself (`_itself`).
-        Entries of a memory attend to nothing.
+        A token attends to the blocks that `sees` gives for its block, and causally to its block
+        itself (`_itself`). Entries of a memory attend to nothing.
         """
-        parts = (self._block, self.sees, self._itself, self._place)
-        block, sees, itself, place = (
-            part.to(query.device, non_blocking=query.is_cuda) for part in parts
-        )
-        row, column = block[query], block[key]
-        return sees[row, column] | (itself[row, column] & (place[query] >= place[key]))
 
-    def keys(self, rows: slice) -> tuple[list[slice], list[slice]]:
-        """The slices of the row that all of the tokens `rows` attend to, and the slices that only some attend to.
+        def on_device(part: Tensor) -> Tensor:
+            return part.to(query.device, non_blocking=query.is_cuda)
+
+        block = on_device(self._block)
+        place = on_device(self._place)
+        row = block[query]
+        column = block[key]
+        itself = on_device(self._itself)[row, column] & (place[query] >= place[key])
+        return on_device(self.sees)[row, column] | itself
+
+    def keys(self, rows: slice) -> SeenKeys:
+        """The slices of the row that the adjacent tokens `rows` attend to.
 
         Args:
-            rows: the adjacent tokens that attend: at least one, and no entries of a memory.
+            rows: at least one token, and no entries of a memory.
         """
-        block, place = self._block, self._place
-        first, last = int(block[rows.start]), int(block[rows.stop - 1])
-        sees, causal = self.sees[first : last + 1], self._itself[first : last + 1].any(dim=0)[block]
-        all_see, some_see = sees.all(dim=0)[block], sees.any(dim=0)[block]
-        if (
-            first == last
-        ):  # the rows are in one block: all of them see the block's tokens before the first row
-            all_see |= causal & (place < place[rows.start])
-            causal &= place <= place[rows.stop - 1]
-        return slices(all_see), slices((some_see | causal) & ~all_see)
+        block = self._block
+        place = self._place
+        last = rows.stop - 1
+        attending = slice(int(block[rows.start]), int(block[last]) + 1)
+        by_all = self.sees[attending].all(dim=0)[block]
+        by_some = self.sees[attending].any(dim=0)[block]
+        causal = self._itself[attending].any(dim=0)[block]
+        if block[rows.start] == block[last]:
+            # All rows see the tokens of their block that stand before the first row.
+            by_all |= causal & (place < place[rows.start])
+            causal &= place <= place[last]
+        return SeenKeys(slices(by_all), slices((by_some | causal) & ~by_all))
 
     @cached_property
     def mask(self) -> Tensor:
-        """[n, n] bool: `rule` for all pairs of tokens."""
-        return self.rule(torch.arange(len(self))[:, None], torch.arange(len(self)))
+        """`rule` for all pairs of tokens: [n, n] bool."""
+        tokens = torch.arange(len(self))
+        return self.rule(tokens[:, None], tokens)
 
     @cached_property
     def positions(self) -> Tensor:
-        """[n] int64: the position of each token."""
-        starts = torch.tensor([block.start for block in self.blocks], dtype=torch.long)
+        """The position of each token: [n] int64."""
+        starts = _numbers(block.start for block in self.blocks)
         return starts[self._block] + self.step * self._place
 
     @cached_property
     def source(self) -> list[int]:
-        """n indices into the prompt, which has every part once. The row is `[prompt[i] for i in layout.source]`."""
-        sources = torch.tensor([block.source for block in self.blocks], dtype=torch.long)
-        indices: list[int] = (sources[self._block] + self._place).tolist()
-        return indices
+        """n indices into the prompt. The row is `[prompt[i] for i in layout.source]`."""
+        sources = _numbers(block.source for block in self.blocks)
+        return (sources[self._block] + self._place).tolist()
 
     @cached_property
     def kept_tokens(self) -> list[int]:
-        """The indices in the row of the tokens to which tokens after the row attend."""
-        indices: list[int] = (
-            torch.tensor(self.kept, dtype=torch.bool)[self._block].nonzero()[:, 0].tolist()
-        )
-        return indices
+        """The indices of the tokens to which tokens after the row attend."""
+        return _booleans(self.kept)[self._block].nonzero()[:, 0].tolist()
 
     @cached_property
     def causal(self) -> bool:
-        """Whether every token sees exactly itself and the tokens before it, so that no mask is needed."""
-        single = torch.tensor([block.length == 1 for block in self.blocks], dtype=torch.bool)
-        sees = self.sees & ~torch.diag(
-            single
-        )  # for a block of one token, the diagonal makes no difference
+        """Every token sees exactly itself and the tokens before it, so no mask is needed."""
+        # The diagonal makes no difference for a block of one token.
+        sees = self.sees & ~torch.diag(~self._has_several_tokens)
         return bool(self._runs.all()) and torch.equal(sees, before(len(self.blocks)))
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether some token sees a later token."""
-        both_ways = (
-            torch.tensor([block.length > 1 for block in self.blocks], dtype=torch.bool)
-            & self.sees.diagonal()
-        )
+        """Some token sees a later token."""
+        both_ways = self.sees.diagonal() & self._has_several_tokens
         return bool(self.sees.triu(1).any() or both_ways.any())
 
     @property
     def sequential(self) -> bool:
-        """Whether every token's position is its index, so that no `position_ids` are needed."""
+        """Every token's position is its index, so no `position_ids` are needed."""
         n = len(self)
         return self.step == 1 and self.end == n and torch.equal(self.positions, torch.arange(n))
 
     @cached_property
     def entries(self) -> int:
-        """The number of entries of a memory at the beginning of the row. They are not run again."""
+        """The number of entries of a memory at the beginning of the row. They do not run again."""
         return int((~self._runs[self._block]).sum())
 
     @property
     def reach(self) -> int:
-        """How many positions the row takes: its largest position plus 1."""
-        return max(
-            (block.start + self.step * (block.length - 1) + 1 for block in self.blocks), default=0
-        )
+        """The number of positions that the row takes: its largest position plus 1."""
+        lasts = (block.start + self.step * (block.length - 1) for block in self.blocks)
+        return max(lasts, default=-1) + 1
 
     def take(self, names: Collection[str]) -> Layout:
-        """The layout of only the blocks with these names. A string such as "PQ" stands for names of one letter each."""
-        indices = [i for i, block in enumerate(self.blocks) if block.name in names]
-        blocks, kept = tuple(self.blocks[i] for i in indices), tuple(self.kept[i] for i in indices)
-        return replace(self, blocks=blocks, sees=self.sees[indices][:, indices], kept=kept)
+        """The layout of only the blocks with these names. "PQ" stands for "P" and "Q"."""
+        return self._of([i for i, block in enumerate(self.blocks) if block.name in names])
 
     def numbered_from(self, first: int) -> Layout:
-        """This row with other names: D1 becomes D(first + 1), and so on. These are the names in the whole prompt if the
-        row has only some of its demonstrations, and `first` demonstrations stand before them."""
+        """This row with D1 named D(first + 1), and so on.
 
-        def name(block: Block) -> str:
+        A row may have only some demonstrations of a prompt. These are their names in the prompt,
+        in which `first` demonstrations stand before them.
+        """
+
+        def renamed(block: Block) -> Block:
+            if not block.name.startswith("D"):
+                return block
             bare = block.name.rstrip("'")
-            return (
-                f"D{int(bare[1:]) + first}{block.name[len(bare) :]}"
-                if bare.startswith("D")
-                else bare
-            )
+            primes = block.name[len(bare) :]
+            return replace(block, name=f"D{int(bare[1:]) + first}{primes}")
 
-        return replace(
-            self, blocks=tuple(replace(block, name=name(block)) for block in self.blocks)
-        )
+        return replace(self, blocks=tuple(map(renamed, self.blocks)))
 
     def on_memory(self, memory: Layout) -> Layout:
-        """This row, run on the memory of another row. The blocks that the other row keeps become blocks M at the
-        beginning of this row, and all tokens of this row see them."""
-        entries = [
-            replace(block, name="M")
-            for block, keep in zip(memory.blocks, memory.kept, strict=True)
-            if keep
-        ]
-        n, rows = len(entries), len(self.blocks)
-        sees = nothing(n + rows)
+        """This row, run on the memory of another row.
+
+        The blocks that the other row keeps become blocks M at the beginning. All tokens see them.
+        """
+        kept_blocks = zip(memory.blocks, memory.kept, strict=True)
+        entries = tuple(replace(block, name="M") for block, keep in kept_blocks if keep)
+        n = len(entries)
+        sees = nothing(n + len(self.blocks))
         sees[n:, :n] = True
         sees[n:, n:] = self.sees
-        return replace(
-            self, blocks=(*entries, *self.blocks), sees=sees, kept=(True,) * n + self.kept
-        )
+        blocks = entries + self.blocks
+        return replace(self, blocks=blocks, sees=sees, kept=(True,) * n + self.kept)
 
     def again(self, by: int, reads: Tensor | None = None) -> Layout:
-        """This row, run once more with all positions increased by `by`, on the memory of the first run, in which every
-        token of the row has an entry. The entries become blocks M at the beginning.
+        """This row, run once more on the memory of its first run, at positions increased by `by`.
+
+        The memory has an entry for every token of the row. The entries become blocks M at the
+        beginning.
 
         Args:
-            reads: [blocks] bool: the blocks whose entries all tokens attend to. If None, a token attends to the entries
-                of the tokens that it attends to in the row.
+            reads: [blocks] bool: all tokens attend to the entries of these blocks. If None, a token
+                attends to the entries of the tokens that it attends to in the row.
         """
         n = len(self.blocks)
         blocks = tuple(replace(block, start=block.start + by) for block in self.blocks)
-        row = replace(self, blocks=blocks, end=self.end + by).on_memory(
-            replace(self, kept=(True,) * n)
-        )
+        memory = replace(self, kept=(True,) * n)
+        row = replace(self, blocks=blocks, end=self.end + by).on_memory(memory)
         row.sees[n:, :n] = self.sees if reads is None else reads
         return replace(row, kept=self.kept * 2, sees_earlier_pass=reads is None)
 
+    def _of(self, indices: Sequence[int]) -> Layout:
+        """The layout of only the blocks with these indices, in this order."""
+        return replace(
+            self,
+            blocks=tuple(self.blocks[i] for i in indices),
+            sees=self.sees[indices][:, indices],
+            kept=tuple(self.kept[i] for i in indices),
+        )
+
     @cached_property
     def _block(self) -> Tensor:
-        """[n] int64: the index of each token's block."""
-        lengths = torch.tensor([block.length for block in self.blocks], dtype=torch.long)
-        return torch.arange(len(self.blocks)).repeat_interleave(lengths)
+        """The index of each token's block: [n] int64."""
+        lengths = _numbers(block.length for block in self.blocks)
+        return torch.arange(len(lengths)).repeat_interleave(lengths)
 
     @cached_property
     def _place(self) -> Tensor:
-        """[n] int64: the index of each token in its block."""
-        firsts = torch.tensor(
-            [*accumulate((block.length for block in self.blocks), initial=0)], dtype=torch.long
-        )
+        """The index of each token in its block: [n] int64."""
+        firsts = _numbers(accumulate((block.length for block in self.blocks), initial=0))
         return torch.arange(len(self)) - firsts[self._block]
 
     @cached_property
     def _runs(self) -> Tensor:
-        """[blocks] bool: whether the block is run through the model. Entries of a memory are not."""
-        return torch.tensor([block.name != "M" for block in self.blocks], dtype=torch.bool)
+        """The blocks that are run through the model, and are no memory: [blocks] bool."""
+        return _booleans(block.name != "M" for block in self.blocks)
+
+    @cached_property
+    def _has_several_tokens(self) -> Tensor:
+        """[blocks] bool."""
+        return _booleans(block.length > 1 for block in self.blocks)
 
     @cached_property
     def _itself(self) -> Tensor:
-        """[blocks, blocks] bool: whether the column's block is the row's block, in this pass or in the earlier pass."""
+        """The column's block is the row's block, in this or the earlier pass: [blocks, blocks]."""
         itself = torch.diag(self._runs)
         if self.sees_earlier_pass:
-            rows = int(self._runs.sum())
-            itself[-rows:, :rows] |= torch.eye(rows, dtype=torch.bool)
+            n = int(self._runs.sum())
+            itself[-n:, :n] |= torch.eye(n, dtype=torch.bool)
         return itself
+
+
+def _numbers(numbers: Iterable[int]) -> Tensor:
+    return torch.tensor(list(numbers), dtype=torch.long)
+
+
+def _booleans(booleans: Iterable[bool]) -> Tensor:
+    return torch.tensor(list(booleans), dtype=torch.bool)
 
 
 def slices(marked: Tensor) -> list[slice]:
     """The slices in which a vector of booleans is True."""
-    edges = torch.diff(
-        marked.int(), prepend=marked.new_zeros(1).int(), append=marked.new_zeros(1).int()
-    )
-    bounds = edges.nonzero()[:, 0].tolist()
-    return [slice(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
+    zero = torch.zeros(1, dtype=torch.int)
+    edges = torch.diff(marked.int(), prepend=zero, append=zero).nonzero()[:, 0].tolist()
+    return list(map(slice, edges[::2], edges[1::2]))
 
 
 def side_by_side(layouts: Sequence[Layout]) -> Layout:
-    """Several rows as one row, in which no token sees a token of another row: first the entries of all memories, then
-    the tokens of all rows.
+    """Several rows as one row, in which no token sees a token of another row.
+
+    The entries of all memories come first, then the tokens of all rows.
 
     Args:
         layouts: at least one; all have the same `step` and `sees_earlier_pass`.
     """
     if len(layouts) == 1:
         return layouts[0]
-    blocks = [block for layout in layouts for block in layout.blocks]
-    kept = [keep for layout in layouts for keep in layout.kept]
-    order = sorted(
-        range(len(blocks)), key=lambda i: blocks[i].name != "M"
-    )  # stable: the others keep their order
-    return Layout(
-        blocks=tuple(blocks[i] for i in order),
-        sees=torch.block_diag(*(layout.sees for layout in layouts)).bool()[order][:, order],
-        kept=tuple(kept[i] for i in order),
+    blocks: list[Block] = []
+    kept: list[bool] = []
+    for layout in layouts:
+        blocks += layout.blocks
+        kept += layout.kept
+    joint = replace(
+        layouts[0],
+        blocks=tuple(blocks),
+        sees=torch.block_diag(*(layout.sees for layout in layouts)).bool(),
+        kept=tuple(kept),
         end=max(layout.end for layout in layouts),
-        step=layouts[0].step,
-        sees_earlier_pass=layouts[0].sees_earlier_pass,
     )
+    # Sorting is stable, so blocks keep their order otherwise.
+    return joint._of(sorted(range(len(blocks)), key=lambda i: blocks[i].name != "M"))
 
 
 def lay_out(
@@ -311,66 +341,78 @@ def lay_out(
     repeat: int = 1,
     query_start: int | None = None,
 ) -> Layout:
-    """The layout of a context, followed by the query and the continuation if their lengths are given.
+    """The layout of a context, followed by query and answer if their lengths are given.
 
-    Every part sees the prefix, and itself causally; on the diagonal of `Pattern.sees`, True lets the tokens of a block
-    see the whole block. The query sees the prefix and the last copies. The continuation sees the prefix, the last
-    copies and the query.
+    Every part sees the prefix, and itself causally. On the diagonal of `Pattern.sees`, True lets
+    the tokens of a block see the whole block. The query sees the prefix and the last copies. The
+    answer sees the prefix, the last copies and the query.
 
     Args:
         prefix, demonstrations, query, answer: numbers of tokens.
-        pattern: which block of demonstrations sees which block, for the blocks of all repetitions and copies.
-        positions: "sequential": each block follows the block before it. "symmetric": every window begins at the end of
-            the prefix, and the query follows the longest window (InvICL, Appendix A.1). "none": all are at position 0.
-        repeat: how many times the sequence of demonstrations is repeated, before copies are made of it.
+        pattern: which block sees which block, for the blocks of all repetitions and copies.
+        positions: "sequential": each block follows the block before it. "symmetric": every window
+            begins at the end of the prefix, and the query follows the longest window (InvICL,
+            Appendix A.1). "none": all tokens are at position 0.
+        repeat: the sequence of demonstrations stands in the row this many times. Copies are made of
+            all of it.
         query_start: the query's position, if it does not depend on the demonstrations of this row.
 
     Raises:
-        InputError: the pattern has another number of blocks. (torch might broadcast such a pattern without an error.)
+        InputError: the pattern has another number of blocks. (torch might broadcast it silently.)
     """
-    n, step = len(demonstrations) * repeat, 0 if positions == "none" else 1
+    step = 0 if positions == "none" else 1
     lengths = list(demonstrations) * repeat * pattern.copies
-    if pattern.sees.dtype != torch.bool or pattern.sees.shape != (len(lengths), len(lengths)):
-        found = f"{pattern.sees.dtype} of shape {list(pattern.sees.shape)}"
-        raise InputError(
-            f"sees must be booleans of shape [{len(lengths)}, {len(lengths)}], and is {found}."
-        )
-    windows = list(range(len(lengths))) if pattern.windows is None else pattern.windows.tolist()
-    windows = [0] * len(lengths) if positions == "sequential" else windows
-    ends, start = dict.fromkeys(windows, prefix), []
-    for window, length in zip(windows, lengths, strict=True):
-        start.append(ends[window])
-        ends[window] += length
-    end = max(ends.values(), default=prefix) if query_start is None else query_start
-    if positions == "none":
-        start, end = [0] * len(lengths), 0
-    # The index in the prompt of each demonstration's first token, and of the query's.
-    source = [*accumulate(demonstrations, initial=prefix)]
-    blocks = [Block("P", prefix, 0, 0)]
-    for i, (length, at) in enumerate(zip(lengths, start, strict=True)):
-        name = f"D{i % n + 1}" + "'" * (i // n)
-        blocks.append(Block(name, length, at, source[i % len(demonstrations)]))
-    blocks += [
-        Block("Q", query, end, source[-1]),
-        Block("A", answer, end + step * query, source[-1] + query),
-    ]
+    _check_shape(pattern.sees, len(lengths))
+    starts, end = _positions(prefix, lengths, pattern, positions)
+    if query_start is not None and step:
+        end = query_start
 
-    # Block 0 is the prefix, blocks 1 to -3 are the demonstrations, -2 is the query and -1 the continuation.
+    # The index in the prompt of each demonstration's first token. The last one is the query's.
+    sources = [*accumulate(demonstrations, initial=prefix)]
+    blocks = [Block("P", prefix, 0, 0)]
+    n = len(demonstrations) * repeat
+    for i, length in enumerate(lengths):
+        copy, number = divmod(i, n)
+        name = f"D{number + 1}" + "'" * copy
+        blocks.append(Block(name, length, starts[i], sources[i % len(demonstrations)]))
+    blocks.append(Block("Q", query, end, sources[-1]))
+    blocks.append(Block("A", answer, end + step * query, sources[-1] + query))
+
+    # Block 0 is the prefix, blocks 1 to -3 are demonstrations, -2 is the query, -1 the answer.
     sees = nothing(len(blocks))
     sees[1:, 0] = True
     sees[1:-2, 1:-2] = pattern.sees
     sees[1:-2, -2] = pattern.query
-    last = slice(len(blocks) - 2 - n, len(blocks) - 2)
-    sees[-2:, last] = True
+    first_of_last_copies = len(blocks) - 2 - n
+    sees[-2:, first_of_last_copies:-2] = True
     sees[-1, -2] = True
-    kept = [True] * len(blocks)
-    kept[1 : last.start] = [False] * (last.start - 1)
+    kept = tuple(i == 0 or i >= first_of_last_copies for i in range(len(blocks)))
+    row = Layout(tuple(blocks), sees, kept, end + step * (query + answer), step)
+    return row._of([i for i, block in enumerate(blocks) if block.length])
 
-    nonempty = [i for i, block in enumerate(blocks) if block.length]
-    return Layout(
-        blocks=tuple(blocks[i] for i in nonempty),
-        sees=sees[nonempty][:, nonempty],
-        kept=tuple(kept[i] for i in nonempty),
-        end=end + step * (query + answer),
-        step=step,
-    )
+
+def _check_shape(sees: Tensor, n: int) -> None:
+    if sees.dtype != torch.bool or sees.shape != (n, n):
+        raise InputError(
+            f"sees must be booleans of shape [{n}, {n}], and is {sees.dtype} of shape "
+            f"{list(sees.shape)}."
+        )
+
+
+def _positions(
+    prefix: int, lengths: Sequence[int], pattern: Pattern, positions: str
+) -> tuple[list[int], int]:
+    """The position of the first token of each demonstration, and of the first token after all."""
+    if positions == "none":
+        return [0] * len(lengths), 0
+    windows = [0] * len(lengths)
+    if positions == "symmetric":
+        windows = list(range(len(lengths)))
+        if pattern.windows is not None:
+            windows = torch.as_tensor(pattern.windows).tolist()
+    ends = dict.fromkeys(windows, prefix)  # window -> the position after its last token so far
+    starts = []
+    for window, length in zip(windows, lengths, strict=True):
+        starts.append(ends[window])
+        ends[window] += length
+    return starts, max(ends.values(), default=prefix)

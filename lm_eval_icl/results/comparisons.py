@@ -1,4 +1,4 @@
-"""Differences of rows: any two rows that answered the same documents are compared, by one procedure.
+"""Differences of rows: any two rows with the same documents are compared, by one procedure.
 
 All pairs of rows of a column are one family, with "always one answer" as a row of its own. The
 intervals and p-values of a board hold for the whole family at once, so that no two of its sentences
@@ -126,11 +126,10 @@ def to_one_answer(cells: Cells, column: Column) -> Difference | None:
     parts = []
     for task in column.weights:
         sets = cells[task].sets
-        if not sets or sets[0].answered[0].result.metric != "acc":
+        if cells[task].majority is None:
             return None
-        scores = one_answer([unit.answers for x in sets for unit in x.answered])
-        if scores is None:
-            return None
+        scores = one_answer([sets[0].answered[0].answers])
+        assert scores is not None
         mine = scores_of(sets, "mean", column.bounds)
         scope = statistics.scope_of(drawn_sets(sets))
         part = statistics.difference(
@@ -151,5 +150,9 @@ def comparisons_of(entries: Sequence[Entry], column: Column) -> int:
             rows[asked] += 1
             if all(cell is not None and cell.majority is not None for cell in cells):
                 with_one_answer.add(asked)
-    counts = [count + (asked in with_one_answer) for asked, count in rows.items()]
-    return max(1, sum(count * (count - 1) // 2 for count in counts))
+    pairs = 0
+    for key, count in rows.items():
+        if key in with_one_answer:
+            count += 1
+        pairs += count * (count - 1) // 2
+    return max(1, pairs)

@@ -126,6 +126,8 @@ NEITHER = {
         "icl.peak_bytes",
     ],
     "rounding": [
+        "icl.plain",
+        "model_args.plain",
         "icl.pack_tokens",
         "icl.store_bytes",
         "model_args.pack_tokens",

@@ -1,4 +1,4 @@
-"""Which rows of a board are compared with which: with a baseline, a reference condition, the best."""
+"""Which rows of a board are compared: with a baseline, a reference condition, the best."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ def baselines_of(
         if len(plain) > 1:
             plain = [entry for entry in plain if not entry.arguments]
         if len(plain) == 1:
-            bases |= {entry.name: plain[0] for entry in alike if entry is not plain[0]}
+            (base,) = plain
+            for entry in alike:
+                if entry is not base:
+                    bases[entry.name] = base
     return bases
 
 
@@ -129,7 +132,7 @@ def _pairs_by(
 
 
 def fields_of(entry: Entry, key: RowKey) -> dict[str, str]:
-    """The fields by which rows may be compared, by name. Training is one field, with all it sets."""
+    """The fields by which rows may be compared, by name. Training is one field."""
     fields = dict((*key.setting, *key.switches))
     trained = [pair for pair in key.method if pair[0].startswith("trained")]
     if trained and not fields.get("training"):
@@ -142,10 +145,13 @@ def fields_of(entry: Entry, key: RowKey) -> dict[str, str]:
 
 
 def _without(fields: Mapping[str, str], name: str) -> Pairs:
-    """The other fields. The weights of a trained model follow from the checkpoint and the training."""
-    ignored = {name, "model" if name == "training" else "checkpoint"}
-    others = [(other, value) for other, value in fields.items() if other not in ignored]
-    return tuple(sorted(pair for pair in others if pair[1]))
+    """The other fields. A trained model's weights follow from its checkpoint and training."""
+    follows = "model" if name == "training" else "checkpoint"
+    others = []
+    for other, value in sorted(fields.items()):
+        if value and other not in (name, follows):
+            others.append((other, value))
+    return tuple(others)
 
 
 def _rank(value: str) -> tuple[int, float, str]:

@@ -85,7 +85,7 @@ class Spread:
         )
 
     def with_more(self, documents: float = 1, sets: float = 1) -> Spread:
-        """The spread of that many times the documents or the sets, if variances stay as they are."""
+        """The spread of that many times the documents or sets, if variances stay as they are."""
         rest_of_documents = min(self.rest, self.documents)
         of_documents = self.documents - rest_of_documents + rest_of_documents / sets
         rest_of_sets = min(self.rest / self.sets, 1) if self.sets else 0.0
@@ -333,7 +333,7 @@ def with_documents(scores: np.ndarray, extra: Sequence[float]) -> np.ndarray:
 
 
 def spread_of(values: np.ndarray, scale: float) -> Spread:
-    """The spread of the mean of (documents, sets) values. Numbers far below `scale` are rounding."""
+    """The spread of the mean of (documents, sets) values. Far below `scale` is rounding."""
     n, sets = values.shape
     if not np.isfinite(values).all():
         return Spread(math.inf)
@@ -364,7 +364,7 @@ def spread_of_other_sets(first: np.ndarray, second: np.ndarray, scale: float) ->
 
 
 def _of_all_sets(spreads: Iterable[Spread]) -> tuple[Part, ...]:
-    """The parts over sets: one for all samples of the same size, since one t holds for their sum."""
+    """The parts over sets: one for all samples of one size, since one t holds for their sum."""
     by_df: dict[float, list[Part]] = {}
     for spread in spreads:
         for variance, df in spread.by_sets:
@@ -388,8 +388,9 @@ def estimate_group(
 ) -> Estimate:
     """The weighted mean over tasks with independent documents and demonstrations.
 
-    The variances over documents are added, and those over samples of sets of one size. The extra documents of each task
-    move the center the less the more tasks there are, so the variances are those without moves.
+    The variances over documents are added, and those over samples of sets of one size. The extra
+    documents of each task move the center the less the more tasks there are, so the variances are
+    those without moves.
     """
     total = math.fsum(weights)
     shares = [weight / total for weight in weights]

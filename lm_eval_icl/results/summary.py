@@ -1,4 +1,4 @@
-"""The sentences at the top of a board: which entries are best, and what their comparisons decide."""
+"""The sentences at the top of a board: which entries are best, and what comparisons decide."""
 
 from __future__ import annotations
 

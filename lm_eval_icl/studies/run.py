@@ -36,7 +36,7 @@ from lm_eval_icl.harness.deciding import give_rules
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.responses import check_finite
-from lm_eval_icl.methods.runner import grouped
+from lm_eval_icl.methods.runner import grouped, score_memories
 from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Model, digest, passes_of
 from lm_eval_icl.studies.conduct import Failure, Outcome, Unit
 from lm_eval_icl.studies.folder import StudyFolder
@@ -349,11 +349,10 @@ def _log_likelihoods(
         for context, queries in grouped(
             (request.prompt, request.answer) for request in requests
         ).items():
-            options = {query: list(answers) for query, answers in queries.items()}
             if lm.method.counts_memories and context.demonstrations:
-                memories = runner.score_memories(context, options, numbers)
+                memories = score_memories(runner, context, queries, numbers)
             else:  # the memory is the same for every number of passes
-                memories = ((0, scored) for scored in runner.score({context: options}))
+                memories = ((0, scored) for scored in runner.score({context: queries}))
             for number, scored in memories:
                 for (_, query, ids), value in zip(*scored, strict=True):
                     for i in queries[query][ids]:

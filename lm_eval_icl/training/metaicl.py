@@ -75,7 +75,7 @@ class SettingTask:
 @functools.cache
 def _copies(method: Method, shots: int) -> int:
     """How many copies of a demonstration are in a row under a method: one, or two under InvICL."""
-    return len(method.layout(0, [1] * shots)) // shots if shots else 1
+    return len(method.lay_out(0, [1] * shots)) // shots if shots else 1
 
 
 def load_rows(

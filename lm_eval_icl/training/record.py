@@ -10,12 +10,6 @@ from transformers import PreTrainedConfig
 from lm_eval_icl.methods.base import Method
 
 KEY = "lm_eval_icl"  # the key in `config.json`
-NEED_TRAINING = (
-    "nope",
-    "prefixicl",
-    "saicl",
-    "invicl",
-)  # their papers train a model under the method
 
 
 def write(config: PreTrainedConfig, trained: dict[str, Any]) -> None:
@@ -41,7 +35,7 @@ def mismatch(trained: dict[str, Any], method: Method) -> str:
     if not names:
         return (
             f"it needs a model trained under {needed}; no record of that is here"
-            if needed in NEED_TRAINING
+            if method.needs_training
             else ""
         )
     if needed not in names:

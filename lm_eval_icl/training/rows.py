@@ -41,7 +41,7 @@ def check_trainable(method: Method, loss: str = "query") -> None:
 def leaks(method: Method) -> bool:
     """Whether the prediction of a demonstration's answer may depend on that answer, through any number of layers."""
     n = next((n for n in range(3, 1000) if not method.why_not(n)), 3)
-    layout = method.layout(
+    layout = method.lay_out(
         1, [2] * n, 2, 1
     )  # demonstrations of two tokens: an input, and the answer
     reach = layout.mask
@@ -86,7 +86,9 @@ def make_row(method: Method, prompt: TokenizedPrompt, answer: Sequence[int]) -> 
     The answer's last token predicts nothing, so it is not in the row, as when it is scored.
     """
     context = prompt.context
-    layout = method.layout(len(context.prefix), context.lengths, len(prompt.query), len(answer) - 1)
+    layout = method.lay_out(
+        len(context.prefix), context.lengths, len(prompt.query), len(answer) - 1
+    )
     tokens = [*context.tokens, *prompt.query, *answer[:-1]]
     first = len(layout) - len(answer)
     return TrainingRow(

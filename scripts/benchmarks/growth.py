@@ -6,7 +6,6 @@ import argparse
 import math
 import statistics
 from collections import defaultdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +180,7 @@ def shots(options: argparse.Namespace, console: Console) -> dict[str, Any]:
                 method, prompt = lm.runner.method, lm.tokenize(instances[:1])[0].prompt
                 before, start = reset_peak(), busy()
                 with lm.runner.inference_mode():
-                    method.encode_queries(
-                        model, [(prompt.context, prompt.query)], partial(method.encode, model)
-                    )
+                    method.encoded(lm.runner.encoder, prompt.context, prompt.query)
                 seconds[name].append(busy() - start)
                 peaks[name] = max(peaks[name], peak() - before)
         tokens = len(prompt.context.tokens)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.measuring import busy, machine, measure, table_of
 from benchmarks.workloads import CONFIGS, METHODS, random_model, requests_of, train_tokenizer
-from lm_eval_icl.methods import blocks
+from lm_eval_icl.methods import joining
 
 # A workload's task and its pool; 8 demonstrations are retrieved, after 80 fixed ones in the last row.
 WORKLOADS = {
@@ -86,7 +86,7 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         }
         icl = METHODS["icl"](model, **arguments)
         pcw = METHODS["pcw"](model, store_bytes=options.store_bytes, **arguments)
-        with patch.object(blocks, "has_blocks", lambda method: False):
+        with patch.object(joining, "has_separate_demonstrations", lambda method: False):
             apart = METHODS["pcw"](model, **arguments)
         contenders = {
             f"hf, batch {arguments['batch_size']}": (HFLM(model, **arguments), few),

@@ -35,7 +35,7 @@ class RegressionRow:
 @functools.lru_cache(maxsize=1024)
 def row(method: Method, n: int, device: torch.device) -> RegressionRow:
     """The row of n examples and a query."""
-    layout = method.layout(0, [2] * n, 1)
+    layout = method.lay_out(0, [2] * n, 1)
     xs = layout.kept_tokens[::2]  # of the copies that the query sees, and the query
     return RegressionRow(
         torch.tensor(layout.source, device=device),
@@ -58,7 +58,7 @@ def predicts_examples(method: Method) -> bool:
 def reads_all_numbers(method: Method) -> bool:
     """Whether the value at an example's x is predicted as if x were a query after the earlier examples, so that one row
     gives the predictions with every number of examples."""
-    return method.layout(0, [2, 2], 1).causal
+    return method.lay_out(0, [2, 2], 1).causal
 
 
 class Regressor(nn.Module):

@@ -1,5 +1,6 @@
 """The console command and the smoke test."""
 
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -55,27 +56,27 @@ def test_smoke_says_why_there_is_no_tiny_model(arch, says):
     ("name", "broken", "says"),
     [
         (
-            "score_packed",
+            "inference.scoring.score_packed",
             lambda of: [(x * 1.001, greedy) for x, greedy in of],
             r"icl: smoke_logl.*\(1.0e-03 of",
         ),
         (
-            "score_packed",
+            "inference.scoring.score_packed",
             lambda of: [(x, not greedy) for x, greedy in of],
             "whether an answer is the greedy one",
         ),
         (
-            "continue_from",
+            "methods.continuing.continue_from",
             lambda of: [row[::-1] for row in of],
             "icl: smoke_generation: '.*' is generated",
         ),
     ],
 )
 def test_smoke_notices_what_hf_does_not_say(monkeypatch, name, broken, says):
-    from lm_eval_icl.methods import runner
-
-    original = getattr(runner, name)
-    monkeypatch.setattr(runner, name, lambda *args, **kwargs: broken(original(*args, **kwargs)))
+    original = pkgutil.resolve_name(f"lm_eval_icl.{name}")
+    monkeypatch.setattr(
+        f"lm_eval_icl.{name}", lambda *args, **kwargs: broken(original(*args, **kwargs))
+    )
     monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl",)))
     with pytest.raises(InputError, match=says):
         smoke.smoke("gpt2", limit=1)

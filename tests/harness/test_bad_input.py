@@ -23,14 +23,15 @@ def _no_forward(request, monkeypatch):
     """Unless a test says otherwise, only the load-time probe may run the model."""
     if "runs" in request.keywords:
         return
-    from lm_eval_icl.methods import runner
+    from lm_eval_icl.inference import scoring
+    from lm_eval_icl.methods import continuing
 
     def refuse(*args, **kwargs):
         raise AssertionError("a forward pass before the refusal")
 
-    monkeypatch.setattr(runner, "score_packed", refuse)
-    monkeypatch.setattr(runner, "score_rows", refuse)
-    monkeypatch.setattr(runner, "continue_from", refuse)
+    monkeypatch.setattr(scoring, "score_packed", refuse)
+    monkeypatch.setattr(scoring, "score_rows", refuse)
+    monkeypatch.setattr(continuing, "continue_from", refuse)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ BOOLEANS = "sees must be booleans of shape [3, 3], and is "
         (
             "SeesTheQuery",
             lambda n: Pattern(before(n), query=True),
-            "query=True needs memory_depends_on_query",
+            "query=True needs a class that derives from ByQuery",
         ),
     ],
 )

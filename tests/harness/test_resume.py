@@ -20,7 +20,8 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import response_cache as cache
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.response_cache import Responses, ResumableLM
-from lm_eval_icl.methods import runner
+from lm_eval_icl.inference import scoring
+from lm_eval_icl.methods import continuing
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from tests import evaluation, tiny
 from tests.evaluation import ICL
@@ -251,7 +252,7 @@ def test_a_second_run_computes_nothing(checkpoint, tmp_path, monkeypatch):
     where = str(tmp_path / "c")
     ours = answers("deepthink", use_cache=where)
     monkeypatch.setattr(
-        runner, "score_packed", None
+        scoring, "score_packed", None
     )  # what would be called if anything were computed
-    monkeypatch.setattr(runner, "continue_from", None)
+    monkeypatch.setattr(continuing, "continue_from", None)
     assert answers("deepthink", use_cache=where) == ours

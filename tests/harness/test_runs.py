@@ -60,7 +60,9 @@ def test_what_documents_cannot_show_is_said(checkpoint, caplog):
     def warned(limit, **config):
         caplog.clear()
         with caplog.at_level("WARNING"):
-            evaluation.run("icl", checkpoint("gpt2"), [evaluation.task("t", **config)], 2, limit=limit)
+            evaluation.run(
+                "icl", checkpoint("gpt2"), [evaluation.task("t", **config)], 2, limit=limit
+            )
         return [line for line in caplog.messages if "documents" in line]
 
     [one_label] = warned(2, doc_to_target=0)

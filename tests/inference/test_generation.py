@@ -23,9 +23,9 @@ from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference import attention, generation
 from lm_eval_icl.inference.attention import install, keys_on_memory
 from lm_eval_icl.inference.caches import MemoryLayer
-from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.generation import _inputs, continue_from, settings_in_force
 from lm_eval_icl.inference.memory import read_causally
+from lm_eval_icl.inference.trials import probe
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from tests import evaluation, tiny
 from tests.inference.test_many_shots import NoSquare

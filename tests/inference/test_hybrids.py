@@ -5,7 +5,7 @@ import torch
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import Unsupported
-from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.inference.trials import probe
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.smoke import smoke

@@ -3,16 +3,13 @@ large as the square of a context; and an accelerator runs a pack while the one b
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm_eval_icl import methods
-from lm_eval_icl.inference import attention, memory
+from lm_eval_icl.inference import layout_attention, memory, scoring
 from lm_eval_icl.inference.scoring import score_packed
-from lm_eval_icl.methods import runner
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
 from tests import tiny
@@ -30,9 +27,7 @@ def context(demonstrations: int, longest: int = 12) -> Context:
 
 def entries(method, model, given):
     """All keys and values that a query attends to."""
-    [(found, _)] = method.encode_queries(
-        model, [(given, QUERY)], partial(tiny.encoded_alone, method, model)
-    )
+    found, _ = tiny.encoded_alone(method, model, given, QUERY)
     return [entry for layer in found.layers for entry in layer]
 
 
@@ -43,7 +38,7 @@ def rows(monkeypatch):
     def set_rows(n: int) -> None:
         monkeypatch.setattr(memory, "CONTEXT_TOKENS", n)
         monkeypatch.setattr(memory, "PIECE", n)
-        monkeypatch.setattr(attention, "CONTEXT_TOKENS", n)
+        monkeypatch.setattr(layout_attention, "CONTEXT_TOKENS", n)
 
     return set_rows
 
@@ -115,7 +110,7 @@ def test_scores_are_handed_on_while_the_next_pack_runs(monkeypatch):
         events.append("begun")
         return score_packed(*given)
 
-    monkeypatch.setattr(runner, "score_packed", watch)
+    monkeypatch.setattr(scoring, "score_packed", watch)
     tried.packs_ahead = 1
     found = []
     for pairs, scores in tried.score({context(2): queries}):

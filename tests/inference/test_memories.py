@@ -16,9 +16,9 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.inference.attention import AttentionCall
 from lm_eval_icl.inference.caches import cache_arguments
-from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.scoring import score_packed, score_rows
+from lm_eval_icl.inference.trials import probe
 from lm_eval_icl.methods import runner
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt

@@ -16,14 +16,16 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference import attention, memory
-from lm_eval_icl.inference.attention import AttentionCall, UnderLayouts, attention_by
+from lm_eval_icl.inference import attention, layout_attention, memory
+from lm_eval_icl.inference.attention import AttentionCall, attention_by
 from lm_eval_icl.inference.generation import GenerationSettings
+from lm_eval_icl.inference.layout_attention import UnderLayouts
 from lm_eval_icl.inference.schedule import in_order
 from lm_eval_icl.inference.scoring import score_packed
+from lm_eval_icl.methods.by_query import ByQuery
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.prompts.layouts import POSITIONS, Pattern, lay_out, side_by_side
+from lm_eval_icl.prompts.layouts import POSITIONS, Pattern, lay_out, nothing, side_by_side
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import tiny
 from tests.smoke import model_types as smoke_models
@@ -123,7 +125,7 @@ def test_scores_are_those_of_contexts_that_run_alone(name, monkeypatch):
     def taken_at_a_time(n: int) -> None:
         monkeypatch.setattr(memory, "CONTEXT_TOKENS", n)
         monkeypatch.setattr(memory, "PIECE", n)
-        monkeypatch.setattr(attention, "CONTEXT_TOKENS", n)
+        monkeypatch.setattr(layout_attention, "CONTEXT_TOKENS", n)
         monkeypatch.setattr(attention, "ROW_TOKENS", n)
 
     model = tiny.build(name, torch.float64 if name != "qwen3_next" else torch.float32)
@@ -179,14 +181,26 @@ def test_a_method_that_overrides_encode_alone():
 def test_what_a_method_must_say_of_itself():
     """A method with an `encode` of its own, run as if it had none, would have wrong numbers and no error."""
 
-    class ByQuery(ICL):
-        memory_depends_on_query = True
+    assert ICL.one_pass and not Scaled.one_pass and not Scaled.encodes_by_layout
+    for member in ("memory_depends_on_query", "encode_queries"):
+        with pytest.raises(InputError, match="Mine: derive from ByQuery"):
+            type("Mine", (ICL,), {member: True})
 
-    assert not Scaled.one_pass and ByQuery.one_pass
-    with pytest.raises(
-        InputError, match="byquery: memory_depends_on_query = True needs an encode_queries"
-    ):
-        scores(MethodRunner(tiny.build("gpt2"), ByQuery()))
+
+@dataclass(frozen=True)
+class Asking(ByQuery):
+    """A method of somebody's own, whose demonstrations see the query, at the positions of `icl`."""
+
+    def pattern(self, n):
+        return Pattern(nothing(n), query=True)
+
+
+@torch.no_grad()
+def test_a_mask_whose_demonstrations_see_the_query():
+    model = tiny.build("gpt2", torch.float64)
+    found = scores(MethodRunner(model, Asking()))
+    expected = scores(MethodRunner(model, methods.make("saicl", {"positions": "sequential"})))
+    assert found == expected
 
 
 LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)
@@ -238,7 +252,7 @@ def test_any_patterns_side_by_side(lengths, seed, n, heads, on_memory, kernel):
         2, 1, heads[1], len(joint), 8, dtype=torch.float64, generator=random
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "CONTEXT_TOKENS", n)
+        patch.setattr(layout_attention, "CONTEXT_TOKENS", n)
         if not kernel:
             patch.setattr(AttentionCall, "has_kernel", False)
         under = UnderLayouts(layouts)

@@ -188,7 +188,7 @@ def test_propositions_3_4_to_3_6(n):
 
 def blocks_of(method, n):
     """Which block attends to which, where each demonstration is a single token, and so is the query."""
-    return method.layout(0, [1] * n, query=1).mask.bool()
+    return method.lay_out(0, [1] * n, query=1).mask.bool()
 
 
 def test_which_mask_is_whose():

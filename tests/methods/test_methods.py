@@ -6,10 +6,13 @@ ordinary passes after joined keys and values.
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import itertools
 import logging
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from torch.nn.functional import layer_norm
 from transformers import DynamicCache
 
 from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
@@ -403,12 +407,9 @@ def expected(name, case, context):
 def scored(name, case, context, answers):
     """What our method makes of the same queries and answers, packed and one by one."""
     model, method = tiny_model(name), getattr(methods, case[0])(**case[1]).bind(tiny_model(name))
-    encoded = functools.cache(lambda context: method.encode(model, [context])[0])
     alone, packed, packs = {}, {}, {}
     for query, options in answers.items():
-        [(memory, rest)] = method.encode_queries(
-            model, [(context, query)], lambda some: [*map(encoded, some)]
-        )
+        memory, rest = tiny.encoded_alone(method, model, context, query)
         alone[query] = dict(
             zip(options, score_rows(model, memory, [(rest, list(options))]), strict=True)
         )
@@ -642,7 +643,7 @@ def test_the_layout_drawn_is_the_one_that_runs(case):
     kind, arguments = case
     context, query, answer = CONTEXTS["prefix"], (60, 61, 62, 63), (71, 72, 73)
     method = getattr(methods, kind)(**arguments)
-    layout = method.layout(len(context.prefix), context.lengths, len(query), len(answer))
+    layout = method.lay_out(len(context.prefix), context.lengths, len(query), len(answer))
     model = without_positions("gpt2") if method.positions == "none" else tiny_model("gpt2")
     hidden = torch.zeros(layout.mask.shape, dtype=torch.float64).masked_fill(
         ~layout.mask, -math.inf
@@ -675,9 +676,7 @@ def test_generation_goes_on_from_any_memory(case):
             if model.config.eos_token_id in expected:
                 continue  # min_new_tokens keeps it from being said
             with as_run(name, case):
-                [(memory, rest)] = method.encode_queries(
-                    model, [(context, query)], functools.partial(tiny.encoded_alone, method, model)
-                )
+                memory, rest = tiny.encoded_alone(method, model, context, query)
                 ours = continue_from(model, generate, [memory], [rest])
             assert ours == [list(expected)], (context, query)
 
@@ -731,3 +730,53 @@ def test_a_method_in_a_file_of_ones_own(checkpoint, tmp_path, monkeypatch):
     assert found[1]["config"]["model"] == "of_mine:Mine"
     assert found[1]["config"]["icl"].items() >= {"method": "mine", "reach": 9}.items()
     assert methods.make("of_mine:Mine", {"reach": 9}) == methods.find("of_mine:Mine")(reach=9)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"
+
+
+def classes_of_the_page():
+    """The classes that docs/add-a-method.md defines, by name."""
+    names = {"__name__": "a_page"}
+    for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        exec(code, names)
+    return names
+
+
+def scores_of(method, context):
+    """(query, answer) -> the log-probability of the answer."""
+    scored = {}
+    for requests, scores in MethodRunner(tiny_model("llama"), method).score({context: QUERIES}):
+        for (_, query, answer), (logprob, _) in zip(requests, scores, strict=True):
+            scored[query, answer] = logprob
+    return scored
+
+
+def test_the_methods_of_the_page_are_what_it_says():
+    page = classes_of_the_page()
+    context = CONTEXTS["prefix"]
+    plain = scores_of(methods.ICL(), context)
+    near = scores_of(page["Neighbours"](), context)
+    assert scores_of(page["Reach"](reach=1), context) == near != plain
+    assert scores_of(page["Reach"](reach=2), context) == pytest.approx(plain, abs=1e-8)
+    with pytest.raises(InputError, match="reach: reach=0: must be a whole number, 1 or more"):
+        page["Reach"](reach=0)
+    averaged = scores_of(page["Averaged"](window_size=2), context)
+    first, second = (
+        scores_of(methods.ICL(), Context(context.prefix, window))
+        for window in (context.demonstrations[:2], context.demonstrations[2:])
+    )
+    for (query, answer), logprob in averaged.items():
+        if len(answer) == 1:
+            mean = (math.exp(first[query, answer]) + math.exp(second[query, answer])) / 2
+            assert logprob == pytest.approx(math.log(mean), abs=1e-8)
+
+
+def test_a_pattern_of_another_type_is_one_line():
+    @dataclasses.dataclass(frozen=True)
+    class Mask(methods.Method):
+        def pattern(self, n):
+            return torch.ones(n, n, dtype=torch.bool)
+
+    with pytest.raises(InputError, match="mask: pattern: must return a Pattern, not a Tensor"):
+        Mask.from_arguments({})

@@ -10,7 +10,7 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference import scoring
-from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.inference.trials import probe
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.smoke.tiny import configuration

@@ -49,6 +49,72 @@ def test_it_gives_what_the_lm_eval_model_gives(checkpoint, name):
     )
 
 
+@torch.no_grad()
+def by_whole_passes(model, tokenizer, demonstrations, query, number, prefix=""):
+    """Greedy decoding of plain ICL, by one pass over the whole text for each token."""
+    ids = tokenizer(prefix + "".join(demonstrations) + query).input_ids
+    end = len(ids) + number
+    while len(ids) < end:
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        if ids[-1] == model.generation_config.eos_token_id:
+            break
+    return tokenizer.decode(ids[end - number :], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("name", tiny.slow_but(["llama"], ["gpt2", "llama", "opt"]))
+def test_texts_are_those_of_whole_passes(checkpoint, name):
+    model, tokenizer = load(checkpoint(name))
+    predictor = Predictor(model, tokenizer, methods.make("icl"), batch_size=2)
+    # The last query has demonstrations of its own.
+    shown = [DEMONSTRATIONS, DEMONSTRATIONS, DEMONSTRATIONS[1:]]
+    expected = [
+        by_whole_passes(model, tokenizer, demonstrations, query, 7, prefix="Tell. ")
+        for demonstrations, query in zip(shown, QUERIES, strict=True)
+    ]
+    assert predictor.generate(shown, QUERIES, prefix="Tell. ", max_new_tokens=7) == expected
+    assert (
+        predictor.generate(shown[2], QUERIES[2:], prefix="Tell. ", max_new_tokens=7)
+        == (expected[2:])
+    )
+
+
+@pytest.mark.parametrize("name", tiny.slow_but(["invicl", "saicl", "nbce", "ape"], methods.NAMES))
+def test_texts_are_those_of_the_lm_eval_model(checkpoint, name):
+    path = checkpoint("llama")
+    predictor = Predictor(*load(path), methods.make(name))
+    lm = model_class(name)(str(path), device="cpu", dtype="float64", batch_size=8)
+    prompts = [FewShotPrompt("Tell. ", DEMONSTRATIONS, query) for query in QUERIES]
+    arguments = {"until": ["e"], "max_gen_toks": 6}
+    requests = [Instance("generate_until", {}, (prompt, arguments), 0) for prompt in prompts]
+    texts = predictor.generate(
+        DEMONSTRATIONS, QUERIES, prefix="Tell. ", max_new_tokens=6, stop=["e"]
+    )
+    assert texts == lm.generate_until(requests, disable_tqdm=True)
+
+
+def test_the_settings_of_a_checkpoint_and_of_a_call_hold(checkpoint):
+    """Beams and a penalty are transformers' own, on the whole prompt."""
+    model, tokenizer = load(checkpoint("llama"))
+    settings = {"num_beams": 3, "repetition_penalty": 1.3}
+    predictor = Predictor(model, tokenizer, methods.make("icl"))
+    plain = predictor.generate(DEMONSTRATIONS, QUERIES)
+    found = predictor.generate(DEMONSTRATIONS, QUERIES, **settings)
+    model.generation_config.update(**settings)
+    assert predictor.generate(DEMONSTRATIONS, QUERIES) == found != plain
+    model.generation_config.update(num_beams=1, repetition_penalty=1.0)
+    for query, text in zip(QUERIES, found, strict=True):
+        ids = tokenizer("".join(DEMONSTRATIONS) + query, return_tensors="pt").input_ids
+        whole = model.generate(ids, max_new_tokens=32, do_sample=False, pad_token_id=0, **settings)
+        assert tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True) == text
+
+
+def test_more_positions_than_a_model_has_learned(checkpoint):
+    says = "max_length=5000: GPT2LMHeadModel has learned embeddings for 4096 positions only"
+    with pytest.raises(InputError, match=says):
+        Predictor(*load(checkpoint("gpt2")), methods.make("icl"), max_length=5000)
+    Predictor(*load(checkpoint("llama")), methods.make("icl"), max_length=5000)
+
+
 def test_one_memory_for_many_calls(checkpoint):
     predictor = Predictor(*load(checkpoint("gpt2")), methods.make("invicl"))
     first = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
@@ -89,7 +155,7 @@ def test_options_of_each_query_and_no_demonstrations(checkpoint):
     assert [score for score, _ in each[0] + each[1]] == pytest.approx(
         [same[0][0][0], same[1][1][0], same[1][2][0]], abs=1e-12
     )
-    assert predictor.score([], [], OPTIONS) == []
+    assert predictor.score([], [], OPTIONS) == predictor.generate([], []) == []
 
 
 @pytest.mark.parametrize(
@@ -104,6 +170,21 @@ def test_options_of_each_query_and_no_demonstrations(checkpoint):
         (
             lambda p: p.score("Review", ["a"], [" yes"]),
             "demonstrations='Review': must be a list of texts",
+        ),
+        (
+            lambda p: p.generate(DEMONSTRATIONS, QUERIES, max_new_tokens=5000),
+            r"query 0: prompts do not fit .* \+ new tokens 5000\. Give fewer demonstrations\.$",
+        ),
+        (lambda p: p.generate([], "a"), "queries='a': must be a list of texts"),
+        (lambda p: p.generate([], ["a"], stop="e"), "stop='e': must be a list of texts"),
+        (
+            lambda p: p.generate([], ["a"], max_new_tokens="5"),
+            "max_new_tokens='5': must be a whole",
+        ),
+        (lambda p: p.generate([], ["a"], use_cache=False), "generation argument use_cache=False"),
+        (
+            lambda p: p.generate([], ["a"], nonsense=1),
+            "generation arguments {'nonsense': 1}: refused by transformers",
         ),
     ],
 )

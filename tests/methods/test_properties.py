@@ -55,9 +55,7 @@ def answered(name, method, context, query=(60, 61), answers=((70,), (71, 72))):
     """The log-likelihoods of a query's answers, one by one and packed."""
     model = tiny_model(name)
     method = method.bind(model)
-    [(memory, rest)] = method.encode_queries(
-        model, [(context, query)], functools.partial(tiny.encoded_alone, method, model)
-    )
+    memory, rest = tiny.encoded_alone(method, model, context, query)
     packed = score_packed(model, [(memory, [(rest, answer) for answer in answers])])
     scores = [*score_rows(model, memory, [(rest, answers)]), *packed]
     return torch.tensor([score for score, _ in scores], dtype=torch.float64)
@@ -190,7 +188,7 @@ def test_batchicl_averages_repeated_demonstrations_away(name, prefix, examples, 
 
 def mask_of(method, n):
     """Which token sees which where every demonstration is a single token, and so is the query, as 0 and 1."""
-    mask = method.layout(0, [1] * n, query=1).mask.double()
+    mask = method.lay_out(0, [1] * n, query=1).mask.double()
     # A token of a model always sees itself. The sums of Eq. 14 leave a token's own term out for the second copies and
     # the query, which are all from n on; the first copies have nothing but their own.
     mask.diagonal()[n:] = 0

@@ -34,7 +34,7 @@ def rows(method, prefix, demonstrations, query, answer):
     return (
         layouts
         if method.name == "deepthink"
-        else [*layouts, method.layout(prefix, demonstrations, query, answer)]
+        else [*layouts, method.lay_out(prefix, demonstrations, query, answer)]
     )
 
 
@@ -129,7 +129,7 @@ def test_the_footprint_is_what_the_rows_take(method, lengths):
 
 def test_masks_of_thousands_of_demonstrations_are_made_from_blocks():
     """The rule of a row needs no array as large as the square of its tokens."""
-    layout = methods.make("invicl").layout(2, [30] * 1000, 50, 1)
+    layout = methods.make("invicl").lay_out(2, [30] * 1000, 50, 1)
     assert len(layout) == 2 + 2 * 30 * 1000 + 51
     assert layout.sees.shape == (2003, 2003)
     first = torch.tensor([2, 2 + 30 * 1000, len(layout) - 1])

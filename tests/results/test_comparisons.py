@@ -150,7 +150,7 @@ def similar_and_stratified(folder: Path, better: int = 36) -> None:
 
 
 def test_retrieval_is_compared_with_drawn_sets(tmp_path: Path, capsys: Any) -> None:
-    """The documents are the same; the drawn sets are a sample of one side, the other has no chance."""
+    """Drawn sets are a sample of one side; the other has no chance in it."""
     similar_and_stratified(tmp_path)
     (line,) = compared(capsys, "--by", "demonstrations", "--results", tmp_path)
     assert "similar" in line["a"] and "stratified" in line["b"]

@@ -1,4 +1,4 @@
-"""The statistics of leaderboards, against literal slow versions, scipy, exact probabilities and lm-eval."""
+"""Statistics, against literal slow versions, scipy, exact probabilities and lm-eval."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ def same(one: Estimate, other: Estimate) -> bool:
 
 
 def test_order_sensitivity_by_hand() -> None:
-    """Documents under four orders: all the same; one other; two and two; three kinds; all different."""
+    """Four orders: all the same; one other; two and two; three kinds; all different."""
     predictions = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 1, 2], [0, 1, 2, 3]])
     rates = np.array([0, 3 / 6, 4 / 6, 5 / 6, 1])
     found = order_sensitivity([predictions])

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig
 
 from lm_eval_icl.smoke import tiny
-from scripts.sweep import PAGE, row
+from scripts.sweep import PAGE, read_table, row, summary
 from tests.smoke import model_types
 
 
@@ -38,21 +38,26 @@ def test_a_tiny_model_has_every_kind_of_layer():
         assert sum(weight.numel() for weight in model.parameters()) < 5_000_000, arch
 
 
-# The table of docs/reports/model-types.md. Made again by: python -m scripts.sweep
+# The table of docs/reports. Made again by: python -m scripts.sweep
 
-TYPE_ROWS = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.count("|") == 4]
+ROWS = read_table()
 # Refused, and with experts and latent attention.
 SAMPLE = ["bert", "deepseek_v3"]
 
 
 @pytest.mark.pinned
 def test_every_model_type_has_a_row():
-    types = [line.split("`")[1] for line in TYPE_ROWS if line.startswith("| `")]
-    assert sorted(types) == sorted(tiny.types()) and len(types) > 180
+    assert sorted(row.type for row in ROWS) == sorted(tiny.types())
+    assert len(ROWS) > 180
+
+
+@pytest.mark.pinned
+def test_the_page_sums_the_table_up():
+    assert PAGE.read_text(encoding="utf-8").endswith(f"\n\n{summary(ROWS)}\n")
 
 
 @pytest.mark.slow
 @pytest.mark.pinned
 @pytest.mark.parametrize("arch", SAMPLE)
 def test_rows_of_model_types_are_what_is_found_now(arch):
-    assert row(arch) in TYPE_ROWS
+    assert row(arch) in ROWS

@@ -11,7 +11,7 @@ import torch
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.methods import Predictor, blocks
+from lm_eval_icl.methods import Predictor, joining
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import Context
 from tests import tiny
@@ -38,9 +38,9 @@ def scores(path, name, arguments, sets=SETS, prefix="", dtype=torch.float64, **s
 @pytest.fixture
 def apart(monkeypatch):
     """A function: whether each context is encoded by itself."""
-    has_blocks = blocks.has_blocks
+    separate = joining.has_separate_demonstrations
     return lambda yes: monkeypatch.setattr(
-        blocks, "has_blocks", (lambda method: False) if yes else has_blocks
+        joining, "has_separate_demonstrations", (lambda method: False) if yes else separate
     )
 
 
@@ -60,15 +60,16 @@ def test_joined_is_what_is_encoded_together(checkpoint, apart, name, arguments, 
                 assert runner.tokens_run < 0.9 * alone.tokens_run
 
 
-def test_what_has_blocks():
-    assert {n for n in methods.NAMES if blocks.has_blocks(methods.make(n))} == {
+def test_whose_demonstrations_are_separate():
+    separate = joining.has_separate_demonstrations
+    assert {n for n in methods.NAMES if separate(methods.make(n))} == {
         "pcw",
         "sbp",
         "ape",
         "invicl",
     }
     for arguments in ({"window_size": 2}, {"positions": "sequential"}, {"repeat": 2}):
-        assert not blocks.has_blocks(methods.make("pcw", arguments))
+        assert not separate(methods.make("pcw", arguments))
 
 
 def test_each_block_is_encoded_once_and_dropped_after_its_last_use(checkpoint, caplog):
@@ -93,7 +94,7 @@ def test_each_block_is_encoded_once_and_dropped_after_its_last_use(checkpoint, c
         sum(map(len, runner.score_prompts(pairs, once=True))) == 12 and runner.store.encoded == 11
     )
     assert not any(
-        block in runner.store for tokens, _ in pairs for block in blocks.blocks_of(tokens.context)
+        block in runner.store for tokens, _ in pairs for block in joining.separated(tokens.context)
     )
 
 
@@ -105,7 +106,7 @@ def test_a_store_that_is_too_small_is_said_and_contexts_are_put_in_order(checkpo
         Context((), ((i % 6, 1), (i % 6, 2), (9, i))) for i in range(24)
     ]  # six kinds, one after another
     with predictor.runner.inference_mode():
-        order = predictor.runner.blocks.divide(contexts)
+        order = predictor.runner.encoder.order(contexts)
     assert sorted(map(id, order)) == sorted(map(id, contexts))
     assert (
         sum(a.demonstrations[0] != b.demonstrations[0] for a, b in itertools.pairwise(order)) == 5

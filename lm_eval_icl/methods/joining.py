@@ -1,0 +1,235 @@
+"""Encodes demonstrations once for a run, and joins the memories of contexts from theirs.
+
+In some methods, the keys and values of a demonstration (of its first copy) depend on the prefix and
+on itself alone. Such a demonstration is *separate*. The memory of a context is then joined from
+those of its prefix and its demonstrations (`pcw` with windows of one demonstration, `sbp`, `ape`).
+Tokens that see several demonstrations (second copies in `invicl`) run in a further pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+from lm_eval_icl.errors import log
+from lm_eval_icl.inference.memory import KeyValues, Memory, kept_of, masked_pass
+from lm_eval_icl.inference.packing import Queries
+from lm_eval_icl.inference.schedule import ContextWork
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.encoder import ContextEncoder
+from lm_eval_icl.prompts.layouts import Layout
+from lm_eval_icl.prompts.tokens import Context
+
+# Contexts are joined if their distinct demonstrations have at most this part of the tokens of all
+# contexts. Above it, joining copies more than it saves: contexts whose demonstrations hardly occur
+# again run faster side by side, each in one pass.
+_LARGEST_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Separate(Context):
+    """A prefix and one demonstration. Its memory has only the entries of the demonstration."""
+
+    __hash__ = Context.__hash__
+
+
+def separated(context: Context) -> list[Separate]:
+    """The demonstrations of a context."""
+    return [Separate(context.prefix, (part,)) for part in context.demonstrations]
+
+
+def has_separate_demonstrations(method: Method) -> bool:
+    """Whether each demonstration sees the prefix and itself, at the positions it has alone.
+
+    If there are two copies, this is asked of the first ones.
+    """
+    if method.memory_depends_on_query or not method.encodes_by_layout or method.repeat > 1:
+        return False
+    row = method.lay_out(1, [2, 3])
+    demonstrations = [i for i, block in enumerate(row.blocks) if block.name != "P"]
+    for i in demonstrations:
+        if row.blocks[i].name.endswith("'"):
+            continue
+        sees_others = row.sees[i, demonstrations].sum() > row.sees[i, i]
+        if sees_others or row.blocks[i].start != row.step:
+            return False
+    return True
+
+
+class JoiningEncoder(ContextEncoder):
+    """Joins the memories of contexts from those of their demonstrations, which are stored.
+
+    Attributes:
+        joined: the contexts that are joined, each with its demonstrations.
+        counts: of all contexts, how many "demonstrations" they have, how many of these are
+            "distinct", and how many were "joined": all of a call's, or none.
+    """
+
+    joined: Mapping[Context, Sequence[Separate]] = {}
+
+    def order(self, contexts: list[Context]) -> list[Context]:
+        """Decide whether contexts are joined, and return them in the order of scoring.
+
+        If the store is too small for all demonstrations, contexts that share some are near each
+        other.
+        """
+        self.joined = {}
+        joined = {context: separated(context) for context in contexts if context.demonstrations}
+        # How many unscored contexts have each demonstration.
+        self._uses = Counter(chain.from_iterable(joined.values()))
+        new = sum(sum(part.lengths) for part in self._uses if part not in self.store)
+        of_contexts = sum(sum(context.lengths) for context in joined)
+        number = self._uses.total()
+        self.counts.update(demonstrations=number, distinct=len(self._uses))
+        if len(joined) < 2 or new > _LARGEST_SHARE * of_contexts:
+            return contexts
+        self.joined = joined
+        self.counts["joined"] += number
+        [first] = self.store.several([next(iter(self._uses))])
+        bytes_of_entry = first.nbytes // max(len(first), 1)
+        size = bytes_of_entry * sum(sum(part.lengths) for part in self._uses)
+        holds = size <= self.store.max_bytes
+        (log.info if holds else log.warning)(
+            "%s: the %d distinct demonstrations of %d contexts take %d bytes, and store_bytes=%d "
+            "%s",
+            *(self.method.name, len(self._uses), len(joined), size, self.store.max_bytes),
+            "holds them." if holds else "holds less: some are encoded again.",
+        )
+        return contexts if holds else near_each_other(contexts, joined, self._uses)
+
+    def memories(self, contexts: Sequence[Context]) -> list[Memory]:
+        return self._join(contexts) if contexts[0] in self.joined else super().memories(contexts)
+
+    def for_one_pass(self, contexts: Sequence[Context]) -> Sequence[Memory]:
+        return (
+            self._join(contexts) if contexts[0] in self.joined else super().for_one_pass(contexts)
+        )
+
+    def work(self, context: Context, queries: Queries, once: bool) -> Sequence[ContextWork]:
+        if context not in self.joined:
+            return super().work(context, queries, once)
+        # What is left, once the demonstrations are encoded.
+        tokens = len(self.method.row(context)) - len(context.tokens)
+        kept = self.method.footprint(context).kept
+        shared = max(len(context.tokens), kept)
+        return [ContextWork(context, sorted(queries.items()), tokens, kept, shared, alone=False)]
+
+    def forget(self, context: Context) -> None:
+        """Drop the memory of a context, and those of demonstrations that only it needs."""
+        super().forget(context)
+        for part in self.joined.get(context, ()):
+            self._uses[part] -= 1
+            if not self._uses[part]:
+                self.store.forget(part)
+
+    def encode(self, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of contexts, or of demonstrations from one pass on their prefix's memory."""
+        if not isinstance(contexts[0], Separate):
+            return super().encode(contexts)
+        prefix = contexts[0].prefix
+        parts = [context.demonstrations[0] for context in contexts]
+        lengths = [len(part) for part in parts]
+        names = {f"D{i + 1}" for i in range(len(parts))}
+        layout = self.method.lay_out(len(prefix), lengths).take({"P", *names})
+        row = _on_memory_of({"P"}, layout)
+        memory = self.store.several([Context(prefix, ())])
+        [layers] = masked_pass(self.model, [list(chain(*parts))], [row], memory)
+        split = [
+            (keys.split(lengths, dim=2), values.split(lengths, dim=2)) for keys, values in layers
+        ]
+        memories = []
+        for i, part in enumerate(parts):
+            # The entries are copied: a view of one demonstration would keep all of them from being
+            # freed.
+            own = [(keys[i].clone(), values[i].clone()) for keys, values in split]
+            memories.append(Memory(own, list(part), len(prefix) + len(part)))
+        return memories
+
+    def together(self, contexts: Sequence[Context]) -> int:
+        """How many of the first contexts, or demonstrations, are encoded in one pass."""
+        if not isinstance(contexts[0], Separate):
+            return super().together(contexts)
+        end = len(contexts[0].prefix)
+        count = 0
+        for context in contexts:
+            end += sum(context.lengths)
+            too_long = end > self.budget.sizes.pack_tokens or not self.can.sees_all_of(end)
+            if context.prefix != contexts[0].prefix or too_long:
+                break
+            count += 1
+        return max(count, 1)
+
+    def _join(self, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of contexts that are joined."""
+        parts = list(dict.fromkeys(chain.from_iterable(self.joined[c] for c in contexts)))
+        encoded = dict(zip(parts, self.store.several(parts, self.together), strict=True))
+        prefixes = self.store.several([Context(context.prefix, ()) for context in contexts])
+        memories = []
+        for context, prefix in zip(contexts, prefixes, strict=True):
+            own = [encoded[part].layers for part in self.joined[context]]
+            layers = _joined([prefix.layers, *own])
+            memories.append(Memory(layers, list(context.tokens), self.method.row(context).end))
+        self._run_later_copies(contexts, memories)
+        return list(map(self.method.read, memories, contexts))
+
+    def _run_later_copies(self, contexts: Sequence[Context], memories: list[Memory]) -> None:
+        """Run the tokens that see several demonstrations, and put whole rows into `memories`."""
+        rows = [self.method.row(context) for context in contexts]
+        longer = [i for i, row in enumerate(rows) if len(row) > len(memories[i])]
+        if not longer:
+            return
+        most = max(len(context.demonstrations) for context in contexts)
+        first_copies = {"P", *(f"D{i + 1}" for i in range(most))}
+        tokens = {i: [contexts[i].tokens[at] for at in rows[i].source] for i in longer}
+        passes = masked_pass(
+            self.model,
+            [tokens[i][len(memories[i]) :] for i in longer],
+            [_on_memory_of(first_copies, rows[i]) for i in longer],
+            [memories[i] for i in longer],
+        )
+        for i, layers in zip(longer, passes, strict=True):
+            whole = Memory(_joined([memories[i].layers, layers]), tokens[i], rows[i].end)
+            memories[i] = kept_of(rows[i], whole)
+
+
+def near_each_other(
+    contexts: Sequence[Context],
+    joined: Mapping[Context, Sequence[Separate]],
+    demonstrations: Collection[Separate],
+) -> list[Context]:
+    """An order in which contexts that share demonstrations are near each other.
+
+    It makes the matrix of contexts and demonstrations narrow (reverse Cuthill-McKee).
+    """
+    columns = {part: len(contexts) + i for i, part in enumerate(demonstrations)}
+    pairs = []
+    for i, context in enumerate(contexts):
+        pairs += [(i, columns[part]) for part in joined.get(context, ())]
+    rows_at, columns_at = np.array(pairs, dtype=np.int32).T
+    n = len(contexts) + len(columns)
+    half = csr_array((np.ones(len(pairs), dtype=np.int8), (rows_at, columns_at)), shape=(n, n))
+    order = reverse_cuthill_mckee((half + half.T).tocsr(), symmetric_mode=True)
+    return [contexts[i] for i in order.tolist() if i < len(contexts)]
+
+
+def _on_memory_of(names: Collection[str], row: Layout) -> Layout:
+    """A row in which the blocks with these names are entries of a memory."""
+    blocks = [replace(block, name="M") if block.name in names else block for block in row.blocks]
+    return replace(row, blocks=tuple(blocks))
+
+
+def _joined(parts: Sequence[KeyValues]) -> KeyValues:
+    """The entries of several memories, joined in order."""
+    joined = KeyValues()
+    for layer in zip(*filter(None, parts), strict=True):
+        keys = torch.cat([part_keys for part_keys, _ in layer], 2)
+        values = torch.cat([part_values for _, part_values in layer], 2)
+        joined.append((keys, values))
+    return joined

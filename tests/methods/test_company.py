@@ -1,0 +1,83 @@
+"""Independence of company: what a request scores does not depend on the requests, batches and packs beside it.
+
+The company is permuted, doubled and halved, and divided otherwise; and every request is also computed in plain mode.
+Numbers differ by rounding only, and no prediction does.
+"""
+
+import functools
+
+import pytest
+import torch
+
+from lm_eval_icl import methods
+from lm_eval_icl.methods.runner import MethodRunner
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from tests import tiny
+
+# Norms of llama round to float32, so that float64 is told from rounding where norms are LayerNorm.
+BOUNDS = [("gpt2", torch.float64, 1e-10), ("llama", torch.float32, 1e-5)]
+VARIANTS = [(name, {}) for name in methods.NAMES] + [
+    ("pcw", {"window_size": 2}),
+    ("ensemble", {"combine": "moe", "window_size": 2}),
+    ("deepthink", {"layout": "invicl", "T": 3, "eta": 0.5}),
+    ("deepthink", {"T": 3, "eta": 0.5, "momentum": 0.9}),
+]
+PREFIX = (5, 9)
+DEMONSTRATIONS = [(30, 31, 32, 33, 34), (40, 41, 42), (50, 51, 52, 53), (54, 55), (56, 57, 58)]
+ANSWERS = [(70,), (71, 72, 73), (71, 72)]
+
+
+@functools.cache
+def model_of(architecture, dtype):
+    return tiny.build(architecture, dtype)
+
+
+def requests():
+    """Requests of three contexts with common demonstrations, and of one without any, in no order."""
+    contexts = [Context(PREFIX, tuple(DEMONSTRATIONS[i:] + DEMONSTRATIONS[:i])) for i in range(3)]
+    contexts.append(Context(PREFIX, ()))
+    queries = [tuple(range(60, 62 + number % 4)) for number in range(6)]
+    prompts = [
+        TokenizedPrompt(contexts[(number * number) % 4], query)
+        for number, query in enumerate(queries)
+    ]
+    return [(prompt, answer) for answer in ANSWERS for prompt in prompts]
+
+
+def score(runner, pairs, batch_size=1, once=False):
+    """The score of each pair, in order, by a runner that keeps nothing of earlier calls."""
+    runner.begin(batch_size)
+    scores = {}
+    for scored in runner.score_prompts(pairs, once):
+        scores |= scored
+    return [scores[i] for i in range(len(pairs))]
+
+
+def assert_same(found, expected, bound):
+    for (mine, greedy), (theirs, expected_greedy) in zip(found, expected, strict=True):
+        assert abs(mine - theirs) <= bound * max(1, abs(theirs))
+        assert greedy == expected_greedy
+
+
+@pytest.mark.parametrize(("architecture", "dtype", "bound"), BOUNDS)
+@pytest.mark.parametrize(("name", "arguments"), VARIANTS)
+def test_a_request_scores_the_same_in_any_company(name, arguments, architecture, dtype, bound):
+    model = model_of(architecture, dtype)
+    method = methods.make(name, arguments)
+    runner = MethodRunner(model, method)
+    can = runner.capabilities
+    pairs = requests()
+    alone = [score(runner, [pair])[0] for pair in pairs]
+    assert len(set(alone)) > len(pairs) / 2
+    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(1)).tolist()
+    permuted = score(runner, [pairs[i] for i in order])
+    doubled = score(runner, [*pairs, pairs[3], *pairs[:2]])
+    plain = MethodRunner(model, method, plain=True, capabilities=can)
+    assert_same(permuted, [alone[i] for i in order], bound)
+    assert_same(doubled, [*alone, alone[3], *alone[:2]], bound)
+    assert_same(score(runner, pairs[::2]), alone[::2], bound)
+    assert_same(score(plain, pairs), alone, bound)
+    for batch_size in (1, 7, 64):
+        for pack_tokens in (16, 1024):
+            runner = MethodRunner(model, method, pack_tokens=pack_tokens, capabilities=can)
+            assert_same(score(runner, pairs, batch_size, once=True), alone, bound)
