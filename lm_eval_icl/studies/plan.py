@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from lm_eval.models.utils import resolve_max_length
@@ -130,12 +132,14 @@ def seconds_a_token(runner: UnitRunner, cells: Sequence[Cell]) -> tuple[float, .
         return ()
     trial = [replace(cell, limit=_TRIAL) for cell in units[0]]
     rates = []
-    for _ in range(2):
-        _, results = next(runner.run(trial))
-        if isinstance(results, Failure):
-            raise InputError(results)
-        icl = results["config"]["icl"]
-        rates.append(icl["study"]["shared"]["seconds"] / icl["tokens_run"])
+    with TemporaryDirectory() as folder:  # the study's own need not be there
+        runner.folder = StudyFolder(Path(folder))
+        for _ in range(2):
+            _, results = next(runner.run(trial))
+            if isinstance(results, Failure):
+                raise InputError(results)
+            icl = results["config"]["icl"]
+            rates.append(icl["study"]["shared"]["seconds"] / icl["tokens_run"])
     return tuple(sorted(rates))
 
 

@@ -11,6 +11,7 @@ import functools
 import gc
 import itertools
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -195,6 +196,7 @@ class UnitRunner:
             lm = model_class(first.variant.method)(Loaded(loaded), **first.variant.arguments)
             lm.runner.fits = [variant.make() for variant in study.fits]
         tasks = {cell.order: prepare(study, task, cell, choice, lm) for cell in cells}
+        begun = time.perf_counter()
         for (
             cell_task
         ) in tasks.values():  # decision rules add queries that depend on what the model leaves out
@@ -207,6 +209,7 @@ class UnitRunner:
         if isinstance(lm, ICLModel):
             lm.finish()
             shared["passes"] = lm.runner.passes_run
+        shared["seconds"] = round(time.perf_counter() - begun, 3)
         for cell in cells:
             number = passes_of(cell.variant)[1]
             _set_passes(lm, name, number)
@@ -241,7 +244,7 @@ class UnitRunner:
         self, cell: Cell, results: dict[str, Any], task: Any, shared: Mapping[str, Any]
     ) -> dict[str, Any]:
         """A cell's results, with the cell's axes under `config.icl.study`. `shared` has the numbers of the cells that were
-        scored together, and of their passes."""
+        scored together, and of their passes and seconds."""
         metric = self.grid.study.metric
         training = cell.model.training
         facts: dict[str, Any] = {

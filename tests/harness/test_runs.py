@@ -59,10 +59,9 @@ def test_what_documents_cannot_show_is_said(checkpoint, caplog):
 
     def warned(limit, **config):
         caplog.clear()
+        task = evaluation.task("t", **evaluation.CHOICE, doc_to_choice=["a", "b"], **config)
         with caplog.at_level("WARNING"):
-            evaluation.run(
-                "icl", checkpoint("gpt2"), [evaluation.task("t", **config)], 2, limit=limit
-            )
+            evaluation.run("icl", checkpoint("gpt2"), [task], 2, limit=limit)
         return [line for line in caplog.messages if "documents" in line]
 
     [one_label] = warned(2, doc_to_target=0)

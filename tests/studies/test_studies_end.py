@@ -240,7 +240,7 @@ def test_study_csv_has_the_scores_of_each_cell_on_the_test_set(
 def test_a_dry_run_says_minutes_and_the_page_says_what_failed(tmp_path, capsys):
     """By two trials of a unit; a model that does not load is tried once, and its cells stand on the page."""
     keys = {"models": [running.MODEL, f"pretrained={tmp_path}"], "methods": ["icl", "pcw"]}
-    file = running.write(tmp_path / "s.yaml", **{**keys, "seeds": "0"})
+    file = running.write(tmp_path / "s.yaml", **{**keys, "seeds": [0]})
     line = ["study", file, "--limit", "6", "--device", "cpu"]
     refused = commands.refused(*line, "--dry_run")
     said = capsys.readouterr().out
