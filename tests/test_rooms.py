@@ -50,7 +50,7 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(1060, 9.4), Limit(12116, 13.9)),
+    "": (Limit(1060, 9.4), Limit(12302, 13.9)),
     "files": (Limit(129, 6.5), None),
     "prompts": (Limit(6789, 12.8), Limit(5721, 13.4)),
     "metaicl": (Limit(3327, 12.9), Limit(5080, 15.4)),
@@ -61,7 +61,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "demonstrations": (Limit(11827, 13.0), Limit(6789, 16.5)),
     "training": (Limit(7099, 12.8), Limit(5471, 16.1)),
     "regression": (None, Limit(3247, 18.0)),
-    "harness": (Limit(25694, 12.6), Limit(26205, 14.1)),
+    "harness": (Limit(25694, 12.6), Limit(26240, 14.1)),
     "results": (Limit(26893, 12.6), Limit(27174, 17.4)),
     "leaderboard": (Limit(14600, 12.4), Limit(4260, 13.6)),
     "studies": (Limit(18044, 13.2), Limit(17491, 16.1)),

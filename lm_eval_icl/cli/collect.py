@@ -12,9 +12,9 @@ from lm_eval_icl.cli.reading import RESULTS, print_left_out, print_line, read_ru
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results.board import shown
 from lm_eval_icl.results.collect import collect, faults
+from lm_eval_icl.results.fields import Unusable
 from lm_eval_icl.results.metrics import AGGREGATIONS
 from lm_eval_icl.results.read import read
-from lm_eval_icl.results.records import Unusable
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from lm_eval_icl.leaderboard.opened import clean
 from lm_eval_icl.results.board import Board, BoardCell, TaskRun
-from lm_eval_icl.results.records import at
-from lm_eval_icl.results.tasks import lines, rows_of, sample_facts, samples_path
+from lm_eval_icl.results.fields import at, sample_facts
+from lm_eval_icl.results.tasks import lines, rows_of, samples_path
 
 BUDGET = 5_000_000  # the most characters of all samples in a page
 _LONGEST = 20_000  # the most characters of a line

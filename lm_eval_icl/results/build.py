@@ -1,4 +1,4 @@
-"""Makes a board from runs: results are grouped into rows by who answered, and into columns by what was asked."""
+"""Makes a board from runs: rows of results by who answered, and columns by what was asked."""
 
 from __future__ import annotations
 
@@ -36,15 +36,20 @@ def build(
     """Make a board from runs, or raise an `InputError` if they have no results that can be used.
 
     Args:
-        baseline: the method with which all others on the same checkpoint, under the same decision rule, are compared;
-            or the label or name of one entry for all entries. None for `icl`, or `hf` if there is no `icl`.
+        baseline: the method with which all others on the same checkpoint, under the same decision
+            rule, are compared; or the label or name of one entry for all entries. None for `icl`,
+            or `hf` if there is no `icl`.
         tasks: the tasks and groups that are columns; None for all.
-        groups: name -> column of a task -> its weight; the weights of a group add up to 1. `AVERAGE` is a group. None
-            for the groups that the runs name, and an average over the tasks that at least half of the rows have.
-        columns_by: switches that separate columns, not rows: ("training",) if columns of a study have own trainings.
+        groups: name -> column of a task -> its weight; the weights of a group add up to 1.
+            `AVERAGE` is a group. None for the groups that the runs name, and an average over the
+            tasks that at least half of the rows have.
+        columns_by: switches that separate columns, not rows: ("training",) if columns of a study
+            have own trainings.
     """
     runs = sorted(runs, key=lambda run: (run.date, run.digest))
-    units = [TaskRun(run, result) for run in runs for result in _results(run)]
+    units: list[TaskRun] = []
+    for run in runs:
+        units += [TaskRun(run, result) for result in _results(run)]
     if not units:
         raise InputError("no results of lm-eval that can be used were found.")
     keys = keys_of(units, columns_by)
@@ -61,19 +66,20 @@ def build(
             if column.kind != "task" and cells.keys() >= column.weights.keys():
                 group_units = [unit for unit in row_units if column_of[unit] in column.weights]
                 cells[column.name] = combined(cells, group_units, column)
-    columns = tuple(c for c in columns if any(c.name in cells for _, _, cells in rows))
+    have_cells: set[str] = set()
+    for _, _, cells in rows:
+        have_cells |= cells.keys()
+    columns = tuple(column for column in columns if column.name in have_cells)
     if not columns:
         raise InputError("no result of these tasks that can be used was found.")
-    shown_rows: list[Row] = []
-    for row in rows:
-        if any(column.name in row[2] for column in columns):
-            shown_rows.append(row)
+    named = {column.name for column in columns}
+    shown_rows: list[Row] = [row for row in rows if row[2].keys() & named]
     key_of, common = entries_of(shown_rows)
     entries = _sorted(list(key_of), columns)
     compared, baselines = compare_all(entries, key_of, columns, baseline)
     limits = {run.limit for run in runs}
-    if len(limits) == 1 and (limit := limits.pop()) is not None:
-        common = (*common, f"limit={limit:g}")
+    if len(limits) == 1 and None not in limits:
+        common = (*common, f"limit={limits.pop():g}")
     summary = summarize(compared, columns, baselines)
     card = card_of({entry: key_of[entry] for entry in entries}, columns)
     row_keys = {entry.name: key for entry, key in key_of.items()}
@@ -81,15 +87,22 @@ def build(
 
 
 def _results(run: Run) -> tuple[TaskResult, ...]:
-    """The results of a run. If a study has chosen a decision rule, its results replace those under all rules. The
-    results without a rule are kept, unless the study has also chosen arguments, which then belong to the rule."""
-    if "decide" not in (study := run.study).chosen:
+    """The results of a run.
+
+    If a study has chosen a decision rule, its results replace those under all rules. The results
+    without a rule are kept, unless the study has also chosen arguments, which then belong to the
+    rule.
+    """
+    study = run.study
+    if "decide" not in study.chosen:
         return run.all_results
-    reads = {word for result in run.decided if result.rule for word in result.rule.reads}
-    rule = RuleFacts(CHOSEN, reads=("transductive",) if "transductive" in reads else ())
+    rules = [result.rule for result in run.decided if result.rule is not None]
+    is_transductive = any("transductive" in rule.reads for rule in rules)
+    rule = RuleFacts(CHOSEN, reads=("transductive",) if is_transductive else ())
     results = list(run.tasks.values()) if study.chosen == ("decide",) else []
     for result in run.all_results:
-        if (result.rule.name if result.rule else None) == study.rule:
+        name = None if result.rule is None else result.rule.name
+        if name == study.rule:
             results.append(replace(result, rule=rule))
     return tuple(results)
 
@@ -98,27 +111,27 @@ def _rows(
     keys: Keys, column_of: Mapping[TaskRun, str], columns: Sequence[Column]
 ) -> list[tuple[RowKey, list[TaskRun], dict[str, BoardCell]]]:
     """The rows with their cells on tasks."""
-    tasks = {task for column in columns for task in column.weights}
+    tasks: set[str] = set()
+    for column in columns:
+        tasks |= column.weights.keys()
     rows = []
     for key, row_units in grouped(keys, lambda unit: keys[unit][0]).items():
-        cells = {
-            task: measured(task_units)
-            for task, task_units in grouped(row_units, lambda unit: column_of[unit]).items()
-            if task in tasks
-        }
+        by_task = grouped(row_units, lambda unit: column_of[unit])
+        cells = {task: measured(units) for task, units in by_task.items() if task in tasks}
         if cells:
             rows.append((key, row_units, cells))
     return rows
 
 
 def _sorted(entries: Sequence[Entry], columns: Sequence[Column]) -> list[Entry]:
-    """Entries without a rule come first; of one rule, the best come first, by the first column that they have."""
+    """Entries without a rule come first; of one rule, the best by the first column that they
+    have."""
     rules = dict.fromkeys(entry.rule for entry in entries if entry.rule is not None)
     places = {rule: place for place, rule in enumerate([None, *rules])}
 
     def sort_key(entry: Entry) -> tuple[int, int, float, str, str]:
-        place, column = next(pair for pair in enumerate(columns) if pair[1].name in entry.cells)
+        column = next(column for column in columns if column.name in entry.cells)
         goodness = column.sign * entry.cells[column.name].estimate.mean
-        return places[entry.rule], place, -goodness, entry.label, entry.name
+        return places[entry.rule], columns.index(column), -goodness, entry.label, entry.name
 
     return sorted(entries, key=sort_key)

@@ -70,74 +70,80 @@ SetsByLabels = dict[tuple[str, int], Sets]
 
 
 def card_of(key_of: Mapping[Entry, RowKey], columns: Sequence[Column]) -> Card | None:
-    """The card of a board's rows, sorted by rule and accuracy. Rows that differ only in labels and numbers of
-    demonstrations are one row. The tasks are those on which labels or formats are varied; None without such tasks."""
-    tasks = dict.fromkeys(task for column in columns if column.percent for task in column.weights)
+    """The card of a board's rows, sorted by rule and accuracy.
+
+    Rows that differ only in labels and numbers of demonstrations are one row. The tasks are those
+    on which labels or formats are varied; None without such tasks.
+    """
+    tasks: dict[str, None] = {}
+    for column in columns:
+        if column.percent:
+            tasks |= dict.fromkeys(column.weights)
     by_labels: dict[RowKey, dict[str, SetsByLabels]] = {}
     entries: dict[RowKey, Entry] = {}
     for entry, key in key_of.items():
-        labels = dict(key.setting).get("labels", "")
-        setting = tuple(pair for pair in key.setting if pair[0] != "labels")
-        row = replace(
-            key,
-            setting=setting,
-            switches=tuple(pair for pair in key.switches if pair[0] != "shots"),
-        )
+        setting = dict(key.setting)
+        labels = setting.pop("labels", "")
+        switches = dict(key.switches)
+        switches.pop("shots", None)
+        row = replace(key, setting=tuple(setting.items()), switches=tuple(switches.items()))
         entries.setdefault(row, entry)
+        by_task = by_labels.setdefault(row, {})
         for task in tasks.keys() & entry.cells.keys():
-            if sets := entry.cells[task].sets:
+            sets = entry.cells[task].sets
+            if sets:
                 result = sets[0].answered[0].result
                 if result.aggregation == "mean":  # of the scores of single documents
-                    by_labels.setdefault(row, {}).setdefault(task, {})[labels, result.shots] = sets
-    used = [
-        task
-        for task in tasks
-        if any(_is_varied(by_task.get(task, {})) for by_task in by_labels.values())
-    ]
+                    by_task.setdefault(task, {})[labels, result.shots] = sets
+    used = []
+    for task in tasks:
+        if any(_is_varied(by_task.get(task, {})) for by_task in by_labels.values()):
+            used.append(task)
     rows = []
     for row, entry in entries.items():
-        on_tasks = [dict(properties(by_labels.get(row, {}).get(task, {}))) for task in used]
-        known = [
-            column
-            for column in (on_tasks[0] if on_tasks else ())
-            if all(column in values for values in on_tasks)
-        ]
-        values = {
-            column: _mean(column, [on_task[column] for on_task in on_tasks]) for column in known
-        }
+        values = _values([by_labels[row].get(task, {}) for task in used])
         if values:
-            words = [
-                word for word in entry.conditions.split(", ") if not re.fullmatch(_VARIED, word)
-            ]
-            rows.append(CardRow(replace(entry, conditions=", ".join(filter(None, words))), values))
+            words = entry.conditions.split(", ")
+            kept = [word for word in words if word and not re.fullmatch(_VARIED, word)]
+            rows.append(CardRow(replace(entry, conditions=", ".join(kept)), values))
+    if not rows:
+        return None
     rules = list(dict.fromkeys(card_row.entry.rule for card_row in rows))
-    rows.sort(
-        key=lambda card_row: (rules.index(card_row.entry.rule), -card_row.values[ACCURACY].mean)
-    )
-    shown = dict.fromkeys(column for card_row in rows for column in card_row.values)
+    rows.sort(key=lambda row: (rules.index(row.entry.rule), -row.values[ACCURACY].mean))
+    shown: dict[Property, Estimate] = {}
+    for card_row in rows:
+        shown |= card_row.values
     labels_cost = [column for column in shown if column.labels]
     ordered = [ACCURACY, FLIPS, *labels_cost, FORMATS, SETS, SHOTS, *CONFIDENCE.values()]
-    return (
-        Card(tuple(column for column in ordered if column in shown), tuple(rows), tuple(used))
-        if rows
-        else None
-    )
+    in_order = tuple(column for column in ordered if column in shown)
+    return Card(in_order, tuple(rows), tuple(used))
+
+
+def _values(by_task: Sequence[SetsByLabels]) -> dict[Property, Estimate]:
+    """The means over tasks of the properties that are known on all of them."""
+    estimates: dict[Property, list[Estimate]] = {}
+    for by_labels in by_task:
+        for column, estimate in properties(by_labels):
+            estimates.setdefault(column, []).append(estimate)
+    return {
+        column: _mean(column, parts)
+        for column, parts in estimates.items()
+        if len(parts) == len(by_task)
+    }
 
 
 def _is_varied(by_labels: SetsByLabels) -> bool:
-    formats = (
-        unit.run.format
-        for sets in by_labels.values()
-        for prompt_set in sets
-        for unit in prompt_set.answered
-    )
-    return any(labels for labels, _ in by_labels) or any(formats)
+    """Whether there are other labels or formats than the task's own."""
+    for (labels, _), sets in by_labels.items():
+        if labels or _only(sets, lambda unit: unit.run.format != 0):
+            return True
+    return False
 
 
 def _bounds(column: Property) -> Bounds:
-    return (
-        _SHARE if column.percent else (0.0, 2.0) if column.better == "lower" else (-math.inf, 0.0)
-    )
+    if column.percent:
+        return _SHARE
+    return (0.0, 2.0) if column.better == "lower" else (-math.inf, 0.0)
 
 
 def _mean(column: Property, parts: Sequence[Estimate]) -> Estimate:
@@ -151,13 +157,13 @@ def _mean(column: Property, parts: Sequence[Estimate]) -> Estimate:
 
 
 def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
-    """The known properties of a row on a task, with the number of demonstrations that most runs have. Other labels,
-    formats and numbers of demonstrations are compared in the first order alone."""
-    runs = {
-        n: sum(len(one_set.answered) for one_set in sets)
-        for (labels, n), sets in by_labels.items()
-        if not labels
-    }
+    """The known properties of a row on a task, with the number of demonstrations that most runs
+    have. Other labels, formats and numbers of demonstrations are compared in the first order
+    alone."""
+    runs = {}
+    for (labels, n), sets in by_labels.items():
+        if not labels:
+            runs[n] = sum(len(one_set.answered) for one_set in sets)
     if not runs:
         return
     shots = max(runs, key=runs.__getitem__)
@@ -165,27 +171,24 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     if not base:
         return
     yield ACCURACY, statistics.estimate(matrix(base), bounds=_SHARE)
-    by_set = [
-        [unit.answers.predictions for unit in one_set.answered]
-        for one_set in base
-        if len(one_set.answered) > 1
-    ]
-    known = (orders for orders in by_set if not any(order is None for order in orders))
-    flips = statistics.order_sensitivity(np.array(orders).T for orders in known)
+    predictions = []
+    for one_set in base:
+        orders = [unit.answers.predictions for unit in one_set.answered]
+        if len(orders) > 1 and not any(order is None for order in orders):
+            predictions.append(np.array(orders).T)
+    flips = statistics.order_sensitivity(predictions)
     if flips is not None:
         yield FLIPS, flips
     first = _in_first_order(base)
     for (labels, n), sets in sorted(by_labels.items()):
-        if (
-            labels
-            and n == shots
-            and (cost := compare_sets(first, _in_first_order(sets), _SHARE)) is not None
-        ):
-            what = f"accuracy with the right labels less that with {labels} labels in the demonstrations"
-            name = (
-                "random labels cost" if labels == "random" else f"{labels.replace(':', ' ')} cost"
-            )
-            yield Property(name, what, "", labels=labels), cost
+        if not labels or n != shots:
+            continue
+        cost = compare_sets(first, _in_first_order(sets), _SHARE)
+        if cost is not None:
+            less = f"less that with {labels} labels in the demonstrations"
+            words = "random labels" if labels == "random" else labels.replace(":", " ")
+            what = f"accuracy with the right labels {less}"
+            yield Property(f"{words} cost", what, "", labels=labels), cost
     formats = _formats(by_labels["", shots])
     if formats is not None:
         yield FORMATS, spread(formats)
@@ -227,17 +230,18 @@ def _in_first_order(sets: Sets) -> list[PromptSet]:
 
 
 def _formats(sets: Sets) -> np.ndarray | None:
-    """(documents, sets, formats) scores in the first order, in the formats that all sets have; None if it is one."""
-    in_order = _only(sets, lambda unit: unit.run.order == 0)
-    by_set = [
-        {unit.run.format: unit.answers.items for unit in one_set.answered} for one_set in in_order
-    ]
-    numbers = sorted(set.intersection(*map(set, by_set))) if by_set else []
-    if len(numbers) < 2:
+    """(documents, sets, formats) scores in the first order, in the formats that all sets have.
+
+    None if that is fewer than two.
+    """
+    by_set = []
+    for one_set in _only(sets, lambda unit: unit.run.order == 0):
+        by_set.append({unit.run.format: unit.answers.items for unit in one_set.answered})
+    shared = set.intersection(*map(set, by_set)) if by_set else set()
+    if len(shared) < 2:
         return None
-    return np.stack(
-        [np.stack([scores[number] for number in numbers], axis=1) for scores in by_set], axis=1
-    )
+    scores = [[items[number] for number in sorted(shared)] for items in by_set]
+    return np.moveaxis(np.array(scores), -1, 0)
 
 
 def _calibration(sets: Sets, name: str) -> Estimate:

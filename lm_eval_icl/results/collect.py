@@ -1,7 +1,8 @@
 """Runs as one small Parquet file each, for a board that people share, and a check of such files.
 
-The results are JSON in the file's metadata. The columns are the task and the fields of `tasks.DocumentRow`, without any
-text of a document. The answers under each decision rule are rows like the model's own answers.
+The results are JSON in the file's metadata. The columns are the task and the fields of
+`tasks.DocumentRow`, without any text of a document. The answers under each decision rule are rows
+like the model's own answers.
 """
 
 from __future__ import annotations
@@ -15,10 +16,19 @@ from typing import Any
 import numpy as np
 
 from lm_eval_icl.errors import one_line, writing
+from lm_eval_icl.files import replacing
 from lm_eval_icl.results.board import grouped
-from lm_eval_icl.results.fields import digest
+from lm_eval_icl.results.fields import (
+    Unusable,
+    at,
+    digest,
+    has_results,
+    mapping,
+    number,
+    sample_facts,
+)
 from lm_eval_icl.results.metrics import probabilities
-from lm_eval_icl.results.records import Run, Unusable, at, mapping, number
+from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.tasks import MEANS, DocumentRow, aggregated, rows_from_samples
 
 _KEY = b"lm_eval_icl.results"
@@ -27,27 +37,24 @@ Documents = dict[str, list[DocumentRow]]  # by task
 
 
 def name_of(results: Mapping[str, Any], documents: Documents) -> str:
-    """The name of a run's file: digests of its results and of its rows without the predicted texts."""
-    rows = (
-        (task, row, row.prediction if row.options else None)
-        for task, rows in documents.items()
-        for row in rows
-    )
-    texts = (
-        json.dumps([task, *row[:6], *row[7:10], prediction], sort_keys=True)
-        for task, row, prediction in rows
-    )
+    """The name of a run's file: digests of its results and of its rows without predicted texts."""
+    texts = []
+    for task, rows in documents.items():
+        for row in rows:
+            prediction = row.prediction if row.options else None
+            parts = [task, *row[:6], *row[7:10], prediction]
+            texts.append(json.dumps(parts, sort_keys=True))
     return f"{digest([json.dumps(results, sort_keys=True)])}-{digest(texts)[:8]}"
 
 
 def load(path: Path) -> tuple[dict[str, Any], Documents]:
-    """The results and rows of a file that `collect` has made; `Unusable` is raised for any other file."""
+    """The results and rows of a file of `collect`; `Unusable` is raised for any other file."""
     import pyarrow.parquet as pq
 
     try:
         table = pq.read_table(path)
         results = json.loads(table.schema.metadata[_KEY])
-        if any(not isinstance(at(results, key), dict) for key in ("results", "configs", "config")):
+        if not has_results(results):
             raise ValueError("it has no results of lm-eval")
         documents: Documents = {}
         values = table.select(["task", *DocumentRow._fields[:-1]]).to_pydict()
@@ -66,45 +73,53 @@ def document_rows(run: Run, task: str) -> list[DocumentRow]:
     """The rows of a task's documents under all filters; empty without samples."""
     if run.path.suffix == ".parquet":
         return load(run.path)[1].get(task, [])
-    return rows_from_samples(run.path, run.results, task)
+    return rows_from_samples(run.path, task, sample_facts(run.results, task))
 
 
 def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Write each run to `<folder>/runs/<digest>.parquet`, whole or not at all. The same run makes the same bytes."""
+    """Write each run to `<folder>/runs/<digest>.parquet`, whole or not at all.
+
+    The same run makes the same bytes.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    kinds = dict.fromkeys("task filter document prompt demonstrations metrics".split(), pa.string())
+    kinds["doc_id"] = pa.int64()
+    kinds |= dict.fromkeys("options prediction gold".split(), pa.int32())
+    kinds["logprobs"] = pa.list_(pa.float64())
     written = []
     for run in runs:
         # Samples that cannot be used are not written, as the board does not use them.
         used = {result.task for result in run.all_results if result.answers is not None}
         documents = {task: document_rows(run, task) for task in run.tasks if task in used}
-        columns = []
-        for task, row in ((task, row) for task, rows in documents.items() for row in rows):
-            prediction = row.prediction if row.options else None  # predicted texts are not written
-            metrics = json.dumps(row.metrics, sort_keys=True)
-            columns.append(
-                {"task": task, **row._asdict(), "prediction": prediction, "metrics": metrics}
-            )
-        kinds = {**dict.fromkeys(("task", "filter", "document", "prompt", "demonstrations", "metrics"), pa.string()),
-                 "doc_id": pa.int64(), **dict.fromkeys(("options", "prediction", "gold"), pa.int32()),
-                 "logprobs": pa.list_(pa.float64())}  # fmt: skip
-        schema = pa.schema(list(kinds.items()), {_KEY: json.dumps(run.results).encode()})
+        table = []
+        for task, rows in documents.items():
+            for row in rows:
+                values = {"task": task, **row._asdict()}
+                values["metrics"] = json.dumps(row.metrics, sort_keys=True)
+                if not row.options:  # predicted texts are not written
+                    values["prediction"] = None
+                table.append(values)
+        schema = pa.schema(kinds.items(), {_KEY: json.dumps(run.results).encode()})
         path = folder / "runs" / f"{name_of(run.results, documents)}.parquet"
         with writing(f"--output {folder}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            half = path.with_suffix(".part")
-            pq.write_table(pa.Table.from_pylist(columns, schema), half, compression="zstd")
-            half.replace(path)
+            with replacing(path) as half:
+                pq.write_table(pa.Table.from_pylist(table, schema), half, compression="zstd")
         written.append(path)
     return written
 
 
 def faults(path: Path) -> list[str]:
-    """Sentences about parts of a file of `collect` that contradict each other; none for a sound file. In such a file,
-    the name is made of the digests of results and rows, all filters and rules have the same documents and right
-    answers, predictions follow from log-likelihoods, a rule's values from its constants, accuracies from predictions,
-    and the documents give every value and standard error of a metric that is computed from single documents."""
+    """Sentences about parts of a file of `collect` that contradict each other.
+
+    There are none for a sound file: its name is made of the digests of results and rows, all
+    filters and rules have the same documents and right answers, predictions follow from
+    log-likelihoods, a rule's values from its constants, accuracies from predictions, and the
+    documents give every value and standard error of a metric that is computed from single
+    documents.
+    """
     results, documents = load(path)
     sentences = []
     if path.stem != name_of(results, documents):
@@ -114,15 +129,16 @@ def faults(path: Path) -> list[str]:
     for task, task_rows in documents.items():
         config = mapping(results["configs"].get(task))
         by_filter = grouped(task_rows, lambda row: row.filter)
-        for check in (
+        size = len(next(iter(by_filter.values())))
+        values = mapping(results["results"].get(task))
+        faulty = [
             _documents_differ(by_filter),
             _answers_contradict(task_rows, config),
             _rule_contradicts(by_filter, config),
-            _size_contradicts(len(next(iter(by_filter.values()))), results, task),
-            *_values_contradict(by_filter, mapping(results["results"].get(task)), config),
-        ):
-            if check:
-                sentences.append(f"task {task!r}{check}.")
+            _size_contradicts(size, results, task),
+            *_values_contradict(by_filter, values, config),
+        ]
+        sentences += [f"task {task!r}{fault}." for fault in faulty if fault]
     return sentences
 
 
@@ -148,13 +164,12 @@ def _answers_contradict(rows: Sequence[DocumentRow], config: Mapping[str, Any]) 
             return f"{where}: a log-likelihood above 0, or none"
         if "metaicl" not in row.metrics and row.options and len(row.logprobs) != row.options:
             return f"{where}: an option without log-likelihood"
-        chosen = row.logprobs.index(max(row.logprobs)) if row.logprobs else row.prediction
-        if chosen != row.prediction and "metaicl" not in row.metrics:
+        best = row.logprobs.index(max(row.logprobs)) if row.logprobs else row.prediction
+        if best != row.prediction and "metaicl" not in row.metrics:
             return f"{where}: another answer than its log-likelihoods give"
-        has_score = (
-            row.gold is not None and isinstance(row.prediction, int) and "acc" in row.metrics
-        )
-        if has_score and float(row.metrics["acc"]) != float(row.prediction == row.gold):
+        is_scored = isinstance(row.prediction, int) and "acc" in row.metrics
+        right = float(row.prediction == row.gold)
+        if is_scored and row.gold is not None and float(row.metrics["acc"]) != right:
             return f"{where}: another score than its answer gives"
     return ""
 
@@ -162,7 +177,7 @@ def _answers_contradict(rows: Sequence[DocumentRow], config: Mapping[str, Any]) 
 def _rule_contradicts(
     by_filter: Mapping[str, Sequence[DocumentRow]], config: Mapping[str, Any]
 ) -> str:
-    """The constants are of all documents if the rule is transductive, and of the first document otherwise."""
+    """The constants of a transductive rule are of all documents, else of the first document."""
     rules = mapping(at(config, "metadata", "decided"))
     raw = next((rows for name, rows in by_filter.items() if name not in rules), [])
     scores = {row.doc_id: row.logprobs for row in raw}
@@ -188,7 +203,7 @@ def _rule_contradicts(
 
 def _size_contradicts(size: int, results: Mapping[str, Any], task: str) -> str:
     """Without a limit, a run may still be of chosen documents (lm-eval's `samples`)."""
-    limit = number(at(results, "config", "limit"))
+    limit = number(results["config"].get("limit"))
     whole = number(at(results, "n-samples", task, "original"))
     if limit is None or whole is None:
         return ""

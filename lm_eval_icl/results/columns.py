@@ -16,20 +16,10 @@ from lm_eval_icl.results.board import (
     shown,
 )
 
-# Metrics between 0 and 1, which are shown as percent. In some tasks, metrics of these names have another range.
+# Metrics between 0 and 1, which are shown as percent. In some tasks, metrics of these names have
+# another range.
 SHARES = frozenset(
-    [
-        "acc",
-        "acc_norm",
-        "acc_bytes",
-        "acc_mutual_info",
-        "exact_match",
-        "em",
-        "f1",
-        "quasi_exact_match",
-        "metaicl",
-        "ece",
-    ]
+    "acc acc_norm acc_bytes acc_mutual_info exact_match em f1 quasi_exact_match metaicl ece".split()
 )
 _LISTED = 20  # the most names in a message
 _WORDS = 4  # the most words that tell columns of a task apart
@@ -48,7 +38,7 @@ def differing(values: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def column_names(columns: Iterable[Pairs]) -> dict[Pairs, str]:
-    """Short unique names of the columns: the task, and the fields in which columns of this task differ."""
+    """Short unique names of the columns: the task, and the fields in which its columns differ."""
     names: dict[Pairs, str] = {}
     by_task = grouped(dict.fromkeys(columns), lambda column: dict(column)["task"])
     for task, task_columns in by_task.items():
@@ -63,24 +53,25 @@ def column_names(columns: Iterable[Pairs]) -> dict[Pairs, str]:
 
 
 def _telling(columns: Sequence[Mapping[str, str]]) -> list[str]:
-    """The fields in which columns of a task differ. The documents and the filter are left out if other fields, which
-    say more, tell the columns apart."""
+    """The fields in which columns of a task differ. The documents and the filter are left out if
+    other fields, which say more, tell the columns apart."""
     apart = differing(columns)
     for quiet in ("documents", "filter"):
         rest = [name for name in apart if name != quiet]
-        if len({tuple(column.get(name) for name in rest) for column in columns}) == len(columns):
+        different = {tuple(column.get(name) for name in rest) for column in columns}
+        if len(different) == len(columns):
             apart = rest
     return apart
 
 
 def _column_name(task: str, values: Mapping[str, str], apart: Sequence[str]) -> str:
-    words = [
-        in_words(name, values.get(name)) for name in apart if name not in ("training", "metric")
-    ]
-    words = words[:_WORDS]
+    named = [name for name in apart if name not in ("training", "metric")]
+    words = [in_words(name, values.get(name)) for name in named[:_WORDS]]
     if "metric" in apart:
         words.insert(0, values["metric"])
-    name = f"{task} [{values['training']}]" if "training" in apart else task
+    name = task
+    if "training" in apart:
+        name += f" [{values['training']}]"
     return f"{name} ({', '.join(words)})" if words else name
 
 
@@ -102,13 +93,12 @@ def columns_of(
         weights = _wanted(weights, tasks)
     columns = []
     for name, column_weights in weights.items():
-        units = [unit for task in column_weights for unit in by_column[task]]
+        units: list[TaskRun] = []
+        for task in column_weights:
+            units += by_column[task]
         first = units[0].result
-        if any(
-            (unit.result.metric, unit.result.higher_is_better)
-            != (first.metric, first.higher_is_better)
-            for unit in units
-        ):
+        metrics = {(unit.result.metric, unit.result.higher_is_better) for unit in units}
+        if len(metrics) > 1:
             continue  # there is no mean
         kind = "average" if name == AVERAGE else "group"
         if name in by_column:
@@ -157,9 +147,9 @@ def _wanted(
 
 
 def _alike(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
-    return first.keys() == second.keys() and all(
-        abs(first[name] - second[name]) < 1e-9 for name in first
-    )
+    if first.keys() != second.keys():
+        return False
+    return all(abs(first[name] - second[name]) < 1e-9 for name in first)
 
 
 def with_average(
@@ -173,9 +163,8 @@ def with_average(
         if column.higher_is_better == tasks[0].higher_is_better and 2 * number >= len(rows):
             often.append(column)
     weights = {column.name: 1 / len(often) for column in often}
-    is_a_group = any(
-        column.kind == "group" and _alike(column.weights, weights) for column in columns
-    )
+    groups = [column.weights for column in columns if column.kind == "group"]
+    is_a_group = any(_alike(group, weights) for group in groups)
     is_complete = any(cells.keys() >= weights.keys() for cells in rows)
     if len(often) < 2 or is_a_group or not is_complete:
         return columns

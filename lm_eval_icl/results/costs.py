@@ -7,7 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from lm_eval_icl.results.records import Run, at, count, mapping
+from lm_eval_icl.results.fields import at, count, mapping
+from lm_eval_icl.results.records import Run
 
 _SUMMED = ("tokens_run", "tokens_saved", "passes", "seconds")
 

@@ -1,270 +1,199 @@
-"""Which runs share a row, and which results share a column: every compared field of a results file, as data.
-
-A row says who answered, and a column says what was asked. The lists below have a line for each field: its name, and
-its paths in lm-eval's file. The first path with a value gives the value. A field without a value has its default, which
-is a value like any other.
-
-    MODEL, METHOD, SETTING   Settings that are always in the row's key. Only its method tells a row from its baseline.
-    SWITCHES                 Settings that are in the row's key if some cell would hold two values otherwise, and then
-                             for the whole board.
-    FACTS                    What was found out while the run was made. A fact that is not recorded differs from every
-                             recorded one.
-    COLUMN                   Always in the column's key.
-    REPETITION               The axes inside a cell.
-    NEITHER                  In no key, for the reason that is given.
-
-Paths begin with `config`, `model_args` (which may be text), `icl` (`config.icl`), `task` (`configs.TASK`) or `file`.
-A field in no list separates rows if its path begins with one of the first three, and columns under `task`.
-"""
+"""What a results file says of a task: its compared fields, its metric and its value."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lm_eval_icl.demonstrations.how import METHODS, read
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.results.records import (
+from lm_eval_icl.results.compared import (
     CHOSEN,
-    NOT_RECORDED,
+    COLUMN,
+    DECLARED,
+    DEFAULTS,
+    FACTS,
+    METHOD,
+    MODEL,
+    REPETITION,
+    SETTING,
+    SWITCHES,
+    Field,
     Fields,
-    StudyFacts,
-    at,
-    count,
-    mapping,
 )
+from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION
 
-
-@dataclass(frozen=True)
-class Field:
-    """A compared field of a results file."""
-
-    name: str
-    paths: Sequence[str]
-    default: str = ""
-
-
-MODEL = [
-    Field(
-        "checkpoint",
-        [
-            "model_args.pretrained",
-            "model_args.model",
-            "model_args.path",
-            "model_args.engine",
-            "file.model_name",
-        ],
-    ),
-    Field("revision", ["config.model_sha", "model_args.revision", "config.model_revision"]),
-    Field("dtype", ["config.model_dtype", "model_args.dtype"]),
-]
-METHOD = [
-    Field("method", ["icl.method", "config.model"]),
-]
-SETTING = [
-    Field("chat", ["file.chat_template_sha", "file.chat_template"]),
-    Field("multiturn", ["file.fewshot_as_multiturn"]),
-    Field("system", ["file.system_instruction_sha", "file.system_instruction"]),
-    Field("labels", ["task.metadata.labels"]),
-]
-SWITCHES = [
-    Field("shots", ["file.n-shot", "task.num_fewshot"], "0"),
-    Field(
-        "demonstrations",
-        [
-            "icl.study.demonstrations",
-            "task.metadata.demonstrations",
-            "task.fewshot_config.sampler",
-        ],
-        "default",  # lm-eval's own sampler
-    ),
-    Field("training", ["icl.study.training"]),
-]
-FACTS = [
-    Field(
-        "weights",
-        ["file.provenance.weights", "config.model_files_digest", "icl.study.weights"],
-        NOT_RECORDED,
-    ),
-]
-COLUMN = [
-    Field("version", ["file.versions"]),
-    Field("limit", ["config.limit"]),
-]
-REPETITION = [
-    Field("seed", ["config.fewshot_seed"]),
-    Field("order", ["icl.study.order"]),
-    Field("format", ["task.metadata.format"]),
-]
-NEITHER = {
-    "code": ["icl.version", "icl.commit", "icl.form"],
-    "what was left out marks the cell": [
-        "icl.left_out",
-        "icl.truncated",
-        "icl.overflow",
-        "model_args.overflow",
-    ],
-    "where demonstrations are from marks the cell": [
-        "icl.own_demonstrations",
-        "task.metadata.retrieved",
-    ],
-    "counts": [
-        "icl.contexts_encoded",
-        "icl.contexts_reused",
-        "icl.tokens_run",
-        "icl.tokens_saved",
-        "icl.passes",
-        "icl.peak_bytes",
-        "icl.shared_demonstrations",
-        "icl.responses_read",
-        "icl.passes",
-        "icl.peak_bytes",
-    ],
-    "rounding": [
-        "icl.plain",
-        "model_args.plain",
-        "icl.pack_tokens",
-        "icl.store_bytes",
-        "model_args.pack_tokens",
-        "model_args.store_bytes",
-        "model_args.batch_size",
-        "model_args.max_batch_size",
-        "model_args.attn_implementation",
-        "config.batch_size",
-        "config.batch_sizes",
-    ],
-    "read elsewhere": [
-        "task.metadata.decided",
-        "task.metadata.decide",
-        "icl.study",
-        "config.icl",
-        "config.model_args",
-    ],
-    "where it ran": [
-        "model_args.device",
-        "model_args.parallelize",
-        "model_args.device_map",
-        "model_args.max_memory_per_gpu",
-        "model_args.max_cpu_memory",
-        "model_args.offload_folder",
-        "model_args.tensor_parallel_size",
-        "model_args.data_parallel_size",
-        "model_args.gpu_memory_utilization",
-        "model_args.tp_plan",
-        "model_args.num_concurrent",
-        "config.device",
-    ],
-    "how a checkpoint or an answer is obtained": [
-        "model_args.cache_dir",
-        "model_args.token",
-        "model_args.trust_remote_code",
-        "model_args.max_retries",
-        "model_args.timeout",
-        "model_args.logits_cache",
-        "config.use_cache",
-    ],
-    "draws": [
-        "config.random_seed",
-        "config.numpy_seed",
-        "config.torch_seed",
-        "config.bootstrap_iters",
-    ],
-    "lm-eval writes them into the tasks that generate": ["config.gen_kwargs"],
-    "names": ["task.task", "task.task_alias", "task.tag", "task.group", "task.class"],
-    "recorded under other names": [
-        "task.fewshot_split",
-        "task.metric_list",
-        "task.filter_list",
-        "task.metadata.version",
-    ],
-    "does not change scores": [
-        "task.should_decontaminate",
-        "task.doc_to_decontamination_query",
-        "task.unsafe_code",
-        "task.metadata.config_source",
-    ],
-    "follow from the labels and the format": [
-        "task.metadata.relabeled",
-        "task.metadata.unformatted",
-    ],
-}
-KINDS = (MODEL, METHOD, SETTING, SWITCHES, FACTS, COLUMN, REPETITION)
-# The arguments of lm-eval's `hf` whose default is a value, as they are when nobody gives them.
-_DEFAULTS = {
-    "backend": ("default", "causal"),
-    "use_fast_tokenizer": ("true",),
-    "enable_thinking": ("true",),
-    "truncation": ("false",),
-    "load_in_4bit": ("false",),
-    "load_in_8bit": ("false",),
-    "autogptq": ("false",),
-    "gptqmodel": ("false",),
-}
-_DECLARED = {path for kind in KINDS for field in kind for path in field.paths}
-_DECLARED.update(path for paths in NEITHER.values() for path in paths)
-_BY_TASK = ("file.n-shot", "file.versions")  # lm-eval writes a value for each task
 # The fields that make a task's prompts, besides the demonstrations.
 _TEMPLATE = (
-    "doc_to_text",
-    "doc_to_target",
-    "doc_to_choice",
-    "gen_prefix",
-    "target_delimiter",
-    "fewshot_delimiter",
+    "doc_to_text doc_to_target doc_to_choice gen_prefix target_delimiter fewshot_delimiter".split()
 )
 _SHORT = 32  # shorter texts are compared and shown as they are, others by their digest
+# lm-eval's metrics that are not means over documents (lm_eval/api/metrics.py) -> the aggregation.
+_NO_MEANS = {
+    "f1": "f1",
+    "mcc": "matthews_corrcoef",
+    "perplexity": "perplexity",
+    "bits_per_byte": "bits_per_byte",
+    "word_perplexity": "weighted_perplexity",
+    "byte_perplexity": "weighted_perplexity",
+}
+_NO_MEANS |= dict.fromkeys("brier_score bleu chrf chrf++ ter bypass".split(), "")  # unknown
+
+
+class Unusable(ValueError):
+    """Something in a file that cannot be used; the message is a sentence that says why."""
+
+
+def at(value: Any, *keys: str) -> Any:
+    """The value under nested keys of a file; None if it is not there."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def number(value: Any) -> float | None:
+    """A number whose square is finite; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < 1e100 else None
+
+
+def count(value: Any) -> int | None:
+    """A whole number from 0 on; None for anything else."""
+    return value if type(value) is int and 0 <= value < 2**53 else None
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """An object of JSON; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def listed(value: Any) -> list[Any]:
+    """A list of JSON; an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def has_results(value: Any) -> bool:
+    """Whether the content of a file has the parts of a results file of lm-eval."""
+    return all(isinstance(at(value, key), dict) for key in ("results", "configs", "config"))
 
 
 def digest(texts: Iterable[str]) -> str:
-    """A digest of several texts. It includes their lengths, so that other divisions of the same text differ."""
+    """A digest of texts. It includes their lengths, so other divisions of the same text differ."""
     state = hashlib.sha256()
     for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
+        data = bytes(text, "utf-8", "surrogatepass")
         state.update(b"%d:%b" % (len(data), data))
     return state.hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class RuleFacts:
+    """What a run reports about a decision rule of a task (`decided` in the task's metadata)."""
+
+    name: str  # the name of the filter with the rule's values: "batch:m=64:of=pool"
+    # All arguments of the rule, with defaults.
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    # What the rule uses besides the prompt: "transductive" (a decision depends on the other
+    # documents), "labels: 2016" (labeled documents), "pool: 64" (documents of the few-shot split,
+    # without labels).
+    reads: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, facts: Mapping[str, Any]) -> RuleFacts:
+        """From an object of JSON."""
+        arguments = mapping(facts.get("arguments"))
+        numbers = {"labels": count(facts.get("labels"))}
+        if arguments.get("of") == "pool":
+            numbers["pool"] = count(arguments.get("m")) or count(facts.get("corpus"))
+        reads = ["transductive"] if facts.get("transductive") else []
+        reads += [f"{what}: {number}" for what, number in numbers.items() if number is not None]
+        return cls(name, arguments, tuple(reads))
+
+
+@dataclass(frozen=True)
+class StudyFacts:
+    """A study's facts about a cell: `config.icl.study`, and the cell's part of `study.json`."""
+
+    split: str | None = None  # "test", or "dev": the set on which arguments are chosen
+    order: int = 0  # the number of the order of the seed's demonstrations
+    model: str | None = None  # the checkpoint that the study names
+    training: str | None = None  # the training that made this model from the checkpoint
+    # The settings that were chosen on the dev set: names of arguments, "seeds", "decide".
+    chosen: tuple[str, ...] = ()
+    rule: str | None = None  # the decision rule that was chosen; None for the model's own answers
+    metric: str | None = None  # the metric of the task; None for the usual one
+    expected: Mapping[str, Any] = field(default_factory=dict)  # the paper's numbers, by column
+
+    @classmethod
+    def of(cls, cell: Mapping[str, Any], study: Mapping[str, Any] | None = None) -> StudyFacts:
+        """From the two objects of JSON. Values of a wrong type count as missing."""
+        texts: dict[str, Any] = {}
+        for name in ("split", "model", "training", "rule", "metric"):
+            if isinstance(cell.get(name), str):
+                texts[name] = cell[name]
+        chosen = [name for name in listed(cell.get("chosen")) if isinstance(name, str)]
+        expected = mapping((study or {}).get("expected", cell.get("expected")))
+        order = count(cell.get("order")) or 0
+        return cls(**texts, order=order, chosen=tuple(chosen), expected=expected)
+
+
+@dataclass(frozen=True)
+class SampleFacts:
+    """The facts in a task's results that are needed to read its samples."""
+
+    # Whether the requests of a document are options: the most probable is predicted.
+    options: bool
+    decided: bool  # whether documents have the prediction, decided in another way (MetaICL)
+    shots: int  # how many demonstrations a prompt has
+    # The texts before the demonstrations: the system instruction, a delimiter, the description.
+    front: tuple[str, ...]
+    delimiter: str  # the text between demonstrations
 
 
 def fields_of(results: Mapping[str, Any], task: str) -> Fields:
     """All compared fields of a task in a results file."""
     config = mapping(results.get("config"))
     icl = mapping(config.get("icl"))
-    arguments = model_arguments(config.get("model_args"))
-    task_config = mapping(at(results, "configs", task))
     sources = {
         "config": config,
         "icl": icl,
-        "model_args": arguments,
-        "task": task_config,
+        "model_args": model_arguments(config.get("model_args")),
+        "task": mapping(at(results, "configs", task)),
         "file": results,
     }
     study = StudyFacts.of(mapping(icl.get("study")))
-    repetition = _values(REPETITION, sources, task)
-    seed = repetition["seed"]
-    if config.get("fewshot_seed") == 0:
-        seed = 0
+    setting = _values(SETTING, sources, task)
+    if not setting["chat"]:  # without a chat template there are no turns
+        setting["multiturn"] = ""
+    switches = _values(SWITCHES, sources, task)
+    switches["demonstrations"] = _way(switches["demonstrations"], task)
+    facts = _texts(_values(FACTS, sources, task))
+    if study.training is not None:  # the model is its base model, its method and its training
+        facts = {"weights": ""}
     return Fields(
         model=_model(sources, task, study),
         method=_method(sources, task, study),
-        setting=_setting(sources, task),
-        switches=_switches(sources, task),
-        facts=_facts(sources, task, study),
+        setting=_texts(setting),
+        switches={name: as_text(value) for name, value in switches.items()},
+        facts=facts,
         column=_column(sources, task),
-        seed=count(seed),
+        seed=count(config.get("fewshot_seed")),
         order=study.order,
-        format=count(repetition["format"]) or 0,
+        format=count(_values(REPETITION, sources, task)["format"]) or 0,
         demonstration_rows=_demonstration_rows(sources, task),
     )
 
 
 def model_arguments(recorded: Any) -> dict[str, Any]:
-    """`model_args` as a dictionary. They are text (`name=value,...`) if Python's `simple_evaluate` was given text."""
+    """`model_args` as a dictionary. With `simple_evaluate`, they may be text: `name=value,...`."""
     if not isinstance(recorded, str):
-        return dict(mapping(recorded))
+        return mapping(recorded)
     arguments = {}
     for part in filter(None, recorded.split(",")):
         name, _, text = part.partition("=")
@@ -277,15 +206,13 @@ def model_arguments(recorded: Any) -> dict[str, Any]:
 
 def filter_text(results: Mapping[str, Any], task: str, name: str) -> str:
     """A filter's name, with its entries in the task's `filter_list`."""
-    filters = at(results, "configs", task, "filter_list")
-    entries = []
-    if isinstance(filters, list):
-        entries = [entry for entry in filters if at(entry, "name") == name]
+    filters = listed(at(results, "configs", task, "filter_list"))
+    entries = [entry for entry in filters if at(entry, "name") == name]
     return as_text([name, entries] if entries else name)
 
 
 def as_text(value: Any) -> str:
-    """A value as text: 5.0 is written as 5, addresses in memory are removed, and a long text becomes its digest."""
+    """A value as text: 5.0 as 5, without addresses in memory, and a long text as its digest."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = value
@@ -303,14 +230,15 @@ def _is_empty(value: Any) -> bool:
 def _values(fields: Sequence[Field], sources: Mapping[str, Any], task: str) -> dict[str, Any]:
     """Name -> the field's value, or its default."""
     values: dict[str, Any] = {}
-    for field in fields:
-        values[field.name] = field.default
-        for path in field.paths:
+    for compared in fields:
+        values[compared.name] = compared.default
+        for path in compared.paths.split():
             value = at(sources, *path.split("."))
-            if path in _BY_TASK and isinstance(value, dict):
+            # lm-eval writes a value for each task.
+            if path in ("file.n-shot", "file.versions") and isinstance(value, dict):
                 value = value.get(task)
             if not (_is_empty(value) or value == 0):
-                values[field.name] = value
+                values[compared.name] = value
                 break
     return values
 
@@ -320,13 +248,18 @@ def _undeclared(name: str, values: Mapping[str, Any], inside: str = "") -> dict[
     texts: dict[str, str] = {}
     for key, value in values.items():
         path = f"{inside}{key}"
-        if f"{name}.{path}" in _DECLARED:
+        if f"{name}.{path}" in DECLARED:
             continue
         if isinstance(value, dict):
             texts |= _undeclared(name, value, f"{path}.")
         elif not _is_empty(value):
             texts[path] = as_text(value)
     return texts
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """The values that are not empty, as texts."""
+    return {name: str(value) for name, value in values.items() if value != ""}
 
 
 def _model(sources: Mapping[str, Any], task: str, study: StudyFacts) -> dict[str, str]:
@@ -341,42 +274,28 @@ def _model(sources: Mapping[str, Any], task: str, study: StudyFacts) -> dict[str
 
 
 def _method(sources: Mapping[str, Any], task: str, study: StudyFacts) -> dict[str, str]:
-    """The method and its arguments. A model of this package reports all arguments, with defaults. The arguments of
-    other models are added as they were given."""
+    """The method and its arguments.
+
+    A model of this package reports all arguments, with defaults. The arguments of other models are
+    added as they were given, without those that have their default.
+    """
     icl = sources["icl"]
     if study.training is not None:  # a study's training is a switch
         icl = {**icl, "trained": None}
     values = _texts(_values(METHOD, sources, task))
-    values |= _given(sources["model_args"], icl)
-    values |= _undeclared("icl", icl)
-    chosen = [name for name in study.chosen if name in values or name == "seeds"]
-    return values | dict.fromkeys(chosen, CHOSEN)
-
-
-def _given(arguments: Mapping[str, Any], icl: Mapping[str, Any]) -> dict[str, str]:
-    """The model arguments that the model does not report, without those that have their default."""
-    texts = _undeclared("model_args", arguments)
+    arguments = sources["model_args"]
+    given = _undeclared("model_args", arguments)
     for name, value in arguments.items():
-        if value is False and f"model_args.{name}" not in _DECLARED:
-            texts[name] = "false"
-    return {
-        name: text
-        for name, text in texts.items()
-        if name not in icl and text not in _DEFAULTS.get(name, ())
-    }
-
-
-def _setting(sources: Mapping[str, Any], task: str) -> dict[str, str]:
-    values = _values(SETTING, sources, task)
-    if not values["chat"]:  # without a chat template there are no turns
-        values["multiturn"] = ""
-    return _texts(values)
-
-
-def _switches(sources: Mapping[str, Any], task: str) -> dict[str, str]:
-    values = _values(SWITCHES, sources, task)
-    values["demonstrations"] = _way(values["demonstrations"], task)
-    return {name: as_text(value) for name, value in values.items()}
+        if value is False and f"model_args.{name}" not in DECLARED:
+            given[name] = "false"
+    for name, text in given.items():
+        if name not in icl and text not in DEFAULTS.get(name, ()):
+            values[name] = text
+    values |= _undeclared("icl", icl)
+    for name in study.chosen:
+        if name in values or name == "seeds":
+            values[name] = CHOSEN
+    return values
 
 
 def _way(written: Any, task: str) -> Any:
@@ -390,26 +309,15 @@ def _way(written: Any, task: str) -> Any:
     return written
 
 
-def _facts(sources: Mapping[str, Any], task: str, study: StudyFacts) -> dict[str, str]:
-    if study.training is not None:  # the model is its base model, its method and its training
-        return {"weights": ""}
-    return _texts(_values(FACTS, sources, task))
-
-
 def _demonstration_rows(sources: Mapping[str, Any], task: str) -> str:
-    """A digest of the rows of a task whose prompts are cut: MetaICL's cut shortens the first demonstration."""
-    recorded = at(sources["file"], "provenance", "demonstrations", task)
+    """A digest of the rows of a task whose prompts are cut, as MetaICL's first demonstration is."""
+    recorded = at(sources, "file", "provenance", "demonstrations", task)
     if isinstance(recorded, str):
         return recorded
-    indices = at(sources["icl"], "study", "indices")
+    indices = at(sources, "icl", "study", "indices")
     if task.startswith("metaicl_") and isinstance(indices, list):
-        return digest(sorted(map(str, [*indices, sources["config"].get("fewshot_seed")])))
+        return digest(sorted(map(str, [*indices, at(sources, "config", "fewshot_seed")])))
     return ""
-
-
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """The values that are not empty, as texts."""
-    return {name: str(value) for name, value in values.items() if value != ""}
 
 
 def _column(sources: Mapping[str, Any], task: str) -> dict[str, str]:
@@ -417,33 +325,27 @@ def _column(sources: Mapping[str, Any], task: str) -> dict[str, str]:
     config = sources["task"]
     # In every format, it is the same task.
     unformatted = mapping(at(config, "metadata", "unformatted"))
-    shots = {
-        **mapping(config.get("fewshot_config")),
-        **mapping(unformatted.get("fewshot_config")),
-    }
+    shots = mapping(config.get("fewshot_config")) | mapping(unformatted.get("fewshot_config"))
     config = {**config, **unformatted}
-    template = _template(config, shots)
+    values = {name: as_text(x) for name, x in _values(COLUMN, sources, task).items() if x != ""}
+    values["template"] = _template(config, shots)
+    rest = {name: x for name, x in config.items() if name not in (*_TEMPLATE, "description")}
     # lm-eval adds the model's arguments to the metadata of tasks.
-    given = sources["model_args"]
-    metadata = mapping(config.get("metadata"))
-    metadata = {name: value for name, value in metadata.items() if name not in given}
-    shots = {name: value for name, value in shots.items() if name not in (*_TEMPLATE, "sampler")}
+    metadata = mapping(config.get("metadata")).items()
+    rest["metadata"] = {name: x for name, x in metadata if name not in sources["model_args"]}
+    for name in ("metadata", "dataset_path", "dataset_kwargs"):
+        rest[name] = _portable(rest.get(name))
+    shots = {name: x for name, x in shots.items() if name not in (*_TEMPLATE, "sampler")}
     shots["split"] = shots.get("split") or config.get("fewshot_split")
     function = re.match(r"<function (\w+)", str(shots.get("process_docs")))
     if function and f"def {function[1]}(" in str(config.get("process_docs")):
         del shots["process_docs"]  # lm-eval does not write its code
-    rest = {name: config[name] for name in config if name not in (*_TEMPLATE, "description")}
-    rest["metadata"] = _portable(metadata)
     rest["fewshot_config"] = shots
-    for name in ("dataset_path", "dataset_kwargs"):
-        if name in config:
-            rest[name] = _portable(config[name])
-    values = {name: as_text(x) for name, x in _values(COLUMN, sources, task).items() if x != ""}
-    return {**values, "template": template, **_undeclared("task", rest)}
+    return values | _undeclared("task", rest)
 
 
 def _template(config: Mapping[str, Any], shots: Mapping[str, Any]) -> str:
-    """A digest of the task's templates. Demonstrations have the query's unless they have their own."""
+    """A digest of the templates. Demonstrations have the query's unless they have their own."""
     query = [config.get(name) for name in _TEMPLATE]
     demonstration = [
         config.get(name) if shots.get(name) is None else shots[name] for name in _TEMPLATE
@@ -453,7 +355,7 @@ def _template(config: Mapping[str, Any], shots: Mapping[str, Any]) -> str:
 
 
 def _portable(value: Any) -> Any:
-    """The value, with every absolute path reduced to its last name, since its beginning belongs to one machine."""
+    """Every absolute path reduced to its last name, since its beginning belongs to one machine."""
     if isinstance(value, dict):
         return {name: _portable(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -461,3 +363,109 @@ def _portable(value: Any) -> Any:
     if isinstance(value, str) and re.match(r"[/~]|[A-Za-z]:[\\/]|file:", value):
         return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
     return value
+
+
+def reported_value(values: Mapping[str, Any], metric: str, filter_name: str) -> float:
+    """The value in the results; NaN for a metric that is computed from log-likelihoods."""
+    key = f"{metric},{filter_name}"
+    value = number(values.get(key))
+    if value is None and metric not in CALIBRATION:
+        raise Unusable(f"its {key} is {str(values.get(key))[:40]!r}, which is not a number")
+    return math.nan if value is None else value
+
+
+def higher_is_better(
+    results: Mapping[str, Any], task: str, metric: str, entry: Mapping[str, Any]
+) -> bool:
+    if metric in CALIBRATION:
+        return CALIBRATION[metric].higher_is_better
+    higher = at(results, "higher_is_better", task, metric)
+    if higher is None:
+        higher = entry.get("higher_is_better")
+    return higher is not False
+
+
+def size_of(results: Mapping[str, Any], task: str) -> int:
+    """The number of documents."""
+    size = count(at(results, "n-samples", task, "effective"))
+    return size or count(at(results, "results", task, "sample_len")) or 0
+
+
+def retrieval_marks(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """A mark that says from how many labeled documents demonstrations were retrieved."""
+    rows = count(at(config, "metadata", "retrieved", "pool", "rows"))
+    own = count(at(config, "metadata", "retrieved", "own_copies"))
+    if rows is None or own is None:
+        return ()
+    copies = "it has no copies of documents"
+    if own:
+        copies = f"it has copies of {own} documents, which were left out"
+    return (
+        f"Each document's demonstrations are retrieved from a pool of {rows:,} rows; {copies}.",
+    )
+
+
+def metric_of(
+    values: Mapping[str, Any],
+    config: Mapping[str, Any],
+    wanted: str | None,
+    rules: Mapping[str, Any],
+) -> tuple[str, str, Mapping[str, Any]]:
+    """The metric of a task, its first filter that is no decision rule, and its entry in
+    `metric_list`."""
+    filters: dict[str, str] = {}
+    for key in values:
+        metric, comma, filter_name = key.partition(",")
+        is_value = comma and not metric.endswith("_stderr") and metric != "bypass"
+        if is_value and filter_name not in rules:
+            filters.setdefault(metric, filter_name)
+    if wanted in CALIBRATION and filters:
+        return str(wanted), next(iter(filters.values())), {}
+    entries = metric_entries(config, filters)
+    for metric in (wanted or "acc", "acc", "exact_match", *entries, *filters):
+        if metric in filters:
+            return metric, filters[metric], entries.get(metric, {})
+    raise Unusable("it has no metric")
+
+
+def metric_entries(
+    config: Mapping[str, Any], metrics: Iterable[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Metric -> its entry in a task's `metric_list`, in the order of that list."""
+    entries: dict[str, Mapping[str, Any]] = {}
+    for entry in listed(config.get("metric_list")):
+        name = str(at(entry, "metric"))
+        for metric in metrics:
+            # A metric that is a function has its source as its name.
+            if name == metric or f"def {metric}(" in name:
+                entries.setdefault(metric, entry)
+    return entries
+
+
+def aggregation_of(metric: str, entry: Mapping[str, Any]) -> str:
+    """A name of `AGGREGATIONS`, or "" if there is none for the metric."""
+    if metric in CALIBRATION:
+        return CALIBRATION[metric].aggregation
+    name = str(entry.get("aggregation", _NO_MEANS.get(metric, "mean")))
+    return name if name in AGGREGATIONS else ""
+
+
+def sample_facts(results: Mapping[str, Any], task: str) -> SampleFacts:
+    """The facts in a task's results about its samples."""
+    config = results["configs"][task]
+    system = results.get("system_instruction")
+    delimiter = config.get("fewshot_delimiter", "\n\n")
+    if not isinstance(delimiter, str):
+        delimiter = ""
+    before = [system, delimiter] if system else []
+    front = [*before, config.get("description")]
+    # With acc_mutual_info, there is a second request for each option, without the prompt.
+    is_mutual = bool(metric_entries(config, ["acc_mutual_info"]))
+    shots = at(results, "n-shot", task) or at(results, "configs", task, "num_fewshot")
+    return SampleFacts(
+        options=config.get("output_type") == "multiple_choice" and not is_mutual,
+        decided=any(key.startswith("metaicl,") for key in mapping(results["results"][task])),
+        shots=count(shots) or 0,
+        front=tuple(text for text in front if isinstance(text, str)),
+        delimiter=delimiter,
+    )

@@ -7,32 +7,37 @@ from dataclasses import replace
 from typing import Any
 
 from lm_eval_icl.results.board import Pairs, RowKey, TaskRun, grouped
-from lm_eval_icl.results.fields import SWITCHES
-from lm_eval_icl.results.records import NOT_RECORDED, Fields
+from lm_eval_icl.results.compared import NOT_RECORDED, SWITCHES, Fields
 
 Keys = dict[TaskRun, tuple[RowKey, Pairs]]  # result -> the keys of its row and its column
 
 
 def keys_of(units: Sequence[TaskRun], columns_by: Sequence[str]) -> Keys:
-    """The keys of all results. A switch is in the keys of the whole board if a cell would hold two values otherwise."""
+    """The keys of all results.
+
+    A switch is in the keys of the whole board if a cell would hold two values otherwise.
+    """
     weights_of = _weights_by_name(units)
     keys: Keys = {}
     for unit in units:
-        fields = {"task": unit.result.task, **unit.result.column}
-        fields |= {name: unit.result.fields.switches[name] for name in columns_by}
-        keys[unit] = (_row_key(unit, weights_of), as_pairs(fields))
+        result = unit.result
+        column = {**result.fields.column, "task": result.task, "metric": result.metric}
+        column["filter"] = result.filter_text
+        column["documents"] = str(result.documents)
+        for name in columns_by:
+            column[name] = result.fields.switches[name]
+        keys[unit] = (_row_key(unit, weights_of), as_pairs(column))
     for switch in SWITCHES:
         if switch.name not in columns_by:
             values = {unit: unit.result.fields.switches[switch.name] for unit in units}
             if _differ_in_a_cell(keys, values):
-                for unit, (row, column) in keys.items():
+                for unit, (row, asked) in keys.items():
                     switches = (*row.switches, (switch.name, values[unit]))
-                    keys[unit] = (replace(row, switches=switches), column)
+                    keys[unit] = (replace(row, switches=switches), asked)
     documents = {unit: unit.result.documents_digest for unit in units}
     if _differ_in_a_cell(keys, documents):  # these say what was asked
-        for unit, (row, column) in keys.items():
-            fields = {**dict(column), "documents": documents[unit]}
-            keys[unit] = (row, as_pairs(fields))
+        for unit, (row, asked) in keys.items():
+            keys[unit] = (row, as_pairs(dict(asked) | {"documents": documents[unit]}))
     return keys
 
 
@@ -50,7 +55,8 @@ def _row_key(unit: TaskRun, weights_of: Mapping[str, set[str]]) -> RowKey:
     compared_as = weights
     if weights == NOT_RECORDED:
         known = weights_of[fields.model.get("checkpoint", "")]
-        compared_as = next(iter(known)) if len(known) == 1 else weights
+        if len(known) == 1:
+            compared_as = next(iter(known))
     return RowKey(
         model=_model(fields, weights),
         method=as_pairs(fields.method),
@@ -62,7 +68,8 @@ def _row_key(unit: TaskRun, weights_of: Mapping[str, set[str]]) -> RowKey:
 
 
 def _model(fields: Fields, weights: str) -> Pairs:
-    """The digest of the weights is the model, whatever its name. Without a digest, the name and the revision are."""
+    """The digest of the weights is the model, whatever its name. Without it, the name and the
+    revision are."""
     model = dict(fields.model)
     if weights not in ("", NOT_RECORDED):
         model.pop("checkpoint", None)

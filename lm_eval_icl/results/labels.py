@@ -18,31 +18,34 @@ from lm_eval_icl.results.board import (
     shown,
 )
 from lm_eval_icl.results.columns import differing
-from lm_eval_icl.results.records import CHOSEN, NOT_RECORDED, Run
+from lm_eval_icl.results.compared import CHOSEN, NOT_RECORDED
+from lm_eval_icl.results.records import Run
 
 Row = tuple[RowKey, Sequence[TaskRun], Mapping[str, BoardCell]]
 _PLAIN = ("revision", "dtype")  # these values are shown without their names
 
 
 def entries_of(rows: Sequence[Row]) -> tuple[dict[Entry, RowKey], tuple[str, ...]]:
-    """The rows as entries, whose labels say in what they differ; and the words that all rows have in common."""
+    """The rows as entries, whose labels say in what they differ; and the words that all rows have
+    in common."""
     conditions = [_conditions(key, units) for key, units, _ in rows]
     common = [word for word in conditions[0] if all(word in words for words in conditions)]
     checkpoints = _checkpoints(rows)
     models = [_model_fields(row) for row in rows]
+    alike: dict[str, list[Mapping[str, str]]] = {}
+    for checkpoint, model in zip(checkpoints, models, strict=True):
+        alike.setdefault(checkpoint, []).append(model)
     key_of: dict[Entry, RowKey] = {}
     for row, words, checkpoint, model in zip(rows, conditions, checkpoints, models, strict=True):
-        alike = [
-            other for name, other in zip(checkpoints, models, strict=True) if name == checkpoint
-        ]
         key, units, cells = row
+        stable = repr(replace(key, compared_as=()))  # without what follows from other rows
         runs = tuple({unit.run.digest: unit.run for unit in units}.values())
         rules = [unit.result.rule for unit in units if unit.result.rule is not None]
         shots = [unit.result.shots for unit in units]
         entry = Entry(
-            name=hashlib.sha256(_stable(key).encode("utf-8", "replace")).hexdigest()[:8],
+            name=hashlib.sha256(stable.encode("utf-8", "replace")).hexdigest()[:8],
             checkpoint=shown(checkpoint or "unnamed"),
-            details=shown(_details(model, alike)),
+            details=shown(_details(model, alike[checkpoint])),
             method=shown(dict(key.method).get("method", "") or "unnamed"),
             arguments=shown(_arguments(key, runs)),
             conditions=", ".join(word for word in words if word not in common),
@@ -54,11 +57,6 @@ def entries_of(rows: Sequence[Row]) -> tuple[dict[Entry, RowKey], tuple[str, ...
         )
         key_of[entry] = key
     return _told_apart(key_of), tuple(common)
-
-
-def _stable(key: RowKey) -> str:
-    """The key as text, without the fields that follow from other rows."""
-    return repr(replace(key, compared_as=()))
 
 
 def _conditions(key: RowKey, units: Sequence[TaskRun]) -> list[str]:
@@ -93,20 +91,19 @@ def _shots(shots: Sequence[int]) -> str:
 
 
 def _checkpoints(rows: Sequence[Row]) -> list[str]:
-    """The checkpoint's name of each row: of a folder, the end of its path, if that is the end of one path only. The
-    same weights may have several names, of which the shortest is shown."""
+    """The checkpoint's name of each row: of a folder, the end of its path, if that is the end of
+    one path only. The same weights may have several names, of which the shortest is shown."""
     names = []
     for _, units, _ in rows:
         row_names = {unit.run.pretrained for unit in units}
         names.append(min(row_names, key=lambda name: (len(name), name)))
     ends = Counter(PurePath(name).name for name in set(names))
-    return [_short(name, ends) for name in names]
-
-
-def _short(name: str, ends: Mapping[str, int]) -> str:
-    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
-    end = PurePath(name).name
-    return end if is_path and ends[end] == 1 else name
+    for place, name in enumerate(names):
+        is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+        end = PurePath(name).name
+        if is_path and ends[end] == 1:
+            names[place] = end
+    return names
 
 
 def _model_fields(row: Row) -> dict[str, str]:
@@ -122,10 +119,12 @@ def _model_fields(row: Row) -> dict[str, str]:
 def _details(model: Mapping[str, str], alike: Sequence[Mapping[str, str]]) -> str:
     """The fields in which models of one name differ."""
     apart = differing(alike)
-    if "revision" in apart and len({fields.get("revision") for fields in alike}) == len(alike):
+    revisions = {fields.get("revision") for fields in alike}
+    if "revision" in apart and len(revisions) == len(alike):
         apart = [name for name in apart if name != "weights"]
+    apart.sort(key=lambda name: (name != "revision", name != "dtype", name))
     words = []
-    for name in sorted(apart, key=lambda name: (name != "revision", name != "dtype", name)):
+    for name in apart:
         value = model.get(name, "")
         if name == "weights" and value == NOT_RECORDED:
             value = "weights not recorded"
@@ -139,22 +138,21 @@ def _arguments(key: RowKey, runs: Sequence[Run]) -> str:
     """The arguments of a row's method as they were given, in the run that gives the fewest."""
     method = dict(key.method)
     on_dev = [name for name, value in method.items() if value == CHOSEN]
-    given = [
-        [f"{name}={value}" for name, value in run.arguments.items() if _is_named(name, method)]
-        for run in runs
-    ]
+    given = []
+    for run in runs:
+        arguments = run.arguments.items()
+        # Arguments that a study has chosen are named below, without their values.
+        own = {name: value for name, value in arguments if method.get(name, CHOSEN) != CHOSEN}
+        given.append([f"{name}={value}" for name, value in own.items()])
     words = min(given, key=lambda arguments: (len(arguments), str(arguments)))
     if on_dev:
-        words = [*words, f"{' and '.join(on_dev)} {CHOSEN}"]
+        names = " and ".join(on_dev)
+        words = [*words, f"{names} {CHOSEN}"]
     return ", ".join(words)
 
 
-def _is_named(argument: str, method: Mapping[str, str]) -> bool:
-    return argument in method and method[argument] != CHOSEN
-
-
 def _told_apart(key_of: Mapping[Entry, RowKey]) -> dict[Entry, RowKey]:
-    """The entries. Those with the same label show the fields of the method in which they differ, defaults too."""
+    """The entries. Those with the same label show in what their methods differ, defaults too."""
     labeled: dict[Entry, RowKey] = {}
     same_labels = grouped(key_of, lambda entry: (entry.checkpoint, entry.details, entry.label))
     for same_label in same_labels.values():

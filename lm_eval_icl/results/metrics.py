@@ -26,9 +26,8 @@ Value = Callable[[np.ndarray], np.ndarray]
 class Aggregation:
     """A metric that is a function of sums over documents."""
 
-    features: Callable[
-        [ArrayLike], np.ndarray
-    ]  # lm-eval's items of n documents -> (n, k) numbers that are summed
+    # lm-eval's items of n documents -> (n, k) numbers that are summed
+    features: Callable[[ArrayLike], np.ndarray]
     value: Value  # (..., k) sums -> (...) the metric
     bounds: Bounds | None  # the least and the greatest value of the metric
 
@@ -37,9 +36,8 @@ class Aggregation:
 class CalibrationMetric:
     """A metric that is computed from log-likelihoods."""
 
-    items: Callable[
-        [Logprobs, Iterable[int]], np.ndarray
-    ]  # log-likelihoods and right options -> items to aggregate
+    # log-likelihoods and right options -> items to aggregate
+    items: Callable[[Logprobs, Iterable[int]], np.ndarray]
     aggregation: str  # a name of `AGGREGATIONS`
     higher_is_better: bool
 
@@ -52,21 +50,21 @@ def probabilities(logprobs: ArrayLike) -> np.ndarray:
 
 def confidences(logprobs: Logprobs, golds: Iterable[int]) -> np.ndarray:
     """(documents, 2): the probability of the predicted option, and whether it is the right one."""
-    by_document = [probabilities(values) for values in logprobs]
-    return np.array(
-        [[p.max(), float(p.argmax() == gold)] for p, gold in zip(by_document, golds, strict=True)]
-    )
+    pairs = []
+    for values, gold in zip(logprobs, golds, strict=True):
+        p = probabilities(values)
+        pairs.append([p.max(), float(p.argmax() == gold)])
+    return np.array(pairs)
 
 
 def _squared(logprobs: Logprobs, golds: Iterable[int]) -> np.ndarray:
     """(documents,) the sums over options of (probability - whether it is right)^2."""
-    by_document = [probabilities(values) for values in logprobs]
-    return np.array(
-        [
-            ((p - (np.arange(len(p)) == g)) ** 2).sum()
-            for p, g in zip(by_document, golds, strict=True)
-        ]
-    )
+    sums = []
+    for values, gold in zip(logprobs, golds, strict=True):
+        errors = probabilities(values)
+        errors[gold] -= 1
+        sums.append((errors**2).sum())
+    return np.array(sums)
 
 
 def _right_log_probabilities(logprobs: Logprobs, golds: Iterable[int]) -> np.ndarray:
@@ -82,16 +80,20 @@ CALIBRATION = {
 
 
 def binned(items: ArrayLike) -> np.ndarray:
-    """(documents, 2) confidences -> (documents, 2 bins), to be summed: for each bin, whether the prediction is right
-    minus its confidence; and then for each bin, whether the document is in it. A bin contains its upper end only."""
-    values = np.asarray(items, dtype=float)
-    places = np.clip(np.ceil(values[:, 0] * BINS) - 1, 0, BINS - 1).astype(int)
-    is_in = places[:, None] == np.arange(BINS)
-    return np.hstack([is_in * (values[:, 1] - values[:, 0])[:, None], is_in.astype(float)])
+    """(documents, 2) confidences -> (documents, 2 bins), to be summed.
+
+    For each bin, whether the prediction is right minus its confidence; and then for each bin,
+    whether the document is in it. A bin contains its upper end only.
+    """
+    confidence, is_right = np.asarray(items, dtype=float).T
+    places = np.clip(np.ceil(confidence * BINS) - 1, 0, BINS - 1)
+    is_in = (places[:, None] == np.arange(BINS)).astype(float)
+    gaps = is_in * (is_right - confidence)[:, None]
+    return np.hstack([gaps, is_in])
 
 
 def calibration_error(sums: np.ndarray) -> np.ndarray:
-    """(..., 2 bins) sums -> (...) the mean over documents of |accuracy - confidence| of their bins."""
+    """(..., 2 bins) sums -> (...) the mean of |accuracy - confidence| of the documents' bins."""
     gaps, counts = np.split(np.asarray(sums, dtype=float), 2, axis=-1)
     error: np.ndarray = np.abs(gaps).sum(axis=-1) / counts.sum(axis=-1)
     return error
@@ -100,7 +102,8 @@ def calibration_error(sums: np.ndarray) -> np.ndarray:
 def _items(items: ArrayLike, columns: int) -> np.ndarray:
     """lm-eval's items of n documents, each of one or two numbers, as (n, columns)."""
     values = np.asarray(items, dtype=float)
-    if values.shape != (len(values),) + (columns,) * (columns > 1):
+    shape = (len(values),) if columns == 1 else (len(values), columns)
+    if values.shape != shape:
         count = "one number" if columns == 1 else "two numbers"
         raise ValueError(f"each document must have {count}, not items of shape {values.shape}")
     return values.reshape(len(values), columns)
@@ -124,15 +127,19 @@ def _confusions(items: ArrayLike) -> np.ndarray:
 
 
 def _class_counts(items: ArrayLike) -> np.ndarray:
-    """Pairs (right class, predicted class) -> (n, 3 classes) for each class up to the largest right one, whether it is
-    right, whether it is predicted, and both."""
+    """Pairs (right class, predicted class) -> (n, 3 classes).
+
+    For each class up to the largest right one, whether it is right, whether it is predicted, and
+    both.
+    """
     right, predicted = _items(items, 2).T
     if not (right == np.floor(np.abs(right))).all() or right.max() >= _CLASSES:
         raise ValueError(
             f"the right class of each document must be a whole number below {_CLASSES:,}"
         )
     classes = np.arange(right.max() + 1)
-    is_right, is_predicted = right[:, None] == classes, predicted[:, None] == classes
+    is_right = right[:, None] == classes
+    is_predicted = predicted[:, None] == classes
     return np.hstack([is_right, is_predicted, is_right & is_predicted]).astype(float)
 
 
@@ -156,28 +163,23 @@ def _f1(sums: np.ndarray) -> np.ndarray:
 
 def _matthews(sums: np.ndarray) -> np.ndarray:
     hits, false_alarms, misses, rejections = np.moveaxis(sums, -1, 0)
-    margins = np.sqrt(
-        (hits + false_alarms)
-        * (hits + misses)
-        * (rejections + false_alarms)
-        * (rejections + misses)
-    )
-    return _ratio(hits * rejections - false_alarms * misses, margins)
+    of_hits = (hits + false_alarms) * (hits + misses)
+    margins = of_hits * (rejections + false_alarms) * (rejections + misses)
+    return _ratio(hits * rejections - false_alarms * misses, np.sqrt(margins))
 
 
 def _macro_f1(sums: np.ndarray) -> np.ndarray:
     """The mean F1 of the classes that are right for some document (MetaICL's metric of classification)."""
     right, predicted, both = np.split(sums, 3, axis=-1)
     counts = right > 0
-    mean: np.ndarray = (counts * _ratio(2 * both, right + predicted)).sum(axis=-1) / counts.sum(
-        axis=-1
-    )
+    scores = counts * _ratio(2 * both, right + predicted)
+    mean: np.ndarray = scores.sum(axis=-1) / counts.sum(axis=-1)
     return mean
 
 
 _pairs = functools.partial(_items, columns=2)
-# By their names in lm-eval or MetaICL. Other metrics are shown as lm-eval reports them. F1 and Matthews' correlation
-# are for two classes, and 0 if they are not defined, as in scikit-learn.
+# By their names in lm-eval or MetaICL. Other metrics are shown as lm-eval reports them. F1 and
+# Matthews' correlation are for two classes, and 0 if they are not defined, as in scikit-learn.
 AGGREGATIONS: Mapping[str, Aggregation] = {
     "mean": Aggregation(_counted, _quotient, None),
     "nanmean": Aggregation(_counted, _quotient, None),

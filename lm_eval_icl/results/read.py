@@ -1,5 +1,8 @@
-"""Results files of lm-eval, and files that `collect` has made, as runs. Since anybody may have written them, files and
-tasks that are damaged or contradict themselves are left out or marked, with the reason."""
+"""Results files of lm-eval, and files that `collect` has made, as runs.
+
+Since anybody may have written them, files and tasks that are damaged or contradict themselves are
+left out or marked, with the reason.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,18 @@ from tqdm import tqdm
 
 from lm_eval_icl.errors import InputError, one_line
 from lm_eval_icl.results.collect import Documents, load
-from lm_eval_icl.results.fields import digest, model_arguments
-from lm_eval_icl.results.records import (
-    LeftOutFile,
-    Run,
+from lm_eval_icl.results.fields import (
     StudyFacts,
-    TaskResult,
     Unusable,
     at,
+    digest,
+    has_results,
     mapping,
+    model_arguments,
     number,
 )
-from lm_eval_icl.results.tasks import DocumentRow, parse, results_of, rows_from_samples, sentence
+from lm_eval_icl.results.records import LeftOutFile, Run, TaskResult
+from lm_eval_icl.results.tasks import parse, results_of, sentence
 
 _PARENTS = 5  # so many folders above a results file may have its study's `study.json`
 _LATEST = 253_402_300_800  # seconds before the year 10000
@@ -37,38 +40,39 @@ _LATEST = 253_402_300_800  # seconds before the year 10000
 def read(
     paths: Sequence[Path], quiet: bool = False, dev: bool = False, metric: str | None = None
 ) -> tuple[list[Run], list[LeftOutFile]]:
-    """The runs in results files of lm-eval and of `collect`, each once: of two files of one run, the file with more
-    answers counts. And what was left out: files, and tasks of files that are otherwise used.
+    """The runs in results files of lm-eval and of `collect`, each once, and what was left out:
+    files, and tasks of files that are otherwise used. Of two files of one run, the file with more
+    answers counts.
 
     Args:
-        paths: files, or folders, which are searched with all folders in them. The samples of a results file are the
-            files in the same folder whose names end in the same time or digest. A study's facts are in `study.json` of
-            a folder above.
+        paths: files, or folders, which are searched with all folders in them. The samples of a
+            results file are the files in the same folder whose names end in the same time or
+            digest. A study's facts are in `study.json` of a folder above.
         dev: whether runs on the dev set of a study are read too.
-        metric: the metric for every task: a metric that the runs have, or one of `metrics.CALIBRATION`.
+        metric: the metric for every task: one that the runs have, or of `metrics.CALIBRATION`.
     """
     runs: dict[str, Run] = {}
     left_out: list[LeftOutFile] = []
     studies: dict[Path, Mapping[str, Any]] = {}
     for path in tqdm(_files(paths), "Reading results", disable=quiet, unit=" files"):
         try:
+            folder, facts = _study_of(path, studies)
             with np.errstate(all="ignore"):  # strangers' numbers may be as large as a float can be
-                run, notes = _run(path, _study_of(path, studies), dev, metric)
-            left_out += [LeftOutFile(path, sentence(note)) for note in notes]
-            kept = runs.setdefault(run.digest, run)
-            if kept is not run:
-                more, less = (run, kept) if _answered(run) > _answered(kept) else (kept, run)
-                runs[run.digest] = more
-                left_out.append(LeftOutFile(less.path, f"is the same run as {more.path}."))
+                run, notes = _run(path, folder, facts, dev, metric)
         except Unusable as error:
             left_out.append(LeftOutFile(path, sentence(error)))
+            continue
         except Exception as error:  # whatever a stranger's file contains, the other files are read
             left_out.append(LeftOutFile(path, f"cannot be understood ({one_line(error)})."))
+            continue
+        left_out += [LeftOutFile(path, sentence(note)) for note in notes]
+        if run.digest in runs:
+            copies = [runs[run.digest], run]
+            copies.sort(key=lambda copy: -copy.answered)
+            run = copies[0]
+            left_out.append(LeftOutFile(copies[1].path, f"is the same run as {run.path}."))
+        runs[run.digest] = run
     return list(runs.values()), left_out
-
-
-def _answered(run: Run) -> int:
-    return sum(result.answers is not None for result in run.all_results)
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
@@ -89,7 +93,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _load(path: Path) -> tuple[dict[str, Any], Documents | None]:
-    """The JSON of a results file; and the documents' rows, if `collect` has made the file, or else None."""
+    """The JSON of a results file, and the documents' rows if `collect` has made the file."""
     if not path.is_file():
         raise Unusable("is not a file, but a device, or a link that leads nowhere")
     if path.suffix == ".parquet":
@@ -99,7 +103,7 @@ def _load(path: Path) -> tuple[dict[str, Any], Documents | None]:
     # A lone surrogate, which Python cannot print or write.
     if re.search(rb"\\u[dD][89a-fA-F]", data):
         results = json.loads(json.dumps(results, ensure_ascii=False).encode("utf-8", "replace"))
-    if any(not isinstance(at(results, key), dict) for key in ("results", "configs", "config")):
+    if not has_results(results):
         raise Unusable(
             "is not a results file of lm-eval, which has 'results', 'configs' and 'config'"
         )
@@ -109,8 +113,10 @@ def _load(path: Path) -> tuple[dict[str, Any], Documents | None]:
 
 
 def _study_of(path: Path, known: dict[Path, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
-    """The folder of the file's study, and the facts in its `study.json` about the cell. Both are empty if there is no
-    study."""
+    """The folder of the file's study, and the facts in its `study.json` about the cell.
+
+    Both are empty if there is no study.
+    """
     for folder in list(path.parents)[:_PARENTS]:
         if folder not in known:
             known[folder] = {}
@@ -124,14 +130,13 @@ def _study_of(path: Path, known: dict[Path, Mapping[str, Any]]) -> tuple[str, Ma
 
 
 def _run(
-    path: Path, study_on_disk: tuple[str, Mapping[str, Any]], dev: bool, wanted: str | None
+    path: Path, folder: str, facts: Mapping[str, Any], dev: bool, wanted: str | None
 ) -> tuple[Run, list[str]]:
     """A results file as a run, and sentences about tasks and groups that are left out."""
     results, kept = _load(path)
     config = results["config"]
     icl = mapping(config.get("icl"))
     cell = mapping(icl.get("study"))
-    folder, facts = study_on_disk
     study = StudyFacts.of(cell, facts)
     if study.split == "dev" and not dev:
         raise Unusable(
@@ -145,13 +150,14 @@ def _run(
         if task in groups or not isinstance(results["configs"].get(task), dict):
             continue
         try:
-            rows = _rows(path, results, task) if kept is None else kept.get(task, [])
-            tasks[task], *under_rules = results_of(results, task, study, rows, wanted, notes)
+            rows = None if kept is None else kept.get(task, [])
+            tasks[task], *under_rules = results_of(path, results, task, study, rows, wanted, notes)
             decided += under_rules
         except Unusable as error:
             notes.append(f"task {task!r} is left out: {error}")
     if not tasks:
-        raise Unusable("has no result of a task" + (f" ({notes[0]})" if notes else ""))
+        why = f" ({notes[0]})" if notes else ""
+        raise Unusable(f"has no result of a task{why}")
     weights = {}
     for group in groups:
         try:
@@ -165,27 +171,23 @@ def _run(
     apart = ("pretrained", "revision", "dtype")  # these are fields of their own
     arguments = model_arguments(config.get("model_args"))
     date = number(results.get("date")) or 0.0
+    if not 0 <= date < _LATEST:
+        date = 0.0
+    unnamed = "a study" if cell else ""
     return Run(
         path=path,
         digest=digest([json.dumps(results, sort_keys=True)]),
         arguments={name: x for name, x in arguments.items() if name not in apart},
         icl=icl,
-        date=date if 0 <= date < _LATEST else 0.0,
+        date=date,
         limit=number(config.get("limit")),
         tasks=tasks,
         groups=weights,
         results=results,
         study=study,
-        study_name=str(cell.get("id") or folder or ("a study" if cell else "")),
+        study_name=str(cell.get("id") or folder or unnamed),
         decided=tuple(decided),
     ), notes
-
-
-def _rows(path: Path, results: Mapping[str, Any], task: str) -> list[DocumentRow] | Unusable:
-    try:
-        return rows_from_samples(path, results, task)
-    except Unusable as error:
-        return error
 
 
 def _leaves(
@@ -207,9 +209,10 @@ def _weights(
     tasks: Mapping[str, TaskResult],
     results: Mapping[str, Any],
 ) -> dict[str, float]:
-    """Task -> weight in a group; empty if the group has no value and is only a name for several tasks.
+    """Task -> weight in a group; empty if the group has no value and only names several tasks.
 
-    lm-eval's value of a group is a mean over its tasks, weighted by documents (preferred if both agree) or equally.
+    lm-eval's value of a group is a mean over its tasks, weighted by documents (preferred if both
+    agree) or equally.
     """
     key = next((key for key in values if "," in key and "_stderr," not in key), None)
     if key is None or not members:

@@ -1,4 +1,4 @@
-"""The sets of demonstrations of a cell, and what its repeated runs are: a confirmation, or a copy."""
+"""The sets of demonstrations of a cell, and what its repeated runs are: confirmation or copy."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from lm_eval_icl.results.board import PromptSet, TaskRun, grouped
 from lm_eval_icl.results.records import Answers
 
 NO_SET = "no demonstrations"
-# Log-likelihoods of one model differ by no more than this on other machines, relative to their size.
+# Log-likelihoods of one model differ by no more than this on other machines, relatively.
 _ROUNDING = {"float16": 0.05, "bfloat16": 0.05}
 _ROUNDING_FLOAT32 = 1e-4
 
 
 def prompt_sets(units: Sequence[TaskRun]) -> tuple[tuple[PromptSet, ...], list[str]]:
-    """The answers by set of demonstrations, and within a set by format and order. Runs with the same prompts count
-    once. And marks about repeated runs. A format changes the texts of the demonstrations, so the set in a format is
-    found by its seed."""
+    """The answers by set of demonstrations, within a set by format and order; and marks about
+    repeated runs. Runs with the same prompts count once. A format changes the texts of the
+    demonstrations, so the set in a format is found by its seed."""
     by_seed = {unit.run.seed: unit.answers.demonstrations for unit in units if not unit.run.format}
     counted = []
     marks = _marks_of_unread(units)
@@ -74,7 +74,10 @@ def _repetition(first: TaskRun, other: TaskRun) -> str:
 
 
 def same_answers(first: TaskRun, second: TaskRun) -> bool | None:
-    """Whether two runs have the same predictions, and log-likelihoods up to rounding. None if that is not known."""
+    """Whether two runs have the same predictions, and log-likelihoods up to rounding.
+
+    None if that is not known.
+    """
     mine = first.answers
     theirs = second.answers
     if not np.array_equal(mine.items, theirs.items, equal_nan=True):

@@ -129,6 +129,10 @@ def expected(rule, literal, rows, said, pool):
                 ]
                 others = [context for context in rest if (context, ys[0]) in literal.drawn]
                 assert len(others) == 5
+                if row is rows[0]:  # whose rows of the pool are recorded
+                    recorded = [pool[place]["text"] for place in said["rows"]]
+                    texts = {f"{before}Review: {text}\nSentiment:" for text in recorded}
+                    assert texts == set(others)
                 of = [[literal(context, y) for y in ys] for context in others]
             mean = np.mean([p(each) for each in of], axis=0)
             by_difference = "difference" in rule
@@ -156,7 +160,8 @@ def test_each_rule_against_hf(name, checkpoint, made):
     of_models = {}
     for model in ("hf", "icl"):
         results, rows = run(model, path, task, RULES)
-        # Which rows of the pool were drawn is not asserted here, but that they are as many, of the pool, and not shown.
+        # Which rows of the pool are drawn is not asserted here, but that they are as many, of the
+        # pool, and not shown, and that those of the first document are recorded.
         literal.drawn = {
             (place[0] + "".join(place[1]) + query, y)
             for (place, query), of in made[-1].queries.prompts.items()

@@ -9,8 +9,7 @@ import pytest
 from lm_eval_icl.demonstrations.labels import read
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompts.formats import Template, format_of
-from lm_eval_icl.results.fields import column_fields, row_fields
-from lm_eval_icl.results.records import StudyFacts
+from lm_eval_icl.results.fields import fields_of
 from tests import evaluation
 
 OPTIONS = ["very negative indeed", "very negative", "positive"]
@@ -57,8 +56,8 @@ def test_the_same_labels_under_every_model(checkpoint):
         and labels["hf", 0].keys() == own.keys()
         and set(labels["hf", 0].values()) <= {*OPTIONS}
     )
-    rows = row_fields(json.loads(json.dumps(runs["icl", 0], default=str)), StudyFacts())
-    assert rows["setting"]["labels"] == "flipped:0.5"
+    recorded = json.loads(json.dumps(runs["icl", 0], default=str))
+    assert fields_of(recorded, "many_tokens").setting["labels"] == "flipped:0.5"
 
 
 @pytest.mark.parametrize(
@@ -127,8 +126,8 @@ def test_a_run_in_a_format(checkpoint, number):
     assert sample["arguments"][0][0] == form.between.join([*turns, query])
     # On a board it is the same column.
     both = [json.loads(json.dumps(of, default=str)) for of in (plain, results["icl"])]
-    first, second = (column_fields(of, "many_tokens", "acc", "none", 6) for of in both)
-    assert first == second
+    first, second = (fields_of(of, "many_tokens") for of in both)
+    assert first.column == second.column and first.format != second.format
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_a_run_as_lm_eval_wrote_it(made):
         "mean",
         True,
     )
-    assert (result.shots, result.documents, result.column["version"], result.marks) == (
+    assert (result.shots, result.documents, result.fields.column["version"], result.marks) == (
         3,
         6,
         "1",
@@ -226,7 +226,7 @@ def test_what_was_asked(made):
         == again.demonstrations
         != other.demonstrations
     )
-    assert len({result.column["template"] for result in results}) == 1
+    assert len({result.fields.column["template"] for result in results}) == 1
 
 
 def test_demonstrations_of_other_prompts(chat_checkpoint):
