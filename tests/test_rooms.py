@@ -66,13 +66,12 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "leaderboard": (Limit(14600, 12.4), Limit(4260, 13.6)),
     "studies": (Limit(18044, 13.2), Limit(17491, 16.1)),
     "smoke": (Limit(2865, 11.9), Limit(2581, 21.2)),
-    "cli": (Limit(10160, 11.4), Limit(1119, 11.7)),
+    "cli": (Limit(10185, 11.4), Limit(1119, 11.7)),
 }
 # Lines of a file and of a function of the package. What was longer when the rule came is listed
 # with its length then, and may only become shorter.
 FILE_LINES, FUNCTION_LINES = 500, 75
 LONGER = {
-    "cli/leaderboard.py:command": 77,
     "cli/select.py:command": 99,
     "cli/study.py:command": 128,
     "results/summary.py:summarize": 79,
