@@ -15,6 +15,8 @@ from lm_eval_icl.leaderboard import costs, numbers
 from lm_eval_icl.leaderboard.differences import SCOPES, verdict, what_decides
 from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, value
 from lm_eval_icl.results.board import Board, BoardCell, Column, Entry
+from lm_eval_icl.results.fields import at
+from lm_eval_icl.results.fields import count as count_in
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Difference, Estimate
 from lm_eval_icl.results.summary import family
@@ -142,6 +144,7 @@ def _facts(
     for words, difference in differences.items():
         yield f"Difference {words}", _difference(difference, column)
     yield from costs.facts(costs.cost(entry, column))
+    yield "Demonstrations encoded", _encoded(cell)
     for mark in cell.marks:
         yield "Note", f"{mark}: {MARKS[mark]}" if mark in MARKS else mark
 
@@ -157,6 +160,19 @@ def _difference(difference: Difference, column: Column) -> str:
         SCOPES[difference.scope],
     ]
     return "; ".join(filter(None, parts))
+
+
+def _encoded(cell: BoardCell) -> str:
+    """What the runs of a task encoded once, where demonstrations may be joined; "" elsewhere."""
+    totals = []
+    for name in ("demonstrations", "distinct", "joined"):
+        runs = [unit.run for prompt_set in cell.sets for unit in prompt_set.answered]
+        totals.append(sum(count_in(at(x.icl, "shared_demonstrations", name)) or 0 for x in runs))
+    of_contexts, distinct, joined = totals
+    if not of_contexts:
+        return ""
+    why = "each once" if joined else "none shared: at most a tenth of their tokens occurs again"
+    return f"{distinct:,} distinct of {of_contexts:,}, {why}"
 
 
 def _sets(column: Column, cell: BoardCell) -> list[list[str]]:

@@ -334,3 +334,12 @@ def test_figures_of_curves(tmp_path):
     )
     with pytest.raises(InputError, match="there is no 'nothing'"):
         figures.draw(board, tmp_path / "figures", ["nothing"])
+
+
+@pytest.mark.parametrize(("joined", "why"), [(240, "each once"), (0, "none shared")])
+def test_what_retrieval_encoded_once_is_said(tmp_path, joined, why):
+    counts = {"demonstrations": 240, "distinct": 197, "joined": joined}
+    write(tmp_path, put={"config.icl.shared_demonstrations": counts})
+    [entry] = data(build(*read([tmp_path], quiet=True)))["entries"]
+    facts = dict(entry["cells"][0]["facts"])
+    assert facts["Demonstrations encoded"].startswith(f"197 distinct of 240, {why}")
