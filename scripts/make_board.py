@@ -1,6 +1,6 @@
 """Make the leaderboard in docs/, a page and its picture, from results of studies or of any runs of lm-eval.
 
-python scripts/make_board.py RESULTS... [--browser FILE]
+python scripts/make_board.py RESULTS... [--samples T,...] [--browser FILE]
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ def main() -> None:
     parser.add_argument(
         "results", nargs="+", type=Path, metavar="RESULTS", help="results files, or folders of them"
     )
+    parser.add_argument("--samples", help="the tasks whose documents are in the page")
     chromium = "/usr/bin/chromium-headless-shell"
     parser.add_argument("--browser", default=chromium, help="the browser that takes the picture")
     options = parser.parse_args()
     page = ROOT / "docs" / "board.html"
     command = ["leaderboard", *options.results, "--output", page]
+    if options.samples:
+        command += ["--samples", options.samples]
     subprocess.run([sys.executable, "-m", "lm_eval_icl", *map(str, command)], check=True)
     if not Path(options.browser).is_file():
         print(f"--browser {options.browser}: is not there, so no picture of the page was taken.")

@@ -63,17 +63,15 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "regression": (None, Limit(3247, 18.0)),
     "harness": (Limit(25694, 12.6), Limit(26240, 14.1)),
     "results": (Limit(26893, 12.6), Limit(27174, 17.4)),
-    "leaderboard": (Limit(11826, 14.9), Limit(2722, 13.9)),
+    "leaderboard": (Limit(14710, 12.4), Limit(4400, 13.7)),
     "studies": (Limit(18044, 13.2), Limit(17491, 16.1)),
     "smoke": (Limit(2865, 11.9), Limit(2581, 21.2)),
-    "cli": (Limit(8540, 11.4), Limit(1119, 11.7)),
+    "cli": (Limit(10185, 11.4), Limit(1119, 11.7)),
 }
 # Lines of a file and of a function of the package. What was longer when the rule came is listed
 # with its length then, and may only become shorter.
 FILE_LINES, FUNCTION_LINES = 500, 75
 LONGER = {
-    "leaderboard/figures.py": 544,
-    "cli/leaderboard.py:command": 77,
     "cli/select.py:command": 99,
     "cli/study.py:command": 128,
     "results/summary.py:summarize": 79,

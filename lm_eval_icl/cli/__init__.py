@@ -31,6 +31,7 @@ COMMANDS = {
     "select": "choose demonstrations by a published method",
     "leaderboard": "make a table, a page and figures from results files",
     "compare": "compare two runs, or two rows of a leaderboard",
+    "samples": "show the documents behind a number, or behind two",
     "collect": "make one small file of each run, for a shared leaderboard",
     "tasks": "list the tasks of this package, or say where they are",
 }

@@ -112,8 +112,8 @@ def _two(args: argparse.Namespace) -> Iterator[_Pair]:
         entries = board.entries
     else:
         is_same = os.path.realpath(first_name) == os.path.realpath(second_name)
-        first, columns = _only_entry(first_name, tasks, args.metric)
-        second, theirs = _only_entry(second_name, tasks, args.metric)
+        first, columns = only_entry(first_name, tasks, args.metric)
+        second, theirs = only_entry(second_name, tasks, args.metric)
         columns = [column for column in columns if column in theirs]
         entries = ()
     if is_same:
@@ -177,7 +177,7 @@ def _pair(
     return _Pair(first, second, compared, differences, on_board)
 
 
-def _only_entry(
+def only_entry(
     name: str, tasks: Sequence[str] | None, metric: str | None
 ) -> tuple[Entry, tuple[Column, ...]]:
     """The only entry of a file or folder, and its columns."""

@@ -19,6 +19,7 @@ from lm_eval_icl.cli.reading import (
 from lm_eval_icl.errors import InputError, writing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.leaderboard import tables
+from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.build import build
 
 
@@ -57,6 +58,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         metavar="DIR",
         help="figures as SVG and PNG, each with its data as CSV",
     )
+    what = "put the documents of tasks (default: all) into the page: prompts, options, answers"
+    parser.add_argument("--samples", nargs="?", const="", metavar="T,...", help=what)
+    parser.add_argument(
+        "--costs", action="store_true", help="print tokens, passes, seconds and memory too"
+    )
     args = parser.parse_args(arguments)
     files = [file for file in (args.output, args.csv, args.md, args.tex) if file is not None]
     for file in files:  # checked before the results are read
@@ -75,6 +81,19 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         if os.path.realpath(file) in results:
             raise InputError(f"{file}: is one of the results; give another file to write to.")
     board = build(runs, left_out, args.baseline, task_names(args.tasks))
+    _write(board, args)
+    for sentence in board.summary:
+        console.print(sentence, markup=False, highlight=False)
+    console.print(tables.overview(board, SHOWN))
+    if args.costs:
+        console.print(tables.cost_table(board, SHOWN))
+    print_left_out(board.left_out, console)
+    for path in [*files, *filter(None, [args.plots])]:
+        print_line(console, f"written: {path}")
+
+
+def _write(board: Board, args: argparse.Namespace) -> None:
+    """Write the tables, figures and page that are asked for."""
     for file, text in (
         (args.csv, tables.as_csv),
         (args.md, tables.as_markdown),
@@ -90,12 +109,10 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             figures.draw(board, args.plots)
         if args.output:
             from lm_eval_icl.leaderboard.page import page
+            from lm_eval_icl.leaderboard.samples import collected
 
+            samples = None
+            if args.samples is not None:
+                samples = collected(board, task_names(args.samples or None))
             with writing(args.output):
-                write_atomically(args.output, page(board, figures.svgs(board)))
-    for sentence in board.summary:
-        console.print(sentence, markup=False, highlight=False)
-    console.print(tables.overview(board, SHOWN))
-    print_left_out(board.left_out, console)
-    for path in [*files, *filter(None, [args.plots])]:
-        print_line(console, f"written: {path}")
+                write_atomically(args.output, page(board, figures.svgs(board), samples))

@@ -140,8 +140,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         if args.dry_run:
             from lm_eval_icl.studies.plan import print_plan
 
-            _runner(grid, folder, args, options)
-            print_plan(grid, folder, console)
+            print_plan(grid, folder, console, _runner(grid, folder, args, options))
     else:
         with folder.locked():
             _run(

@@ -12,8 +12,9 @@ from typing import Any
 
 from lm_eval.api.model import LM, CacheHook, CachingLM
 from lm_eval.api.task import Task
+from lm_eval.evaluator_utils import get_sample_size
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness import deciding, plugin
 from lm_eval_icl.harness.choosing import give_chosen, give_rankings, retrieving
 from lm_eval_icl.harness.models import ICLModel
@@ -21,6 +22,8 @@ from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.response_cache import resumable
 from lm_eval_icl.harness.tasks import bind
 from lm_eval_icl.inference.identity import weights_digest
+
+FEW_DOCUMENTS = 30
 
 
 def announced(
@@ -38,6 +41,7 @@ def announced(
     call = inspect.signature(original).bind(lm, task_dict, *args, **kwargs).arguments
     tasks: Mapping[str, Task] = task_dict.get("tasks", {}) if isinstance(task_dict, dict) else {}
     is_ours = isinstance(model, ICLModel)
+    warn_of_documents(tasks, call.get("limit"))
     weights = weights_of(model)
     if is_ours and isinstance(lm, CachingLM):
         lm = resumable(lm)
@@ -88,6 +92,22 @@ def announced(
             config = results["configs"][name]
             config["metadata"] = {**(config.get("metadata") or {}), "retrieved": sampler.facts}
     return results
+
+
+def warn_of_documents(tasks: Mapping[str, Task], limit: float | None) -> None:
+    """Warn of tasks of which `--limit` takes documents that can show little."""
+    for name, task in tasks.items() if limit else ():
+        size = get_sample_size(task, limit)
+        documents = [document for _, document in task.doc_iterator(limit=size)]
+        answers = {str(task.doc_to_target(document)) for document in documents}
+        if len(answers) == 1 < len(documents):
+            log.warning(
+                "%s: all %d documents have one right answer, %s: --limit takes the first rows, which "
+                "are sorted by it. Add --metadata shuffle=0.",
+                *(name, len(documents), answers.pop()),
+            )
+        elif len(documents) < FEW_DOCUMENTS:
+            log.warning("%s: %d documents: intervals will be wide.", name, len(documents))
 
 
 def weights_of(model: Any) -> str | None:

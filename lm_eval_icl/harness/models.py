@@ -22,9 +22,11 @@ from lm_eval_icl import methods, version
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness import patches, responses
 from lm_eval_icl.harness.arguments import CommonArguments, read_arguments
+from lm_eval_icl.harness.distributed import peak_bytes
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.identity import source_digest
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.scoring import Score
@@ -35,17 +37,10 @@ from lm_eval_icl.training import record
 
 # Arguments of `HFLM` that are not part of a run's identity: they only say where and how fast the model runs, or their
 # effect shows in the loaded model and tokenizer.
-_NOT_IDENTITY = {
-    *(
-        "device",
-        "device_map",
-        "parallelize",
-        "max_memory_per_gpu",
-        "max_cpu_memory",
-        "offload_folder",
-    ),
-    *("batch_size", "max_batch_size", "low_cpu_mem_usage", "token", "dtype", "tokenizer"),
-}
+_NOT_IDENTITY = frozenset(
+    "device device_map parallelize max_memory_per_gpu max_cpu_memory offload_folder batch_size "
+    "max_batch_size low_cpu_mem_usage token dtype tokenizer".split()
+)
 
 
 class ICLModel(CheckedHFLM):
@@ -137,6 +132,7 @@ class ICLModel(CheckedHFLM):
 
     def begin(self, tasks: Sequence[Task]) -> None:
         """Begin a run over these tasks. Memories and requests of an earlier run are dropped."""
+        peak_bytes(device_of(self.model), reset=True)
         self.runner.begin(self.texts)
         limits = self.runner.limits(self.max_length)
         self.run = PreparedRun(tasks, self.tokenize, limits, self.common.overflow, self.rank == 0)
@@ -161,6 +157,9 @@ class ICLModel(CheckedHFLM):
                 "contexts_reused": store.reused,
                 "tokens_run": ran,
                 "tokens_saved": self.run.tokens_alone - ran,
+                "passes": self.runner.passes_run,
+                "shared_demonstrations": self.runner.encoder.counts,
+                "peak_bytes": peak_bytes(device_of(self.model)),
                 "responses_read": self.responses_read,
             }
         )

@@ -1,8 +1,9 @@
 # ruff: noqa: RUF002 (the examples have typographic signs)
 """How numbers are written for people: in the terminal, on the page, in figures, Markdown and LaTeX.
 
-A metric between 0 and 1 is written in percent with one decimal. Other metrics have four significant digits, and their
-differences have three. Minus signs and dashes are the typographic ones. Unknown and infinite values are a dash.
+A metric between 0 and 1 is written in percent with one decimal. Other metrics have four significant
+digits, and their differences have three. Minus signs and dashes are the typographic ones. Unknown
+and infinite values are a dash.
 """
 
 from __future__ import annotations
@@ -18,44 +19,49 @@ SHARE = Column("", "task", "", percent=True, higher_is_better=True, weights={})
 
 
 def number(x: float | None, digits: int = 4) -> str:
-    """A number of any size with significant digits, such as 12,345 or 0.01235. Whole numbers keep all digits."""
+    """A number of any size with significant digits, such as 12,345 or 0.01235. Whole numbers keep
+    all digits."""
     if x is None or not math.isfinite(x):
         return DASH
     return _minus(f"{x:,.0f}" if abs(x) >= 10 ** (digits - 1) or x == int(x) else f"{x:.{digits}g}")
 
 
 def value(x: float | None, column: Column, *, unit: bool = False, decimals: int = 1) -> str:
-    """A value of the column's metric, such as 66.5. Percents have `decimals`, and a percent sign if `unit` is True."""
+    """A value of the column's metric, such as 66.5. Percents have `decimals`, and a percent sign if
+    `unit` is True."""
     if x is None or not math.isfinite(x):
         return DASH
     return _minus(f"{100 * x:.{decimals}f}") + "%" * unit if column.percent else number(x)
 
 
 def signed(x: float | None, column: Column, *, unit: bool = False) -> str:
-    """A difference of values with its sign, such as +1.2; zero has no sign. The unit of percents is points."""
+    """A difference of values with its sign, such as +1.2; zero has no sign. The unit of percents is
+    points."""
     text = value(x, column) if column.percent else number(x, 3)
-    is_signed = text in (DASH, "0", "0.0") or text.startswith(MINUS)
-    return (
-        ("" if is_signed else "+") + text + " points" * (unit and column.percent and text != DASH)
-    )
+    if text not in (DASH, "0", "0.0") and not text.startswith(MINUS):
+        text = f"+{text}"
+    has_unit = unit and column.percent and text != DASH
+    return f"{text} points" if has_unit else text
 
 
 def interval(
     estimate: Estimate | Difference, column: Column, *, sign: bool = False, unit: bool = False
 ) -> str:
-    """The 95% interval, such as 83.1–87.4 or −0.3 to +2.7. Only its end has a percent sign, if `unit` is True."""
-    low, high = (
-        signed(x, column) if sign else value(x, column) for x in (estimate.low, estimate.high)
-    )
+    """The 95% interval, such as 83.1–87.4 or −0.3 to +2.7. Only its end has a percent sign, if
+    `unit` is True."""
+    written = signed if sign else value
+    low = written(estimate.low, column)
+    high = written(estimate.high, column)
     between = " to " if sign or MINUS in low + high else DASH
-    mark = " points" if sign else "%"
-    return f"{low}{between}{high}" + mark * (
-        unit and column.percent and math.isfinite(estimate.high)
-    )
+    text = f"{low}{between}{high}"
+    if unit and column.percent and math.isfinite(estimate.high):
+        text += " points" if sign else "%"
+    return text
 
 
 def is_even(estimate: Estimate | Difference, column: Column) -> bool:
-    """Whether an interval may be written with ±: its sides are equal, and it ends inside the metric's range."""
+    """Whether an interval may be written with ±: its sides are equal, and it ends inside the
+    metric's range."""
     below = estimate.mean - estimate.low
     above = estimate.high - estimate.mean
     is_inside = not column.percent or (0 < estimate.low and estimate.high < 1)
@@ -63,7 +69,8 @@ def is_even(estimate: Estimate | Difference, column: Column) -> bool:
 
 
 def spread(estimate: Estimate | Difference, column: Column) -> str:
-    """The interval after its mean: ± 2.1, or both of its ends in brackets. "" without an interval."""
+    """The interval after its mean: ± 2.1, or both of its ends in brackets. "" without an
+    interval."""
     if is_even(estimate, column):
         return f"± {value(estimate.high - estimate.mean, column)}"
     if not math.isfinite(estimate.high - estimate.low):
@@ -72,7 +79,8 @@ def spread(estimate: Estimate | Difference, column: Column) -> str:
 
 
 def short(cell: BoardCell | None, column: Column) -> str:
-    """A mean with its interval, such as 66.5 ± 2.1, and a dagger if it differs from the baseline."""
+    """A mean with its interval, such as 66.5 ± 2.1, and a dagger if it differs from the
+    baseline."""
     if cell is None:
         return DASH
     text = f"{value(cell.estimate.mean, column)} {spread(cell.estimate, column)}".rstrip()

@@ -4,7 +4,7 @@
 (() => {
   const $ = (selector, root = document) => root.querySelector(selector);
   const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
-  const { columns, entries, runs } = JSON.parse($("#data").textContent);
+  const { columns, entries, runs, samples } = JSON.parse($("#data").textContent);
 
   function make(tag, properties = {}, ...children) {
     const element = document.createElement(tag);
@@ -59,7 +59,7 @@
 
   function sortValue(row, key) {
     if (key === "entry") return entries[row].label.toLowerCase();
-    return (isColumn(key) ? entries[row].cells[place(key)]?.sort : entries[row].flips) ?? null;
+    return (isColumn(key) ? entries[row].cells[place(key)]?.sort : entries[row].cells[0]?.flips) ?? null;
   }
   const isShown = (row) => state.q.toLowerCase().split(/\s+/).every((word) => texts[row].includes(word))
     && ["checkpoint", "method", "rule", "conditions"].every((name) => !state[name] || state[name] === `=${entries[row][name]}`);
@@ -70,7 +70,7 @@
     const sign = direction === "descending" ? -1 : 1;
     for (const body of table.tBodies) {  // the rows of a decision rule stay together
       const order = rows.map((_, row) => row).filter((row) => rows[row].parentElement === body);
-      if (keys.includes(key)) {
+      if (key && keys.includes(key)) {
         order.sort((a, b) => {
           const [one, other] = [sortValue(a, key), sortValue(b, key)];
           if (one === null || other === null) return (one === null) - (other === null) || a - b;  // missing values come last
@@ -133,10 +133,65 @@
       make("p", { className: "big" }, cell.mean),
       facts(cell.facts),
       ...(cell.sets.length ? [make("h3", {}, "Set by set"), plain(["Demonstrations", "Mean", "Each order and format"], cell.sets)] : []),
+      ...documents(entry, index),
       make("h3", {}, "Runs"),
       plain(["File", "Date (UTC)", "Seed", "Order", "lm-eval, transformers, lm-eval-icl"], cell.runs.map((place) => runs[place])),
       make("p", { className: "quiet" }, "On a command line, this entry is called ", make("code", {}, entry.name), "."),
     ];
+  }
+
+  // The documents of a cell, or of two cells side by side
+
+  function documents(entry, index) {
+    const title = make("h3", {}, "Documents");
+    const sidesOf = (row) => samples?.cells[`${row}/${index}`];
+    const own = entries.indexOf(entry);
+    if (!sidesOf(own)) {
+      if (columns[index].kind !== "task") return [];
+      const command = `lm-eval-icl samples ${entry.name} OTHER --task ${columns[index].name} --results RESULTS`;
+      const why = "This page has no prompts of this cell, since published prompts contaminate. They are beside the files below "
+        + "(--log_samples; files of collect have none), and this command shows them, with another row's: ";
+      return [title, make("p", { className: "quiet" }, why, make("code", {}, command))];
+    }
+    const others = entries.map((_, row) => row).filter((row) => row !== own && sidesOf(row));
+    const option = (value, text) => make("option", { value }, text);
+    const other = make("select", { "aria-label": "Other row" }, option("", "no other row"),
+      others.map((row) => option(row, `beside B: ${entries[row].label}`)));
+    const filter = make("select", { "aria-label": "Documents" }, [["", "all documents"], ["differ", "A and B differ"],
+      ["10", "A right, B wrong"], ["01", "A wrong, B right"], ["1", "A right"], ["0", "A wrong"]].map((pair) => option(...pair)));
+    const list = make("div");
+    const fill = () => {
+      const sides = [sidesOf(own), ...(other.value ? [sidesOf(other.value)] : [])];
+      const byId = sides.map(({ documents }) => new Map(documents.map((one) => [one.doc_id, one])));
+      const pairs = [...byId[0].keys()].map((id) => byId.map((side) => side.get(id))).filter((pair) => pair.every(Boolean));
+      const asked = pairs.filter((pair) => !filter.value
+        || (filter.value === "differ" ? pair.length > 1 && pair[0].answer !== pair[1].answer
+          : pair.length >= filter.value.length && pair.map((one) => Number(one.is_right)).join("").startsWith(filter.value)));
+      list.replaceChildren(
+        make("p", { className: "quiet" }, `${asked.length} of ${pairs.length} documents. A: ${sides[0].run}${sides[1] ? `; B: ${sides[1].run}` : ""}`),
+        ...asked.map(sample));
+    };
+    other.addEventListener("change", fill);
+    filter.addEventListener("change", fill);
+    fill();
+    return [title, make("p", {}, "A is this row. ", other, " ", filter), list];
+  }
+  function sample(pair) {
+    const verdict = ({ answer, is_right }) => make("span", { className: is_right ? "right" : "wrong" }, isolated(answer), is_right ? " ✓" : " ✗");
+    const summary = make("summary", {}, `${pair[0].doc_id}: right answer `, isolated(pair[0].gold),
+      pair.map((one, side) => [`; ${"AB"[side]}: `, verdict(one)]).flat());
+    const details = make("details", {}, summary);
+    details.addEventListener("toggle", () => {  // made when it is opened
+      if (!details.open || details.childElementCount > 1) return;
+      const values = pair[0].options.map((option, place) => [option, ...pair.map((one) => one.values[place]?.toFixed(3) ?? "")]);
+      const same = pair.every((one) => one.demonstrations + one.query === pair[0].demonstrations + pair[0].query);
+      details.append(
+        plain(["Option", ...pair.map((_, side) => `log-likelihood, or the rule's value, ${"AB"[side]}`)], values),
+        make("div", { className: "sides" }, (same ? pair.slice(0, 1) : pair).map(({ demonstrations, query }, side) => make("div", {},
+          make("p", { className: "quiet" }, same ? (pair.length > 1 ? "The prompt of both" : "The prompt") : `The prompt of ${"AB"[side]}`), make("pre", {}, query),
+          demonstrations && make("details", {}, make("summary", { className: "quiet" }, "its demonstrations"), make("pre", {}, demonstrations))))));
+    });
+    return details;
   }
 
   // Downloads of the rows that are shown

@@ -1,4 +1,5 @@
-"""The table that ends a study in the terminal: the rows of its board and the study's columns, 80 characters wide."""
+"""The table that ends a study in the terminal: the rows of its board and the study's columns, 80
+characters wide."""
 
 from __future__ import annotations
 
@@ -6,17 +7,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from lm_eval_icl.leaderboard import numbers
-from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, grouped, shown
+from lm_eval_icl.leaderboard.parts import Line, in_parts, room_for
+from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, shown
 from lm_eval_icl.results.statistics import Estimate
 
-_WIDTH = 80
-_NUMBER, _INTERVAL = 8, 9  # the widths of "57.9±1.2" and of an interval
-_AT_A_TIME = 7  # columns of numbers side by side: five tasks, their average, the order sensitivity
+_NUMBER = 8  # the width of "57.9±1.2"
 _SHARE = Column("order flips", "average", "", percent=True, higher_is_better=False, weights={})
 
 
@@ -27,69 +26,48 @@ def table(
     flips: Mapping[str, Estimate],
     title: str,
 ) -> Table:
-    """The table, in parts: one for each checkpoint, and more if the columns do not fit side by side.
+    """The table, in parts (`parts.in_parts`).
 
     Args:
-        columns: the names of the columns, in order. A column that the board does not have is shown as missing.
-        entries: the entries of the board, in the order of the lines.
-        flips: entry's name -> order sensitivity.
+        columns: the names of the columns, in order. A column that the board does not have is shown
+        as missing. entries: the entries of the board, in the order of the lines. flips: entry's
+        name -> order sensitivity.
     """
     by_name = {column.name: column for column in board.columns}
-    labels = {}
+    headings = [*columns, _SHARE.name] if flips else list(columns)
+    lines = []
     for entry in entries:
-        rule = f"decide: {entry.rule}" if entry.rule is not None else ""
-        more = [entry.arguments, entry.conditions, ", ".join(filter(None, [rule, *entry.reads]))]
-        labels[entry.name] = list(filter(None, [entry.method, *more]))
-    headings = [*columns, *([_SHARE.name] if flips else [])]
-    size = math.ceil(len(headings) / math.ceil(len(headings) / _AT_A_TIME)) if headings else 1
-    longest = max((len(part) for label in labels.values() for part in label), default=0)
+        papers = entry.runs[0].study.expected
+        cells = []
+        for name in columns:
+            spread = papers.get(f"{name} ±")
+            cells.append(_number(entry.cells.get(name), by_name.get(name), spread))
+        if flips:
+            cells.append(_flips(flips.get(entry.name), papers.get(_SHARE.name)))
+        lines.append(Line(entry, _name(entry, room_for(_NUMBER, len(headings))), cells))
+    broken = [_broken(shown(heading), _NUMBER) for heading in headings]
+    return in_parts(title, broken, lines, _NUMBER, [_legend(board, entries, bool(flips))])
 
-    grid = Table.grid()
-    grid.add_column(max_width=_WIDTH, overflow="fold")
-    grid.add_row(Text(shown(title), style="bold"))
-    for start in range(0, len(headings), size):
-        part_headings = headings[start : start + size]
-        # Columns have the same width in the parts of all checkpoints, so that their numbers are below each other.
-        widths = [
-            _INTERVAL if heading == _SHARE.name and flips else _NUMBER for heading in part_headings
-        ]
-        width = min(longest, _WIDTH - sum(widths) - len(widths))
-        for checkpoint, checkpoint_entries in grouped(entries, lambda entry: entry.on).items():
-            part = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
-            part.add_column("", width=width, overflow="fold")
-            for heading, wide in zip(part_headings, widths, strict=True):
-                part.add_column(
-                    Text(_broken(shown(heading), wide)),
-                    width=wide,
-                    justify="right",
-                    overflow="fold",
-                )
-            for entry in checkpoint_entries:
-                method, *details = (_broken(text, width) for text in labels[entry.name])
-                row = [
-                    Text("\n").join([Text(method), *(Text(text, style="dim") for text in details)])
-                ]
-                for heading, wide in zip(part_headings, widths, strict=True):
-                    papers = entry.runs[0].study.expected
-                    if wide == _NUMBER:
-                        cell = entry.cells.get(heading)
-                        row.append(_number(cell, by_name.get(heading), papers.get(f"{heading} ±")))
-                    elif entry.name in flips:  # the share of flips, with its interval below
-                        share = flips[entry.name]
-                        text = Text(numbers.value(share.mean, _SHARE))
-                        text.append("\n" + numbers.interval(share, _SHARE), "dim")
-                        if (paper := papers.get(_SHARE.name)) is not None:
-                            text.append(f"\n({numbers.value(paper, _SHARE)})", "cyan")
-                        row.append(text)
-                    else:
-                        row.append(Text(numbers.DASH, style="dim"))
-                part.add_row(*row)
-            grid.add_row("")
-            grid.add_row(Text(shown(checkpoint), style="bold"))
-            grid.add_row(part)
-    grid.add_row("")
-    grid.add_row(Text(_legend(board, entries, bool(flips)), style="dim"))
-    return grid
+
+def _name(entry: Entry, width: int) -> Text:
+    """The method and, below it, its arguments, conditions and decision rule."""
+    rule = [f"decide: {entry.rule}"] if entry.rule is not None else []
+    below = [entry.arguments, entry.conditions, ", ".join([*rule, *entry.reads])]
+    details = [_broken(text, width) for text in below if text]
+    return Text("\n").join(
+        [Text(_broken(entry.method, width)), *(Text(text, style="dim") for text in details)]
+    )
+
+
+def _flips(share: Estimate | None, paper: float | None) -> Text:
+    """The share of flips, with its interval below it and the paper's number."""
+    if share is None:
+        return Text(numbers.DASH, style="dim")
+    text = Text(numbers.value(share.mean, _SHARE))
+    text.append("\n" + _interval(share, _SHARE), style="dim")
+    if paper is not None:
+        text.append(f"\n({numbers.value(paper, _SHARE)})", style="cyan")
+    return text
 
 
 def _broken(text: str, width: int) -> str:
@@ -131,7 +109,8 @@ def _interval(estimate: Estimate, column: Column) -> str:
 
 
 def _value(x: float, column: Column, least: float) -> str:
-    """A value in few characters: "57.9", "100", "±12". Percents have no decimals if the value is `least` or more."""
+    """A value in few characters: "57.9", "100", "±12". Percents have no decimals if the value is
+    `least` or more."""
     return (
         numbers.value(x, column, decimals=int(x < least))
         if column.percent
@@ -154,7 +133,7 @@ def _legend(board: Board, entries: Sequence[Entry], flips: bool) -> str:
     sentences = [f"{', '.join(board.common)}." if board.common else "", f"{text}."]
     if flips:
         sentences.append(
-            "Order flips: how often two orders of the same demonstrations give different predictions, in percent, with "
-            "the 95% interval."
+            "Order flips: how often two orders of the same demonstrations give different "
+            "predictions, in percent, with the 95% interval."
         )
     return " ".join(filter(None, sentences))

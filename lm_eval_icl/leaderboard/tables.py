@@ -13,7 +13,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from lm_eval_icl.leaderboard import numbers
+from lm_eval_icl.leaderboard import costs, numbers
 from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import family
@@ -35,21 +35,15 @@ _TEX = {
 
 
 def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
-    """Rows as CSV. A text that a spreadsheet would take for a formula begins with a quotation mark."""
+    """Rows as CSV. Numbers that are not finite are empty."""
+    table = pd.DataFrame(list(rows), dtype=object).replace([math.inf, -math.inf], math.nan)
+    return str(table.map(_plain).to_csv(index=False, lineterminator="\n"))
 
-    def plain(value: object) -> object:
-        if value is None or (isinstance(value, float) and not math.isfinite(value)):
-            return ""
-        return (
-            f"'{value}"
-            if isinstance(value, str) and value.lstrip()[:1] in ("=", "+", "-", "@")
-            else value
-        )
 
-    table = pd.DataFrame(
-        [{name: plain(value) for name, value in row.items()} for row in rows], dtype=object
-    )
-    return str(table.to_csv(index=False, lineterminator="\n"))
+def _plain(value: object) -> object:
+    """A text that a spreadsheet would take for a formula begins with a quotation mark."""
+    is_formula = isinstance(value, str) and value.lstrip()[:1] in ("=", "+", "-", "@")
+    return f"'{value}" if is_formula else value
 
 
 def as_csv(board: Board) -> str:
@@ -66,14 +60,11 @@ def as_csv(board: Board) -> str:
 def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object]:
     cell = entry.cells[column.name]
     estimate = cell.estimate
-    numbers_of: dict[str, object] = {"entry": entry.name}
+    line: dict[str, object] = {"entry": entry.name}
     for name in ("checkpoint", "details", "method", "arguments", "conditions"):
-        numbers_of[name] = getattr(entry, name)
-    return {
-        **numbers_of,
-        "column": column.name,
-        "kind": column.kind,
-        "metric": column.metric,
+        line[name] = getattr(entry, name)
+    line |= {"column": column.name, "kind": column.kind, "metric": column.metric}
+    line |= {
         "value": estimate.mean,
         "low": estimate.low,
         "high": estimate.high,
@@ -83,15 +74,17 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         "error_documents": estimate.error_documents,
         "error_sets": estimate.error_sets,
         "interval": estimate.scope,
-        "baseline": board.baseline.get(entry.name),
-        **_difference_numbers("difference", cell.difference),
-        **_difference_numbers("to_raw", cell.to_raw),
-        **_difference_numbers("to_majority", cell.to_majority),
-        "comparisons": cell.comparisons,
-        "compared_over": cell.difference and cell.difference.scope,
-        "to_conditions": "; ".join(
-            f"{words}: {x.mean:.6g} ({x.low:.6g} to {x.high:.6g})" for words, x in cell.conditions
-        ),
+    }
+    line["baseline"] = board.baseline.get(entry.name)
+    line |= _difference_numbers("difference", cell.difference)
+    line |= _difference_numbers("to_raw", cell.to_raw)
+    line |= _difference_numbers("to_majority", cell.to_majority)
+    line["comparisons"] = cell.comparisons
+    line["compared_over"] = cell.difference and cell.difference.scope
+    line["to_conditions"] = "; ".join(
+        f"{words}: {x.mean:.6g} ({x.low:.6g} to {x.high:.6g})" for words, x in cell.conditions
+    )
+    line |= {
         "best": cell.is_best,
         "worse_than_best": bool(cell.is_worse),
         "order_sensitivity": cell.sensitivity and cell.sensitivity.mean,
@@ -102,6 +95,7 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         "decide": entry.rule,
         "reads": "; ".join(entry.reads),
     }
+    return line | costs.as_numbers(costs.cost(entry, column))
 
 
 def _difference_numbers(name: str, difference: Difference | None) -> dict[str, object]:
@@ -116,13 +110,9 @@ def _difference_numbers(name: str, difference: Difference | None) -> dict[str, o
 
 def as_markdown(board: Board) -> str:
     """The board as Markdown: its sentences, and a table of means with their intervals."""
-
-    def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    head = ["checkpoint", "method", *(column.name for column in board.columns)]
-    table = [line(map(_markdown, head)), line(["---", "---", *("---:" for _ in board.columns)])]
-    table += [line(map(_markdown, _row(board, entry))) for entry in board.entries]
+    head, *rows = _texts(board, _markdown)
+    rule = ["---", "---", *("---:" for _ in board.columns)]
+    table = [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
     sentences = [*map(_markdown, board.summary), ""] if board.summary else []
     return "\n".join([*sentences, *table, "", _note(board, _markdown), ""])
 
@@ -133,37 +123,39 @@ def _markdown(text: str) -> str:
 
 def as_tex(board: Board) -> str:
     """The same table in LaTeX, for the package booktabs."""
-    head = ["checkpoint", "method", *(column.name for column in board.columns)]
-    rows = [list(map(_tex, _row(board, entry))) for entry in board.entries]
-    table = pd.DataFrame(rows, columns=list(map(_tex, head)))
-    return f"% {_note(board, _tex)}\n" + str(
-        table.to_latex(index=False, column_format="ll" + "r" * len(board.columns))
-    )
+    head, *rows = _texts(board, _tex)
+    table = pd.DataFrame(rows, columns=head)
+    columns = "ll" + "r" * len(board.columns)
+    return f"% {_note(board, _tex)}\n{table.to_latex(index=False, column_format=columns)}"
 
 
 def _tex(text: str) -> str:
     return "".join(_TEX.get(character, character) for character in shown(text))
 
 
-def _row(board: Board, entry: Entry) -> list[str]:
-    return [
-        entry.on,
-        entry.label,
-        *(numbers.short(entry.cells.get(column.name), column) for column in board.columns),
-    ]
+def _texts(board: Board, escaped: Callable[[str], str]) -> list[list[str]]:
+    """The head and the rows of a table of means with their intervals."""
+    table = [["checkpoint", "method", *(column.name for column in board.columns)]]
+    for entry in board.entries:
+        cells = [numbers.short(entry.cells.get(column.name), column) for column in board.columns]
+        table.append([entry.on, entry.label, *cells])
+    return [list(map(escaped, row)) for row in table]
 
 
 def _note(board: Board, escaped: Callable[[str], str]) -> str:
+    """What the numbers of the table are."""
+    words = [escaped(word) for word in board.common]
     others = [column.name for column in board.columns if not column.percent]
-    percent = (
-        "In percent: " if not others else f"In percent, but for {escaped(', '.join(others))}: "
-    )
-    common = "".join(f"{escaped(word)}, " for word in board.common)
-    text = f"{common}{percent if len(others) < len(board.columns) else ''}mean with the 95% interval, ± half or [both ends]."
-    against = (
-        " † is a difference to the baseline that holds with all pairs of rows of a column (95%)."
-    )
-    return text[0].upper() + text[1:] + against * bool(board.baseline)
+    if not others:
+        words.append("in percent")
+    elif len(others) < len(board.columns):
+        words.append(f"in percent, but for {escaped(', '.join(others))}")
+    words.append("mean with the 95% interval, ± half or [both ends].")
+    if board.baseline:
+        words[-1] += " † is a difference to the baseline that holds with all pairs of rows of a"
+        words[-1] += " column (95%)."
+    text = ", ".join(words)
+    return text[0].upper() + text[1:]
 
 
 def overview(board: Board, most: int) -> Table:
@@ -184,7 +176,7 @@ def overview(board: Board, most: int) -> Table:
         heads |= dict.fromkeys(differences)
     compared = list(heads)[:_COMPARED]
     wrapped = [shown(head).replace("=", "=\n") for head in compared]
-    table = _table(title, names, ["mean", "its own\n95%", *wrapped])
+    table = titled(title, names, ["mean", "its own\n95%", *wrapped])
     for rule, entries in sections.items():
         if len(sections) > 1:
             name = rule_in_words(rule)
@@ -232,7 +224,7 @@ def comparison(
     title: str,
 ) -> Table:
     """For each column, both means, and their difference with its interval and p-value."""
-    table = _table(title, ["column"], ["A", "B", "A - B", "95% interval", "p", "documents\nx sets"])
+    table = titled(title, ["column"], ["A", "B", "A - B", "95% interval", "p", "documents\nx sets"])
     for column in columns:
         difference = differences[column.name]
         means = [entry.cells[column.name].estimate.mean for entry in (first, second)]
@@ -247,7 +239,21 @@ def comparison(
     return table
 
 
-def _table(title: str, names: Sequence[str], number_names: Sequence[str]) -> Table:
+def cost_table(board: Board, most: int) -> Table:
+    """The cost of the first entries in the first column, for the terminal."""
+    column = board.columns[0]
+    title = f"Cost, {shown(column.name)}"
+    part = titled(title, ["entry"], [column.metric, *costs.HEADINGS])
+    for entry in board.entries[:most]:
+        entry_cost = costs.cost(entry, column)
+        if entry_cost is None:
+            continue
+        mean = numbers.value(entry.cells[column.name].estimate.mean, column, unit=True)
+        part.add_row(escape(entry.label), mean, *costs.texts(entry_cost))
+    return part
+
+
+def titled(title: str, names: Sequence[str], number_names: Sequence[str]) -> Table:
     left: dict[str, Any] = {
         "title_justify": "left",
         "caption_justify": "left",

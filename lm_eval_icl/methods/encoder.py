@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -31,6 +32,7 @@ class ContextEncoder:
     Attributes:
         store: the stored memories.
         budget: how much runs at once.
+        counts: what is shared among contexts (`joining.JoiningEncoder`).
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ContextEncoder:
         self.method = method
         self.can = can
         self.softmax_dtype = softmax_dtype
+        self.counts = Counter[str]()
         self.store = PrefixCache(self.encode, store_bytes)
         where = f"{type(model).__name__} on {device_of(model)}"
         self.budget = MemoryBudget(self.store, sizes, where, tensor_parallel)

@@ -28,7 +28,8 @@ from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import Context
 
 # Contexts are joined if their distinct demonstrations have at most this part of the tokens of all
-# contexts.
+# contexts. Above it, joining copies more than it saves: contexts whose demonstrations hardly occur
+# again run faster side by side, each in one pass.
 _LARGEST_SHARE = 0.9
 
 
@@ -67,6 +68,8 @@ class JoiningEncoder(ContextEncoder):
 
     Attributes:
         joined: the contexts that are joined, each with its demonstrations.
+        counts: of all contexts, how many "demonstrations" they have, how many of these are
+            "distinct", and how many were "joined": all of a call's, or none.
     """
 
     joined: Mapping[Context, Sequence[Separate]] = {}
@@ -83,9 +86,12 @@ class JoiningEncoder(ContextEncoder):
         self._uses = Counter(chain.from_iterable(joined.values()))
         new = sum(sum(part.lengths) for part in self._uses if part not in self.store)
         of_contexts = sum(sum(context.lengths) for context in joined)
+        number = self._uses.total()
+        self.counts.update(demonstrations=number, distinct=len(self._uses))
         if len(joined) < 2 or new > _LARGEST_SHARE * of_contexts:
             return contexts
         self.joined = joined
+        self.counts["joined"] += number
         [first] = self.store.several([next(iter(self._uses))])
         bytes_of_entry = first.nbytes // max(len(first), 1)
         size = bytes_of_entry * sum(sum(part.lengths) for part in self._uses)

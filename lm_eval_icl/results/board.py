@@ -109,7 +109,8 @@ class BoardCell:
     sensitivity: Estimate | None = (
         None  # order sensitivity: the pairwise flip rate between orders; None with one order
     )
-    # "confirmed", "differs", "other sets", "not compared", "aggregate only", "few seeds", "collapsed", or a sentence about its files.
+    # "confirmed", "differs", "other sets", "not compared", "aggregate only", "few seeds", "one set", "one label",
+    # "few documents", "collapsed", or a sentence about its files.
     marks: tuple[str, ...] = ()
     left_out: int = 0  # how many demonstrations were left out because prompts were too long
     majority: float | None = (

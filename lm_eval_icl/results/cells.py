@@ -25,7 +25,8 @@ from lm_eval_icl.results.statistics import Bounds, Estimate, Spread
 
 _FEW_SETS = 5
 _COLLAPSED = 0.95  # the share of one prediction that gets a mark
-_FEW_DOCUMENTS = 10  # fewer documents get no mark
+_COLLAPSIBLE = 10  # fewer documents may well get one answer
+_FEW_DOCUMENTS = 30
 SHARE = (0.0, 1.0)  # the bounds of a share
 _NOT_DRAWN = ("first", "first_n", "similar")  # ways to find demonstrations without chance
 Values = Callable[[Answers], np.ndarray]
@@ -75,8 +76,7 @@ def _from_answers(units: Sequence[TaskRun]) -> BoardCell:
     """The numbers of a row on a task from its samples, and marks about its runs."""
     result = units[0].result
     sets, marks = prompt_sets(units)
-    if 1 < len(sets) < _FEW_SETS:
-        marks.append("few seeds")
+    marks += _marks_of_sample(sets)
     answers = [unit.answers for prompt_set in sets for unit in prompt_set.answered]
     right = one_answer(answers) if result.metric == "acc" else None
     return BoardCell(
@@ -87,6 +87,22 @@ def _from_answers(units: Sequence[TaskRun]) -> BoardCell:
         majority=None if right is None else float(right.mean()),
         collapsed={result.task: _collapsed(answers)},
     )
+
+
+def _marks_of_sample(sets: Sequence[PromptSet]) -> list[str]:
+    """What the documents and the sets of demonstrations of a cell cannot show."""
+    answers = sets[0].answered[0].answers
+    documents = len(answers.items)
+    marks = []
+    if answers.golds is not None and documents > 1 and len(np.unique(answers.golds)) == 1:
+        marks.append("one label")
+    if documents < _FEW_DOCUMENTS:
+        marks.append("few documents")
+    if 1 < len(sets) < _FEW_SETS:
+        marks.append("few seeds")
+    elif drawn_sets(sets) == 1:
+        marks.append("one set")
+    return marks
 
 
 def _sensitivity(sets: Sequence[PromptSet]) -> Estimate | None:
@@ -112,7 +128,7 @@ def one_answer(answers: Sequence[Answers]) -> np.ndarray | None:
 
 def _collapsed(answers: Sequence[Answers]) -> tuple[int, int]:
     """(collapsed prompts, all prompts): nearly all predictions are one option. (0, 0) if that is no fault."""
-    if len(answers[0].items) < _FEW_DOCUMENTS or _is_one(answers[0].golds):
+    if len(answers[0].items) < _COLLAPSIBLE or _is_one(answers[0].golds):
         return 0, 0
     known = [run.predictions for run in answers if run.predictions is not None]
     return sum(map(_is_one, known)), len(known)

@@ -12,6 +12,7 @@ import pandas as pd
 
 from lm_eval_icl.results.board import grouped
 from lm_eval_icl.results.collect import document_rows
+from lm_eval_icl.results.costs import cost_of
 from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION, probabilities
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run, number
@@ -50,6 +51,8 @@ def runs(paths: Paths, dev: bool = False) -> pd.DataFrame:
         seed: the seed of the demonstrations (`fewshot_seed`); order: the number of their order in a study, 0 elsewhere.
         labels, format: of demonstrations and prompts (`--metadata labels=...,format=...`); "" and 0 are the task's own.
         limit: lm-eval's `--limit`; tasks: a tuple of their names.
+        tokens_run, tokens_saved, passes, seconds, peak_bytes, shared_by, documents_run: what the run cost, over all of
+            its tasks (`results.costs.Cost`); missing if the file does not say.
 
     Warns:
         UserWarning: a file, or a task of a file, is left out; the warning says why.
@@ -69,6 +72,7 @@ def runs(paths: Paths, dev: bool = False) -> pd.DataFrame:
             "chat": "chat" in run.fields.setting,
             "labels": run.fields.setting.get("labels", ""),
             "tasks": tuple(run.tasks),
+            **vars(cost_of([run], run.tasks)),
         }
         for run in runs_read
     ]

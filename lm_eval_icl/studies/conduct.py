@@ -3,9 +3,12 @@ loop has them made."""
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from tqdm import tqdm
@@ -15,6 +18,9 @@ from lm_eval_icl.studies.folder import StudyFolder
 
 # States of a target. Any other text is the reason why it cannot be made.
 DONE, READY, WAITING = KNOWN = "done", "ready", "waiting"
+
+
+_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
 
 class Failure(str):
@@ -83,8 +89,11 @@ def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[st
         for target, state in states(grid, folder, failed)
         if state != DONE and isinstance(target, Cell)
     ]
+    begun = time.perf_counter()
+    seconds = []  # for each cell that ran
+    reasons = set[str]()
     more = True  # whether more units may be ready; no target waits for a cell on the test set
-    with tqdm(total=len(missing), desc="cells") as bar:
+    with tqdm(total=len(missing), desc="cells", bar_format=_BAR) as bar:
         while True:
             for unit in units_to_start(grid, folder, executor.running, failed) if more else ():
                 executor.submit(unit)
@@ -97,10 +106,26 @@ def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[st
             for target, outcome in outcomes:
                 if isinstance(outcome, Failure):
                     failed[target.path] = outcome
-                    tqdm.write(f"failed: {target.path}: {outcome}", file=sys.stderr)
+                    if outcome not in reasons:  # once, and not for each cell
+                        tqdm.write(f"failed: {target.path}: {outcome}", file=sys.stderr)
+                    reasons.add(outcome)
                 else:
                     folder.write(target, outcome)
+                    now = time.perf_counter()
+                    seconds.append(now - begun)
+                    begun = now
                 bar.update(isinstance(target, Cell))
+                bar.set_postfix_str(time_left(seconds, len(missing) - bar.n))
+
+
+def time_left(seconds: Sequence[float], cells: int) -> str:
+    """How long further cells take if they are like those that ran, with two standard errors. Cells
+    of one unit have its time divided among them, however long each took."""
+    if len(seconds) < 2:
+        return "time left not known yet"
+    error = 2 * stdev(seconds) / math.sqrt(len(seconds))
+    low, high = (cells * max(fmean(seconds) + sign * error, 0) / 60 for sign in (-1, 1))
+    return f"{low:.0f} to {high:.0f} min left, by {len(seconds)} cells"
 
 
 def units_to_start(

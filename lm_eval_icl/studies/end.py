@@ -25,7 +25,7 @@ from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import AVERAGE, Board, Entry
 from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
-from lm_eval_icl.results.records import Run
+from lm_eval_icl.results.records import LeftOutFile, Run
 from lm_eval_icl.results.statistics import Estimate
 from lm_eval_icl.studies.cells import Cell, Grid, StudyTask
 from lm_eval_icl.studies.conduct import DONE, KNOWN, READY, WAITING, states
@@ -70,6 +70,10 @@ def conclude(
         table = tables.runs(paths, dev=True).merge(tables.scores(paths, dev=True))
         folder.write_file("study.csv", table.to_csv(index=False))
         board = board_of(found, columns)
+        missing = [
+            LeftOutFile(folder.path / path, f"failed: {why}") for path, why in failures.items()
+        ]
+        board = replace(board, left_out=tuple(missing))
         on_page = figures.svgs(board)
         drawn = figures.draw(board, folder.path / "figures", study.figures) if on_page else []
         folder.write_file("board.html", page(board, on_page))

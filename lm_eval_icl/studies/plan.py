@@ -1,10 +1,12 @@
-"""The plan of a study: how many forward passes and tokens it needs, and whether its prompts fit its models."""
+"""The plan of a study: how many passes, tokens and minutes it takes, and whether prompts fit."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from lm_eval.models.utils import resolve_max_length
@@ -21,11 +23,13 @@ from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.limits import PromptLimits, Request
 from lm_eval_icl.prompts.tokens import PromptTokenizer
 from lm_eval_icl.studies.cells import Cell, Grid, Model, batches, passes_of
-from lm_eval_icl.studies.conduct import DONE, states
+from lm_eval_icl.studies.conduct import DONE, Failure, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import HF
+from lm_eval_icl.studies.run import UnitRunner
 from lm_eval_icl.studies.tasks import prepare
 
+_TRIAL = 4  # the documents of a trial
 _GENERATED = 256  # lm-eval's number of tokens of a generated text, if a task gives none
 
 
@@ -39,14 +43,11 @@ class Plan:
     def __init__(self, grid: Grid, model: Model) -> None:
         self.grid = grid
         self.model = model
-        self._requests = dict[tuple[Any, ...], Sequence[Request]]()
+        self._requests: dict[tuple[Any, ...], Sequence[Request]] = {}
         given = model.arguments
         name = model.name
-        hub = {
-            key: given[key]
-            for key in ("revision", "subfolder", "trust_remote_code")
-            if key in given
-        }
+        hub_names = {"revision", "subfolder", "trust_remote_code"} & given.keys()
+        hub = {key: given[key] for key in hub_names}
         with refusing(
             f"tokenizer={(where := str(given.get('tokenizer', name)))!r}: the tokenizer cannot be loaded"
         ):
@@ -123,8 +124,28 @@ class Plan:
         return method, common.is_canonical(method)
 
 
-def print_plan(grid: Grid, folder: StudyFolder, console: Console) -> None:
-    """Print the passes and tokens of the missing cells, model by model. An `InputError` names models that cannot run."""
+def seconds_a_token(runner: UnitRunner, cells: Sequence[Cell]) -> tuple[float, ...]:
+    """The seconds for a token in two trials of one unit, on few of its documents. No trials if the
+    model must be trained first, or if no cell counts tokens (those of `hf` do not)."""
+    units = [unit for unit in batches(cells) if unit[0].variant.method != HF]
+    if not units or units[0][0].model.training:
+        return ()
+    trial = [replace(cell, limit=_TRIAL) for cell in units[0]]
+    rates = []
+    with TemporaryDirectory() as folder:  # the study's own need not be there
+        runner.folder = StudyFolder(Path(folder))
+        for _ in range(2):
+            _, results = next(runner.run(trial))
+            if isinstance(results, Failure):
+                raise InputError(results)
+            icl = results["config"]["icl"]
+            rates.append(icl["study"]["shared"]["seconds"] / icl["tokens_run"])
+    return tuple(sorted(rates))
+
+
+def print_plan(grid: Grid, folder: StudyFolder, console: Console, runner: UnitRunner) -> None:
+    """Print the passes, tokens and minutes of the missing cells, model by model. An `InputError`
+    names models that cannot run."""
     missing: dict[str, list[Cell]] = defaultdict(list)
     for target, state in states(grid, folder, {}):
         if isinstance(target, Cell) and state != DONE:
@@ -136,6 +157,9 @@ def print_plan(grid: Grid, folder: StudyFolder, console: Console) -> None:
             plan = Plan(grid, cells[0].model)
             work = sum(map(plan.work, batches(cells)), Counter[str]())
             line += f", {work['passes']:,} forward passes, {work['tokens']:,} tokens"
+            if rates := seconds_a_token(runner, cells):
+                low, high = (rate * work["tokens"] / 60 for rate in rates)
+                line += f", {low:.1f} to {high:.1f} minutes at the speed of two trials of one unit"
         except InputError as error:
             refused.append(name)
             line += f" that cannot be run: {error.message}"

@@ -11,6 +11,7 @@ import functools
 import gc
 import itertools
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,6 +75,7 @@ class UnitRunner:
         self.trainer = trainer
         self.include_path = include_path
         self._model: Model | None = None
+        self._unloadable: dict[str, Exception] = {}  # by the model's folder
         self._lm: ICLModel | None = (
             None  # the model under plain ICL, which has loaded the checkpoint
         )
@@ -143,12 +145,18 @@ class UnitRunner:
 
     def load(self, model: Model) -> ICLModel:
         """Load a model, in place of the model that was loaded before."""
+        if error := self._unloadable.get(model.folder):
+            raise error
         if self._lm is None or self._model != model:
             self._forget()
             several = {"parallelize": True} if model.resources.get("num_gpus", 0) > 1 else {}
             where = {"device": self.options.device, "batch_size": self.options.batch_size}
             arguments = {**self.folder.arguments(model), **several}
-            self._lm = model_class("icl").create_from_arg_obj(arguments, where)
+            try:
+                self._lm = model_class("icl").create_from_arg_obj(arguments, where)
+            except Exception as error:  # it is not tried again for each unit
+                self._unloadable[model.folder] = error
+                raise
             self._model = model
             if self._lm._is_tensor_parallel:
                 raise InputError(
@@ -188,6 +196,7 @@ class UnitRunner:
             lm = model_class(first.variant.method)(Loaded(loaded), **first.variant.arguments)
             lm.runner.fits = [variant.make() for variant in study.fits]
         tasks = {cell.order: prepare(study, task, cell, choice, lm) for cell in cells}
+        begun = time.perf_counter()
         for (
             cell_task
         ) in tasks.values():  # decision rules add queries that depend on what the model leaves out
@@ -200,6 +209,7 @@ class UnitRunner:
         if isinstance(lm, ICLModel):
             lm.finish()
             shared["passes"] = lm.runner.passes_run
+        shared["seconds"] = round(time.perf_counter() - begun, 3)
         for cell in cells:
             number = passes_of(cell.variant)[1]
             _set_passes(lm, name, number)
@@ -234,7 +244,7 @@ class UnitRunner:
         self, cell: Cell, results: dict[str, Any], task: Any, shared: Mapping[str, Any]
     ) -> dict[str, Any]:
         """A cell's results, with the cell's axes under `config.icl.study`. `shared` has the numbers of the cells that were
-        scored together, and of their passes."""
+        scored together, and of their passes and seconds."""
         metric = self.grid.study.metric
         training = cell.model.training
         facts: dict[str, Any] = {

@@ -52,3 +52,25 @@ def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope):
         evaluation.assert_same(
             evaluation.answers("icl", tmp_path, names, shots, args=args), theirs, 1e-4
         )
+
+
+def test_what_documents_cannot_show_is_said(checkpoint, caplog):
+    """`--limit` takes the first rows of a split that is sorted by its labels."""
+
+    def warned(limit, **config):
+        caplog.clear()
+        task = evaluation.task("t", **evaluation.CHOICE, doc_to_choice=["a", "b"], **config)
+        with caplog.at_level("WARNING"):
+            evaluation.run("icl", checkpoint("gpt2"), [task], 2, limit=limit)
+        return [line for line in caplog.messages if "documents" in line]
+
+    [one_label] = warned(2, doc_to_target=0)
+    assert "t: all 2 documents have one right answer, 0" in one_label and "shuffle=0" in one_label
+    assert warned(2) == ["t: 2 documents: intervals will be wide."]
+    assert warned(None, doc_to_target=0) == []
+
+
+def test_a_run_records_what_it_cost(checkpoint):
+    info = evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 2)["config"]["icl"]
+    assert 0 < info["passes"] <= info["tokens_run"]
+    assert info["peak_bytes"] > 2**20 and info["shared_demonstrations"] == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -16,7 +17,10 @@ import pytest
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import figures, tables
-from lm_eval_icl.leaderboard.page import data, page
+from lm_eval_icl.leaderboard.headline import headline, names_of
+from lm_eval_icl.leaderboard.opened import data
+from lm_eval_icl.leaderboard.page import page
+from lm_eval_icl.leaderboard.picture import Axis
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
@@ -224,10 +228,61 @@ def test_without_script_the_table_is_there(board):
         and "vs icl ▼" in text
         and "<i>4 of 6 better</i>" in text
     )
-    assert (
-        "on 80 documents of each task and 3 sets of demonstrations. These are few, so intervals are wide."
-        in text
-    )
+    top = " ".join(re.search(r"<header>(.*?)</header>", text, re.DOTALL)[1].split())
+    assert "Best: <bdi>" in top and "80 documents and 3 sets of demonstrations" in top
+    assert "Not distinguishable from" in top and "Better than" in top
+
+
+def test_the_picture_has_every_row_and_its_interval(board):
+    drawn = re.search(r"<svg class=.picture.*?</svg>", page(board, {}), re.DOTALL)[0]
+    root = ET.fromstring(drawn)
+    by_class: dict[str, list] = {}
+    for element in root:
+        by_class.setdefault(element.get("class").split()[0], []).append(element)
+    axis = Axis(board)
+    assert len(by_class["interval"]) == len(by_class["name"]) == 6
+    assert len(by_class["base"]) == 2 and len(by_class["one"]) == 1
+    for line, entry in zip(by_class["interval"], board.entries, strict=True):
+        estimate = entry.cells["t"].estimate
+        ends = [float(line.get(name).rstrip("%")) for name in ("x1", "x2")]
+        assert ends == [axis.place(estimate.low), axis.place(estimate.high)]
+        assert 2 <= ends[0] <= ends[1] <= 98
+    assert axis.place(axis.ticks[0]) == 2 and axis.place(axis.ticks[-1]) == 98
+    assert axis.place(math.inf) == 98 and axis.place(-math.inf) == 2
+
+
+def test_where_the_first_column_decides_nothing_a_task_does(tmp_path):
+    """And the names have only conditions in which rows differ."""
+    for seed in range(5):
+        for model, on_t, on_u in (("icl", 1, 0), ("pcw", 0, 1)):
+            for task, wrong in (("t", on_t), ("u", on_u)):
+                says = [i % 2 if i >= 30 * wrong else 1 - i % 2 for i in range(40)]
+                write(tmp_path / model / task, model, seed, task=task, says=says)
+    board = build(*read([tmp_path], quiet=True))
+    top = headline(board)
+    assert top.better == [] and {column.kind for column in board.columns} == {"average", "task"}
+    column, entry, difference = top.on_a_task
+    assert (column.name, entry.method) == ("t", "pcw") and difference.mean == 0.75
+    assert "On t, <bdi>pcw</bdi> is better than its baseline <bdi>icl</bdi>" in page(board, {})
+    assert set(names_of(board.entries).values()) == {"icl", "pcw"}
+
+
+def test_marks_are_explained_beside_the_table(tmp_path):
+    for model in ("icl", "pcw"):
+        write(tmp_path / model, model, n=20, gold=[1] * 20)
+    text = page(build(*read([tmp_path], quiet=True)), {})
+    for mark in ("one label", "few documents", "one set"):
+        assert f"<dt>{mark}</dt>" in text and "(Every cell.)" in text
+    assert "all documents have one right answer" in text and "<dt>confirmed</dt>" not in text
+
+
+def test_documents_of_cells_are_in_the_page_on_demand_alone(tmp_path):
+    folder = results(tmp_path / "r")
+    commands.run("leaderboard", folder, "--output", tmp_path / "plain.html")
+    commands.run("leaderboard", folder, "--output", tmp_path / "b.html", "--samples", "t")
+    prompt = "Text: document 3"
+    assert prompt not in (tmp_path / "plain.html").read_text()
+    assert prompt in (tmp_path / "b.html").read_text()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
@@ -254,7 +309,7 @@ def test_in_a_browser(tmp_path, board, width, scheme):
 
 
 def test_without_matplotlib_the_page_has_no_figures(board, monkeypatch, caplog):
-    assert "results" in " ".join(figures.svgs(board)).lower()
+    assert "sets of demonstrations" in " ".join(figures.svgs(board)).lower()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert figures.svgs(board) == {}
     assert "pip install 'lm-eval-icl[figures]'. The page has none." in caplog.text
@@ -279,3 +334,12 @@ def test_figures_of_curves(tmp_path):
     )
     with pytest.raises(InputError, match="there is no 'nothing'"):
         figures.draw(board, tmp_path / "figures", ["nothing"])
+
+
+@pytest.mark.parametrize(("joined", "why"), [(240, "each once"), (0, "none shared")])
+def test_what_retrieval_encoded_once_is_said(tmp_path, joined, why):
+    counts = {"demonstrations": 240, "distinct": 197, "joined": joined}
+    write(tmp_path, put={"config.icl.shared_demonstrations": counts})
+    [entry] = data(build(*read([tmp_path], quiet=True)))["entries"]
+    facts = dict(entry["cells"][0]["facts"])
+    assert facts["Demonstrations encoded"].startswith(f"197 distinct of 240, {why}")

@@ -385,7 +385,7 @@ def test_where_demonstrations_are_from_marks_cells(tmp_path):
         "retrieved from a pool of 5,452 rows; it has copies of 11 documents, which were left"
         in marks["pcw"][0]
     )
-    assert marks["icl"] == ("3 documents stand among their own demonstrations, with the answer.",)
+    assert marks["icl"][0] == "3 documents stand among their own demonstrations, with the answer."
 
 
 def test_variants_of_the_baseline_are_compared_with_it_and_other_sets_too(tmp_path):

@@ -28,7 +28,15 @@ MODEL = f"pretrained={model_path()}"
 DEMO = {"models": MODEL, "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": "0..1"}
 OPTIONS = Options("cpu", 8, 6)
 # Of what a cell says: how much of it was run in this process.
-COUNTS = {"contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"}
+COUNTS = {
+    "contexts_encoded",
+    "contexts_reused",
+    "tokens_run",
+    "tokens_saved",
+    "passes",
+    "peak_bytes",
+    "shared_demonstrations",
+}
 
 
 def write(path: Path, **keys: object) -> str:

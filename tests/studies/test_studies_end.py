@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +16,11 @@ from rich.console import Console
 
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.records import Run
-from lm_eval_icl.studies import end, grid
+from lm_eval_icl.studies import conduct, end, grid
 from lm_eval_icl.studies.cells import Cell, Model, StudyTask
 from lm_eval_icl.studies.grid import Training, Variant
 from lm_eval_icl.studies.run import Options
+from tests import commands
 from tests.boards import make_result, make_run
 from tests.studies import running
 
@@ -233,6 +235,28 @@ def test_study_csv_has_the_scores_of_each_cell_on_the_test_set(
     for cell in tested:
         assert table.loc[str(progress.folder.results_path(cell))].value == progress.score(cell)
     assert {"board.html", "study.csv"} <= {path.name for path in progress.folder.path.iterdir()}
+
+
+def test_a_dry_run_says_minutes_and_the_page_says_what_failed(tmp_path, capsys):
+    """By two trials of a unit; a model that does not load is tried once, and its cells stand on the page."""
+    keys = {"models": [running.MODEL, f"pretrained={tmp_path}"], "methods": ["icl", "pcw"]}
+    file = running.write(tmp_path / "s.yaml", **{**keys, "seeds": [0]})
+    line = ["study", file, "--limit", "6", "--device", "cpu"]
+    refused = commands.refused(*line, "--dry_run")
+    said = capsys.readouterr().out
+    low, high = re.search(
+        r"tokens, ([\d.]+) to ([\d.]+) minutes at the speed of two", said
+    ).groups()
+    assert 0 <= float(low) <= float(high) < 10 and "cannot be run" in refused
+    commands.refused(*line, "--output", tmp_path / "o")
+    failed = [text for text in capsys.readouterr().err.splitlines() if text.startswith("failed:")]
+    assert len(failed) == 1 and "2 left out" in (tmp_path / "o" / "board.html").read_text()
+
+
+def test_the_time_that_is_left_has_an_error():
+    assert conduct.time_left([60.0], 3) == "time left not known yet"
+    assert conduct.time_left([60.0, 60.0, 60.0], 4) == "4 to 4 min left, by 3 cells"
+    assert conduct.time_left([0.0, 120.0], 10) == "0 to 30 min left, by 2 cells"
 
 
 def test_a_measured_dev_set_has_columns_beside_the_test_set(tmp_path: Path) -> None:

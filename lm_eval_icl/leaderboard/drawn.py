@@ -1,0 +1,62 @@
+"""What figures of results have in common: their data as CSV, the names of axes and entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lm_eval_icl.drawing.style import clipped, one_line
+from lm_eval_icl.results.board import Board, Column, Entry
+from lm_eval_icl.results.statistics import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH = 7.6  # inches
+_ENTRY = ("checkpoint", "details", "method", "arguments", "conditions", "rule", "name")
+
+Numbers = dict[str, object]  # a line of a figure's CSV file
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure with its title, and the numbers that it shows."""
+
+    title: str
+    figure: Figure
+    lines: list[Numbers]
+
+
+def label_of(entry: Entry) -> str:
+    return entry.label.replace("decide: ", "")
+
+
+def scale_of(column: Column) -> int:
+    """The factor from the metric to the axis, which has percent if the metric is a share."""
+    return 100 if column.percent else 1
+
+
+def metric_of(column: Column) -> str:
+    return "accuracy" if column.metric == "acc" else clipped(column.metric)
+
+
+def axis_of(board: Board, column: Column) -> str:
+    """The name of an axis with a column's values."""
+    where = "average over tasks" if column.kind == "average" else clipped(column.name)
+    unit = ", %" if column.percent else ""
+    return f"{metric_of(column)}{unit} ({', '.join([where, *map(clipped, board.common)])})"
+
+
+def numbers_of(entry: Entry, column: Column, **values: object) -> Numbers:
+    """A line of a CSV file: the entry, the column, and the values that are drawn."""
+    line: Numbers = {name: getattr(entry, name) for name in _ENTRY}
+    line |= {"column": column.name, "metric": column.metric, **values}
+    for name, value in line.items():
+        if isinstance(value, str):
+            line[name] = one_line(value)
+    return line
+
+
+def ends_of(estimate: Estimate, name: str = "mean") -> dict[str, float]:
+    """An estimate with the ends of its interval, for a line of a CSV file."""
+    return {name: estimate.mean, "low": estimate.low, "high": estimate.high}
