@@ -50,23 +50,23 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(1060, 9.4), Limit(12302, 13.9)),
+    "": (Limit(1201, 9.1), Limit(12620, 13.7)),
     "files": (Limit(129, 6.5), None),
-    "prompts": (Limit(6789, 12.8), Limit(5721, 13.4)),
+    "prompts": (Limit(6741, 10.7), Limit(5721, 13.4)),
     "metaicl": (Limit(3327, 12.9), Limit(5080, 15.4)),
     "decisions": (Limit(2559, 10.2), Limit(1672, 17.5)),
-    "inference": (Limit(20967, 13.8), Limit(22450, 15.3)),
-    "methods": (Limit(16219, 12.7), Limit(12688, 15.6)),
-    "drawing": (Limit(3878, 15.2), Limit(2421, 16.5)),
-    "demonstrations": (Limit(11827, 13.0), Limit(6789, 16.5)),
-    "training": (Limit(7099, 12.8), Limit(5471, 16.1)),
+    "inference": (Limit(21648, 11.4), Limit(23682, 15.0)),
+    "methods": (Limit(20747, 11.2), Limit(16743, 15.1)),
+    "drawing": (Limit(3795, 11.0), Limit(2421, 16.5)),
+    "demonstrations": (Limit(11919, 12.6), Limit(6789, 16.5)),
+    "training": (Limit(7077, 12.8), Limit(5471, 16.1)),
     "regression": (None, Limit(3247, 18.0)),
-    "harness": (Limit(25694, 12.6), Limit(26240, 14.1)),
-    "results": (Limit(26893, 12.6), Limit(27174, 17.4)),
-    "leaderboard": (Limit(14710, 12.4), Limit(4400, 13.7)),
-    "studies": (Limit(18044, 13.2), Limit(17491, 16.1)),
-    "smoke": (Limit(2865, 11.9), Limit(2581, 21.2)),
-    "cli": (Limit(10185, 11.4), Limit(1119, 11.7)),
+    "harness": (Limit(25977, 12.5), Limit(30198, 14.0)),
+    "results": (Limit(31829, 11.7), Limit(28260, 17.3)),
+    "leaderboard": (Limit(14710, 12.4), Limit(4366, 13.7)),
+    "studies": (Limit(18542, 12.4), Limit(18420, 16.0)),
+    "smoke": (Limit(2853, 11.9), Limit(2568, 20.6)),
+    "cli": (Limit(10185, 11.4), Limit(1011, 11.4)),
 }
 # Lines of a file and of a function of the package. What was longer when the rule came is listed
 # with its length then, and may only become shorter.
