@@ -18,10 +18,10 @@ import torch
 import transformers
 from lm_eval.tasks import TaskManager
 
-from lm_eval_icl import methods
 from lm_eval_icl.drawing.style import METADATA, styled
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.harness.prompts import recording
+from lm_eval_icl.methods.deepthink import DeepThink
 from lm_eval_icl.prompts.tokens import Context
 
 SETTINGS = ((0.001, 0.0), (0.01, 0.0), (0.1, 0.0), (0.01, 0.9))  # eta, momentum
@@ -42,9 +42,9 @@ def context_of(task_name: str, seed: int, tokenizer: Any) -> Context:
 @torch.no_grad()
 def norms(model: Any, context: Context, eta: float, momentum: float, most: int) -> torch.Tensor:
     """[iterations, 2] the mean norm of a layer's keys and of its values, as multiples of those at T=1."""
-    method = methods.make("deepthink", {"T": most, "eta": eta, "momentum": momentum}).bind(model)
+    method = DeepThink(T=most, eta=eta, momentum=momentum)
     rows = []
-    for memory in method.memories(model, context):
+    for [memory] in method.memories(model, [context]):
         keys = [layer_keys.float().norm() for layer_keys, _ in memory.layers]
         values = [layer_values.float().norm() for _, layer_values in memory.layers]
         rows.append(torch.stack([torch.stack(keys).mean(), torch.stack(values).mean()]))
