@@ -9,6 +9,7 @@ import pytest
 
 from lm_eval_icl import results
 from lm_eval_icl.leaderboard import costs, curves, tables
+from lm_eval_icl.leaderboard.page import page
 from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from tests import commands
@@ -86,3 +87,9 @@ def test_the_terminal_the_csv_and_the_frontier(tmp_path, capsys):
         "icl": True,
         "star": False,
     }
+
+
+def test_a_page_names_costs_on_one_line(tmp_path):
+    write(tmp_path, put=recorded(100))
+    text = page(board_of(tmp_path), {})
+    assert '<th scope="col" class="cost">tokens a document<small>' in text
