@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,8 @@ def run(
         bootstrap_iters=0,
         **{"batch_size": 4, **kwargs},
     )
+    if os.environ.get("RANK", "0") != "0":  # only the first of several processes has the results
+        return {}
     assert results is not None
     return results
 

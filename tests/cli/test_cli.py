@@ -133,7 +133,8 @@ def test_a_gpu_that_is_not_there_is_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupt_is_one_line():
-    with subprocess.Popen([COMMAND, "smoke"], stderr=subprocess.PIPE, text=True) as process:
+    line = [COMMAND, "smoke", "--arch", "llama,gpt2,gpt_neox,opt,qwen2,mistral"]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
         while (
             process.poll() is None
             and "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()

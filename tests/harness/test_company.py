@@ -55,7 +55,10 @@ def answers(model: str, path: Path, kinds: list[str], rows: list[dict], **option
     """(task, filter, document's text) -> its responses."""
     beside = options.pop("beside", [])
     tasks = [*beside, *(task(kind, rows) for kind in kinds)]
-    samples = evaluation.run(model, path, tasks, 2, **options)["samples"]
+    results = evaluation.run(model, path, tasks, 2, **options)
+    if not results:
+        return {}  # this is not the first of several processes
+    samples = results["samples"]
     return {
         (kind, sample["filter"], sample["doc"]["text"]): sample["filtered_resps"]
         for kind in kinds
