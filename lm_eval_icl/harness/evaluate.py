@@ -65,9 +65,7 @@ def announced(
             model.chosen = give_chosen(model, tasks.values())
             model.begin(list(tasks.values()))
             if lm is model:
-                model.set_cache_hook(
-                    CacheHook(None)
-                )  # an earlier run's hook may be for other weights
+                model.set_cache_hook(CacheHook(None))  # an earlier run's may be for other weights
         with recording() if is_ours else nullcontext():
             results = original(lm, task_dict, *args, **kwargs)
     finally:
@@ -80,48 +78,58 @@ def announced(
         read: int | None = 0  # responses that were not computed; None if that is not known
         if isinstance(lm, CachingLM):
             read = model.counts["responses_read"] if is_ours else None
-        rows = {name: getattr(task, "demonstration_rows", "") for name, task in tasks.items()}
+        rows = {
+            name: task.demonstration_rows
+            for name, task in tasks.items()
+            if getattr(task, "demonstration_rows", "")
+        }
         results["provenance"] = {
             "weights": weights,
             "responses": {"read": read},
-            "demonstrations": {name: digest for name, digest in rows.items() if digest},
+            "demonstrations": rows,
         }
         if is_ours:
             results["plugins"] = plugin.provenance(type(model).__name__)
         for name, sampler in samplers.items():
             config = results["configs"][name]
-            config["metadata"] = {**(config.get("metadata") or {}), "retrieved": sampler.facts}
+            metadata = config.get("metadata") or {}
+            config["metadata"] = metadata | {"retrieved": sampler.facts}
     return results
 
 
 def warn_of_documents(tasks: Mapping[str, Task], limit: float | None) -> None:
-    """Warn of tasks of which `--limit` takes documents that can show little."""
+    """Warn of tasks of which `--limit` takes documents that can show little: one line for all of them."""
+    few = []
+    one_answer = []
     for name, task in tasks.items() if limit else ():
         size = get_sample_size(task, limit)
         documents = [document for _, document in task.doc_iterator(limit=size)]
         answers = {str(task.doc_to_target(document)) for document in documents}
         if len(answers) == 1 < len(documents):
-            log.warning(
-                "%s: all %d documents have one right answer, %s: --limit takes the first rows, which "
-                "are sorted by it. Add --metadata shuffle=0.",
-                *(name, len(documents), answers.pop()),
-            )
+            one_answer.append(f"{name} ({answers.pop()})")
         elif len(documents) < FEW_DOCUMENTS:
-            log.warning("%s: %d documents: intervals will be wide.", name, len(documents))
+            few.append(f"{name} {len(documents)}")
+    if one_answer:
+        log.warning(
+            "All documents have one right answer in %s: --limit takes the first rows, which are "
+            "sorted by it. Add --metadata shuffle=0.",
+            ", ".join(one_answer),
+        )
+    if few:
+        log.warning("Intervals will be wide, since the documents are few: %s.", ", ".join(few))
 
 
 def weights_of(model: Any) -> str | None:
     """A digest of the model's weights and tokenizer; None for a model that has no files or no tokenizer here."""
-    if getattr(model, "rank", 0) != 0 or not hasattr(model, "tokenizer"):
+    if getattr(model, "rank", 0) or not hasattr(model, "tokenizer"):
         return None
     adapters = (getattr(model, "peft", None), getattr(model, "delta", None))
     revision = getattr(model, "revision", None)
     weights = weights_digest(getattr(model, "pretrained", None), revision, adapters)
-    if weights is None:
+    if not weights:
         return None
-    return hashlib.sha256(f"{weights} {_tokenizer_digest(model.tokenizer)}".encode()).hexdigest()[
-        :32
-    ]
+    digests = f"{weights} {_tokenizer_digest(model.tokenizer)}".encode()
+    return hashlib.sha256(digests).hexdigest()[:32]
 
 
 @functools.lru_cache(maxsize=4)

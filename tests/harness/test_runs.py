@@ -65,8 +65,8 @@ def test_what_documents_cannot_show_is_said(checkpoint, caplog):
         return [line for line in caplog.messages if "documents" in line]
 
     [one_label] = warned(2, doc_to_target=0)
-    assert "t: all 2 documents have one right answer, 0" in one_label and "shuffle=0" in one_label
-    assert warned(2) == ["t: 2 documents: intervals will be wide."]
+    assert "one right answer in t (0): --limit" in one_label and "shuffle=0" in one_label
+    assert warned(2) == ["Intervals will be wide, since the documents are few: t 2."]
     assert warned(None, doc_to_target=0) == []
 
 
