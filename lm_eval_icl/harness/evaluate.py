@@ -19,6 +19,7 @@ from lm_eval_icl.harness import deciding, plugin
 from lm_eval_icl.harness.choosing import give_chosen, give_rankings, retrieving
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import recording
+from lm_eval_icl.harness.requests import some
 from lm_eval_icl.harness.response_cache import resumable
 from lm_eval_icl.harness.tasks import bind
 from lm_eval_icl.inference.identity import weights_digest
@@ -113,10 +114,10 @@ def warn_of_documents(tasks: Mapping[str, Task], limit: float | None) -> None:
         log.warning(
             "All documents have one right answer in %s: --limit takes the first rows, which are "
             "sorted by it. Add --metadata shuffle=0.",
-            ", ".join(one_answer),
+            some(one_answer),
         )
     if few:
-        log.warning("Intervals will be wide, since the documents are few: %s.", ", ".join(few))
+        log.warning("Intervals will be wide, since the documents are few: %s.", some(few))
 
 
 def weights_of(model: Any) -> str | None:
