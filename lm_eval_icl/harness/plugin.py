@@ -127,7 +127,7 @@ def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> 
 def _check(metadata: Mapping[str, Any]) -> None:
     """Read what `--metadata` says to this package. A key that is similar to one of ours may be a
     task's own."""
-    from lm_eval_icl.decisions import how as deciding
+    from lm_eval_icl.decisions import rules as deciding
     from lm_eval_icl.demonstrations import how as choosing
     from lm_eval_icl.demonstrations import labels
 

@@ -11,7 +11,8 @@ from typing import Any
 from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_icl.demonstrations import how, labels
-from lm_eval_icl.errors import InputError, checked_whole, naming
+from lm_eval_icl.declared import NotNegative, checked
+from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.prompts.formats import Template, format_of
 
 
@@ -44,7 +45,7 @@ def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
             )
         task.config.metadata = {**metadata, **given}
         if number is not None:
-            _format(task, checked_whole("format", number, least=0))
+            _format(task, checked("format", number, NotNegative))
         if other_labels is not None:
             relabel = Relabel(task, labels.read(other_labels))
             task.fewshot_cfg = dataclasses.replace(task.fewshot_cfg, doc_to_target=relabel)

@@ -25,8 +25,9 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from lm_eval_icl import methods
-from lm_eval_icl.decisions.how import NEIGHBORS, Rule
-from lm_eval_icl.decisions.how import read as read_rules
+from lm_eval_icl.decisions.rule import Rule
+from lm_eval_icl.decisions.rules import NEIGHBORS
+from lm_eval_icl.decisions.rules import read as read_rules
 from lm_eval_icl.demonstrations import how, labels
 from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing, whole
 from lm_eval_icl.harness.arguments import CommonArguments, read_arguments

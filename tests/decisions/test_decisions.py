@@ -7,12 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_icl.decisions.batch import BatchCalibration
-from lm_eval_icl.decisions.contextual import Contextual
-from lm_eval_icl.decisions.how import read
-from lm_eval_icl.decisions.neighbors import KNN, Hidden
-from lm_eval_icl.decisions.pmi import PMI
 from lm_eval_icl.decisions.rule import log_normalized
+from lm_eval_icl.decisions.rules import KNN, PMI, BatchCalibration, Contextual, Hidden, read
 from lm_eval_icl.errors import InputError
 
 
@@ -165,7 +161,7 @@ def test_rules_as_users_write_them():
     ("given", "said"),
     [
         ("contextal", "did you mean 'contextual'"),
-        ("batch:by=mean", "by='mean': must be 'division' or 'difference'"),
+        ("batch:by=mean", "by='mean': must be division or difference"),
         ("batch+batch", "names a rule twice"),
         ({"contextual": {"texts": []}}, "contextual: texts="),
     ],
