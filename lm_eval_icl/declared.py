@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationInfo
 from pydantic.fields import FieldInfo
 
 from lm_eval_icl.errors import InputError, suggestion
-from lm_eval_icl.files import as_json, digest
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -84,6 +91,15 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         raise InputError(f"{name}={value!r}: must be {must_be}.") from None
 
 
+def as_argument(hint: Any) -> BeforeValidator:
+    """For a field of a pydantic model: its values are read, and refused, as those of an argument."""
+
+    def read(value: Any, info: ValidationInfo) -> Any:
+        return checked(str(info.field_name), value, hint)
+
+    return BeforeValidator(read)
+
+
 @dataclass(frozen=True)
 class Arguments:
     """A dataclass whose values are checked when it is made. A subclass may have a `name`.
@@ -99,24 +115,6 @@ class Arguments:
             value = checked(called, getattr(self, argument), hint)
             object.__setattr__(self, argument, value)
 
-    @classmethod
-    def of(cls, written: Any) -> Self:
-        """The dataclass with the arguments in a mapping.
-
-        Raises:
-            InputError: it is no mapping, or there is no such argument, or a value is refused.
-        """
-        name = getattr(cls, "name", "")
-        if not isinstance(written, Mapping):
-            raise InputError(f"{name}={written!r}: must be arguments and their values.")
-        known = arguments_of(cls)
-        for argument in written:
-            if argument not in known:
-                called = f"{name}: " if name else ""
-                near = suggestion(argument, known)
-                raise InputError(f"{called}unknown argument {argument!r}: {near}")
-        return cls(**written)
-
     @property
     def arguments(self) -> dict[str, Any]:
         """All arguments by name."""
@@ -131,16 +129,36 @@ class Arguments:
     def __str__(self) -> str:
         """The name and the arguments that differ from the defaults, as users write them.
 
-        The order in which they were given makes no difference. The digest of a value replaces it if
-        it has characters that the name of a result may not have.
+        The order in which they were given makes no difference.
         """
         parts = [getattr(self, "name", "")]
         for name, value in sorted(self.given.items()):
-            text = "|".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            if not re.fullmatch(r"[\w./|\[\] -]+", text, re.ASCII):
-                text = digest(as_json(value))[:8]
-            parts.append(f"{name}={text}")
+            parts.append(f"{name}={self._written(value)}")
         return ":".join(parts)
+
+    def _written(self, value: Any) -> str:
+        return "|".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+Declared = TypeVar("Declared", bound=Arguments)
+
+
+def read_into(declared: type[Declared], written: Any) -> Declared:
+    """The dataclass with the arguments in a mapping.
+
+    Raises:
+        InputError: it is no mapping, or there is no such argument, or a value is refused.
+    """
+    name = getattr(declared, "name", "")
+    if not isinstance(written, Mapping):
+        raise InputError(f"{name}={written!r}: must be arguments and their values.")
+    known = arguments_of(declared)
+    for argument in written:
+        if argument not in known:
+            called = f"{name}: " if name else ""
+            near = suggestion(argument, known)
+            raise InputError(f"{called}unknown argument {argument!r}: {near}")
+    return declared(**written)
 
 
 def spelled(text: str, verbatim: str = "") -> tuple[str, dict[str, Any]]:

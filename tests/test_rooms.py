@@ -17,7 +17,7 @@ import lm_eval_icl
 PACKAGE = Path(lm_eval_icl.__file__).parent
 # From the first to the last: a room may import from itself and from those before it.
 ROOMS = [
-    {"__init__", "version", "errors"},
+    {"__init__", "version", "errors", "declared"},
     {"files"},
     {"prompts"},
     {"metaicl"},
@@ -278,7 +278,7 @@ def modules_of(room: str) -> list[str]:
         # What a command can say at once does not wait for what runs models.
         (["cli", "cli.show", "cli.study"], {"torch", "transformers", "datasets", "scipy"}),
         (
-            ["demonstrations.best_random", "demonstrations.lens", "demonstrations.select"],
+            ["demonstrations.searches", "demonstrations.selectors", "demonstrations.similar"],
             {"torch", "scipy", *FOREIGN},
         ),
         (["drawing.drawing", "drawing.terminal", "methods.invicl"], {"transformers", *FOREIGN}),

@@ -107,7 +107,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         chooser, chosen = Chooser(pool, predictor, how.pool), {}
         for seed in seeds:
             with naming(f"task {pool.name!r}"):
-                choice = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
+                choice = chooser.choose(how, shots, seed)
             chosen[str(seed)] = choice.as_json()
             rows, cost = (
                 ", ".join(map(str, choice.indices)),

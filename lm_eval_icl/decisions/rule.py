@@ -7,6 +7,7 @@ the import takes half a second.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lm_eval_icl.declared import Arguments, Positive
+from lm_eval_icl.files import as_json, digest
 
 Doc = Mapping[str, Any]
 
@@ -35,6 +37,13 @@ class Rule(Arguments, ABC):
     fixed_options: ClassVar[str] = ""
     is_transductive = False
     is_logarithmic = True
+
+    def _written(self, value: Any) -> str:
+        """The digest of a value replaces it if it has characters that a name may not have."""
+        text = super()._written(value)
+        if re.fullmatch(r"[\w./|\[\] -]+", text, re.ASCII):
+            return text
+        return digest(as_json(value))[:8]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from lm_eval_icl.decisions.rule import (
     log_mean_exp,
     log_normalized,
 )
-from lm_eval_icl.declared import Positive, spelled
+from lm_eval_icl.declared import Positive, read_into, spelled
 from lm_eval_icl.errors import InputError, naming, suggestion
 
 
@@ -285,7 +285,7 @@ def read(given: Any) -> tuple[Rule, ...]:
 def _make(name: str, arguments: Any) -> Rule:
     if name not in RULES:
         raise InputError(f"{name!r}: {suggestion(name, RULES)}")
-    return RULES[name].of(arguments)
+    return read_into(RULES[name], arguments)
 
 
 def written(rules: Sequence[Rule]) -> Any:

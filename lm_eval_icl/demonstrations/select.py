@@ -1,91 +1,84 @@
-"""Chooses demonstrations by a selector with a given name, the same number from each class."""
+"""Chooses demonstrations by a selector, the same number from each class."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from random import Random
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
-from lm_eval_icl.demonstrations.cal import cal
-from lm_eval_icl.demonstrations.craig import craig
-from lm_eval_icl.demonstrations.gradmatch import gradmatch
-from lm_eval_icl.demonstrations.herding import herding
-from lm_eval_icl.demonstrations.k_center import k_center
+from lm_eval_icl.declared import Arguments, Positive
 from lm_eval_icl.demonstrations.pool import Pool
-from lm_eval_icl.demonstrations.submodular import facility_location, graph_cut
-from lm_eval_icl.demonstrations.uncertainty import entropy, least_confidence, margin
-from lm_eval_icl.errors import InputError, did_you_mean, is_number, is_whole
-
-Selector = Callable[
-    ..., list[int]
-]  # (pool, n, generator, **arguments) -> rows of the pool in the order of picking
-_ALL = (
-    herding,
-    k_center,
-    entropy,
-    least_confidence,
-    margin,
-    cal,
-    craig,
-    gradmatch,
-    facility_location,
-    graph_cut,
-)
-_MUST = {bool: "true or false", int: "a whole number from 1", float: "a number from 0"}
-SELECTORS: Mapping[str, Selector] = {selector.__name__: selector for selector in _ALL}
+from lm_eval_icl.errors import InputError
 
 
-def arguments_of(selector: Selector) -> dict[str, Any]:
-    """The arguments of a selector that a user may give, with their defaults."""
-    parameters = inspect.signature(selector).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY}
+@dataclass(frozen=True)
+class How(Arguments):
+    """A method by which a model chooses demonstrations, with its arguments.
+
+    Args:
+        balance: choose inside each class, the same number as far as possible (see `quotas`).
+        pool: how many documents are candidates.
+    """
+
+    name: ClassVar[str]
+
+    balance: bool = True
+    pool: Positive = 5000
 
 
-def select(
-    how: str, pool: Pool, n: int, seed: int, balance: bool = True, **arguments: Any
-) -> tuple[int, ...]:
+@dataclass(frozen=True)
+class Selector(How, ABC):
+    """A method that picks rows by the model's outputs on the pool."""
+
+    @abstractmethod
+    def pick(self, pool: Pool, n: int, generator: Random) -> list[int]:
+        """Pick n rows of the pool. They are in the order of picking."""
+
+
+def select(how: Selector, pool: Pool, n: int, seed: int) -> tuple[int, ...]:
     """Choose n rows of a pool without duplicates.
 
     Args:
-        how: the name of a selector.
-        seed: the seed of the selector's random choices, and of the classes that get one row more than others.
-        balance: choose inside each class, the same number as far as possible (see `quotas`).
+        seed: the seed of the selector's random choices, and of the classes that get one row more
+            than others.
 
     Returns:
-        The rows in the order of picking. With class balance, these are the first row of each class, then the second row
-        of each class, and so on. `in_prompt_order` puts them into the order of a prompt.
+        The rows in the order of picking. With class balance, these are the first row of each class,
+        then the second row of each class, and so on. `in_prompt_order` puts them into the order of
+        a prompt.
     """
     check_n(how, pool, n)
-    selector, generator = SELECTORS[how], Random(seed)
-    if not balance:
-        return tuple(selector(pool, n, generator, **arguments))
+    generator = Random(seed)
+    if not how.balance:
+        return tuple(how.pick(pool, n, generator))
     picked = []
     for label, quota in quotas(pool, n, generator).items():
         rows = np.flatnonzero(pool.labels == label)
-        picked.append(
-            [int(rows[row]) for row in selector(pool.at(rows), quota, generator, **arguments)]
-        )
-    return tuple(row for turn in zip_longest(*picked) for row in turn if row is not None)
+        picked.append(rows[how.pick(pool.at(rows), quota, generator)].tolist())
+    by_turns: list[int] = []
+    for turn in zip_longest(*picked):
+        by_turns += [row for row in turn if row is not None]
+    return tuple(by_turns)
 
 
 def in_prompt_order(rows: Sequence[int], seed: int) -> tuple[int, ...]:
-    """The order of rows in a prompt: shuffled by the seed, whatever the order in which they were picked."""
+    """The order of rows in a prompt: shuffled by the seed, in whatever order they were picked."""
     ordered = sorted(rows)
-    Random(f"order {seed}").shuffle(
-        ordered
-    )  # a text as the seed: independent of other choices with this seed
+    # The seed is a text, so that the order is independent of other choices with this seed.
+    Random(f"order {seed}").shuffle(ordered)
     return tuple(ordered)
 
 
 def quotas(pool: Pool, n: int, generator: Random) -> dict[int, int]:
     """How many of n rows each class gets: n // C, and one more in n mod C classes, which are drawn.
 
-    If a class has too few rows, the other classes get more in turns, as in a stratified draw. Classes that get rows are
-    in the order in which they were drawn.
+    If a class has too few rows, the other classes get more in turns, as in a stratified draw.
+    Classes that get rows are in the order in which they were drawn.
 
     Raises:
         InputError: a class has no rows.
@@ -93,46 +86,23 @@ def quotas(pool: Pool, n: int, generator: Random) -> dict[int, int]:
     available = np.bincount(pool.labels, minlength=pool.classes)
     if not available.all():
         raise InputError(
-            f"label {int(np.argmin(available))} has no rows in the pool of {len(pool.labels)}: take a larger pool, or "
-            "choose without balance."
+            f"label {int(np.argmin(available))} has no rows in the pool of {len(pool.labels)}: "
+            "take a larger pool, or choose without balance."
         )
     labels = list(range(pool.classes))
     generator.shuffle(labels)
     counts = dict.fromkeys(labels, 0)
     while (missing := n - sum(counts.values())) > 0:
-        for label in [label for label in labels if counts[label] < available[label]][:missing]:
+        with_rows = [label for label in labels if counts[label] < available[label]]
+        for label in with_rows[:missing]:
             counts[label] += 1
     return {label: count for label, count in counts.items() if count}
 
 
-def check_n(how: str, pool: Pool, n: int) -> None:
+def check_n(how: How, pool: Pool, n: int) -> None:
     """Raise an `InputError` if the pool has fewer than n rows."""
     if n > len(pool.labels):
         raise InputError(
-            f"{how}: {n} demonstrations are asked for, and the pool has {len(pool.labels)}: lower --num_fewshot or "
-            "raise pool."
+            f"{how.name}: {n} demonstrations are asked for, and the pool has {len(pool.labels)}: "
+            "lower --num_fewshot or raise pool."
         )
-
-
-def checked(how: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a method, converted to the types of their defaults.
-
-    Raises:
-        InputError: there is no such argument, or its value has another type or is below its range.
-    """
-    values = {}
-    for name, value in arguments.items():
-        if name not in defaults:
-            raise InputError(f"{how}: unknown argument {name!r}: {near(name, defaults)}")
-        kind = type(defaults[name])
-        whole, number = is_whole(value) and value >= 1, is_number(value) and value >= 0
-        good = isinstance(value, bool) if kind is bool else whole if kind is int else number
-        if not good:
-            raise InputError(f"{how}: {name}={value!r}: must be {_MUST[kind]}.")
-        values[name] = kind(value)
-    return values
-
-
-def near(name: str, names: Iterable[str], otherwise: str = "there are ") -> str:
-    """The advice about an unknown name: the most similar one of the known names, or all of them after `otherwise`."""
-    return did_you_mean(str(name).lower(), names) or f"{otherwise}{', '.join(names)}."

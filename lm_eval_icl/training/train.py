@@ -120,9 +120,11 @@ def train(
         output, settings, cpu, getattr(model.config, "use_cache", True), bool(held_out)
     )
     record = _record(method, tasks, settings, fits, source)
+    measured = settings.arguments
+    del measured["save_steps"]  # another number does not change the weights
     run = {
         **record,
-        **settings.model_dump(exclude={"save_steps"}),
+        **measured,
         "model": source,
         **(identity or {}),
     }

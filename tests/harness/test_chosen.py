@@ -8,7 +8,8 @@ import pytest
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.demonstrations.choosing import Chooser
-from lm_eval_icl.demonstrations.how import How, make, read
+from lm_eval_icl.demonstrations.how import make, read
+from lm_eval_icl.demonstrations.selectors import CAL, Herding
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import choosing
 from lm_eval_icl.harness.choosing import PoolOfTask
@@ -73,7 +74,7 @@ def pool():
 def test_what_select_chooses_and_once_for_all_methods(checkpoint, cache, chosen, pool):
     path = checkpoint("gpt2")
     first, prompts = run("invicl", path, "herding")
-    expected = Chooser(pool, Predictor(*tiny.load(path), ICL()), 5000).choose("herding", 3, 0)
+    expected = Chooser(pool, Predictor(*tiny.load(path), ICL()), 5000).choose(Herding(), 3, 0)
     assert chosen == ["herding"] * 2
     assert first["indices"] == list(expected.indices) and first["picked"] == list(expected.picked)
     assert (
@@ -141,7 +142,7 @@ def test_one_text_for_one_method(tmp_path):
     )
     assert str(read("herding:unit=False:pool=5000")) == "herding" and read(
         str(read("cal:k=3"))
-    ) == How("cal", {"k": 3})
+    ) == CAL(k=3)
     file = tmp_path / "chosen.json"
     file.write_text("[]")
     assert [read(each) for each in ("stratified", "random", "first", str(file))] == [None] * 4
