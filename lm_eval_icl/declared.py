@@ -1,4 +1,4 @@
-"""Arguments as users write them, read into dataclasses whose fields declare their range in the type.
+"""Arguments as users write them, read into dataclasses whose types declare the ranges.
 
 `NAME:KEY=VALUE:KEY=VALUE` and a dictionary say the same. A field such as
 `eta: Annotated[float, Field(gt=0, le=1)] = 0.01` is all that has to be written for an argument:
@@ -92,7 +92,7 @@ def checked(name: str, value: Any, hint: Any) -> Any:
 
 
 def as_argument(hint: Any) -> BeforeValidator:
-    """For a field of a pydantic model: its values are read, and refused, as those of an argument."""
+    """For a field of a pydantic model: its values are read, and refused, as an argument's."""
 
     def read(value: Any, info: ValidationInfo) -> Any:
         return checked(str(info.field_name), value, hint)

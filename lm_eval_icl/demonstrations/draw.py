@@ -148,7 +148,7 @@ def _indices(path: Path, n: int, pool: Sequence[Any], task: str, seed: int | Non
         return _chosen(contents["tasks"], n, pool, task, seed)
     if isinstance(contents, dict):
         contents = contents.get(str(seed))
-    indices = contents if isinstance(contents, list) else [None]
+    indices: list[Any] = contents if isinstance(contents, list) else [None]
     if not all(type(index) is int and 0 <= index < len(pool) for index in indices):
         raise InputError(
             f"must hold a list of whole numbers from 0 to {len(pool) - 1}, or one for each seed, "

@@ -14,10 +14,10 @@ from datasets import Dataset
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
 
+from lm_eval_icl.declared import NotNegative, checked
 from lm_eval_icl.demonstrations.draw import as_text, draw, pool_digest
 from lm_eval_icl.demonstrations.how import read
 from lm_eval_icl.demonstrations.similar import Similar
-from lm_eval_icl.declared import NotNegative, checked
 from lm_eval_icl.errors import InputError, log, naming
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.varying import vary

@@ -10,8 +10,8 @@ from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 
-from lm_eval_icl.demonstrations import how, labels
 from lm_eval_icl.declared import NotNegative, checked
+from lm_eval_icl.demonstrations import how, labels
 from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.prompts.formats import Template, format_of
 

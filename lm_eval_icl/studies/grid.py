@@ -28,8 +28,8 @@ from lm_eval_icl import methods
 from lm_eval_icl.decisions.rule import Rule
 from lm_eval_icl.decisions.rules import NEIGHBORS
 from lm_eval_icl.decisions.rules import read as read_rules
-from lm_eval_icl.demonstrations import how, labels
 from lm_eval_icl.declared import NotNegative, Positive, as_argument
+from lm_eval_icl.demonstrations import how, labels
 from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing
 from lm_eval_icl.harness.arguments import CommonArguments, read_arguments
 from lm_eval_icl.training.settings import with_numbers

@@ -75,7 +75,7 @@ def test_what_select_chooses_and_once_for_all_methods(checkpoint, cache, chosen,
     path = checkpoint("gpt2")
     first, prompts = run("invicl", path, "herding")
     expected = Chooser(pool, Predictor(*tiny.load(path), ICL()), 5000).choose(Herding(), 3, 0)
-    assert chosen == ["herding"] * 2
+    assert chosen == [Herding()] * 2
     assert first["indices"] == list(expected.indices) and first["picked"] == list(expected.picked)
     assert (
         first["how"] == "herding" and first["made_now"] and first["tokens"] == expected.tokens > 0
