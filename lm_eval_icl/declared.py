@@ -24,7 +24,6 @@ from typing import (
 )
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationInfo
-from pydantic.fields import FieldInfo
 
 from lm_eval_icl.errors import InputError, suggestion
 
@@ -58,10 +57,8 @@ def range_of(hint: Any) -> str:
 
 
 def meaning_of(hint: Any) -> str:
-    """The description in a type, `Annotated[..., Field(description=...)]`. Empty if it has none."""
-    details = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    descriptions = [detail.description for detail in details if isinstance(detail, FieldInfo)]
-    return next(filter(None, descriptions), "")
+    """What an argument of this type means: the text in its `Annotated`. Empty if there is none."""
+    return next((text for text in get_args(hint) if isinstance(text, str)), "")
 
 
 @functools.cache

@@ -76,11 +76,7 @@ class Choice:
 
     def as_json(self) -> dict[str, Any]:
         """The choice as an entry of results files and of files of choices."""
-        entry = {}
-        for name, value in vars(self).items():
-            if value is not None:
-                entry[name] = list(value) if isinstance(value, tuple) else value
-        return entry
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 class Chooser:

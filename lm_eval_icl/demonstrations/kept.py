@@ -7,7 +7,6 @@ the seed and the model. It does not depend on the method that is evaluated.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from lm_eval_icl import version
@@ -20,47 +19,40 @@ from lm_eval_icl.methods.predictor import Predictor
 FOLDER = "demonstrations"  # of choices and of rankings, in the folder of what is kept
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A choice of n demonstrations to make, or to read from the cache.
+def chosen(
+    predictor: Predictor | Chooser,
+    pool: TaskPool,
+    how: How,
+    n: int,
+    seed: int,
+    model: Mapping[str, Any],
+) -> dict[str, Any]:
+    """A choice of n demonstrations, as an entry of a results file.
 
-    Attributes:
-        pool: the task's documents.
-        model: the model's identity (`about_model`), and its limits, which decide which documents
-            fit.
-    """
-
-    pool: TaskPool
-    how: How
-    n: int
-    seed: int
-    model: Mapping[str, Any]
-
-
-def chosen(wanted: Wanted, predictor: Predictor | Chooser) -> dict[str, Any]:
-    """The choice, as an entry of a results file. If it is not in the cache, it is made now.
+    If it is not in the cache, it is made now.
 
     Args:
         predictor: the model with plain ICL, or a `Chooser` with this model and this pool.
+        pool: the task's documents.
+        model: the model's identity (`about_model`), and its limits, which decide which documents
+            fit.
 
     Raises:
         InputError: nothing can be chosen.
     """
-    pool = wanted.pool
-    how = wanted.how
-    request = {"how": str(how), "n": wanted.n, "seed": wanted.seed}
-    model = {key: value for key, value in wanted.model.items() if key != "pretrained"}
+    request = {"how": str(how), "n": n, "seed": seed}
+    identity = {key: value for key, value in model.items() if key != "pretrained"}
 
     def choose() -> dict[str, Any]:
         chooser = predictor
         if not isinstance(chooser, Chooser):
             chooser = Chooser(pool, chooser, how.pool)
         with naming(f"task {pool.name!r}: demonstrations={how}"):
-            choice = chooser.choose(how, wanted.n, wanted.seed)
-        return {**request, **choice.as_json()}
+            choice = chooser.choose(how, n, seed)
+        return request | choice.as_json()
 
-    inputs = [request, pool.name, pool.sha256, pool.prompts, version.version(), model]
-    choice = kept(FOLDER, f"{how.name}-{wanted.n}-seed{wanted.seed}", inputs, choose)
+    inputs = [request, pool.name, pool.sha256, pool.prompts, version.version(), identity]
+    choice = kept(FOLDER, f"{how.name}-{n}-seed{seed}", inputs, choose)
     return {**choice.value, "made_now": choice.made_now}
 
 

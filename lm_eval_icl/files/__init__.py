@@ -56,11 +56,11 @@ def kept(folder: str, name: str, inputs: Any, make: Callable[[], Any]) -> Kept:
     path = cache_folder() / folder / f"{name}-{digest(as_json(inputs))[:16]}.json"
     with suppress(OSError, ValueError):
         return Kept(json.loads(path.read_text(encoding="utf-8")), path.name, made_now=False)
-    value = make()
+    text = json.dumps(make())
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(value))
-    return Kept(value, path.name, made_now=True)
+        write_atomically(path, text)
+    return Kept(json.loads(text), path.name, made_now=True)
 
 
 @contextmanager

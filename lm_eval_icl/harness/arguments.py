@@ -86,12 +86,9 @@ def read_arguments(
             raise InputError(
                 f"model argument {name}={value}: has no effect here ({why}): leave it out."
             )
-        if owners := [
-            other for other in methods.NAMES if name in methods.arguments_of(methods.find(other))
-        ]:
-            raise InputError(
-                f"model argument {name!r} belongs to {' and '.join(owners)}, not to this method."
-            )
+        owners = methods.owners_of(name)
+        if owners:
+            raise InputError(f"model argument {name!r} belongs to {owners}, not to this method.")
         # All other unknown names go to transformers, which refuses the names that no model has.
         near = did_you_mean(name, method_names | shared_names, cutoff=0.75)
         if near and not _is_hf_argument(name):

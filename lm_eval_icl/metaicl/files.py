@@ -10,9 +10,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from lm_eval_icl.errors import InputError, did_you_mean, log, refusing
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+
+from lm_eval_icl.errors import InputError, did_you_mean, log
 
 # The seeds of MetaICL's few-shot files.
 SEEDS = (100, 13, 21, 42, 87)
@@ -28,16 +30,22 @@ TASKS: dict[str, dict[str, Any]] = _FACTS["tasks"]
 
 @dataclass(frozen=True)
 class Row:
-    """An input, its output, and the options, one of which is the output. A row of free text has no options."""
+    """An input, its output, and the options, one of which is the output.
+
+    A row of free text has no options.
+    """
 
     input: str
     output: str
-    options: tuple[str, ...]
+    options: Annotated[tuple[str, ...], BeforeValidator(lambda texts: texts or ())] = ()
 
     @property
     def right(self) -> int:
         """The index of the output among the options."""
         return self.options.index(self.output)
+
+
+SomeRow = TypeVar("SomeRow", bound=Row)
 
 
 def classifies(task: str) -> bool:
@@ -166,8 +174,7 @@ def read_rows(path: Path, task: str, chosen: bool) -> tuple[Row, ...]:
             line's number.
     """
     rows = []
-    for where, fields in read_lines(path, str(path), ("input", "output")):
-        row = Row(fields["input"], fields["output"], tuple(fields["options"]))
+    for where, row in read_lines(path, str(path), Row):
         if (row.options or chosen) and len(row.options) < 2:
             raise InputError(
                 f"{where}: has {len(row.options)} options, and a row to choose from has two or "
@@ -181,14 +188,15 @@ def read_rows(path: Path, task: str, chosen: bool) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def read_lines(path: Path, name: str, texts: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_lines(path: Path, name: str, kind: type[SomeRow]) -> Iterator[tuple[str, SomeRow]]:
     """Yield (place, row) for each row of a file of JSON lines.
 
-    The place names the file and the line, for messages. A row has a text under each name in
-    `texts`, and a list `options`, which is empty or contains the text `output`.
+    The place names the file and the line, for messages. If a row has options, the output is one of
+    them.
 
     Args:
         name: the file's name in messages.
+        kind: the class of the rows.
 
     Raises:
         InputError: the file cannot be read or has no rows, or a line is not such a row.
@@ -199,24 +207,20 @@ def read_lines(path: Path, name: str, texts: Sequence[str]) -> Iterator[tuple[st
         raise InputError(f"{name}: cannot be read ({error}).") from error
     if not any(line.strip() for line in lines):
         raise InputError(f"{name}: has no rows.")
+    row_type = TypeAdapter(kind)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{name}, line {number}"
-        with refusing(f"{where}: not JSON"):
-            fields = json.loads(line)
-        row = fields if isinstance(fields, dict) else {}
-        options = row.get("options") or []
-        row["options"] = options
-        has_list = isinstance(options, list)
-        needed = [row.get(name) for name in texts] + (options if has_list else [])
-        if not has_list or not all(isinstance(text, str) for text in needed):
+        try:
+            row = row_type.validate_json(line)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            field = "".join(f"{part}: " for part in fault["loc"])
+            raise InputError(f"{where}: {field}{fault['msg']}.") from error
+        if row.options and row.output not in row.options:
             raise InputError(
-                f"{where}: must have the texts {', '.join(texts)}, and options, a list of texts."
-            )
-        if options and row["output"] not in options:
-            raise InputError(
-                f"{where}: the output {row['output']!r} is none of the options {options!r}."
+                f"{where}: the output {row.output!r} is none of the options {[*row.options]!r}."
             )
         yield where, row
 

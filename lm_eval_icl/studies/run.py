@@ -181,9 +181,7 @@ class UnitRunner:
         chooser = self._chooser[1]
         about = kept.about_model(str(lm.pretrained), lm.model_identity())
         about |= {"max_length": lm.max_length, "add_bos_token": lm.add_bos_token, "data": cell.data}
-        return kept.chosen(
-            kept.Wanted(chooser.pool, how, cell.num_fewshot, cell.seed, about), chooser
-        )
+        return kept.chosen(chooser, chooser.pool, how, cell.num_fewshot, cell.seed, about)
 
     def _run_cells(self, loaded: ICLModel, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """Run cells that differ only in the order of the demonstrations and the number of passes."""

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
 
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import InputError
@@ -262,6 +264,18 @@ class RowDraw:
         return pool.episode([other for other in drawn if other != row][: pool.shots], row)
 
 
+Text = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRow(Row):
+    """A row of a file of episodes."""
+
+    task: Text
+    input: Text
+    output: Text
+
+
 @dataclass(frozen=True, eq=False)
 class FileTask:
     """A task whose rows come from a file.
@@ -299,10 +313,6 @@ def read_file(path: Path) -> list[FileTask]:
             line's number.
     """
     rows: dict[str, list[Row]] = defaultdict(list)
-    for where, fields in read_lines(path, f"--episodes {path}", ("task", "input", "output")):
-        for name in ("task", "input", "output"):
-            if not fields[name]:
-                raise InputError(f"{where}: {name!r} must not be empty.")
-        row = Row(fields["input"], fields["output"], tuple(fields["options"]))
-        rows[fields["task"]].append(row)
+    for _, row in read_lines(path, f"--episodes {path}", TaskRow):
+        rows[row.task].append(row)
     return [FileTask(name, tuple(task_rows)) for name, task_rows in rows.items()]

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lm_eval_icl.drawing.style import METADATA, styled
+import pandas as pd
 
-_NEIGHBOURS = 5  # the line is a mean over so many steps before and after
+from lm_eval_icl.drawing.style import METADATA, styled
 
 
 def draw_losses(log: Sequence[Mapping[str, Any]], path: Path, method: str) -> None:
@@ -27,29 +27,23 @@ def draw_losses(log: Sequence[Mapping[str, Any]], path: Path, method: str) -> No
         return
     from matplotlib.figure import Figure
 
+    columns = ["loss", "eval_loss", "eval_accuracy"]
+    table = pd.DataFrame(log).set_index("step").reindex(columns=columns)
+    losses = table["loss"].dropna()
+    held_out = table["eval_loss"].dropna()
+    accuracy = table["eval_accuracy"].dropna()
+    means = losses.rolling(11, center=True, min_periods=1).mean()
     with styled():
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
         axes.set(xlabel="step", ylabel="loss", title=f"Training under {method}")
-        steps, losses = _series(log, "loss")
-        means = []
-        for i in range(len(losses)):
-            near = losses[max(0, i - _NEIGHBOURS) : i + _NEIGHBOURS + 1]
-            means.append(sum(near) / len(near))
-        axes.plot(steps, losses, color="C0", alpha=0.25, linewidth=0.8)
-        axes.plot(steps, means, color="C0", label="training, mean of nearby steps")
-        axes.plot(*_series(log, "eval_loss"), "o-", color="C1", label="held-out rows")
+        axes.plot(losses, color="C0", alpha=0.25, linewidth=0.8)
+        axes.plot(means, color="C0", label="training, mean of 11 steps")
+        axes.plot(held_out, "o-", color="C1", label="held-out rows")
         axes.legend()
-        steps, accuracies = _series(log, "eval_accuracy")
-        if steps:
+        if len(accuracy):
             right = axes.twinx()
-            right.plot(steps, accuracies, "s--", color="C2")
-            right.set_ylim(0, 1.02)
-            right.set_ylabel("accuracy on held-out rows", color="C2")
+            right.plot(accuracy, "s--", color="C2")
+            right.set(ylim=(0, 1.02), ylabel="accuracy on held-out rows")
+            right.yaxis.label.set_color("C2")
         figure.savefig(path, metadata=METADATA["svg"])
-
-
-def _series(log: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    """The steps at which a number was measured, and the numbers."""
-    entries = [entry for entry in log if name in entry]
-    return [entry["step"] for entry in entries], [entry[name] for entry in entries]

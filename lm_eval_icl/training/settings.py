@@ -18,11 +18,6 @@ from lm_eval_icl.errors import InputError, require
 Rate = Annotated[float, Field(ge=0)]
 
 
-def about(meaning: str) -> Any:
-    """What a setting means, for `--help`."""
-    return Field(description=meaning)
-
-
 @dataclass(frozen=True)
 class Settings(Arguments):
     """How training goes. Each type says what the setting means.
@@ -33,51 +28,49 @@ class Settings(Arguments):
         InputError: an argument is outside its range, or `lora` cannot be used here.
     """
 
-    num_fewshot: Annotated[NotNegative, about("how many demonstrations an episode has")] = 8
-    steps: Annotated[Positive, about("how many updates there are")] = 30_000
-    batch_size: Annotated[
-        Positive, about("how many episodes an update has, over all processes")
-    ] = 8
+    num_fewshot: Annotated[NotNegative, "how many demonstrations an episode has"] = 8
+    steps: Annotated[Positive, "how many updates there are"] = 30_000
+    batch_size: Annotated[Positive, "how many episodes an update has, over all processes"] = 8
     learning_rate: Annotated[
-        Rate, about("the highest learning rate, from which it falls linearly to 0")
+        Rate, "the highest learning rate, from which it falls linearly to 0"
     ] = 1e-5
     warmup_steps: Annotated[
-        NotNegative, about("over how many steps at the beginning the learning rate rises")
+        NotNegative, "over how many steps at the beginning the learning rate rises"
     ] = 0
-    weight_decay: Annotated[Rate, about("the weight decay of AdamW")] = 0.0
-    max_grad_norm: Annotated[Rate, about("the norm at which gradients are clipped")] = 1.0
-    seed: Annotated[NotNegative, about("the seed of the episodes, and of dropout")] = 0
+    weight_decay: Annotated[Rate, "the weight decay of AdamW"] = 0.0
+    max_grad_norm: Annotated[Rate, "the norm at which gradients are clipped"] = 1.0
+    seed: Annotated[NotNegative, "the seed of the episodes, and of dropout"] = 0
     draw: Annotated[
         Literal["task", "row"],
-        about("draw a task first, all equally likely, or draw every row once an epoch"),
+        "draw a task first, all equally likely, or draw every row once an epoch",
     ] = "task"
     loss: Annotated[
         Literal["query", "all"],
-        about("train on the answer of the query, or on those of the demonstrations too"),
+        "train on the answer of the query, or on those of the demonstrations too",
     ] = "query"
     gradient_accumulation_steps: Annotated[
-        Positive, about("in how many passes a process runs its part of a batch")
+        Positive, "in how many passes a process runs its part of a batch"
     ] = 1
-    gradient_checkpointing: Annotated[
-        bool, about("compute activations twice instead of keeping them")
-    ] = False
-    bf16: Annotated[bool, about("run in mixed precision; the weights stay as they are")] = False
+    gradient_checkpointing: Annotated[bool, "compute activations twice instead of keeping them"] = (
+        False
+    )
+    bf16: Annotated[bool, "run in mixed precision; the weights stay as they are"] = False
     lora: Annotated[
         bool,
-        about("train low-rank adapters alone, which are merged into the weights at the end"),
+        "train low-rank adapters alone, which are merged into the weights at the end",
     ] = False
-    lora_rank: Annotated[Positive, about("the rank of the adapters")] = 16
+    lora_rank: Annotated[Positive, "the rank of the adapters"] = 16
     lora_alpha: Annotated[
-        Positive, about("the adapters are scaled by this number divided by the rank")
+        Positive, "the adapters are scaled by this number divided by the rank"
     ] = 32
     eval_steps: Annotated[
         NotNegative,
-        about("after how many steps held-out rows are measured; 0 for never"),
+        "after how many steps held-out rows are measured; 0 for never",
     ] = 500
     eval_documents: Annotated[
-        NotNegative, about("how many rows of each task are held out, at most a tenth")
+        NotNegative, "how many rows of each task are held out, at most a tenth"
     ] = 64
-    save_steps: Annotated[Positive, about("after how many steps a checkpoint is written")] = 500
+    save_steps: Annotated[Positive, "after how many steps a checkpoint is written"] = 500
 
     def __post_init__(self) -> None:
         super().__post_init__()

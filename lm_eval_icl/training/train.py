@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -247,9 +246,8 @@ def _record(
     method: Method, tasks: Sequence[Task], settings: Settings, fits: Sequence[Method], source: str
 ) -> dict[str, Any]:
     """The record of a training for the checkpoint's configuration."""
-    record = {
+    record = method.arguments | {
         "method": method.name,
-        **dataclasses.asdict(method),
         "tasks": [task.name for task in tasks],
         "num_fewshot": settings.num_fewshot,
         "steps": settings.steps,

@@ -615,7 +615,7 @@ def test_bad_input_is_one_line(line, says, tmp_path, monkeypatch):
     [
         (
             '{"task": "a", "input": "x"}',
-            "must have the texts task, input, output, and options, a list of texts.",
+            "output: Field required.",
         ),
         (
             '{"task": "a", "input": "x", "output": "y", "options": ["z"]}',
