@@ -62,7 +62,7 @@ def meaning_of(hint: Any) -> str:
 
 
 @functools.cache
-def arguments_of(declared: type[Any]) -> dict[str, Any]:
+def arguments_of(declared: Any) -> dict[str, Any]:
     """The types of the arguments that a dataclass declares, by name."""
     hints = get_type_hints(declared, include_extras=True)
     return {field.name: hints[field.name] for field in fields(declared)}

@@ -174,18 +174,20 @@ class Chooser:
         by_prefix: dict[str, list[int]] = defaultdict(list)
         for row in rows:
             by_prefix[self.pool.query(row)[0].prefix].append(row)
-        is_correct: dict[int, bool] = {}
-        probability: dict[int, float] = {}
+        log_probs: dict[int, np.ndarray] = {}
         for prefix, group in by_prefix.items():
-            prompts, options, right = zip(*map(self.pool.query, group), strict=True)
+            prompts, options, _ = zip(*map(self.pool.query, group), strict=True)
             queries = [str(prompt.query) for prompt in prompts]
             scores = self.predictor.score(texts, queries, options, prefix=prefix)
-            for row, pairs, gold in zip(group, scores, right, strict=True):
-                values = np.array([value for value, _ in pairs])
-                is_correct[row] = int(values.argmax()) == gold
-                probability[row] = softmax(values)[gold]
-        correct = np.array([is_correct[row] for row in rows])
-        return correct, np.array([probability[row] for row in rows])
+            for row, pairs in zip(group, scores, strict=True):
+                log_probs[row] = np.array([value for value, _ in pairs])
+        correct = []
+        probabilities = []
+        for row in rows:
+            gold = self.pool.query(row)[2]
+            correct.append(log_probs[row].argmax() == gold)
+            probabilities.append(softmax(log_probs[row])[gold])
+        return np.array(correct), np.array(probabilities)
 
     def _searched(self, how: How, n: int, seed: int, rows: Sequence[int]) -> Choice:
         """The choice of a method that searches."""

@@ -205,23 +205,18 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
             "mask_dtype": dtype,
             "position_ids": positions,
         }
-    indices: list[int] = []
-    row_numbers: list[int] = []
-    tokens: list[int] = []
-    shares: list[int] = []
+    targets: list[tuple[int, int, int, int]] = []
     for number, row in enumerate(rows):
-        for index, token in row.targets:
-            indices.append(index)
-            row_numbers.append(number)
-            tokens.append(token)
-            shares.append(len(row.targets) * len(rows))
-    read_at, target_at = torch.tensor(indices).unique(return_inverse=True)
+        share = len(row.targets) * len(rows)
+        targets += [(number, index, token, share) for index, token in row.targets]
+    row_numbers, indices, tokens, shares = torch.tensor(targets).T.contiguous()
+    read_at, target_at = indices.unique(return_inverse=True)
     return batch | {
-        "target_row": torch.tensor(row_numbers),
+        "target_row": row_numbers,
         "read_at": read_at,
         "target_at": target_at,
-        "target_id": torch.tensor(tokens),
-        "target_share": torch.tensor(shares),
+        "target_id": tokens,
+        "target_share": shares,
     }
 
 

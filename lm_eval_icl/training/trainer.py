@@ -230,20 +230,18 @@ class LossProgress(ProgressCallback):
     The bar of the training has the last numbers at its end, in place of a line for each step.
     """
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        super().on_train_begin(args, state, control, **kwargs)
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        super().on_train_begin(*args, **kwargs)
         self._numbers: dict[str, float] = {}
         if self.training_bar is not None:
             self.training_bar.set_description("training")
 
-    def on_prediction_step(
-        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
-    ) -> None:
-        super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        super().on_prediction_step(*args, **kwargs)
         if self.prediction_bar is not None:
             self.prediction_bar.set_description("evaluation")
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(self, *args: Any, logs: Any = None, **kwargs: Any) -> None:
         for name in ("loss", "eval_loss", "eval_accuracy"):
             if name in logs:
                 self._numbers[name] = round(logs[name], 4)
