@@ -27,7 +27,7 @@ from lm_eval_icl.cli import COMMANDS, train
 from lm_eval_icl.drawing import drawing, picture
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.arguments import CommonArguments
-from lm_eval_icl.metaicl.files import SETTINGS
+from lm_eval_icl.metaicl.data import SETTINGS
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.smoke.demo import model_path
 from scripts.regression import __main__ as regression

@@ -84,7 +84,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         )
     check_folder(args.include_path)
 
-    from lm_eval_icl.demonstrations.choosing import Chooser
+    from lm_eval_icl.demonstrations.chooser import Chooser
     from lm_eval_icl.demonstrations.kept import about_model
     from lm_eval_icl.harness.choosing import PoolOfTask
     from lm_eval_icl.harness.training import tasks_of

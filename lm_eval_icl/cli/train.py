@@ -15,7 +15,7 @@ from lm_eval_icl.cli.reading import model_arguments
 from lm_eval_icl.declared import arguments_of, meaning_of, range_of
 from lm_eval_icl.errors import InputError, suggestion
 from lm_eval_icl.harness.arguments import check_folder, pairs
-from lm_eval_icl.metaicl.files import MetaICLFolder, setting_of
+from lm_eval_icl.metaicl.data import MetaICLFolder, setting_of
 from lm_eval_icl.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -130,11 +130,11 @@ def _train(
     """Load the data and the model, and train."""
     from lm_eval_icl.harness.training import HarnessTask, tasks_of
     from lm_eval_icl.inference.checkpoints import load_model
-    from lm_eval_icl.metaicl.files import skips
+    from lm_eval_icl.metaicl.data import skips
     from lm_eval_icl.methods.predictor import Predictor
     from lm_eval_icl.training.episodes import read_file
-    from lm_eval_icl.training.metaicl import load_rows, setting_tasks
-    from lm_eval_icl.training.train import train
+    from lm_eval_icl.training.finetune import train
+    from lm_eval_icl.training.metaicl_tasks import load_rows, setting_tasks
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     metadata, tasks, rows = pairs("metadata", options.get("metadata", {})), list[Any](), {}

@@ -14,7 +14,7 @@ from typing import Any
 from lm_eval_icl.declared import read_into, spelled
 from lm_eval_icl.demonstrations.draw import DRAWN
 from lm_eval_icl.demonstrations.searches import BestRandom, Lens
-from lm_eval_icl.demonstrations.select import How
+from lm_eval_icl.demonstrations.selector import How
 from lm_eval_icl.demonstrations.selectors import SELECTORS
 from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, naming, suggestion

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_eval_icl import version
-from lm_eval_icl.demonstrations.choosing import Chooser, TaskPool
-from lm_eval_icl.demonstrations.select import How
+from lm_eval_icl.demonstrations.chooser import Chooser, TaskPool
+from lm_eval_icl.demonstrations.selector import How
 from lm_eval_icl.errors import naming
 from lm_eval_icl.files import as_json, digest, kept
 from lm_eval_icl.methods.predictor import Predictor

@@ -27,7 +27,7 @@ from pydantic import Field
 from lm_eval_icl.declared import Positive
 from lm_eval_icl.demonstrations.draw import stratified
 from lm_eval_icl.demonstrations.pool import Pool
-from lm_eval_icl.demonstrations.select import How, check_n, quotas
+from lm_eval_icl.demonstrations.selector import How, check_n, quotas
 from lm_eval_icl.errors import InputError
 
 Rows = tuple[int, ...]

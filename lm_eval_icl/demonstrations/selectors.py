@@ -14,7 +14,7 @@ from pydantic import Field
 from lm_eval_icl.declared import Positive
 from lm_eval_icl.demonstrations import gradients
 from lm_eval_icl.demonstrations.pool import Picks, Pool
-from lm_eval_icl.demonstrations.select import Selector
+from lm_eval_icl.demonstrations.selector import Selector
 
 Weight = Annotated[float, Field(ge=0)]
 

@@ -12,7 +12,7 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.evaluator_utils import get_sample_size
 from lm_eval.models.huggingface import HFLM
 
-from lm_eval_icl.demonstrations.choosing import read_queries
+from lm_eval_icl.demonstrations.chooser import read_queries
 from lm_eval_icl.demonstrations.draw import pool_digest, too_few
 from lm_eval_icl.demonstrations.kept import about_model, chosen
 from lm_eval_icl.demonstrations.retrieve import Features
@@ -35,7 +35,7 @@ from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 
 class PoolOfTask:
-    """The documents that a task takes demonstrations from (`demonstrations.choosing.TaskPool`).
+    """The documents that a task takes demonstrations from (`demonstrations.chooser.TaskPool`).
 
     Args:
         task: a task with options to choose from.

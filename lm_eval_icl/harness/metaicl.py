@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.tasks import GivenSampler
-from lm_eval_icl.metaicl.files import (
+from lm_eval_icl.metaicl.data import (
     SHOTS,
     Row,
     check_group,

@@ -129,11 +129,15 @@ def _check(metadata: Mapping[str, Any]) -> None:
     task's own."""
     from lm_eval_icl.decisions import rules as deciding
     from lm_eval_icl.demonstrations import how as choosing
-    from lm_eval_icl.demonstrations import labels
+    from lm_eval_icl.demonstrations import wrong_labels
 
     for name, value in metadata.items():
         if name not in METADATA and (near := did_you_mean(name, METADATA, cutoff=0.8)):
             log.warning("--metadata %s=...: lm-eval-icl has no such key: %s", name, near)
-        readers = {"demonstrations": choosing.read, "decide": deciding.read, "labels": labels.read}
+        readers = {
+            "demonstrations": choosing.read,
+            "decide": deciding.read,
+            "labels": wrong_labels.read,
+        }
         if name in readers and value is not None:
             readers[name](value)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.metaicl.files import Row
+from lm_eval_icl.metaicl.data import Row
 from lm_eval_icl.metaicl.reading import Reader
 from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt

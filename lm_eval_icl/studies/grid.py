@@ -29,7 +29,7 @@ from lm_eval_icl.decisions.rule import Rule
 from lm_eval_icl.decisions.rules import NEIGHBORS
 from lm_eval_icl.decisions.rules import read as read_rules
 from lm_eval_icl.declared import NotNegative, Positive, as_argument
-from lm_eval_icl.demonstrations import how, labels
+from lm_eval_icl.demonstrations import how, wrong_labels
 from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing
 from lm_eval_icl.harness.arguments import CommonArguments, read_arguments
 from lm_eval_icl.training.settings import with_numbers
@@ -153,7 +153,7 @@ def _rules(given: Any) -> list[Rule | None]:
 def _labels(given: Any) -> list[str | None]:
     written = [None if entry in (None, "none") else str(entry) for entry in expanded(given)]
     for entry in filter(None, written):
-        labels.read(entry)
+        wrong_labels.read(entry)
     return written
 
 

@@ -28,7 +28,7 @@ from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import methods
 from lm_eval_icl.demonstrations import kept
-from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.demonstrations.chooser import Chooser
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, naming, reason
 from lm_eval_icl.harness.arguments import read_arguments

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.metaicl.files import Row, read_lines
+from lm_eval_icl.metaicl.data import Row, read_lines
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 

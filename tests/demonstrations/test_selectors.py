@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm_eval_icl.demonstrations import gradients
-from lm_eval_icl.demonstrations import select as selecting
+from lm_eval_icl.demonstrations import selector as selecting
 from lm_eval_icl.demonstrations.how import make
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.searches import BestRandom, Lens, ScoredSet, lens
-from lm_eval_icl.demonstrations.select import in_prompt_order, quotas
+from lm_eval_icl.demonstrations.selector import in_prompt_order, quotas
 from lm_eval_icl.demonstrations.selectors import SELECTORS
 from lm_eval_icl.errors import InputError
 

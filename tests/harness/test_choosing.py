@@ -9,11 +9,11 @@ import torch
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import cli
-from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.demonstrations.chooser import Chooser
 from lm_eval_icl.demonstrations.draw import pool_digest
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.searches import BestRandom
-from lm_eval_icl.demonstrations.select import in_prompt_order, select
+from lm_eval_icl.demonstrations.selector import in_prompt_order, select
 from lm_eval_icl.demonstrations.selectors import SELECTORS
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.choosing import PoolOfTask

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lm_eval.tasks import TaskManager
 
-from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.demonstrations.chooser import Chooser
 from lm_eval_icl.demonstrations.how import make, read
 from lm_eval_icl.demonstrations.selectors import CAL, Herding
 from lm_eval_icl.errors import InputError

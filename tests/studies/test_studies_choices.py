@@ -3,7 +3,7 @@
 import pytest
 import transformers
 
-from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.demonstrations.chooser import Chooser
 from lm_eval_icl.demonstrations.selectors import Herding
 from lm_eval_icl.harness.choosing import PoolOfTask
 from lm_eval_icl.methods import ICL, Predictor

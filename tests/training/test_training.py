@@ -17,14 +17,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.training import HarnessTask, tasks_of
-from lm_eval_icl.metaicl.files import Row
+from lm_eval_icl.metaicl.data import Row
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.training import record
 from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw_episode, read_file
+from lm_eval_icl.training.finetune import Settings, claim, train
 from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
-from lm_eval_icl.training.train import Settings, claim, train
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer
 from tests import commands, evaluation
 from tests.methods import test_methods

@@ -18,7 +18,7 @@ from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
 from lm_eval_icl.training.episodes import Episode, EpisodePool, RowDraw, Task, draw_episode
 from lm_eval_icl.training.losses import draw_losses
-from lm_eval_icl.training.metaicl import SettingTask
+from lm_eval_icl.training.metaicl_tasks import SettingTask
 from lm_eval_icl.training.record import write
 from lm_eval_icl.training.rows import RowMaker
 from lm_eval_icl.training.settings import Settings as Settings

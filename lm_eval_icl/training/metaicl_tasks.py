@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lm_eval_icl.metaicl.files import MetaICLFolder, Row, check_missing, setting_of
+from lm_eval_icl.metaicl.data import MetaICLFolder, Row, check_missing, setting_of
 from lm_eval_icl.metaicl.reading import Reader, reader
 from lm_eval_icl.metaicl.strings import Sequences, encoded
 from lm_eval_icl.methods.base import Method

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.searches import BestRandom, Lens, lens
-from lm_eval_icl.demonstrations.select import How, Selector, in_prompt_order, select
+from lm_eval_icl.demonstrations.selector import How, Selector, in_prompt_order, select
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.schedule import ContextQueryAnswer, Ids
 from lm_eval_icl.inference.scoring import not_finite
