@@ -107,7 +107,7 @@ class Arguments:
 
     def __post_init__(self) -> None:
         name = getattr(self, "name", "")
-        for argument, hint in arguments_of(type(self)).items():
+        for argument, hint in arguments_of(type(self)).items():  # type: ignore[arg-type]
             called = f"{name}: {argument}" if name else argument
             value = checked(called, getattr(self, argument), hint)
             object.__setattr__(self, argument, value)
@@ -149,7 +149,7 @@ def read_into(declared: type[Declared], written: Any) -> Declared:
     name = getattr(declared, "name", "")
     if not isinstance(written, Mapping):
         raise InputError(f"{name}={written!r}: must be arguments and their values.")
-    known = arguments_of(declared)
+    known = arguments_of(declared)  # type: ignore[arg-type]
     for argument in written:
         if argument not in known:
             called = f"{name}: " if name else ""

@@ -97,7 +97,8 @@ class DeepThink(Stepwise):
     @cached_property
     def first(self) -> Method:
         """The method of pass 1, from which this method takes its properties."""
-        return methods.find(self.layout)(positions=self.positions, repeat=self.repeat)
+        # The positions are no longer "layout" (`__post_init__`).
+        return methods.find(self.layout)(positions=self.positions, repeat=self.repeat)  # type: ignore[arg-type]
 
     @property
     def trained_under(self) -> str:

@@ -143,7 +143,7 @@ def train(
         trained = _with_lora(model, settings) if settings.lora else model
         trainer = LayoutTrainer(trained, arguments, rows, held_out)
         try:
-            trainer.train(resume_from_checkpoint=resume_from and str(resume_from))
+            trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
         except KeyboardInterrupt:
             if arguments.process_index == 0:
                 print(f"\n{output}: {_kept(output)}", file=sys.stderr)

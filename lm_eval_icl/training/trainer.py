@@ -201,18 +201,24 @@ class LayoutTrainer(Trainer):
         return mean_loss(model, inputs)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        self.model.eval()
+        model: Any = self.model
+        model.eval()
         self.callback_handler.eval_dataloader = dataloader
         losses: list[float] = []
         for batch in dataloader:
             with torch.no_grad(), self.compute_loss_context_manager():
-                of_rows = row_losses(self.model, self._prepare_inputs(batch))
+                of_rows = row_losses(model, self._prepare_inputs(batch))
             losses += self.accelerator.gather_for_metrics(of_rows).tolist()
             self.control = self.callback_handler.on_prediction_step(
                 self.args, self.state, self.control
             )
-        measured = self.held_out.measure(losses)
-        return EvalLoopOutput(None, None, measured, num_samples=len(self.held_out.choices))
+        no_predictions: Any = None
+        return EvalLoopOutput(
+            no_predictions,
+            None,
+            self.held_out.measure(losses),
+            num_samples=len(self.held_out.choices),
+        )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         for name in ("loss", "grad_norm", "eval_loss"):

@@ -9,6 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -415,6 +416,43 @@ def test_a_run_leaves_a_checkpoint(checkpoint, tmp_path):
     )
     for model in ("hf", "invicl"):
         evaluation.run(model, tmp_path / "out", ["one_token"], 2)
+
+
+def test_held_out_rows_are_answered_as_the_predictor_answers_them(checkpoint, tmp_path):
+    tiny_run(checkpoint, tmp_path, loss="query")
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    logged = [entry["eval_accuracy"] for entry in history if "eval_accuracy" in entry]
+    assert len(logged) == 3  # at the beginning, in the middle and at the end
+    predictor = Predictor(*model_of(tmp_path), methods.make("invicl"))
+    right = []
+    for episode in EpisodePool(task(), 3, 64).evaluation():
+        example = episode.example
+        prompt = example.prompt
+        [scores] = predictor.score(prompt.demonstrations, [prompt.query], list(example.options))
+        best = max(range(len(scores)), key=lambda option: scores[option][0])
+        right.append(best == example.right)
+    assert logged[-1] == pytest.approx(np.mean(right)) and 0 < len(right)
+    drawn = (tmp_path / "loss.svg").read_text()
+    assert "held-out rows" in drawn and "accuracy" in drawn
+
+
+def test_an_interrupted_run_says_what_is_kept(checkpoint, tmp_path, monkeypatch, capsys):
+    step = LayoutTrainer.training_step
+    stops = [1, 3, None]
+
+    def interrupted(self, *args, **kwargs):
+        if self.state.global_step == stops[0]:
+            del stops[0]
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(LayoutTrainer, "training_step", interrupted)
+    for kept in ("nothing is kept", "step 2 is kept"):
+        with pytest.raises(KeyboardInterrupt):
+            tiny_run(checkpoint, tmp_path / "out", resume=True)
+        assert f"{tmp_path / 'out'}: {kept}" in capsys.readouterr().err
+    tiny_run(checkpoint, tmp_path / "out", resume=True)
+    assert "continuing from step 2" in capsys.readouterr().out
 
 
 def test_what_only_saves_memory_changes_nothing(checkpoint, tmp_path):
