@@ -114,7 +114,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
                 f"{choice.seconds:.1f} s, {choice.tokens:,} tokens",
             )
             print(f"{pool.name}, seed {seed}: rows {rows}; {cost}", flush=True)
-        digest = {"rows": len(pool.docs), "sha256": pool.sha256}
+        digest = {"rows": len(pool.docs), "sha256": pool.docs_digest}
         contents["tasks"][pool.name] = {"n": shots, "pool": digest, "seeds": chosen}
         with writing(f"--output {args.output}"):
             write_atomically(args.output, json.dumps(contents, indent=1) + "\n")

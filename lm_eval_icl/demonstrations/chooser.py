@@ -34,7 +34,7 @@ class TaskPool(Protocol):
     Attributes:
         docs: the documents. A row is the index of a document.
         rows: the candidates. Some of them may be closed, which means that they are not chosen.
-        sha256: a digest of these documents.
+        docs_digest: a digest of these documents (`draw.pool_digest`).
         prompts: the templates, and a digest of the evaluated documents. A choice also depends on
             both.
     """
@@ -44,7 +44,7 @@ class TaskPool(Protocol):
     rows: list[int]
 
     @property
-    def sha256(self) -> str: ...
+    def docs_digest(self) -> str: ...
     @property
     def prompts(self) -> str: ...
     def is_closed(self, row: int) -> bool: ...

@@ -51,7 +51,7 @@ def chosen(
             choice = chooser.choose(how, n, seed)
         return request | choice.as_json()
 
-    inputs = [request, pool.name, pool.sha256, pool.prompts, version.version(), identity]
+    inputs = [request, pool.name, pool.docs_digest, pool.prompts, version.version(), identity]
     choice = kept(FOLDER, f"{how.name}-{n}-seed{seed}", inputs, choose)
     return {**choice.value, "made_now": choice.made_now}
 

@@ -171,19 +171,21 @@ class Retriever:
     itself, or has its text, is not retrieved for it.
 
     Args:
-        sha256: the digest of the pool (`draw.pool_digest`).
+        pool_digest: the digest of the pool (`draw.pool_digest`).
         labels: the label of each row; zeros if labels are not used.
 
     Attributes:
         distinct: the rows that can be retrieved.
     """
 
-    def __init__(self, similar: Similar, pool: Texts, sha256: str, labels: Sequence[int]) -> None:
+    def __init__(
+        self, similar: Similar, pool: Texts, pool_digest: str, labels: Sequence[int]
+    ) -> None:
         if similar.pool > len(pool.rows):
             raise InputError(f"pool={similar.pool}: the few-shot split has {len(pool.rows)} rows.")
         self.similar = similar
         self.pool = pool
-        self.sha256 = sha256
+        self.pool_digest = pool_digest
         self.labels = labels
         size = similar.pool or len(pool.rows)
         members = sorted(Random("pool").sample(range(len(pool.rows)), size))
@@ -226,7 +228,7 @@ class Retriever:
         by = re.sub(r"[^\w.-]+", "-", similar.by)[-40:]
         rankings = kept(
             FOLDER,
-            f"{by}-{self.sha256[:16]}",
+            f"{by}-{self.pool_digest[:16]}",
             [settings, prompts, *documents.rows, version.version()],
             lambda: [
                 [list(ranking), list(ranking.values())]

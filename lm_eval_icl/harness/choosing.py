@@ -76,7 +76,7 @@ class PoolOfTask:
         return Examples(self.task, self.docs)
 
     @cached_property
-    def sha256(self) -> str:
+    def docs_digest(self) -> str:
         return pool_digest(self.docs)
 
     @cached_property

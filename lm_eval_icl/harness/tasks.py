@@ -240,7 +240,7 @@ class RetrievingSampler(ContextSampler):
             "pool": {
                 "rows": len(self.df),
                 "distinct": len(retriever.distinct),
-                "sha256": retriever.sha256,
+                "sha256": retriever.pool_digest,
             },
             "documents": len(ranked),
             "own_copies": sum(
