@@ -16,7 +16,6 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -137,11 +136,8 @@ class Arguments:
         return "|".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-Declared = TypeVar("Declared", bound=Arguments)
-
-
-def read_into(declared: type[Declared], written: Any) -> Declared:
-    """The dataclass with the arguments in a mapping.
+def read_into(declared: Any, written: Any) -> Any:
+    """The dataclass `declared` with the arguments in a mapping.
 
     Raises:
         InputError: it is no mapping, or there is no such argument, or a value is refused.
@@ -149,12 +145,11 @@ def read_into(declared: type[Declared], written: Any) -> Declared:
     name = getattr(declared, "name", "")
     if not isinstance(written, Mapping):
         raise InputError(f"{name}={written!r}: must be arguments and their values.")
-    known = arguments_of(declared)  # type: ignore[arg-type]
+    known = arguments_of(declared)
     for argument in written:
         if argument not in known:
-            called = f"{name}: " if name else ""
             near = suggestion(argument, known)
-            raise InputError(f"{called}unknown argument {argument!r}: {near}")
+            raise InputError(f"{name and name + ': '}unknown argument {argument!r}: {near}")
     return declared(**written)
 
 

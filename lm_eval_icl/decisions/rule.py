@@ -21,7 +21,6 @@ from lm_eval_icl.files import as_json, digest
 Doc = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
 class Rule(Arguments, ABC):
     """A decision rule. As a text, it names its results.
 
@@ -46,9 +45,8 @@ class Rule(Arguments, ABC):
         return digest(as_json(value))[:8]
 
 
-@dataclass(frozen=True)
 class Shift(Rule):
-    """A rule that shifts the log-probabilities of a document's options by those after other queries.
+    """A rule that shifts log-probabilities of options by those after other queries.
 
     Attributes:
         bare: whether its queries have no prefix and no demonstrations before them.

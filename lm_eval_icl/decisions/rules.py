@@ -289,7 +289,10 @@ def _make(name: str, arguments: Any) -> Rule:
 
 
 def written(rules: Sequence[Rule]) -> Any:
-    """The rules as users write them: one text, or dictionaries if a text would not name all values."""
+    """The rules as users write them.
+
+    They are one text, or dictionaries if a text would not name all values.
+    """
     text = "+".join(map(str, rules))
     try:
         if read(text) == tuple(rules):

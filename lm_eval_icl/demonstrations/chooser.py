@@ -62,7 +62,7 @@ class Choice:
     Attributes:
         indices: rows of the task's few-shot documents, in the order of the prompt.
         picked: the same rows in the order of picking; None if this is the order of the prompt.
-        accuracy: the accuracy of the chosen set on the documents of the search; None if there was no
+        accuracy: the accuracy of the chosen set on the documents of the search; None without a
             search.
         seconds: how long the choice took.
         tokens: how many tokens ran through the model for the choice.

@@ -1,4 +1,4 @@
-"""Draws demonstrations from a pool: at random, stratified by label, the first rows, or the rows in a file.
+"""Draws demonstrations from a pool: at random, stratified by label, the first, or those of a file.
 
 No evaluated document becomes a demonstration, since its prompt would contain its answer.
 
@@ -46,8 +46,8 @@ def draw(
             its place: with "first", the next row of the pool; otherwise a row that is drawn, and
             with "stratified" has the same label if possible. The other rows keep their places.
         rnd: the random number generator.
-        task, seed: the task's name and the seed of `rnd`. They are the keys of a choice in a file of
-            choices.
+        task, seed: the task's name and the seed of `rnd`. They are the keys of a choice in a file
+            of choices.
 
     Returns:
         The rows' indices, and how many rows have been replaced.

@@ -18,7 +18,8 @@ def gram(pool: Pool) -> np.ndarray:
     assert pool.probabilities is not None
     residuals = pool.probabilities.astype(np.float64)
     rows = np.arange(len(pool.labels))
-    # P - 1 of the label is minus the sum of the other labels' P, which loses no digits where P is nearly 1.
+    # P - 1 of the label is minus the sum of the other labels' P, which loses no digits where P is
+    # nearly 1.
     residuals[rows, pool.labels] = 0
     residuals[rows, pool.labels] = -residuals.sum(1)
     vectors = pool.vectors()
@@ -51,7 +52,8 @@ def distances(pool: Pool) -> np.ndarray:
         sums = squares[part, None] + squares
         products[part] *= -2
         products[part] += sums
-        # The difference of equal numbers may be rounding instead of 0, and its root 1e-8 of a length.
+        # The difference of equal numbers may be rounding instead of 0, and its root 1e-8 of a
+        # length.
         products[part][products[part] < 1e-13 * sums] = 0
         np.sqrt(products[part], out=products[part])
     return products

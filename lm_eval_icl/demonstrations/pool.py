@@ -35,7 +35,10 @@ class Pool:
         return Pool(self.labels[rows], features, probabilities)
 
     def vectors(self, unit: bool = False) -> np.ndarray:
-        """The features in float64, (N, d). If `unit`, vectors get length 1, except for vectors of zeros."""
+        """The features in float64, (N, d).
+
+        If `unit`, vectors get length 1, except for vectors of zeros.
+        """
         assert self.features is not None
         vectors = self.features.astype(np.float64)
         if unit:

@@ -39,7 +39,8 @@ class BM25:
     k1 is 1.5 and b is 0.75. The pool has N texts, of which n_w contain the word w. f_w is how often
     w occurs in a text of L words:
 
-        score = sum of ln(1 + (N - n_w + 0.5) / (n_w + 0.5)) * f_w / (f_w + k1 * (1 - b + b * L / mean L))
+        score = sum of ln(1 + (N - n_w + 0.5) / (n_w + 0.5)) * f_w / (f_w + k)
+        k = k1 * (1 - b + b * L / mean L)
 
     The sum is over the words of the query. A word that occurs several times counts as often.
     """
@@ -87,7 +88,10 @@ def _words(texts: Sequence[str]) -> list[list[str]]:
 
 
 class Cosine:
-    """The cosine of vectors, (N, d) of the pool and (D, d) of documents, with the methods of `BM25`."""
+    """The cosine of vectors, (N, d) of the pool and (D, d) of documents.
+
+    It has the methods of `BM25`.
+    """
 
     def __init__(self, pool: np.ndarray, documents: np.ndarray) -> None:
         self._pool = self._unit_vectors(pool)
@@ -131,10 +135,10 @@ def dpp(relevance: np.ndarray, similarity: np.ndarray) -> list[int]:
     """The order in which a determinantal point process picks rows.
 
     Picks are relevant and differ from earlier picks. The kernel is r_i s_ij r_j with r =
-    exp(relevance / 0.2), as in OpenICL's retriever (Ye et al. 2023), which draws sets from it. Here,
-    each pick makes the determinant of the picked rows' kernel as large as possible (Chen et al.
-    2018), so the first n rows are the picks for n. Rows that add nothing to the determinant come
-    last.
+    exp(relevance / 0.2), as in OpenICL's retriever (Ye et al. 2023), which draws sets from it.
+    Here, each pick makes the determinant of the picked rows' kernel as large as possible (Chen et
+    al. 2018), so the first n rows are the picks for n. Rows that add nothing to the determinant
+    come last.
 
     Args:
         relevance: (n,) numbers from 0 to 1 in descending order.
@@ -269,7 +273,10 @@ class Retriever:
         return rankings
 
     def rows(self, ranking: Ranking, n: int, fixed: Collection[int], seed: str) -> list[int]:
-        """The n demonstrations of a document in the order of the prompt. The `fixed` rows come first."""
+        """The n demonstrations of a document in the order of the prompt.
+
+        The `fixed` rows come first.
+        """
         closed = {self._by_text.get(self.pool.texts[row], -1) for row in fixed}
         picked = self.similar.pick(ranking, self.labels, n - len(fixed), closed)
         return [*fixed, *self.similar.in_prompt_order(picked, seed)]

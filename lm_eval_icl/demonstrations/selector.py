@@ -31,7 +31,6 @@ class How(Arguments):
     pool: Positive = 5000
 
 
-@dataclass(frozen=True)
 class Selector(How, ABC):
     """A method that picks rows by the model's outputs on the pool."""
 

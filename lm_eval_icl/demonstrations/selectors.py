@@ -74,7 +74,6 @@ class KCenter(Selector):
         return picks.rows
 
 
-@dataclass(frozen=True)
 class ByScore(Selector):
     """A selector that picks the rows with the highest scores."""
 
@@ -92,7 +91,6 @@ class ByScore(Selector):
 # labels, all three measures put rows into the same order.
 
 
-@dataclass(frozen=True)
 class Entropy(ByScore):
     """The rows with the largest entropy of the labels' probabilities."""
 
@@ -104,7 +102,6 @@ class Entropy(ByScore):
         return -(probabilities * logs).sum(1)
 
 
-@dataclass(frozen=True)
 class LeastConfidence(ByScore):
     """The rows with the smallest probability of the most probable label."""
 
@@ -114,7 +111,6 @@ class LeastConfidence(ByScore):
         return -pool.distributions().max(1)
 
 
-@dataclass(frozen=True)
 class Margin(ByScore):
     """The rows with the smallest difference between the two most probable labels' probabilities."""
 
@@ -163,7 +159,6 @@ class CAL(ByScore):
 # Selectors by the gradients of the loss (`gradients`).
 
 
-@dataclass(frozen=True)
 class CRAIG(Selector):
     """CRAIG (Mirzasoleiman, Bilmes and Leskovec 2020): every row's gradient is near that of a pick.
 
@@ -218,7 +213,6 @@ class GradMatch(Selector):
 # is the cosine of their features [1; h].
 
 
-@dataclass(frozen=True)
 class FacilityLocation(Selector):
     """Maximize the sum, over the rows of the pool, of the similarity to the most similar pick."""
 
@@ -252,16 +246,18 @@ class GraphCut(Selector):
         return picks.rows
 
 
-_ALL: tuple[type[Selector], ...] = (
-    Herding,
-    KCenter,
-    Entropy,
-    LeastConfidence,
-    Margin,
-    CAL,
-    CRAIG,
-    GradMatch,
-    FacilityLocation,
-    GraphCut,
-)
-SELECTORS: Mapping[str, type[Selector]] = {selector.name: selector for selector in _ALL}
+SELECTORS: Mapping[str, type[Selector]] = {
+    selector.name: selector
+    for selector in (
+        Herding,
+        KCenter,
+        Entropy,
+        LeastConfidence,
+        Margin,
+        CAL,
+        CRAIG,
+        GradMatch,
+        FacilityLocation,
+        GraphCut,
+    )
+}

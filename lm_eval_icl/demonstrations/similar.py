@@ -1,4 +1,4 @@
-"""How demonstrations are retrieved for each document, and the picking from a ranking of the pool."""
+"""How demonstrations are retrieved for each document, and the picking from a ranking."""
 
 from __future__ import annotations
 

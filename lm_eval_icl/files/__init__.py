@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# The names of files that are being written begin with this. A process that is killed leaves such a file.
+# The names of files that are being written begin with this. A process that is killed leaves such a
+# file.
 HALF = ".half-"
 
 
@@ -65,7 +66,9 @@ def kept(folder: str, name: str, inputs: Any, make: Callable[[], Any]) -> Kept:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a new file, which replaces `path` when the block ends. After an error, it is removed.
+    """Yields the path of a new file, which replaces `path` when the block ends.
+
+    After an error, it is removed.
 
     A reader of `path` therefore finds the old file or the whole new file, also after a crash.
 

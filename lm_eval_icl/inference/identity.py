@@ -22,7 +22,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from lm_eval_icl.errors import log
-from lm_eval_icl.files import kept
+from lm_eval_icl.files import digest, kept
 
 # The files of a checkpoint's weights, adapter, configuration, code and tokenizer, without the state
 # of a trainer. GGUF files are not among them, since a folder may have many, and only one is loaded.
@@ -158,7 +158,7 @@ def weights_digest(
         except (OSError, ValueError) as error:
             log.warning("%s: no digest of the weights is recorded (%s).", place, error)
             return None
-    return hashlib.sha256("\n".join(sorted(tensors)).encode()).hexdigest()[:32]
+    return digest("\n".join(sorted(tensors)))[:32]
 
 
 def _folder(place: Any, revision: str | None) -> Path | None:

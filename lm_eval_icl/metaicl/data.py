@@ -229,8 +229,8 @@ def folder(metadata: Mapping[str, Any]) -> MetaICLFolder:
     """The folder that `--metadata metaicl=...` names.
 
     Raises:
-        InputError: no folder is named, or it is not a folder of MetaICL's data; or another key has a
-            wrong value. A misspelt key is an error too, since a run without PMI, for example, has
+        InputError: no folder is named, or it is not a folder of MetaICL's data; or another key has
+            a wrong value. A misspelt key is an error too, since a run without PMI, for example, has
             numbers that look right.
     """
     known = ("metaicl", *_VALUES)

@@ -34,7 +34,8 @@ def texts(row: Row, output: str, channel: bool, first: bool) -> tuple[str, str, 
         first: whether the sequence begins with this row.
 
     Returns:
-        The separator from the example before, the source, and the target (with the line break before it).
+        The separator from the example before, the source, and the target (with the line break
+        before it).
     """
     inside = INSIDE if any(row.options) else ""  # free text follows without a line break
     between = BETWEEN if row.input or channel else BETWEEN[:-1]
@@ -91,7 +92,7 @@ class Sequences:
     channel: bool
 
     def limit(self, shots: int) -> int:
-        """How many tokens a sequence with this number of demonstrations may have, without the prefix."""
+        """How many tokens a sequence with so many demonstrations may have, without the prefix."""
         positions = self.reader.max_length - len(self.reader.prefix)
         return min(PER_EXAMPLE * max(shots, 1), PER_SEQUENCE, positions)
 
@@ -164,8 +165,8 @@ class Sequences:
     def _joined(self, shown: Sequence[EncodedExample], option: EncodedExample) -> Joined:
         """The sequence of the demonstrations and a query.
 
-        Each demonstration ends with the separator of the next example. If all demonstrations have to
-        be alike, each ends with the separator before itself instead.
+        Each demonstration ends with the separator of the next example. If all demonstrations have
+        to be alike, each ends with the separator before itself instead.
         """
         if not shown:
             return Joined((), option.between + option.source, option.target)
@@ -250,7 +251,9 @@ def decision(losses: Sequence[float] | np.ndarray) -> int:
 
 
 def macro_f1(pairs: Sequence[tuple[str, str]]) -> float:
-    """The mean F1 over the classes that some document has. A class that is only predicted does not count.
+    """The mean F1 over the classes that some document has.
+
+    A class that is only predicted does not count.
 
     Args:
         pairs: for each document, the right class and the predicted one.

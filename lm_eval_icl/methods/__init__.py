@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl import declared
-from lm_eval_icl.errors import InputError, did_you_mean, one_line_with_place
+from lm_eval_icl.errors import InputError, one_line_with_place, suggestion
 
 if TYPE_CHECKING:
     from lm_eval_icl.methods.base import Method
@@ -77,10 +77,7 @@ def find(name: str) -> type[Method]:
             return _imported(name)
         finally:
             sys.path.remove("")
-    near = did_you_mean(name.lower(), NAMES)
-    raise InputError(
-        f"unknown method {name!r}: {near or 'there are ' + ', '.join(NAMES) + ', or MODULE:CLASS.'}"
-    )
+    raise InputError(f"unknown method {name!r}: {suggestion(name, (*NAMES, 'MODULE:CLASS'))}")
 
 
 def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:

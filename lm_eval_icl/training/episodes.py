@@ -85,7 +85,9 @@ class Episode:
         return self.task.example(self.demonstrations, self.query)
 
     def answer_spans(self) -> list[tuple[int, int]]:
-        """For each demonstration, (begin, end) of the characters of its answer, with the blank before it.
+        """For each demonstration, (begin, end) of the characters of its answer.
+
+        The blank before the answer is a part of it.
 
         Raises:
             InputError: the task's demonstrations are not its queries followed by their answers.
@@ -96,8 +98,9 @@ class Episode:
             query, answer = _alone(self.task, row)  # type: ignore[arg-type]
             if not part.startswith(query + answer):
                 raise InputError(
-                    f"loss=all: the demonstrations of task {self.task.name!r} have another template "
-                    f"than its queries, so that their answers cannot be found ({part!r} does not "
+                    f"loss=all: the demonstrations of task {self.task.name!r} have another "
+                    "template than its queries, so that their answers cannot be found "
+                    f"({part!r} does not "
                     f"begin with {query + answer!r}): give loss=query."
                 )
             spans.append((len(query), len(query + answer)))
@@ -145,7 +148,9 @@ class EpisodePool:
         return self.episode(shown, query)
 
     def episode(self, shown: Sequence[int], query: int) -> Episode:
-        """An episode of these rows. Other rows replace demonstrations that have the same text as the query.
+        """An episode of these rows.
+
+        Other rows replace demonstrations that have the same text as the query.
 
         Raises:
             InputError: too few rows have another text than the query.

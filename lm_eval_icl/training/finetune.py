@@ -1,4 +1,4 @@
-"""Trains a model under a method, and writes a checkpoint that every model of this package can load."""
+"""Trains a model under a method, and writes a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ _LORA_TARGETS = "all-linear"
 
 
 def claim(output: Path, identity: dict[str, Any], resume: bool) -> Path | None:
-    """Take a folder for a run, and find the checkpoint from which the run continues; None if it begins.
+    """Take a folder for a run, and find the checkpoint from which the run continues.
+
+    None if it begins.
 
     Args:
         identity: the run's arguments; they are written to the folder, and must be the same if the
@@ -145,12 +147,10 @@ def train(
         try:
             trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
         except KeyboardInterrupt:
-            if arguments.process_index == 0:
+            if trainer.is_world_process_zero():
                 print(f"\n{output}: {_kept(output)}", file=sys.stderr)
             raise
-        _save(trainer, tokenizer, output)
-        if trainer.is_world_process_zero():
-            draw_losses(trainer.state.log_history, output / "loss.svg", method.name)
+        _save(trainer, tokenizer, output, method.name)
 
 
 def _kept(output: Path) -> str:
@@ -280,8 +280,10 @@ def _with_lora(model: PreTrainedModel, settings: Settings) -> Any:
     return peft.get_peft_model(model, config)
 
 
-def _save(trainer: LayoutTrainer, tokenizer: PreTrainedTokenizerBase, output: Path) -> None:
-    """Write the model, the tokenizer and the log to the folder.
+def _save(
+    trainer: LayoutTrainer, tokenizer: PreTrainedTokenizerBase, output: Path, method: str
+) -> None:
+    """Write the model, the tokenizer, the log and its picture to the folder.
 
     Adapters are merged into the model, and also written to the folder's `adapter`.
     """
@@ -293,3 +295,4 @@ def _save(trainer: LayoutTrainer, tokenizer: PreTrainedTokenizerBase, output: Pa
             model.merge_and_unload().save_pretrained(output)
         tokenizer.save_pretrained(output)
         trainer.state.save_to_json(str(output / "trainer_state.json"))
+        draw_losses(trainer.state.log_history, output / "loss.svg", method)

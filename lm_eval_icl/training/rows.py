@@ -121,9 +121,9 @@ class RowMaker:
         Empty if it fits.
 
         Args:
-            by_tokens: whether the row must also have no more tokens, copies included, than the model
-                has positions, so that several methods are trained on the same episodes (InvICL,
-                appendix A.4).
+            by_tokens: whether the row must also have no more tokens, copies included, than the
+                model has positions, so that several methods are trained on the same episodes
+                (InvICL, appendix A.4).
             option: the option that takes the place of the answer.
         """
         limits = self.limits
@@ -248,8 +248,8 @@ def row_losses(model: nn.Module, batch: dict[str, Any]) -> Tensor:
 def target_losses(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     """Run a batch, and return the negative log-probability of each target, in float32 or more.
 
-    The result has the shape (targets,). The projection to the vocabulary runs only at the indices at
-    which some row has a target.
+    The result has the shape (targets,). The projection to the vocabulary runs only at the indices
+    at which some row has a target.
     """
     ids = batch["input_ids"]
     read_at = batch["read_at"]

@@ -86,7 +86,7 @@ class Settings(Arguments):
 
 
 def with_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options from a YAML file, with texts of settings that are numbers, such as "1e-5", as numbers.
+    """Options from a YAML file, with numbers that are written as texts, such as "1e-5", as numbers.
 
     Raises:
         InputError: a setting is outside its range.

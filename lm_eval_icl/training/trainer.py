@@ -159,8 +159,8 @@ def training_arguments(
             dataloader_pin_memory=torch.cuda.is_available(),
             accelerator_config={"non_blocking": torch.cuda.is_available()},
         )
-    # One process trains on one device. Trainer would take all GPUs that it sees (DataParallel), with
-    # larger batches.
+    # One process trains on one device. Trainer would take all GPUs that it sees (DataParallel),
+    # with larger batches.
     _ = arguments.device
     arguments._n_gpu = min(arguments._n_gpu, 1)
     return arguments
@@ -212,13 +212,9 @@ class LayoutTrainer(Trainer):
             self.control = self.callback_handler.on_prediction_step(
                 self.args, self.state, self.control
             )
-        no_predictions: Any = None
-        return EvalLoopOutput(
-            no_predictions,
-            None,
-            self.held_out.measure(losses),
-            num_samples=len(self.held_out.choices),
-        )
+        measured = self.held_out.measure(losses)
+        # Without predictions, although the type asks for some.
+        return EvalLoopOutput(None, None, measured, len(self.held_out.choices))  # type: ignore[arg-type]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         for name in ("loss", "grad_norm", "eval_loss"):
@@ -256,7 +252,10 @@ class LossProgress(ProgressCallback):
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last whole checkpoint in a folder, if there is one. Trainer writes its state at the end."""
+    """The last whole checkpoint in a folder, if there is one.
+
+    Trainer writes its state at the end.
+    """
     whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
     return max(whole, key=step_of, default=None)
 

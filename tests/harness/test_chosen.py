@@ -9,7 +9,6 @@ from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.demonstrations.chooser import Chooser
 from lm_eval_icl.demonstrations.how import make, read
-from lm_eval_icl.demonstrations.selectors import CAL, Herding
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import choosing
 from lm_eval_icl.harness.choosing import PoolOfTask
@@ -73,9 +72,10 @@ def pool():
 
 def test_what_select_chooses_and_once_for_all_methods(checkpoint, cache, chosen, pool):
     path = checkpoint("gpt2")
+    how = make("herding", {})
     first, prompts = run("invicl", path, "herding")
-    expected = Chooser(pool, Predictor(*tiny.load(path), ICL()), 5000).choose(Herding(), 3, 0)
-    assert chosen == [Herding()] * 2
+    expected = Chooser(pool, Predictor(*tiny.load(path), ICL()), 5000).choose(how, 3, 0)
+    assert chosen == [how] * 2
     assert first["indices"] == list(expected.indices) and first["picked"] == list(expected.picked)
     assert (
         first["how"] == "herding" and first["made_now"] and first["tokens"] == expected.tokens > 0
@@ -142,7 +142,7 @@ def test_one_text_for_one_method(tmp_path):
     )
     assert str(read("herding:unit=False:pool=5000")) == "herding" and read(
         str(read("cal:k=3"))
-    ) == CAL(k=3)
+    ) == make("cal", {"k": 3})
     file = tmp_path / "chosen.json"
     file.write_text("[]")
     assert [read(each) for each in ("stratified", "random", "first", str(file))] == [None] * 4
