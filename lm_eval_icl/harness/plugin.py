@@ -86,7 +86,7 @@ def with_our_models(original: Callable[[str], Any], model_name: str) -> Any:
     try:
         found = original(model_name)
     except ValueError as error:
-        near = did_you_mean(model_name.lower(), methods.NAMES)
+        near = did_you_mean(model_name, methods.NAMES)
         if near and model_name not in model_registry:
             raise InputError(f"--model: unknown model {model_name!r}: {near}") from error
         raise

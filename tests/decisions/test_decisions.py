@@ -44,15 +44,12 @@ def test_batch_by_division_and_by_difference(options):
     mean = [sum(column) / len(p) for column in p.T]
     found = BatchCalibration().values(scores, scores)
     same(log_normalized(found), np.log((p / mean) / (p / mean).sum(1, keepdims=True)))
-    same(BatchCalibration(by="difference").values(scores, scores), p - mean)
+    difference = BatchCalibration(by="difference").values(scores, scores)
+    same(difference, p - mean)
     if options == 2:
-        assert (
-            found.argmax(1) == BatchCalibration(by="difference").values(scores, scores).argmax(1)
-        ).all()
+        assert (found.argmax(1) == difference.argmax(1)).all()
     else:
-        assert (
-            found.argmax(1) != BatchCalibration(by="difference").values(scores, scores).argmax(1)
-        ).any()
+        assert (found.argmax(1) != difference.argmax(1)).any()
         assert (found.argmax(1) != (scores - scores.mean(0)).argmax(1)).any()  # a third function
     others = logs(7, options, seed=2)
     same(

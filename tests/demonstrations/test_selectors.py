@@ -23,7 +23,7 @@ NAMES = list(SELECTORS)
 DETERMINISTIC = [name for name in NAMES if name != "k_center"]
 
 
-def make_pool(seed: int, size: int = 40, width: int = 6, classes: int = 3) -> Pool:
+def make_pool(seed, size=40, width=6, classes=3):
     """A random pool in which every class has rows."""
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(size) % classes)
@@ -36,11 +36,11 @@ def make_pool(seed: int, size: int = 40, width: int = 6, classes: int = 3) -> Po
     )
 
 
-def select(name: str, pool: Pool, n: int, seed: int, balance=True, **arguments):
+def select(name, pool, n, seed, balance=True, **arguments):
     return selecting.select(make(name, {"balance": balance, **arguments}), pool, n, seed)
 
 
-def permuted(pool: Pool, order: np.ndarray) -> Pool:
+def permuted(pool, order):
     return Pool(pool.labels[order], pool.features[order], pool.probabilities[order])
 
 
@@ -48,7 +48,7 @@ def permuted(pool: Pool, order: np.ndarray) -> Pool:
 # rows in the order of picking.
 
 
-def highest(scores: dict[int, float]) -> int:
+def highest(scores):
     """The lowest row of the highest score.
 
     Two rows that are nearest to each other, and gain for no third one, gain the same but for rounding.
@@ -57,9 +57,9 @@ def highest(scores: dict[int, float]) -> int:
     return min(row for row, score in scores.items() if score >= best - 1e-9 * abs(best))
 
 
-def greedy(size: int, n: int, score) -> list[int]:
+def greedy(size, n, score):
     """Always the row for which score(picks, row) is the highest."""
-    picks: list[int] = []
+    picks = []
     while len(picks) < n:
         picks.append(highest({row: score(picks, row) for row in range(size) if row not in picks}))
     return picks
@@ -341,12 +341,12 @@ def test_what_cannot_be_chosen_is_one_line(how, arguments, words):
 class Worth:
     """Scores sets by the worth of their rows, and a little by their order; the accuracy is rounded, so that it ties."""
 
-    def __init__(self, pool: Pool, seed: int = 0) -> None:
+    def __init__(self, pool, seed=0):
         rng = np.random.default_rng(seed)
         self.worth = rng.uniform(0, 1, len(pool.labels))
         self.about = rng.uniform(-1, 1, (len(pool.labels), len(pool.labels)))
         self.order = 0.01
-        self.scored: list[tuple[int, ...]] = []
+        self.scored = []
         self.pairs = 0
         self.dev: set[tuple[int, ...]] = set()
 
