@@ -177,6 +177,14 @@ def test_the_table_of_readme_is_the_methods():
         assert set(re.findall(r"`(\w+)=", "".join(arguments))) == own
 
 
+def test_the_table_of_arguments_is_their_declaration():
+    rows = table(DOCS / "arguments.md", "default")
+    for field in dataclasses.fields(CommonArguments):
+        shown = rows.pop(field.name)[0].strip("`")
+        assert field.default is None or shown == str(field.default)
+    assert set(rows) == {"positions", "repeat"}
+
+
 # Code that runs as it is written.
 
 PAGE = DOCS / "add-a-method.md"

@@ -50,7 +50,7 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2035, 9.4), Limit(12639, 13.7)),
+    "": (Limit(2035, 9.4), Limit(12706, 13.6)),
     "files": (Limit(332, 8.3), None),
     "prompts": (Limit(6741, 10.7), Limit(5721, 13.4)),
     "metaicl": (Limit(3311, 11.2), Limit(5080, 15.4)),
