@@ -34,8 +34,9 @@ _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: 
 _BOUNDS = {"gt": " above {}", "ge": ", {} or more", "lt": " and below {}", "le": " and at most {}"}
 
 
+@functools.cache
 def range_of(hint: Any) -> str:
-    """What a value of this type must be, in words. Empty if there are no words for the type."""
+    """What a value of this type must be, in words."""
     if get_origin(hint) in (Union, UnionType):
         kinds = [range_of(kind) for kind in get_args(hint) if kind is not NoneType]
         return " or ".join(kinds)
@@ -52,7 +53,7 @@ def range_of(hint: Any) -> str:
                 bounds |= asdict(constraint)
         words = [_BOUNDS[name].format(bound) for name, bound in bounds.items() if name in _BOUNDS]
         return range_of(kind) + "".join(words)
-    return _KINDS.get(hint, "")
+    return _KINDS.get(hint, "of another type")
 
 
 def meaning_of(hint: Any) -> str:
@@ -98,7 +99,9 @@ def as_argument(hint: Any) -> BeforeValidator:
 
 @dataclass(frozen=True)
 class Arguments:
-    """A dataclass whose values are checked when it is made. A subclass may have a `name`.
+    """A dataclass whose values are checked when it is made, except for defaults.
+
+    A subclass may have a `name`.
 
     Raises:
         InputError: a value is not of its field's type or outside its range.
@@ -106,10 +109,13 @@ class Arguments:
 
     def __post_init__(self) -> None:
         name = getattr(self, "name", "")
-        for argument, hint in arguments_of(type(self)).items():  # type: ignore[arg-type]
-            called = f"{name}: {argument}" if name else argument
-            value = checked(called, getattr(self, argument), hint)
-            object.__setattr__(self, argument, value)
+        hints = arguments_of(type(self))  # type: ignore[arg-type]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not field.default:
+                called = f"{name}: {field.name}" if name else field.name
+                value = checked(called, value, hints[field.name])
+                object.__setattr__(self, field.name, value)
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -50,13 +50,13 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2035, 9.4), Limit(12706, 13.6)),
+    "": (Limit(2061, 9.4), Limit(12706, 13.6)),
     "files": (Limit(332, 8.3), None),
     "prompts": (Limit(6741, 10.7), Limit(5721, 13.4)),
     "metaicl": (Limit(3311, 11.2), Limit(5080, 15.4)),
     "decisions": (Limit(2005, 10.1), Limit(1627, 17.5)),
     "inference": (Limit(21624, 11.4), Limit(23682, 15.0)),
-    "methods": (Limit(20353, 11.2), Limit(16743, 15.1)),
+    "methods": (Limit(20365, 11.2), Limit(16743, 15.1)),
     "drawing": (Limit(3795, 11.0), Limit(2421, 16.5)),
     "demonstrations": (Limit(11153, 11.5), Limit(6789, 16.5)),
     "training": (Limit(8082, 11.4), Limit(5827, 15.7)),

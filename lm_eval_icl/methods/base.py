@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
-from lm_eval_icl.declared import Arguments, Positive
+from lm_eval_icl.declared import Arguments, Positive, checked
 from lm_eval_icl.errors import InputError, Unsupported, naming, one_line
 from lm_eval_icl.prompts.layouts import Layout, Pattern, lay_out
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
@@ -143,6 +143,8 @@ class Method(Arguments, ABC):
         if self.positions is None:
             object.__setattr__(self, "positions", "none")
         super().__post_init__()
+        # A subclass may declare another type.
+        checked(f"{self.name}: positions", self.positions, Positions)
 
     def _check(self, argument: str, *, fine: bool, must: str) -> None:
         """Refuse an argument that is not `fine`, with a message that says what it `must` be."""

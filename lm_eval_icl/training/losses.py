@@ -27,11 +27,11 @@ def draw_losses(log: Sequence[Mapping[str, Any]], path: Path, method: str) -> No
         return
     from matplotlib.figure import Figure
 
-    columns = ["loss", "eval_loss", "eval_accuracy"]
-    table = pd.DataFrame(log).set_index("step").reindex(columns=columns)
-    losses = table["loss"].dropna()
-    held_out = table["eval_loss"].dropna()
-    accuracy = table["eval_accuracy"].dropna()
+    columns = ["step", "loss", "eval_loss", "eval_accuracy"]
+    table = pd.DataFrame(log, columns=columns).set_index("step")
+    losses = table.loss.dropna()
+    held_out = table.eval_loss.dropna()
+    accuracy = table.eval_accuracy.dropna()
     means = losses.rolling(11, center=True, min_periods=1).mean()
     with styled():
         figure = Figure(figsize=(7, 4), layout="constrained")
@@ -40,7 +40,7 @@ def draw_losses(log: Sequence[Mapping[str, Any]], path: Path, method: str) -> No
         axes.plot(losses, color="C0", alpha=0.25, linewidth=0.8)
         axes.plot(means, color="C0", label="training, mean of 11 steps")
         axes.plot(held_out, "o-", color="C1", label="held-out rows")
-        axes.legend()
+        axes.legend(loc="center right")
         if len(accuracy):
             right = axes.twinx()
             right.plot(accuracy, "s--", color="C2")
