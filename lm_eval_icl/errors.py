@@ -5,14 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import logging
-import math
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeGuard
 
 # A child of lm-eval's logger, so that in a run of lm-eval it has that logger's handler and level.
 log = logging.getLogger("lm_eval.icl")
@@ -125,19 +123,17 @@ def writing(where: object, kind: type[InputError] = InputError) -> Iterator[None
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The question whether the most similar of the known names was meant; empty if none is as
-    similar as `cutoff`."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return f"did you mean {near[0]!r}?" if near else ""
+    similar as `cutoff`. Capitals make no difference."""
+    by_lower = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=cutoff)
+    return f"did you mean {by_lower[near[0]]!r}?" if near else ""
 
 
-def refusal(error: Any) -> tuple[str, object, str]:
-    """The first fault that a pydantic.ValidationError lists: the setting's name (empty if several
-    settings do not fit together), its value, and the requirement that the value does not meet
-    ("must be ...")."""
-    fault = error.errors(include_url=False)[0]
-    cause = fault.get("ctx", {}).get("error") or fault["msg"].replace("Input should", "must")
-    must = {"bool_type": "must be true or false", "extra_forbidden": "there is no such setting"}
-    return (fault["loc"] or ("",))[0], fault["input"], must.get(fault["type"], str(cause))
+def suggestion(name: object, known: Iterable[str], otherwise: str = "there are ") -> str:
+    """The advice about an unknown name: the most similar of the known names, or all of them after
+    `otherwise`."""
+    names = list(known)
+    return did_you_mean(str(name), names) or f"{otherwise}{', '.join(names)}."
 
 
 def require(package: str, extra: str, what: str) -> None:
@@ -145,39 +141,3 @@ def require(package: str, extra: str, what: str) -> None:
     extras."""
     if importlib.util.find_spec(package) is None:
         raise InputError(f"{what} needs {package}: pip install 'lm-eval-icl[{extra}]'.")
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether an argument is a finite number. A boolean does not count as a number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def whole(value: object, least: int = 1) -> int:
-    """The value as an int. It may be written 5.0. In a pydantic model, the validator is
-    `BeforeValidator(whole)`.
-
-    Raises:
-        ValueError: the value is not a whole number, or less than `least`. The message only says
-            what it must be.
-    """
-    if not is_whole(value) or value < least:
-        raise ValueError(f"must be a whole number, {least} or more")
-    return int(value)
-
-
-def checked_whole(argument: str, value: object, least: int = 1) -> int:
-    """The value of an argument as an int (see `whole`).
-
-    Raises:
-        InputError: the value is not a whole number, or less than `least`. The message names
-            argument and value.
-    """
-    try:
-        return whole(value, least)
-    except ValueError as error:
-        raise InputError(f"{argument}={value!r}: {error}.") from None
-
-
-def is_whole(value: object) -> TypeGuard[float]:
-    """Whether an argument is a whole number. It may be written 5, 5.0 or 5e0."""
-    return is_number(value) and int(value) == value

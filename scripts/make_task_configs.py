@@ -17,7 +17,7 @@ import yaml
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from lm_eval_icl.harness.tasks import bbh_cloze
-from lm_eval_icl.metaicl.files import SETTINGS, targets
+from lm_eval_icl.metaicl.data import SETTINGS, targets
 
 OUT = Path(__file__).resolve().parent.parent / "task_configs"
 

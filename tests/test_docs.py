@@ -27,7 +27,7 @@ from lm_eval_icl.cli import COMMANDS, train
 from lm_eval_icl.drawing import drawing, picture
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.arguments import CommonArguments
-from lm_eval_icl.metaicl.files import SETTINGS
+from lm_eval_icl.metaicl.data import SETTINGS
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.smoke.demo import model_path
 from scripts.regression import __main__ as regression
@@ -175,6 +175,14 @@ def test_the_table_of_readme_is_the_methods():
         assert (invariant != "no") == method.invariant
         own = methods.arguments_of(type(method)) - {"positions", "repeat"}
         assert set(re.findall(r"`(\w+)=", "".join(arguments))) == own
+
+
+def test_the_table_of_arguments_is_their_declaration():
+    rows = table(DOCS / "arguments.md", "default")
+    for field in dataclasses.fields(CommonArguments):
+        shown = rows.pop(field.name)[0].strip("`")
+        assert field.default is None or shown == str(field.default)
+    assert set(rows) == {"positions", "repeat"}
 
 
 # Code that runs as it is written.

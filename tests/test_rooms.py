@@ -17,7 +17,7 @@ import lm_eval_icl
 PACKAGE = Path(lm_eval_icl.__file__).parent
 # From the first to the last: a room may import from itself and from those before it.
 ROOMS = [
-    {"__init__", "version", "errors"},
+    {"__init__", "version", "errors", "declared"},
     {"files"},
     {"prompts"},
     {"metaicl"},
@@ -50,18 +50,18 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(1201, 9.1), Limit(12639, 13.7)),
-    "files": (Limit(129, 6.5), None),
+    "": (Limit(2061, 9.4), Limit(12706, 13.6)),
+    "files": (Limit(332, 8.3), None),
     "prompts": (Limit(6741, 10.7), Limit(5721, 13.4)),
-    "metaicl": (Limit(3327, 12.9), Limit(5080, 15.4)),
-    "decisions": (Limit(2559, 10.2), Limit(1672, 17.5)),
-    "inference": (Limit(21648, 11.4), Limit(23682, 15.0)),
-    "methods": (Limit(20747, 11.2), Limit(16743, 15.1)),
+    "metaicl": (Limit(3311, 11.2), Limit(5080, 15.4)),
+    "decisions": (Limit(2005, 10.1), Limit(1627, 17.5)),
+    "inference": (Limit(21624, 11.4), Limit(23682, 15.0)),
+    "methods": (Limit(20365, 11.2), Limit(16743, 15.1)),
     "drawing": (Limit(3795, 11.0), Limit(2421, 16.5)),
-    "demonstrations": (Limit(11919, 12.6), Limit(6789, 16.5)),
-    "training": (Limit(7077, 12.8), Limit(5471, 16.1)),
-    "regression": (None, Limit(3247, 18.0)),
-    "harness": (Limit(25986, 12.5), Limit(30208, 14.0)),
+    "demonstrations": (Limit(11153, 11.5), Limit(6789, 16.5)),
+    "training": (Limit(8082, 11.4), Limit(5827, 15.7)),
+    "regression": (None, Limit(3237, 17.8)),
+    "harness": (Limit(25805, 12.4), Limit(30208, 14.0)),
     "results": (Limit(31829, 11.7), Limit(28318, 17.3)),
     "leaderboard": (Limit(14710, 12.4), Limit(4366, 13.7)),
     "studies": (Limit(18542, 12.4), Limit(18422, 16.0)),
@@ -155,7 +155,7 @@ def test_every_room_has_a_limit():
     assert {
         "",
         "regression",
-        *set().union(*ROOMS[1:]) - {"version", "errors", "__main__"},
+        *set().union(*ROOMS[1:]) - {"__main__"},
     } == LIMITS.keys()
 
 
@@ -278,7 +278,7 @@ def modules_of(room: str) -> list[str]:
         # What a command can say at once does not wait for what runs models.
         (["cli", "cli.show", "cli.study"], {"torch", "transformers", "datasets", "scipy"}),
         (
-            ["demonstrations.best_random", "demonstrations.lens", "demonstrations.select"],
+            ["demonstrations.searches", "demonstrations.selectors", "demonstrations.similar"],
             {"torch", "scipy", *FOREIGN},
         ),
         (["drawing.drawing", "drawing.terminal", "methods.invicl"], {"transformers", *FOREIGN}),

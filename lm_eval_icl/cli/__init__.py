@@ -86,6 +86,7 @@ def lm_eval(arguments: list[str]) -> None:
             print(name, importlib.metadata.version(name))
         return
     if arguments in ([], ["-h"], ["--help"]):
+        print("lm-eval-icl evaluates in-context-learning methods as models of lm-eval.\n")
         print(*(f"lm-eval-icl {name} --help: {what}" for name, what in COMMANDS.items()), sep="\n")
         print(
             "lm-eval-icl --version: the versions of this package, lm-eval, transformers and torch"

@@ -8,8 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lm_eval_icl.demonstrations.select import near
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, suggestion
 from lm_eval_icl.harness.arguments import pairs
 from lm_eval_icl.results.board import grouped, shown
 from lm_eval_icl.results.read import read
@@ -60,7 +59,6 @@ def model_arguments(written: Any, method_names: Collection[str] = ()) -> dict[st
             "--model_args: has no pretrained=...: give the name or folder of a checkpoint."
         )
     for name in arguments.keys() - ARGUMENTS - {*method_names}:
-        raise InputError(
-            f"--model_args: unknown argument {name!r}: {near(name, sorted(ARGUMENTS | {*method_names}))}"
-        )
+        near = suggestion(name, sorted(ARGUMENTS | {*method_names}))
+        raise InputError(f"--model_args: unknown argument {name!r}: {near}")
     return arguments

@@ -84,7 +84,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         )
     check_folder(args.include_path)
 
-    from lm_eval_icl.demonstrations.choosing import Chooser
+    from lm_eval_icl.demonstrations.chooser import Chooser
     from lm_eval_icl.demonstrations.kept import about_model
     from lm_eval_icl.harness.choosing import PoolOfTask
     from lm_eval_icl.harness.training import tasks_of
@@ -107,14 +107,14 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         chooser, chosen = Chooser(pool, predictor, how.pool), {}
         for seed in seeds:
             with naming(f"task {pool.name!r}"):
-                choice = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
+                choice = chooser.choose(how, shots, seed)
             chosen[str(seed)] = choice.as_json()
             rows, cost = (
                 ", ".join(map(str, choice.indices)),
                 f"{choice.seconds:.1f} s, {choice.tokens:,} tokens",
             )
             print(f"{pool.name}, seed {seed}: rows {rows}; {cost}", flush=True)
-        digest = {"rows": len(pool.docs), "sha256": pool.sha256}
+        digest = {"rows": len(pool.docs), "sha256": pool.docs_digest}
         contents["tasks"][pool.name] = {"n": shots, "pool": digest, "seeds": chosen}
         with writing(f"--output {args.output}"):
             write_atomically(args.output, json.dumps(contents, indent=1) + "\n")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl import methods
 from lm_eval_icl.cli.reading import model_arguments
-from lm_eval_icl.demonstrations.select import near
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.declared import arguments_of, meaning_of, range_of
+from lm_eval_icl.errors import InputError, suggestion
 from lm_eval_icl.harness.arguments import check_folder, pairs
-from lm_eval_icl.metaicl.files import MetaICLFolder, setting_of
+from lm_eval_icl.metaicl.data import MetaICLFolder, setting_of
 from lm_eval_icl.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
     from lm_eval_icl.harness.training import check_tasks
     from lm_eval_icl.training.rows import check_trainable
 
-    known = {*OPTIONS, "method", "resume", *Settings.model_fields}
+    known = {*OPTIONS, "method", "resume", *arguments_of(Settings)}
     for name in options.keys() - known:  # a study's file may have any
-        raise InputError(f"unknown argument {name!r}: {near(name, sorted(known))}")
-    given = {name: options[name] for name in Settings.model_fields if name in options}
+        raise InputError(f"unknown argument {name!r}: {suggestion(name, sorted(known))}")
+    given = {name: options[name] for name in arguments_of(Settings) if name in options}
     settings = Settings(**(METAICL if "metaicl" in options else {}) | given)
     names = methods.arguments_of(methods.find(options["method"]))
     model_args = model_arguments(options.get("model_args", {}), names)
@@ -130,11 +130,11 @@ def _train(
     """Load the data and the model, and train."""
     from lm_eval_icl.harness.training import HarnessTask, tasks_of
     from lm_eval_icl.inference.checkpoints import load_model
-    from lm_eval_icl.metaicl.files import skips
+    from lm_eval_icl.metaicl.data import skips
     from lm_eval_icl.methods.predictor import Predictor
     from lm_eval_icl.training.episodes import read_file
-    from lm_eval_icl.training.metaicl import load_rows, setting_tasks
-    from lm_eval_icl.training.train import train
+    from lm_eval_icl.training.finetune import train
+    from lm_eval_icl.training.metaicl_tasks import load_rows, setting_tasks
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     metadata, tasks, rows = pairs("metadata", options.get("metadata", {})), list[Any](), {}
@@ -193,19 +193,15 @@ def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[
     for name, (metavar, what) in OPTIONS.items():
         kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
         parser.add_argument(f"--{name}", help=what, **kind)
-    helps = {
-        line.strip().partition(": ")[0]: line.partition(": ")[2]
-        for line in (Settings.__doc__ or "").splitlines()
-    }
-    for name, field in Settings.model_fields.items():
-        what, value_type = helps[name].rstrip("."), type(field.default)
-        if value_type is bool:
-            parser.add_argument(f"--{name}", action="store_true", help=what)
+    for name, hint in arguments_of(Settings).items():
+        default = getattr(Settings, name)
+        meaning = meaning_of(hint)
+        if default is False:
+            parser.add_argument(f"--{name}", action="store_true", help=meaning)
         else:
-            what = f"{what} (default: {field.default})"
-            parser.add_argument(
-                f"--{name}", type=value_type, metavar=value_type.__name__.upper(), help=what
-            )
+            meaning = f"{meaning} ({range_of(hint)}; default: {default})"
+            metavar = "NAME" if isinstance(default, str) else "N"
+            parser.add_argument(f"--{name}", metavar=metavar, help=meaning)
     return vars(parser.parse_args(arguments))
 
 

@@ -1,1 +1,4 @@
-"""Decision rules choose an option, given the log-probabilities of all options. A rule is a dataclass with a formula."""
+"""Decision rules choose an option, given the log-probabilities of all options.
+
+A rule is a dataclass with a formula.
+"""

@@ -1,14 +1,14 @@
-"""Draws demonstrations from a pool: at random, stratified by label, the first rows, or the rows in a file.
+"""Draws demonstrations from a pool: at random, stratified by label, the first, or those of a file.
 
 No evaluated document becomes a demonstration, since its prompt would contain its answer.
 
-A file of choices, which `lm-eval-icl select` writes and runs read, is {"about": {how, model, version}, "tasks": {task:
-{"n": 8, "pool": {"rows": 6920, "sha256": "..."}, "seeds": {"0": {"indices": [in the order of the prompt], ...}}}}}.
+A file of choices, which `lm-eval-icl select` writes and runs read, is {"about": {how, model,
+version}, "tasks": {task: {"n": 8, "pool": {"rows": 6920, "sha256": "..."}, "seeds": {"0":
+{"indices": [in the order of the prompt], ...}}}}}.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +18,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.files import as_json, digest
 
 Row = TypeVar("Row")
 # The ways of drawing. They need no model.
@@ -37,26 +38,29 @@ def draw(
     """Draw n demonstrations from a pool, none of which is an evaluated document.
 
     Args:
-        how: "stratified", "random", "first", or the path of a JSON file: a list of the rows' indices, in order; such a
-            list for each seed ({"0": [7, 2], "1": [5, 9]}); or a file of choices.
+        how: "stratified", "random", "first", or the path of a JSON file: a list of the rows'
+            indices, in order; such a list for each seed ({"0": [7, 2], "1": [5, 9]}); or a file of
+            choices.
         label: returns the label of a row.
-        evaluated: whether a row is an evaluated document. If such a row is drawn, another row takes its place: with
-            "first", the next row of the pool; otherwise a row that is drawn, and with "stratified" has the same label
-            if possible. The other rows keep their places.
+        evaluated: whether a row is an evaluated document. If such a row is drawn, another row takes
+            its place: with "first", the next row of the pool; otherwise a row that is drawn, and
+            with "stratified" has the same label if possible. The other rows keep their places.
         rnd: the random number generator.
-        task, seed: the task's name and the seed of `rnd`. They are the keys of a choice in a file of choices.
+        task, seed: the task's name and the seed of `rnd`. They are the keys of a choice in a file
+            of choices.
 
     Returns:
         The rows' indices, and how many rows have been replaced.
 
     Raises:
-        InputError: `how` is unknown, its file cannot be used or names a row that is evaluated, or the pool has fewer
-            than n rows that are not evaluated.
+        InputError: `how` is unknown, its file cannot be used or names a row that is evaluated, or
+            the pool has fewer than n rows that are not evaluated.
     """
     indices = range(len(pool))
     if n > len(pool):
         raise InputError(
-            f"{n} demonstrations are asked for, and the pool has {len(pool)} rows: lower --num_fewshot."
+            f"{n} demonstrations are asked for, and the pool has {len(pool)} rows: lower "
+            "--num_fewshot."
         )
     if how == "first":
         drawn = list(indices[:n])
@@ -69,15 +73,16 @@ def draw(
     closed = [row for row in drawn if evaluated(pool[row])]
     if closed and how not in DRAWN:
         raise InputError(
-            f"row {closed[0]} is also among the documents that are evaluated, as a row or by its text: name another."
+            f"row {closed[0]} is also among the documents that are evaluated, as a row or by its "
+            "text: name another."
         )
     rest = [row for row in indices if row not in drawn] if closed else []
     if how != "first":
         Random(f"in place of what is evaluated {seed}").shuffle(rest)
     for old in closed:
-        same_label = (
-            row for row in rest if how != "stratified" or label(pool[row]) == label(pool[old])
-        )
+        same_label = rest
+        if how == "stratified":
+            same_label = [row for row in rest if label(pool[row]) == label(pool[old])]
         new = next((row for row in chain(same_label, rest) if not evaluated(pool[row])), None)
         if new is None:
             raise too_few(n, sum(not evaluated(row) for row in pool))
@@ -87,25 +92,28 @@ def draw(
 
 
 def as_text(query: str, options: Iterable[str]) -> str:
-    """A document's text: its query and its sorted options, in lower case and with single blanks. (In some tasks, all
-    documents have the same query, and only their options differ.)"""
+    """A document's text: its query and its sorted options, in lower case and with single blanks.
+
+    (In some tasks, all documents have the same query, and only their options differ.)
+    """
     return json.dumps([" ".join(text.lower().split()) for text in (query, *sorted(options))])
 
 
 def too_few(n: int, free: int) -> InputError:
     """The error for a pool in which only `free` documents, fewer than n, are not evaluated."""
     return InputError(
-        f"{n} demonstrations are asked for, and only {free} of the pool's documents are not evaluated: the "
-        "demonstrations would come from the documents that are evaluated (the same rows, or the same texts). Give the "
-        "task another fewshot_split, such as its training split."
+        f"{n} demonstrations are asked for, and only {free} of the pool's documents are not "
+        "evaluated: the demonstrations would come from the documents that are evaluated (the same "
+        "rows, or the same texts). Give the task another fewshot_split, such as its training split."
     )
 
 
 def stratified(pool: Sequence[Row], n: int, label: Callable[[Row], Any], rnd: Random) -> list[Row]:
-    """Draw n rows in random order, the same number for each label as far as possible, as in Deep-Thinking's code.
+    """Draw n rows in random order, the same number for each label as far as possible.
 
-    If n is not a multiple of the number of labels, the labels with one more row are drawn at random. If a label has too
-    few rows, other labels get more rows.
+    This is the draw of Deep-Thinking's code. If n is not a multiple of the number of labels, the
+    labels with one more row are drawn at random. If a label has too few rows, other labels get more
+    rows.
     """
     by_label: dict[Any, list[Row]] = defaultdict(list)
     for row in pool:
@@ -125,10 +133,7 @@ def stratified(pool: Sequence[Row], n: int, label: Callable[[Row], Any], rnd: Ra
 
 def pool_digest(pool: Sequence[Any]) -> str:
     """The SHA-256 of a pool's rows as JSON, which identifies the pool."""
-    hashed = hashlib.sha256()
-    for row in pool:
-        hashed.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
-    return hashed.hexdigest()
+    return digest("".join(f"{as_json(row)}\n" for row in pool))
 
 
 def _indices(path: Path, n: int, pool: Sequence[Any], task: str, seed: int | None) -> list[int]:
@@ -143,17 +148,18 @@ def _indices(path: Path, n: int, pool: Sequence[Any], task: str, seed: int | Non
         return _chosen(contents["tasks"], n, pool, task, seed)
     if isinstance(contents, dict):
         contents = contents.get(str(seed))
-    if not isinstance(contents, list) or not all(
-        type(index) is int and 0 <= index < len(pool) for index in contents
-    ):
+    indices: list[Any] = contents if isinstance(contents, list) else [None]
+    if not all(type(index) is int and 0 <= index < len(pool) for index in indices):
         raise InputError(
-            f"must hold a list of whole numbers from 0 to {len(pool) - 1}, or one for each seed, such as {seed}."
+            f"must hold a list of whole numbers from 0 to {len(pool) - 1}, or one for each seed, "
+            f"such as {seed}."
         )
-    if len(contents) < n:
+    if len(indices) < n:
         raise InputError(
-            f"{n} demonstrations are asked for, and the file has {len(contents)}: lower --num_fewshot."
+            f"{n} demonstrations are asked for, and the file has {len(indices)}: lower "
+            "--num_fewshot."
         )
-    return contents[:n]
+    return indices[:n]
 
 
 def _chosen(
@@ -164,16 +170,17 @@ def _chosen(
         raise InputError(f"the file has no choice for this task, only for {', '.join(tasks)}.")
     if chosen["n"] != n:
         raise InputError(
-            f"{chosen['n']} demonstrations were chosen and {n} are asked for: give --num_fewshot {chosen['n']}, or "
-            f"choose {n}."
+            f"{chosen['n']} demonstrations were chosen and {n} are asked for: give --num_fewshot "
+            f"{chosen['n']}, or choose {n}."
         )
     if chosen["pool"]["sha256"] != pool_digest(pool):
         raise InputError(
-            "the demonstrations were chosen from another pool: the data has changed since. Choose again."
+            "the demonstrations were chosen from another pool: the data has changed since. Choose "
+            "again."
         )
     if str(seed) not in chosen["seeds"]:
         raise InputError(
-            f"nothing was chosen for seed {seed}, only for {', '.join(chosen['seeds'])}: give one of these as the "
-            f"fourth number of --seed, or choose for seed {seed}."
+            f"nothing was chosen for seed {seed}, only for {', '.join(chosen['seeds'])}: give one "
+            f"of these as the fourth number of --seed, or choose for seed {seed}."
         )
     return list(chosen["seeds"][str(seed)]["indices"])

@@ -1,82 +1,65 @@
-"""Keeps choices of demonstrations in a cache of files, so that runs and studies make each choice only once.
+"""Keeps choices of demonstrations, so that runs and studies make each choice only once.
 
-A choice depends on the task and its documents, on the method that chooses and its arguments, on n, the seed and the
-model. It does not depend on the method that is evaluated. The name of its file has a digest of all of these.
+A choice depends on the task and its documents, on the method that chooses and its arguments, on n,
+the seed and the model. It does not depend on the method that is evaluated.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lm_eval_icl import version
-from lm_eval_icl.demonstrations.choosing import Chooser, TaskPool
-from lm_eval_icl.demonstrations.how import How
+from lm_eval_icl.demonstrations.chooser import Chooser, TaskPool
+from lm_eval_icl.demonstrations.selector import How
 from lm_eval_icl.errors import naming
-from lm_eval_icl.files import cache_folder, write_atomically
+from lm_eval_icl.files import as_json, digest, kept
 from lm_eval_icl.methods.predictor import Predictor
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """A choice of n demonstrations to make, or to read from the cache.
-
-    Attributes:
-        pool: the task's documents.
-        model: the model's identity (`about_model`), and its limits, which decide which documents fit.
-    """
-
-    pool: TaskPool
-    how: How
-    n: int
-    seed: int
-    model: Mapping[str, Any]
+FOLDER = "demonstrations"  # of choices and of rankings, in the folder of what is kept
 
 
-def folder() -> Path:
-    """The folder in which choices are kept: `LM_EVAL_ICL_CACHE`, or a folder of the user's cache."""
-    return cache_folder() / "demonstrations"
+def chosen(
+    predictor: Predictor | Chooser,
+    pool: TaskPool,
+    how: How,
+    n: int,
+    seed: int,
+    model: Mapping[str, Any],
+) -> dict[str, Any]:
+    """A choice of n demonstrations, as an entry of a results file.
 
-
-def chosen(wanted: Wanted, predictor: Predictor | Chooser) -> dict[str, Any]:
-    """The choice, as an entry of a results file. If it is not in the cache, it is made now, and kept if possible.
+    If it is not in the cache, it is made now.
 
     Args:
         predictor: the model with plain ICL, or a `Chooser` with this model and this pool.
+        pool: the task's documents.
+        model: the model's identity (`about_model`), and its limits, which decide which documents
+            fit.
 
     Raises:
         InputError: nothing can be chosen.
     """
-    pool = wanted.pool
-    how = wanted.how
-    request = {"how": str(wanted.how), "n": wanted.n, "seed": wanted.seed}
-    model = {key: value for key, value in wanted.model.items() if key != "pretrained"}
-    digest = hashlib.sha256(
-        _json([request, pool.name, pool.sha256, pool.prompts, version.version(), model])
-    ).hexdigest()
-    path = folder() / f"{how.name}-{wanted.n}-seed{wanted.seed}-{digest[:16]}.json"
-    if path.is_file():
-        return {**json.loads(path.read_text(encoding="utf-8")), "made_now": False}
-    chooser = predictor if isinstance(predictor, Chooser) else Chooser(pool, predictor, how.pool)
-    with naming(f"task {pool.name!r}: demonstrations={how}"):
-        choice = chooser.choose(how.name, wanted.n, wanted.seed, how.balance, **how.arguments)
-    kept = {**request, **choice.as_json()}
-    with contextlib.suppress(OSError):  # if the file cannot be written, the next run chooses again
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(kept, indent=1) + "\n")
-    return {**kept, "made_now": True}
+    request = {"how": str(how), "n": n, "seed": seed}
+    identity = {key: value for key, value in model.items() if key != "pretrained"}
+
+    def choose() -> dict[str, Any]:
+        chooser = predictor
+        if not isinstance(chooser, Chooser):
+            chooser = Chooser(pool, chooser, how.pool)
+        with naming(f"task {pool.name!r}: demonstrations={how}"):
+            choice = chooser.choose(how, n, seed)
+        return request | choice.as_json()
+
+    inputs = [request, pool.name, pool.docs_digest, pool.prompts, version.version(), identity]
+    choice = kept(FOLDER, f"{how.name}-{n}-seed{seed}", inputs, choose)
+    return {**choice.value, "made_now": choice.made_now}
 
 
 def about_model(pretrained: str, identity: Mapping[str, Any]) -> dict[str, str]:
-    """The record of the model that chooses: its name or folder, and a digest of its identity
-    (`inference.identity.model_identity`)."""
-    return {"pretrained": pretrained, "sha256": hashlib.sha256(_json(identity)).hexdigest()}
+    """The record of the model that chooses: its name or folder, and a digest of its identity.
 
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, default=str).encode()
+    Args:
+        identity: `inference.identity.model_identity`.
+    """
+    return {"pretrained": pretrained, "sha256": digest(as_json(identity))}

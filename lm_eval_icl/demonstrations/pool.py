@@ -1,4 +1,4 @@
-"""The data of a pool, from which a selector computes scores, and the picking of the rows with the highest scores."""
+"""The data of a pool, from which a selector computes scores, and the picking by scores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Two scores tie if they differ by no more than this part of the largest score, which is the rounding of float64.
+# Two scores tie if they differ by no more than this part of the largest score, which is the
+# rounding of float64.
 TIE = 1e-12
 
 
@@ -15,31 +16,29 @@ class Pool:
     """The data of the N documents of a pool that a selector may use."""
 
     labels: np.ndarray  # (N,) whole numbers from 0
-    features: np.ndarray | None = (
-        None  # (N, d), such as the last hidden states of the documents' queries
-    )
-    probabilities: np.ndarray | None = (
-        None  # (N, C) the probability of each label, given the document alone
-    )
+    # (N, d), such as the last hidden states of the documents' queries
+    features: np.ndarray | None = None
+    # (N, C) the probability of each label, given the document alone
+    probabilities: np.ndarray | None = None
 
     @property
     def classes(self) -> int:
         """C, the number of labels."""
-        return (
-            int(self.labels.max(initial=-1)) + 1
-            if self.probabilities is None
-            else self.probabilities.shape[1]
-        )
+        if self.probabilities is None:
+            return int(self.labels.max(initial=-1)) + 1
+        return self.probabilities.shape[1]
 
     def at(self, rows: np.ndarray) -> Pool:
         """The pool of these rows alone."""
-        features, probabilities = (
-            None if part is None else part[rows] for part in (self.features, self.probabilities)
-        )
+        features = None if self.features is None else self.features[rows]
+        probabilities = None if self.probabilities is None else self.probabilities[rows]
         return Pool(self.labels[rows], features, probabilities)
 
     def vectors(self, unit: bool = False) -> np.ndarray:
-        """The features in float64, (N, d). If `unit`, vectors get length 1, except for vectors of zeros."""
+        """The features in float64, (N, d).
+
+        If `unit`, vectors get length 1, except for vectors of zeros.
+        """
         assert self.features is not None
         vectors = self.features.astype(np.float64)
         if unit:
@@ -55,7 +54,9 @@ class Pool:
 
 
 class Picks:
-    """Picks rows of a pool by scores. Scores that differ by no more than rounding tie, and the lowest row is picked.
+    """Picks rows of a pool by scores.
+
+    Scores that differ by no more than rounding tie, and the lowest row is picked.
 
     Attributes:
         rows: the picked rows in the order of picking, each once.
@@ -64,9 +65,8 @@ class Picks:
     def __init__(self, pool: Pool) -> None:
         self.rows: list[int] = []
         self._open = np.ones(len(pool.labels), dtype=bool)
-        self._largest = (
-            0.0  # the largest score so far, which sets the rounding of the differences of scores
-        )
+        # The largest score so far, which sets the rounding of the differences of scores.
+        self._largest = 0.0
 
     def take(self, row: int) -> None:
         """Pick this row, whatever its score."""
@@ -74,7 +74,10 @@ class Picks:
         self._open[row] = False
 
     def best(self, scores: np.ndarray, n: int = 1) -> int:
-        """Pick the n rows with the highest scores, (N,), among the rows not yet picked. Returns the last of them."""
+        """Pick the n rows with the highest scores, (N,), among the rows not yet picked.
+
+        Returns the last of them.
+        """
         self._largest = max(self._largest, float(np.abs(scores).max()))
         rows = np.flatnonzero(self._open)
         order = rows[np.argsort(-scores[rows], kind="stable")]

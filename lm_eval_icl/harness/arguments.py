@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError, checked_whole
+from lm_eval_icl.declared import Arguments, NotNegative, Positive, arguments_of
+from lm_eval_icl.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:  # methods import torch, which takes seconds, and a refusal should not
     from lm_eval_icl.methods.base import Method
 
-OVERFLOW = ("drop", "error")
 # Arguments of `hf` -> the value that has no effect here (None: every value without parallelize=True), and why.
 _IDLE = {
     "truncation": (True, "overflow=drop leaves out whole demonstrations"),
@@ -33,7 +31,7 @@ _IDLE = {
 
 
 @dataclass(frozen=True)
-class CommonArguments:
+class CommonArguments(Arguments):
     """The arguments that every model takes besides those of its method and of `hf`.
 
     Args:
@@ -53,20 +51,11 @@ class CommonArguments:
         InputError: an argument is outside its range.
     """
 
-    pack_tokens: int = 1024
-    store_bytes: int = 2**31
-    overflow: str = "drop"
+    pack_tokens: Positive = 1024
+    store_bytes: NotNegative = 2**31
+    overflow: Literal["drop", "error"] = "drop"
     canonical_order: bool | None = None
     plain: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in (("pack_tokens", 1), ("store_bytes", 0)):
-            object.__setattr__(self, name, checked_whole(name, getattr(self, name), least))
-        if self.overflow not in OVERFLOW:
-            raise InputError(f"overflow={self.overflow!r}: must be {' or '.join(OVERFLOW)}.")
-        for name in ("canonical_order", "plain"):
-            if getattr(self, name) not in (None, True, False):
-                raise InputError(f"{name}={getattr(self, name)!r}: must be True or False.")
 
     def is_canonical(self, method: Method) -> bool:
         """Whether demonstrations are encoded in canonical order."""
@@ -81,36 +70,29 @@ def read_arguments(
     Raises:
         InputError: an argument of the method or of all models is outside its range, or misspelt.
     """
-    method_names, shared_names = (
-        methods.arguments_of(cls),
-        {f.name for f in dataclasses.fields(CommonArguments)},
-    )
-    common = CommonArguments(
-        **{key: value for key, value in arguments.items() if key in shared_names - method_names}
-    )
-    method = cls.from_arguments(
-        {name: value for name, value in arguments.items() if name in method_names}
-    )
-    forwarded = {
-        name: value for name, value in arguments.items() if name not in method_names | shared_names
-    }
+    method_names = methods.arguments_of(cls)
+    shared_names = arguments_of(CommonArguments).keys() - method_names
+    shared: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    forwarded: dict[str, Any] = {}
+    for name, value in arguments.items():
+        kind = shared if name in shared_names else own if name in method_names else forwarded
+        kind[name] = value
+    common = CommonArguments(**shared)
+    method = cls.from_arguments(own)
     for name, value in forwarded.items():
         idle, why = _IDLE.get(name, ("", ""))
         if value is idle or (idle is None and not forwarded.get("parallelize")):
             raise InputError(
                 f"model argument {name}={value}: has no effect here ({why}): leave it out."
             )
-        if owners := [
-            other for other in methods.NAMES if name in methods.arguments_of(methods.find(other))
-        ]:
-            raise InputError(
-                f"model argument {name!r} belongs to {' and '.join(owners)}, not to this method."
-            )
+        owners = methods.owners_of(name)
+        if owners:
+            raise InputError(f"model argument {name!r} belongs to {owners}, not to this method.")
         # All other unknown names go to transformers, which refuses the names that no model has.
-        near = difflib.get_close_matches(name, method_names | shared_names, n=1, cutoff=0.75)
-        near = near or [*method_names & {name.upper()}]  # T, written t
+        near = did_you_mean(name, method_names | shared_names, cutoff=0.75)
         if near and not _is_hf_argument(name):
-            raise InputError(f"unknown model argument {name!r}: did you mean {near[0]!r}?")
+            raise InputError(f"unknown model argument {name!r}: {near}")
     return method, common, forwarded
 
 

@@ -12,9 +12,9 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.evaluator_utils import get_sample_size
 from lm_eval.models.huggingface import HFLM
 
-from lm_eval_icl.demonstrations.choosing import read_queries
+from lm_eval_icl.demonstrations.chooser import read_queries
 from lm_eval_icl.demonstrations.draw import pool_digest, too_few
-from lm_eval_icl.demonstrations.kept import Wanted, about_model, chosen
+from lm_eval_icl.demonstrations.kept import about_model, chosen
 from lm_eval_icl.demonstrations.retrieve import Features
 from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.distributed import from_first
@@ -35,7 +35,7 @@ from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 
 class PoolOfTask:
-    """The documents that a task takes demonstrations from (`demonstrations.choosing.TaskPool`).
+    """The documents that a task takes demonstrations from (`demonstrations.chooser.TaskPool`).
 
     Args:
         task: a task with options to choose from.
@@ -76,7 +76,7 @@ class PoolOfTask:
         return Examples(self.task, self.docs)
 
     @cached_property
-    def sha256(self) -> str:
+    def docs_digest(self) -> str:
         return pool_digest(self.docs)
 
     @cached_property
@@ -133,8 +133,9 @@ def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
         choices = {}
         for task, sampler, how in waiting:
             seed = 1234 if sampler.seed is None else sampler.seed  # lm-eval's default
-            wanted = Wanted(PoolOfTask(task), how, int(task.config.num_fewshot), seed, about)
-            choices[str(task.config.task)] = chosen(wanted, under_icl)
+            choices[str(task.config.task)] = chosen(
+                under_icl, PoolOfTask(task), how, int(task.config.num_fewshot), seed, about
+            )
         return choices
 
     by_task = from_first(choose)

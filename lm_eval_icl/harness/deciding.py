@@ -19,8 +19,8 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask, Task
 
-from lm_eval_icl.decisions.how import read
 from lm_eval_icl.decisions.rule import Comparison, Rule, Shift
+from lm_eval_icl.decisions.rules import read
 from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.distributed import from_all
 from lm_eval_icl.harness.models import ICLModel

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -15,6 +13,7 @@ from lm_eval.api.task import Task
 from lm_eval.evaluator_utils import get_sample_size
 
 from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.files import as_json, digest
 from lm_eval_icl.harness import deciding, plugin
 from lm_eval_icl.harness.choosing import give_chosen, give_rankings, retrieving
 from lm_eval_icl.harness.models import ICLModel
@@ -129,8 +128,7 @@ def weights_of(model: Any) -> str | None:
     weights = weights_digest(getattr(model, "pretrained", None), revision, adapters)
     if not weights:
         return None
-    digests = f"{weights} {_tokenizer_digest(model.tokenizer)}".encode()
-    return hashlib.sha256(digests).hexdigest()[:32]
+    return digest(f"{weights} {_tokenizer_digest(model.tokenizer)}")[:32]
 
 
 @functools.lru_cache(maxsize=4)
@@ -138,4 +136,4 @@ def _tokenizer_digest(tokenizer: Any) -> str:
     """A digest of the vocabulary, and of what becomes of a text."""
     vocabulary = sorted(tokenizer.get_vocab().items())
     ids = tokenizer.encode("Review: It's 100% naïve,\n\n  and 你好! Label: good")
-    return hashlib.sha256(json.dumps([vocabulary, ids]).encode()).hexdigest()
+    return digest(as_json([vocabulary, ids]))

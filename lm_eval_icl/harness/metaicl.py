@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,8 +22,9 @@ from lm_eval.tasks.manager import TaskManager
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError, naming
+from lm_eval_icl.files import as_json, digest
 from lm_eval_icl.harness.tasks import GivenSampler
-from lm_eval_icl.metaicl.files import (
+from lm_eval_icl.metaicl.data import (
     SHOTS,
     Row,
     check_group,
@@ -111,8 +110,8 @@ class MetaICLTask(ConfigurableTask):
     def demonstration_rows(self) -> str:
         """A digest of the demonstrations' rows, in any order. A prompt may have only a part of the first row."""
         rows = self.sampler.df[: int(self.config.num_fewshot or 0)]
-        texts = sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
-        return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32] if texts else ""
+        texts = sorted(map(as_json, rows))
+        return digest("\n".join(texts))[:32] if texts else ""
 
     # Requests.
 

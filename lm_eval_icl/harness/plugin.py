@@ -86,7 +86,7 @@ def with_our_models(original: Callable[[str], Any], model_name: str) -> Any:
     try:
         found = original(model_name)
     except ValueError as error:
-        near = did_you_mean(model_name.lower(), methods.NAMES)
+        near = did_you_mean(model_name, methods.NAMES)
         if near and model_name not in model_registry:
             raise InputError(f"--model: unknown model {model_name!r}: {near}") from error
         raise
@@ -127,13 +127,17 @@ def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> 
 def _check(metadata: Mapping[str, Any]) -> None:
     """Read what `--metadata` says to this package. A key that is similar to one of ours may be a
     task's own."""
-    from lm_eval_icl.decisions import how as deciding
+    from lm_eval_icl.decisions import rules as deciding
     from lm_eval_icl.demonstrations import how as choosing
-    from lm_eval_icl.demonstrations import labels
+    from lm_eval_icl.demonstrations import wrong_labels
 
     for name, value in metadata.items():
         if name not in METADATA and (near := did_you_mean(name, METADATA, cutoff=0.8)):
             log.warning("--metadata %s=...: lm-eval-icl has no such key: %s", name, near)
-        readers = {"demonstrations": choosing.read, "decide": deciding.read, "labels": labels.read}
+        readers = {
+            "demonstrations": choosing.read,
+            "decide": deciding.read,
+            "labels": wrong_labels.read,
+        }
         if name in readers and value is not None:
             readers[name](value)

@@ -7,7 +7,6 @@ belongs to one identity of a model.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable
 from functools import partial
@@ -19,6 +18,7 @@ from lm_eval.api.model import CacheHook, CachingLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from lm_eval_icl.errors import CannotWrite, InputError, log, writing
+from lm_eval_icl.files import as_json, digest
 from lm_eval_icl.prompts.encoded import EncodedPrompt
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
@@ -154,6 +154,4 @@ def response_key(kind: str, args: tuple[Any, ...]) -> str:
         )
     elif isinstance(prompt, FewShotPrompt):
         prompt = [prompt.prefix, prompt.demonstrations, prompt.query]
-    return hashlib.sha256(
-        json.dumps([kind, prompt, *rest], sort_keys=True, default=str).encode()
-    ).hexdigest()
+    return digest(as_json([kind, prompt, *rest]))

@@ -14,10 +14,11 @@ from datasets import Dataset
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
 
+from lm_eval_icl.declared import NotNegative, checked
 from lm_eval_icl.demonstrations.draw import as_text, draw, pool_digest
 from lm_eval_icl.demonstrations.how import read
 from lm_eval_icl.demonstrations.similar import Similar
-from lm_eval_icl.errors import InputError, checked_whole, log, naming
+from lm_eval_icl.errors import InputError, log, naming
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.varying import vary
 
@@ -64,7 +65,7 @@ def with_given_demonstrations(
 def _shuffle(task: ConfigurableTask, seed: Any) -> None:
     """Put the evaluated documents in random order, so that `--limit` takes a random sample of them."""
     with naming(f"task {task.config.task!r}"):
-        number = checked_whole("shuffle", seed, least=0)
+        number = checked("shuffle", seed, NotNegative)
     split = task.config.test_split or task.config.validation_split
     if split is None or split not in (task.dataset or {}) or split == task.fewshot_cfg.split:
         raise InputError(
@@ -239,7 +240,7 @@ class RetrievingSampler(ContextSampler):
             "pool": {
                 "rows": len(self.df),
                 "distinct": len(retriever.distinct),
-                "sha256": retriever.sha256,
+                "sha256": retriever.pool_digest,
             },
             "documents": len(ranked),
             "own_copies": sum(

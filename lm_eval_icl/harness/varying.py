@@ -10,8 +10,9 @@ from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 
-from lm_eval_icl.demonstrations import how, labels
-from lm_eval_icl.errors import InputError, checked_whole, naming
+from lm_eval_icl.declared import NotNegative, checked
+from lm_eval_icl.demonstrations import how, wrong_labels
+from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.prompts.formats import Template, format_of
 
 
@@ -22,7 +23,7 @@ def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
     and that have another label, "unformatted" has the templates that the format has replaced.
 
     Args:
-        other_labels: see `demonstrations.labels.read`.
+        other_labels: see `demonstrations.wrong_labels.read`.
         number: see `prompts.formats.format_of`.
 
     Raises:
@@ -44,9 +45,9 @@ def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
             )
         task.config.metadata = {**metadata, **given}
         if number is not None:
-            _format(task, checked_whole("format", number, least=0))
+            _format(task, checked("format", number, NotNegative))
         if other_labels is not None:
-            relabel = Relabel(task, labels.read(other_labels))
+            relabel = Relabel(task, wrong_labels.read(other_labels))
             task.fewshot_cfg = dataclasses.replace(task.fewshot_cfg, doc_to_target=relabel)
             task.config.metadata["relabeled"] = relabel.counts
 
@@ -61,7 +62,7 @@ class Relabel:
         counts: how many different rows were labeled ("demonstrations"), and how many got another label ("changed").
     """
 
-    def __init__(self, task: ConfigurableTask, how_labeled: labels.Labels) -> None:
+    def __init__(self, task: ConfigurableTask, how_labeled: wrong_labels.Labels) -> None:
         if task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input:
             raise InputError(
                 "labels are changed only in tasks with options, of which one follows the query."

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
-from lm_eval_icl.errors import InputError, checked_whole
+from lm_eval_icl.declared import Positive, checked
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.caches import cache_name, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.memory import Memory, cache_of_rows
@@ -71,7 +72,7 @@ def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> G
             why = why.replace("leave it out", "take it out of that file")
             raise InputError(f"the checkpoint's generation_config.json: {name}={value!r} {why}.")
     return GenerationSettings(
-        beams=checked_whole("generation argument num_beams", settings.get("num_beams") or 1),
+        beams=checked("generation argument num_beams", settings.get("num_beams") or 1, Positive),
         reads_rows=any(settings.get(name) for name in _READ_ROWS),
         samples=bool(settings.get("do_sample")),
     )

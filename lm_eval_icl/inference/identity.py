@@ -22,7 +22,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from lm_eval_icl.errors import log
-from lm_eval_icl.files import cache_folder, write_atomically
+from lm_eval_icl.files import digest, kept
 
 # The files of a checkpoint's weights, adapter, configuration, code and tokenizer, without the state
 # of a trainer. GGUF files are not among them, since a folder may have many, and only one is loaded.
@@ -158,7 +158,7 @@ def weights_digest(
         except (OSError, ValueError) as error:
             log.warning("%s: no digest of the weights is recorded (%s).", place, error)
             return None
-    return hashlib.sha256("\n".join(sorted(tensors)).encode()).hexdigest()[:32]
+    return digest("\n".join(sorted(tensors)))[:32]
 
 
 def _folder(place: Any, revision: str | None) -> Path | None:
@@ -189,18 +189,16 @@ def _tensor_digests(path: Path) -> dict[str, str]:
     """Name -> digest of each tensor in a file; the file's own name for a file of another format."""
     file = path.resolve()
     facts = file.stat()
-    known = f"{file} {facts.st_size} {facts.st_mtime_ns}"
-    kept = cache_folder() / "weights" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
-    with suppress(OSError, ValueError):
-        return dict(json.loads(kept.read_text(encoding="utf-8")))
-    digests = _digests_of_safetensors(file) if path.suffix == ".safetensors" else {}
-    if not digests:
-        with file.open("rb") as opened:
-            digests = {path.name: hashlib.file_digest(opened, "sha256").hexdigest()}
-    with suppress(OSError):  # then the file is read again next time
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, json.dumps(digests))
-    return digests
+
+    def read() -> dict[str, str]:
+        digests = _digests_of_safetensors(file) if path.suffix == ".safetensors" else {}
+        if not digests:
+            with file.open("rb") as opened:
+                digests = {path.name: hashlib.file_digest(opened, "sha256").hexdigest()}
+        return digests
+
+    known = [str(file), facts.st_size, facts.st_mtime_ns]
+    return dict(kept("weights", path.stem, known, read).value)
 
 
 def _digests_of_safetensors(file: Path) -> dict[str, str]:

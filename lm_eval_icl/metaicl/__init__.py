@@ -1,1 +1,1 @@
-"""MetaICL (Min et al., NAACL 2022): its settings, its data files, its sequences of tokens, and its metric."""
+"""MetaICL (Min et al., NAACL 2022): its settings, data files, sequences of tokens, and metric."""

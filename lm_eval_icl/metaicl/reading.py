@@ -1,4 +1,4 @@
-"""How a model's tokenizer encodes MetaICL's sequences: a text's ids, the prefix, and the largest number of tokens."""
+"""How a model's tokenizer encodes MetaICL's sequences."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ class Reader:
     """How a model reads sequences.
 
     Attributes:
-        encode: maps (text, whether a sequence begins with it) to the text's ids and the index of each first character.
+        encode: maps (text, whether a sequence begins with it) to the text's ids and the index of
+            each first character.
         decode: maps ids to their text.
-        prefix: the ids that the tokenizer puts before every text, such as BOS. (GPT-2's puts none, like MetaICL.)
+        prefix: the ids that the tokenizer puts before every text, such as BOS. (GPT-2's puts none,
+            like MetaICL.)
         max_length: how many tokens a sequence may have, with the prefix.
-        alike: whether a demonstration has the same ids wherever it stands. Then only whole demonstrations are left out.
-        longest_first: whether the longest demonstrations are left out first, rather than the first in the prompt.
-        canonical: whether the demonstrations are sorted, so that their given order makes no difference.
+        alike: whether a demonstration has the same ids wherever it stands. Then only whole
+            demonstrations are left out.
+        longest_first: whether the longest demonstrations are left out first, rather than the first
+            in the prompt.
+        canonical: whether the demonstrations are sorted, so that their given order makes no
+            difference.
     """
 
     encode: Callable[[str, bool], tuple[list[int], list[int]]]
@@ -40,8 +45,8 @@ def reader(
 ) -> Reader:
     """How a model reads sequences, one token after another.
 
-    Some tokenizers put a blank in front of every text. That blank is removed from pieces inside a sequence. With all
-    other tokenizers, such as GPT-2's, a piece has the ids that it has by itself.
+    Some tokenizers put a blank in front of every text. That blank is removed from pieces inside a
+    sequence. With all other tokenizers, such as GPT-2's, a piece has the ids that it has by itself.
 
     Args:
         add_bos_token: whether a sequence begins with BOS; None for the tokenizer's default.
@@ -66,14 +71,12 @@ def reader(
     @functools.lru_cache(maxsize=100_000)  # every query of a task has the same demonstrations
     def decode(ids: Ids) -> str:
         before = tokenizer.decode(front, clean_up_tokenization_spaces=False)
-        return str(tokenizer.decode([*front, *ids], clean_up_tokenization_spaces=False))[
-            len(before) :
-        ]
+        text = tokenizer.decode([*front, *ids], clean_up_tokenization_spaces=False)
+        return str(text)[len(before) :]
 
     special = {} if add_bos_token is None else {"add_special_tokens": add_bos_token}
-    whole, x = (
-        tokenizer("x", **special)["input_ids"],
-        tokenizer("x", add_special_tokens=False)["input_ids"],
-    )
-    at = next((i for i in range(len(whole)) if whole[i : i + len(x)] == x), 0)
-    return Reader(encode, decode, tuple(whole[:at]), max_length)
+    with_prefix = tokenizer("x", **special)["input_ids"]
+    x = tokenizer("x", add_special_tokens=False)["input_ids"]
+    starts_with_x = [at for at in range(len(with_prefix)) if with_prefix[at : at + len(x)] == x]
+    prefix = with_prefix[: starts_with_x[0]] if starts_with_x else []
+    return Reader(encode, decode, tuple(prefix), max_length)

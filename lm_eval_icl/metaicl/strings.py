@@ -1,8 +1,9 @@
 """MetaICL's sequences of rows, made piece by piece as token ids; its decision, and its metric.
 
-A row has two pieces: the source, which is given, and the target, which is scored. In the direct form the source is the
-input and the target is the output. In the channel form the source is the output and the target is the input. Each piece
-is tokenized by itself, with the line breaks before it, and the lists of ids are joined.
+A row has two pieces: the source, which is given, and the target, which is scored. In the direct
+form the source is the input and the target is the output. In the channel form the source is the
+output and the target is the input. Each piece is tokenized by itself, with the line breaks before
+it, and the lists of ids are joined.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.metaicl.files import Row
+from lm_eval_icl.metaicl.data import Row
 from lm_eval_icl.metaicl.reading import Reader
 from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
-# How many tokens an example may have, how many of these MetaICL leaves free, and how many a sequence may have.
-PER_EXAMPLE, FREE, PER_SEQUENCE = 256, 2, 1024
-# The texts between two examples, and between the two pieces of an example.
-BETWEEN, INSIDE = "\n\n\n", "\n"
+PER_EXAMPLE = 256  # how many tokens an example may have
+FREE = 2  # how many of these MetaICL leaves free
+PER_SEQUENCE = 1024  # how many tokens a sequence may have
+BETWEEN = "\n\n\n"  # between two examples
+INSIDE = "\n"  # between the two pieces of an example
 
 
 def texts(row: Row, output: str, channel: bool, first: bool) -> tuple[str, str, str]:
@@ -32,13 +34,16 @@ def texts(row: Row, output: str, channel: bool, first: bool) -> tuple[str, str, 
         first: whether the sequence begins with this row.
 
     Returns:
-        The separator from the example before, the source, and the target (with the line break before it).
+        The separator from the example before, the source, and the target (with the line break
+        before it).
     """
     inside = INSIDE if any(row.options) else ""  # free text follows without a line break
-    if channel:
-        return "" if first else BETWEEN, output, (inside if row.input else "") + row.input
-    between = BETWEEN if row.input else BETWEEN[:-1]
-    return "" if first else between, row.input, inside + output
+    between = BETWEEN if row.input or channel else BETWEEN[:-1]
+    if first:
+        between = ""
+    if not channel:
+        return between, row.input, inside + output
+    return between, output, inside + row.input if row.input else ""
 
 
 @dataclass(frozen=True)
@@ -87,22 +92,18 @@ class Sequences:
     channel: bool
 
     def limit(self, shots: int) -> int:
-        """How many tokens a sequence with this number of demonstrations may have, without the prefix."""
-        return min(
-            PER_EXAMPLE * max(shots, 1),
-            PER_SEQUENCE,
-            self.reader.max_length - len(self.reader.prefix),
-        )
+        """How many tokens a sequence with so many demonstrations may have, without the prefix."""
+        positions = self.reader.max_length - len(self.reader.prefix)
+        return min(PER_EXAMPLE * max(shots, 1), PER_SEQUENCE, positions)
 
     # Examples.
 
     def encoded_demonstrations(self, rows: Sequence[Row]) -> list[EncodedExample]:
         """The rows as demonstrations, in their order, or sorted if the reader is canonical."""
-        alike = self.reader.alike
-        examples = [
-            self.encoded_options(row, i == 0 and not alike, [row.output])[0]
-            for i, row in enumerate(rows)
-        ]
+        examples = []
+        for i, row in enumerate(rows):
+            first = i == 0 and not self.reader.alike
+            examples += self.encoded_options(row, first, [row.output])
         if self.reader.canonical:
             examples.sort(key=lambda example: (example.source, example.target))
         return examples
@@ -110,31 +111,30 @@ class Sequences:
     def encoded_options(
         self, row: Row, first: bool, outputs: Sequence[str] | None = None
     ) -> list[EncodedExample]:
-        """A query with each of its options. The end of the input is cut so that the longest option fits.
+        """A query with each of its options.
+
+        The end of the input is cut so that the longest option fits.
 
         Args:
             first: whether the query has no demonstrations before it.
             outputs: the outputs that take the place of the row's options; None for all options.
         """
-        examples = [
-            self._pieces(row, output, first)
-            for output in (row.options if outputs is None else outputs)
-        ]
-        sources = [len(example.between) + len(example.source) for example in examples]
-        targets = [len(example.target) for example in examples]
-        inputs, others = (targets, sources) if self.channel else (sources, targets)
+        outputs = row.options if outputs is None else outputs
+        examples = [self._pieces(row, output, first) for output in outputs]
+        inputs = [len(example.between) + len(example.source) for example in examples]
+        others = [len(example.target) for example in examples]
+        if self.channel:
+            inputs, others = others, inputs
         room = max(0, PER_EXAMPLE - FREE - max(others))
-        return [
-            self._cut(example, size - room) for example, size in zip(examples, inputs, strict=True)
-        ]
+        sizes = zip(examples, inputs, strict=True)
+        return [self._cut(example, size - room) for example, size in sizes]
 
     def _pieces(self, row: Row, output: str, first: bool) -> EncodedExample:
         between, source, target = texts(row, output, self.channel, first)
         ids, starts = self.reader.encode(between + source, first)
+        target_ids, _ = self.reader.encode(target, False)
         at = bisect_left(starts, len(between))
-        return EncodedExample(
-            tuple(ids[:at]), tuple(ids[at:]), tuple(self.reader.encode(target, False)[0])
-        )
+        return EncodedExample(tuple(ids[:at]), tuple(ids[at:]), tuple(target_ids))
 
     def _cut(self, example: EncodedExample, too_many: int) -> EncodedExample:
         """The example without the last `too_many` tokens of its input."""
@@ -142,7 +142,8 @@ class Sequences:
             return example
         if self.channel:
             return replace(example, target=example.target[:-too_many])
-        at, ids = len(example.between), (example.between + example.source)[:-too_many]
+        at = len(example.between)
+        ids = (example.between + example.source)[:-too_many]
         return EncodedExample(ids[:at], ids[at:], example.target)
 
     # Sequences.
@@ -155,47 +156,49 @@ class Sequences:
         Raises:
             InputError: the target alone fills the model's positions, or no token precedes it.
         """
-        if not shown:
-            joined = [
-                Joined((), option.between + option.source, option.target) for option in options
-            ]
-        else:
-            joined = [self._joined(shown, option) for option in options]
+        joined = [self._joined(shown, option) for option in options]
         limit = self.limit(len(shown))
         if self.reader.alike and shown:
             joined = self._drop_whole_demonstrations(joined, limit)
         return [self._cut_beginning(sequence, limit) for sequence in joined]
 
     def _joined(self, shown: Sequence[EncodedExample], option: EncodedExample) -> Joined:
-        """The sequence of the demonstrations and a query. Each demonstration ends with the separator of the next
-        example. If all demonstrations have to be alike, each ends with the separator before itself instead."""
+        """The sequence of the demonstrations and a query.
+
+        Each demonstration ends with the separator of the next example. If all demonstrations have
+        to be alike, each ends with the separator before itself instead.
+        """
+        if not shown:
+            return Joined((), option.between + option.source, option.target)
         separators = [example.between for example in (shown if self.reader.alike else shown[1:])]
         query = option.source or option.between
         if not self.reader.alike:
-            # A blank query is its separator alone, since some token has to predict the first token of the target.
+            # A blank query is its separator alone, since some token has to predict the first token
+            # of the target.
             separators.append(option.between if option.source else ())
-        parts = tuple(
-            example.source + example.target + end
-            for example, end in zip(shown, separators, strict=True)
-        )
-        return Joined(parts, query, option.target)
+        parts = []
+        for example, end in zip(shown, separators, strict=True):
+            parts.append(example.source + example.target + end)
+        return Joined(tuple(parts), query, option.target)
 
     def _drop_whole_demonstrations(self, joined: list[Joined], limit: int) -> list[Joined]:
-        """Leave out as few whole demonstrations as needed for all sequences to fit, the same ones in every sequence."""
+        """Leave out as few whole demonstrations as needed for all sequences to fit.
+
+        The same ones are left out of every sequence.
+        """
         kept = list(joined[0].demonstrations)
         longest_query = max(len(sequence.query) + len(sequence.target) for sequence in joined)
         while kept and sum(map(len, kept)) + longest_query > limit:
-            at = (
-                max(range(len(kept)), key=lambda i: (len(kept[i]), kept[i]))
-                if self.reader.longest_first
-                else 0
-            )
-            kept.pop(at)
+            if self.reader.longest_first:
+                kept.remove(max(kept, key=lambda part: (len(part), part)))
+            else:
+                kept.pop(0)
         return [replace(sequence, demonstrations=tuple(kept)) for sequence in joined]
 
     def _cut_beginning(self, sequence: Joined, limit: int) -> Joined:
-        """Cut as few tokens as needed at the beginning of a sequence for it to fit. The target is never cut."""
-        parts, surplus = list(sequence.demonstrations), max(0, len(sequence) - limit)
+        """Cut as few tokens as needed at the beginning of a sequence. The target is never cut."""
+        parts = list(sequence.demonstrations)
+        surplus = max(0, len(sequence) - limit)
         while surplus and parts:
             first = parts.pop(0)
             if len(first) > surplus:
@@ -203,9 +206,9 @@ class Sequences:
             surplus = max(0, surplus - len(first))
         query = sequence.query[surplus:]
         if not query or not sequence.target:
-            what = (
-                "no token is left before the target" if sequence.target else "the target is empty"
-            )
+            what = "the target is empty"
+            if sequence.target:
+                what = "no token is left before the target"
             raise InputError(
                 f"{what}: the sequence has {len(sequence)} tokens, and may have {limit}."
             )
@@ -218,14 +221,13 @@ def encoded(
     """A sequence as a prompt and a continuation.
 
     Args:
-        contexts: the contexts of earlier sequences, so that equal contexts are one object. A new context is added.
+        contexts: the contexts of earlier sequences, so that equal contexts are one object. A new
+            context is added.
     """
     context = Context(reader.prefix, sequence.demonstrations)
     context = contexts.setdefault(context, context)
-    tokens, shown = (
-        TokenizedPrompt(context, sequence.query),
-        list(map(reader.decode, sequence.demonstrations)),
-    )
+    tokens = TokenizedPrompt(context, sequence.query)
+    shown = [reader.decode(ids) for ids in sequence.demonstrations]
     prompt = EncodedPrompt(shown, reader.decode(sequence.query), tokens)
     return prompt, EncodedText(reader.decode(sequence.target), sequence.target)
 
@@ -234,7 +236,12 @@ def encoded(
 
 
 def mean_losses(logprobs: Sequence[float], tokens: Sequence[int]) -> np.ndarray:
-    """(n,) the mean loss of each option's tokens in nats, from n sums of log-probabilities and n numbers of tokens."""
+    """(n,) the mean loss of each option's tokens in nats.
+
+    Args:
+        logprobs: the summed log-probabilities of n options.
+        tokens: how many tokens each option has.
+    """
     return -np.asarray(logprobs, dtype=np.float64) / np.asarray(tokens, dtype=np.float64)
 
 
@@ -244,7 +251,9 @@ def decision(losses: Sequence[float] | np.ndarray) -> int:
 
 
 def macro_f1(pairs: Sequence[tuple[str, str]]) -> float:
-    """The mean F1 over the classes that some document has. A class that is only predicted does not count.
+    """The mean F1 over the classes that some document has.
+
+    A class that is only predicted does not count.
 
     Args:
         pairs: for each document, the right class and the predicted one.

@@ -5,14 +5,14 @@ A class is imported when it is first used.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lm_eval_icl.errors import InputError, did_you_mean, one_line_with_place
+from lm_eval_icl import declared
+from lm_eval_icl.errors import InputError, one_line_with_place, suggestion
 
 if TYPE_CHECKING:
     from lm_eval_icl.methods.base import Method
@@ -77,10 +77,7 @@ def find(name: str) -> type[Method]:
             return _imported(name)
         finally:
             sys.path.remove("")
-    near = did_you_mean(name.lower(), NAMES)
-    raise InputError(
-        f"unknown method {name!r}: {near or 'there are ' + ', '.join(NAMES) + ', or MODULE:CLASS.'}"
-    )
+    raise InputError(f"unknown method {name!r}: {suggestion(name, (*NAMES, 'MODULE:CLASS'))}")
 
 
 def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
@@ -94,12 +91,10 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
     arguments = arguments or {}
     for argument, value in arguments.items():
         if argument not in arguments_of(method):
-            fields = ", ".join(field.name for field in dataclasses.fields(method))
-            owners = [other for other in NAMES if argument in arguments_of(find(other))]
-            fault = f"is no argument of {name}"
-            if owners:
-                fault = f"belongs to {' and '.join(owners)}, not to {name}"
-            raise InputError(f"{argument!r} {fault}, which takes {fields}.")
+            known = ", ".join(declared.arguments_of(method))
+            owners = owners_of(argument)
+            fault = f"belongs to {owners}, not to {name}" if owners else f"is no argument of {name}"
+            raise InputError(f"{argument!r} {fault}, which takes {known}.")
         if value == "":
             raise InputError(f"{argument!r} has no value: write {argument}=VALUE.")
     return method.from_arguments(arguments)
@@ -107,7 +102,12 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
 
 def arguments_of(method: type[Method]) -> set[str]:
     """The names of a method's arguments."""
-    return {field.name for field in dataclasses.fields(method)}
+    return set(declared.arguments_of(method))
+
+
+def owners_of(argument: str) -> str:
+    """The names of the methods that have an argument, joined by "and"."""
+    return " and ".join(name for name in NAMES if argument in arguments_of(find(name)))
 
 
 def _imported(path: str) -> type[Method]:

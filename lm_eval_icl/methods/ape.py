@@ -10,12 +10,13 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+from pydantic import Field
+
 from lm_eval_icl.inference.attention import Reading
-from lm_eval_icl.methods.base import number
 from lm_eval_icl.methods.parts import InParts
 from lm_eval_icl.prompts.tokens import Context
 
-Factor = Annotated[float, number("from 0.001 to 1000", lambda value: 1e-3 <= value <= 1e3)]
+Factor = Annotated[float, Field(ge=1e-3, le=1000)]
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
-from lm_eval_icl.errors import InputError, Unsupported, is_number, naming, one_line, whole
-from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, lay_out
+from lm_eval_icl.declared import Arguments, Positive, checked
+from lm_eval_icl.errors import InputError, Unsupported, naming, one_line
+from lm_eval_icl.prompts.layouts import Layout, Pattern, lay_out
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 # The modules that run models take seconds to import. A method's arguments and layout need none.
@@ -40,50 +41,7 @@ Combine = Callable[["Tensor", "Tensor | None"], "tuple[Tensor, Tensor | None]"]
 Passes = list[tuple[str, Layout]]
 
 
-# Checks of arguments. A check stands in the annotation of an argument, as in
-# `eta: Annotated[float, number("above 0", lambda eta: eta > 0)]`. It returns the value, or raises a
-# `ValueError`.
-
-
-def must(be: str, fine: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """A check whose message is "must be {be}"."""
-
-    def check(value: Any) -> Any:
-        if not fine(value):
-            raise ValueError(f"must be {be}")
-        return value
-
-    return check
-
-
-def number(be: str, fine: Callable[[float], bool]) -> Callable[[Any], Any]:
-    """The check of a number. Its message is "must be a number {be}"."""
-    return must(f"a number {be}", lambda value: is_number(value) and fine(value))
-
-
-def one_of(*values: str) -> Callable[[Any], Any]:
-    """The check of an argument that is one of these texts."""
-    return must(f"{', '.join(values[:-1])} or {values[-1]}", lambda value: value in values)
-
-
-def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The check of an argument that may also be None."""
-    return lambda value: None if value is None else check(value)
-
-
-Whole = Annotated[int, whole]
-Positions = Annotated[str, one_of(*POSITIONS)]
-
-
-@functools.cache
-def _checks(method: type[Method]) -> list[tuple[str, Callable[[Any], Any]]]:
-    """The arguments of a method with their checks. `positions` and `repeat` are always checked."""
-    hints = get_type_hints(method, include_extras=True)
-    hints |= {"positions": Positions, "repeat": Whole}
-    checks = []
-    for argument, hint in hints.items():
-        checks += [(argument, check) for check in getattr(hint, "__metadata__", ())]
-    return checks
+Positions = Literal["sequential", "symmetric", "none"]
 
 
 class Encoder(Protocol):
@@ -127,7 +85,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Method(ABC):
+class Method(Arguments, ABC):
     """An in-context-learning method: its arguments, and how it encodes a context.
 
     A method that differs from others only in its mask defines `pattern` alone. The layout and the
@@ -143,7 +101,7 @@ class Method(ABC):
     """
 
     positions: Positions = "sequential"
-    repeat: Whole = 1
+    repeat: Positive = 1
 
     # The mask treats all demonstrations alike. Unless positions are sequential, their order then
     # has no effect.
@@ -184,12 +142,9 @@ class Method(ABC):
         # lm-eval parses "none" as None if all model arguments are one string.
         if self.positions is None:
             object.__setattr__(self, "positions", "none")
-        for argument, check in _checks(type(self)):
-            value = getattr(self, argument)
-            try:
-                object.__setattr__(self, argument, check(value))
-            except ValueError as error:
-                raise InputError(f"{self.name}: {argument}={value!r}: {error}.") from None
+        super().__post_init__()
+        # A subclass may declare another type.
+        checked(f"{self.name}: positions", self.positions, Positions)
 
     def _check(self, argument: str, *, fine: bool, must: str) -> None:
         """Refuse an argument that is not `fine`, with a message that says what it `must` be."""

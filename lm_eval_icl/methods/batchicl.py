@@ -10,17 +10,18 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import Unsupported, whole
+from lm_eval_icl.declared import Positive
+from lm_eval_icl.errors import Unsupported
 from lm_eval_icl.inference.memory import Memory, causal_pass
 from lm_eval_icl.inference.residual import Replacement, replaced_stream, residual_stream
 from lm_eval_icl.inference.scoring import streams_packed
-from lm_eval_icl.methods.base import Passes, optional
+from lm_eval_icl.methods.base import Passes
 from lm_eval_icl.methods.by_query import ByQuery, ContextQuery, Memories, MemoryQuery
 from lm_eval_icl.methods.plain import Plain
 from lm_eval_icl.prompts.layouts import Layout, Pattern, before, lay_out
@@ -55,7 +56,7 @@ class BatchICL(ByQuery):
     needs_mask = False
     one_pass = False
 
-    layer: Annotated[int | None, optional(whole)] = None
+    layer: Positive | None = None
 
     @property
     def invariant(self) -> bool:

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from lm_eval_icl import methods
+from lm_eval_icl.declared import Positive
 from lm_eval_icl.inference.memory import (
     KeyValues,
     Memory,
@@ -24,7 +26,7 @@ from lm_eval_icl.inference.memory import (
     kept_of,
     masked_pass,
 )
-from lm_eval_icl.methods.base import Method, Passes, Whole, must, number, one_of
+from lm_eval_icl.methods.base import Method, Passes, Positions
 from lm_eval_icl.methods.plain import Plain
 from lm_eval_icl.methods.stepwise import Stepwise
 from lm_eval_icl.prompts.layouts import Layout, Pattern
@@ -70,15 +72,13 @@ class DeepThink(Stepwise):
         "restart_positions=True does not. "
     )
 
-    positions: str = "layout"
-    T: Whole = 5
-    eta: Annotated[float, number("above 0 and at most 1", lambda value: 0 < value <= 1)] = 0.01
-    momentum: Annotated[float, number("from 0 to below 1", lambda value: 0 <= value < 1)] = 0.0
-    restart_positions: Annotated[
-        bool, must("True or False", lambda value: isinstance(value, bool))
-    ] = False
+    positions: Literal[Positions, "layout"] = "layout"  # type: ignore[assignment]
+    T: Positive = 5
+    eta: Annotated[float, Field(gt=0, le=1)] = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    restart_positions: bool = False
     layout: str = "icl"
-    reads: Annotated[str | None, one_of("all", "layout")] = None
+    reads: Literal["all", "layout"] | None = None
 
     def __post_init__(self) -> None:
         first = methods.find(self.layout) if self.layout in methods.NAMES else DeepThink
@@ -97,7 +97,8 @@ class DeepThink(Stepwise):
     @cached_property
     def first(self) -> Method:
         """The method of pass 1, from which this method takes its properties."""
-        return methods.find(self.layout)(positions=self.positions, repeat=self.repeat)
+        # The positions are no longer "layout" (`__post_init__`).
+        return methods.find(self.layout)(positions=self.positions, repeat=self.repeat)  # type: ignore[arg-type]
 
     @property
     def trained_under(self) -> str:

@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from lm_eval_icl.errors import InputError, is_number
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.devices import to_device
-from lm_eval_icl.methods.base import one_of, optional
 from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context
 
-
-def _weights(weights: Any) -> tuple[float, ...]:
-    is_list = isinstance(weights, (list, tuple)) and weights
-    if not (is_list and all(is_number(weight) and weight > 0 for weight in weights)):
-        raise ValueError("must be a list of numbers above 0")
-    return tuple(weights)
+Weights = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -45,8 +40,8 @@ class Ensemble(Several):
             weights.
     """
 
-    combine: Annotated[str, one_of("poe", "moe", "max")] = "poe"
-    weights: Annotated[tuple[float, ...] | None, optional(_weights)] = None
+    combine: Literal["poe", "moe", "max"] = "poe"
+    weights: Weights | None = None
 
     @property
     def invariant(self) -> bool:

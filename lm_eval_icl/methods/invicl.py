@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.base import Method, Positions
 from lm_eval_icl.prompts.layouts import Pattern, nothing, others
 
 
@@ -23,7 +23,7 @@ class InvICL(Method):
 
     treats_demonstrations_alike = True
     needs_training = True
-    positions: str = "symmetric"
+    positions: Positions = "symmetric"
 
     def pattern(self, n: int) -> Pattern:
         first_sees = torch.cat([nothing(n), nothing(n)], dim=1)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from lm_eval_icl.methods.base import number
 from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context
 
-NotNegative = Annotated[float, number("of 0 or more", lambda value: value >= 0)]
+Weight = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class NBCE(Several):
         top_p: the probability of the nucleus, above 0. 1 for no truncation.
     """
 
-    beta: NotNegative = 0.25
-    eta: NotNegative = 0.1
-    top_p: Annotated[float, number("above 0 and at most 1", lambda value: 0 < value <= 1)] = 0.95
+    beta: Weight = 0.25
+    eta: Weight = 0.1
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
 
     def contexts(self, context: Context) -> list[Context]:
         """One context for each window, and one with the prefix alone."""

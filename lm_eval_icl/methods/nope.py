@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lm_eval_icl.methods.base import Positions
 from lm_eval_icl.methods.icl import ICL
 
 
@@ -22,4 +23,4 @@ class NoPE(ICL):
     """
 
     needs_training = True
-    positions: str = "none"
+    positions: Positions = "none"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lm_eval_icl.methods.base import Method, Positions, Whole
+from lm_eval_icl.declared import Positive
+from lm_eval_icl.methods.base import Method, Positions
 from lm_eval_icl.prompts.layouts import Pattern, before, same
 
 
@@ -25,7 +26,7 @@ class PCW(Method):
     treats_demonstrations_alike = True
 
     positions: Positions = "symmetric"
-    window_size: Whole = 1
+    window_size: Positive = 1
 
     @property
     def invariant(self) -> bool:

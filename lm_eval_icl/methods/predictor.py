@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_eval_icl.errors import InputError, checked_whole, naming, refusing
+from lm_eval_icl.declared import Positive, checked
+from lm_eval_icl.errors import InputError, naming, refusing
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.schedule import in_order
@@ -86,7 +87,7 @@ class Predictor:
         if max_length is None:
             config = model.config.get_text_config()
             max_length = getattr(config, "max_position_embeddings", None) or sys.maxsize
-        self.limits = self.runner.limits(checked_whole("max_length", max_length))
+        self.limits = self.runner.limits(checked("max_length", max_length, Positive))
 
     def score(
         self,
@@ -173,7 +174,7 @@ class Predictor:
         """
         model: Any = self.runner.model
         in_force = settings_in_force(model, settings)
-        max_new_tokens = checked_whole("max_new_tokens", max_new_tokens)
+        max_new_tokens = checked("max_new_tokens", max_new_tokens, Positive)
         _check_list("stop", stop)
         prompts = []
         for q, prompt in enumerate(self._prompts(prefix, demonstrations, queries)):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.base import Method, Positions
 from lm_eval_icl.prompts.layouts import Pattern, everything
 
 
@@ -24,7 +24,7 @@ class PrefixICL(Method):
 
     treats_demonstrations_alike = True
     needs_training = True
-    positions: str = "symmetric"
+    positions: Positions = "symmetric"
 
     def pattern(self, n: int) -> Pattern:
         return Pattern(everything(n))

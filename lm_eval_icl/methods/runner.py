@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import checked_whole
+from lm_eval_icl.declared import NotNegative, Positive, checked
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import GenerationSettings, stop_on_nonfinite
@@ -135,9 +135,9 @@ class MethodRunner(ModelMode):
         capabilities: Capabilities | None = None,
     ) -> None:
         super().__init__(model, mixed_precision_dtype, plain)
-        self.pack_tokens = checked_whole("pack_tokens", pack_tokens)
-        batch_size = checked_whole("batch_size", batch_size)
-        self.store_bytes = checked_whole("store_bytes", store_bytes, least=0)
+        self.pack_tokens = checked("pack_tokens", pack_tokens, Positive)
+        batch_size = checked("batch_size", batch_size, Positive)
+        self.store_bytes = checked("store_bytes", store_bytes, NotNegative)
         self.softmax_dtype = softmax_dtype
         self.tensor_parallel = tensor_parallel
         self.fits: Sequence[Method] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lm_eval_icl.methods.base import Positions
 from lm_eval_icl.methods.by_query import ByQuery
 from lm_eval_icl.prompts.layouts import Pattern, nothing
 
@@ -24,7 +25,7 @@ class SAICL(ByQuery):
 
     treats_demonstrations_alike = True
     needs_training = True
-    positions: str = "symmetric"
+    positions: Positions = "symmetric"
 
     def pattern(self, n: int) -> Pattern:
         return Pattern(nothing(n), query=True)

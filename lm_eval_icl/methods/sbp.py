@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.base import Method, Positions
 from lm_eval_icl.methods.pcw import PCW
 from lm_eval_icl.prompts.layouts import Pattern
 
@@ -22,7 +22,7 @@ class SBP(Method):
     """
 
     treats_demonstrations_alike = True
-    positions: str = "symmetric"
+    positions: Positions = "symmetric"
 
     def pattern(self, n: int) -> Pattern:
         return PCW(window_size=1).pattern(n)

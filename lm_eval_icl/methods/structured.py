@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from lm_eval_icl.inference.attention import Reading
-from lm_eval_icl.methods.base import number, one_of, optional
 from lm_eval_icl.methods.parts import InParts
 from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import Context
@@ -30,8 +31,8 @@ class Structured(InParts):
             position, as in `pcw`. It has an effect on symmetric positions only.
     """
 
-    factor: Annotated[float | None, optional(number("above 0", lambda value: value > 0))] = None
-    align: Annotated[str, one_of("right", "left")] = "right"
+    factor: Annotated[float, Field(gt=0)] | None = None
+    align: Literal["right", "left"] = "right"
 
     def lay_out(
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0

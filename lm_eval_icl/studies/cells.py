@@ -4,7 +4,6 @@ the dev set."""
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import json
 import math
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from lm_eval_icl import methods
+from lm_eval_icl import files, methods
 from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.inference.checkpoints import ARGUMENTS
 from lm_eval_icl.inference.identity import source_digest
@@ -327,7 +326,7 @@ def _source(method: str) -> str:
 
 
 def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
+    return files.digest(text)[:10]
 
 
 def plain(text: str, longest: int = 150) -> str:

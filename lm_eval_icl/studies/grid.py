@@ -25,10 +25,12 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from lm_eval_icl import methods
-from lm_eval_icl.decisions.how import NEIGHBORS, Rule
-from lm_eval_icl.decisions.how import read as read_rules
-from lm_eval_icl.demonstrations import how, labels
-from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing, whole
+from lm_eval_icl.decisions.rule import Rule
+from lm_eval_icl.decisions.rules import NEIGHBORS
+from lm_eval_icl.decisions.rules import read as read_rules
+from lm_eval_icl.declared import NotNegative, Positive, as_argument
+from lm_eval_icl.demonstrations import how, wrong_labels
+from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing
 from lm_eval_icl.harness.arguments import CommonArguments, read_arguments
 from lm_eval_icl.training.settings import with_numbers
 
@@ -151,7 +153,7 @@ def _rules(given: Any) -> list[Rule | None]:
 def _labels(given: Any) -> list[str | None]:
     written = [None if entry in (None, "none") else str(entry) for entry in expanded(given)]
     for entry in filter(None, written):
-        labels.read(entry)
+        wrong_labels.read(entry)
     return written
 
 
@@ -183,8 +185,8 @@ def _columns(given: Any) -> dict[str, list[str]]:
 
 
 Several = BeforeValidator(expanded)
-Whole = Annotated[int, BeforeValidator(lambda value: whole(value, 0))]  # 5.0 is 5
-Positive = Annotated[int, BeforeValidator(whole)]
+Number = Annotated[int, as_argument(NotNegative)]
+Count = Annotated[int, as_argument(Positive)]
 Figure = Literal["card", "T", "shots", "seeds", "orders", "sensitivity"]
 Resources = Mapping[Annotated[str, Field(pattern="^(num_cpus|num_gpus|memory)$")], NonNegativeFloat]
 
@@ -202,7 +204,7 @@ class Dev(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     size: Annotated[
-        Positive | None, BeforeValidator(lambda size: None if size == "test" else size)
+        Count | None, BeforeValidator(lambda size: None if size == "test" else size)
     ] = None
     choose: Annotated[tuple[str, ...], Several] = ()
 
@@ -221,16 +223,16 @@ class Study(BaseModel):
         tuple[Variant, ...], BeforeValidator(_variants), Field(alias="methods", min_length=1)
     ]
     tasks: Annotated[tuple[str | Mapping[str, Any], ...], Several, Field(min_length=1)]
-    num_fewshot: Annotated[tuple[Whole | None, ...], Several, Field(min_length=1)] = (None,)
-    seeds: Annotated[tuple[Whole, ...], Several, Field(min_length=1)] = (1234,)
-    orders: Positive = 1
+    num_fewshot: Annotated[tuple[Number | None, ...], Several, Field(min_length=1)] = (None,)
+    seeds: Annotated[tuple[Number, ...], Several, Field(min_length=1)] = (1234,)
+    orders: Count = 1
     demonstrations: Annotated[
         tuple[Demonstrations | None, ...], BeforeValidator(_demonstrations)
     ] = (None,)
     labels: Annotated[tuple[str | None, ...], BeforeValidator(_labels), Field(min_length=1)] = (
         None,
     )
-    formats: Annotated[tuple[Whole, ...], Several, Field(min_length=1)] = (0,)
+    formats: Annotated[tuple[Number, ...], Several, Field(min_length=1)] = (0,)
     one_at_a_time: bool = False
     decide: Annotated[tuple[Rule | None, ...], BeforeValidator(_rules)] = (None,)
     dev: Dev | None = None

@@ -28,7 +28,7 @@ from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import methods
 from lm_eval_icl.demonstrations import kept
-from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.demonstrations.chooser import Chooser
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, naming, reason
 from lm_eval_icl.harness.arguments import read_arguments
@@ -181,9 +181,7 @@ class UnitRunner:
         chooser = self._chooser[1]
         about = kept.about_model(str(lm.pretrained), lm.model_identity())
         about |= {"max_length": lm.max_length, "add_bos_token": lm.add_bos_token, "data": cell.data}
-        return kept.chosen(
-            kept.Wanted(chooser.pool, how, cell.num_fewshot, cell.seed, about), chooser
-        )
+        return kept.chosen(chooser, chooser.pool, how, cell.num_fewshot, cell.seed, about)
 
     def _run_cells(self, loaded: ICLModel, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """Run cells that differ only in the order of the demonstrations and the number of passes."""

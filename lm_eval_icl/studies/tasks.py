@@ -19,7 +19,7 @@ import lm_eval.api.task
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator_utils import get_sample_size
 
-from lm_eval_icl.decisions.how import written
+from lm_eval_icl.decisions.rules import written
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, refusing

@@ -1,1 +1,1 @@
-"""Training under the layout of a method: episodes, rows of tokens with their masks, and the training loop."""
+"""Training under the layout of a method: episodes, rows with their masks, and the training loop."""

@@ -1,6 +1,7 @@
-"""Episodes: some demonstrations of a task and a query with its answer, drawn anew for each row of a training batch.
+"""Episodes: some demonstrations of a task and a query with its answer.
 
-An episode depends on the seed and on its number alone, so every process, and a run that resumes, draws the same ones.
+They are drawn anew for each row of a training batch. An episode depends on the seed and on its
+number alone, so every process, and a run that resumes, draws the same ones.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
 
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.metaicl.files import Row, read_lines
+from lm_eval_icl.metaicl.data import Row, read_lines
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
@@ -30,8 +33,8 @@ class Example:
 
     Attributes:
         prompt: demonstrations and query.
-        options: the continuations to choose from, as they follow the prompt (with the blank before them); a single one
-            if the answer is free text.
+        options: the continuations to choose from, as they follow the prompt (with the blank before
+            them); a single one if the answer is free text.
         right: the index of the right option.
     """
 
@@ -55,11 +58,18 @@ class Task(Protocol):
         """How many rows there are."""
 
     def text(self, row: int) -> str | None:
-        """A row's text (`demonstrations.draw.as_text`). No demonstration may have the same text as the query. None if
-        the task allows that."""
+        """A row's text (`demonstrations.draw.as_text`).
+
+        No demonstration may have the same text as the query. None if the task allows that.
+        """
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
-        """The prompt of some rows, given by the indices of the demonstrations, in order, and the index of the query."""
+        """The prompt of some rows.
+
+        Args:
+            demonstrations: the indices of the demonstrations, in order.
+            query: the index of the query.
+        """
 
 
 @dataclass(frozen=True)
@@ -75,19 +85,23 @@ class Episode:
         return self.task.example(self.demonstrations, self.query)
 
     def answer_spans(self) -> list[tuple[int, int]]:
-        """For each demonstration, (begin, end) of the characters of its answer, with the blank before it.
+        """For each demonstration, (begin, end) of the characters of its answer.
+
+        The blank before the answer is a part of it.
 
         Raises:
             InputError: the task's demonstrations are not its queries followed by their answers.
         """
         spans = []
         for row, part in zip(self.demonstrations, self.example.prompt.demonstrations, strict=True):
-            query, answer = _alone(self.task, row)  # type: ignore[arg-type]  # mypy does not see that tasks have a hash
+            # mypy does not see that tasks have a hash.
+            query, answer = _alone(self.task, row)  # type: ignore[arg-type]
             if not part.startswith(query + answer):
                 raise InputError(
-                    f"loss=all: the demonstrations of task {self.task.name!r} have another template than its queries, "
-                    f"so that their answers cannot be found ({part!r} does not begin with {query + answer!r}): give "
-                    "loss=query."
+                    f"loss=all: the demonstrations of task {self.task.name!r} have another "
+                    "template than its queries, so that their answers cannot be found "
+                    f"({part!r} does not "
+                    f"begin with {query + answer!r}): give loss=query."
                 )
             spans.append((len(query), len(query + answer)))
         return spans
@@ -103,8 +117,8 @@ def _alone(task: Task, row: int) -> tuple[str, str]:
 class EpisodePool:
     """The rows of a task that training draws from, and those that are held out.
 
-    Which rows are held out depends on the number of rows alone. So it is the same for every method and every seed, and
-    for two tasks over the same rows.
+    Which rows are held out depends on the number of rows alone. So it is the same for every method
+    and every seed, and for two tasks over the same rows.
 
     Args:
         shots: how many demonstrations an episode has.
@@ -118,12 +132,14 @@ class EpisodePool:
         rows = list(range(len(task)))
         Random(f"held out of {len(rows)} rows").shuffle(rows)
         held_out = min(held_out, len(rows) // 10)
-        self.task, self.shots = task, shots
-        self.held_out, self.rows = rows[:held_out], sorted(rows[held_out:])
+        self.task = task
+        self.shots = shots
+        self.held_out = rows[:held_out]
+        self.rows = sorted(rows[held_out:])
         if len(self.rows) < shots + 1:
             raise InputError(
-                f"task {task.name!r}: {shots} demonstrations and a query are {shots + 1} rows, and it has "
-                f"{len(self.rows)} to train on: lower --num_fewshot."
+                f"task {task.name!r}: {shots} demonstrations and a query are {shots + 1} rows, and "
+                f"it has {len(self.rows)} to train on: lower --num_fewshot."
             )
 
     def draw(self, rnd: Random) -> Episode:
@@ -132,7 +148,9 @@ class EpisodePool:
         return self.episode(shown, query)
 
     def episode(self, shown: Sequence[int], query: int) -> Episode:
-        """An episode of these rows. Other rows replace demonstrations that have the same text as the query.
+        """An episode of these rows.
+
+        Other rows replace demonstrations that have the same text as the query.
 
         Raises:
             InputError: too few rows have another text than the query.
@@ -144,24 +162,23 @@ class EpisodePool:
         drawn = Random(f"in place of copies of {query} in {shown}").sample(
             self.rows, len(self.rows)
         )
-        others = [
-            *islice(
-                (row for row in drawn if row not in shown and self.task.text(row) != text),
-                len(copies),
-            )
-        ]
+        differing = (row for row in drawn if row not in shown and self.task.text(row) != text)
+        others = list(islice(differing, len(copies)))
         if len(others) < len(copies):
             raise InputError(
-                f"task {self.task.name!r}: fewer than {self.shots} of its rows have another text than row {query}: "
-                "lower --num_fewshot."
+                f"task {self.task.name!r}: fewer than {self.shots} of its rows have another text "
+                f"than row {query}: lower --num_fewshot."
             )
-        return Episode(
-            self.task, tuple(others.pop() if row in copies else row for row in shown), query
-        )
+        demonstrations = [others.pop() if row in copies else row for row in shown]
+        return Episode(self.task, tuple(demonstrations), query)
 
     def evaluation(self) -> list[Episode]:
-        """An episode for every row that is held out, as its query. Every eight queries share their demonstrations."""
-        rnd, episodes = Random(f"demonstrations for what is held out of {self.task.name}"), []
+        """An episode for every row that is held out, as its query.
+
+        Every eight queries share their demonstrations.
+        """
+        rnd = Random(f"demonstrations for what is held out of {self.task.name}")
+        episodes = []
         for at, query in enumerate(self.held_out):
             if at % 8 == 0:
                 shown = tuple(rnd.sample(self.rows, self.shots))
@@ -170,28 +187,31 @@ class EpisodePool:
 
 
 def draw_episode(pools: Sequence[EpisodePool], seed: int, number: int, attempt: int = 0) -> Episode:
-    """An episode of a task; the task is drawn first, all tasks equally likely (InvICL, section 5.2).
+    """An episode of a task, which is drawn first, all tasks equally likely (InvICL, section 5.2).
 
     Args:
-        attempt: how many episodes of this number were drawn before, and did not fit. After every hundred, another task
-            is drawn.
+        attempt: how many episodes of this number were drawn before, and did not fit. After every
+            hundred, another task is drawn.
     """
     tasks_before = attempt // ATTEMPTS_OF_A_TASK
-    pool = Random(f"{seed} {number}" + f" in place of {tasks_before}" * bool(tasks_before)).choice(
-        pools
-    )
+    seed_of_task = f"{seed} {number}"
+    if tasks_before:
+        seed_of_task += f" in place of {tasks_before}"
+    pool = Random(seed_of_task).choice(pools)
     return pool.draw(Random(f"{seed} {number} {attempt}"))
 
 
 class RowDraw:
-    """Draws every row once an epoch, in random order, so that a task's weight is its number of rows (MetaICL).
+    """Draws every row once an epoch, in random order.
 
-    The demonstrations of a row are other rows of its task, in random order. They are the same in every epoch.
+    A task's weight is therefore its number of rows, as in MetaICL. The demonstrations of a row are
+    other rows of its task, in random order. They are the same in every epoch.
 
     Args:
         pools: the pools of the tasks.
         seed: the seed of the draw.
-        methods: the methods under which the rows that are not cut are counted (`SettingTask.remains`).
+        methods: the methods under which the rows that are not cut are counted
+            (`SettingTask.remains`).
         all_remain: whether only rows that are cut under none of these methods are drawn.
 
     Attributes:
@@ -210,22 +230,26 @@ class RowDraw:
         all_remain: bool = False,
     ) -> None:
         self.seed = seed
-        self.rows = [(pool, row) for pool in pools for row in pool.rows]
+        self.rows: list[tuple[EpisodePool, int]] = []
+        for pool in pools:
+            self.rows += [(pool, row) for row in pool.rows]
+        kept = self.rows
+        self.shares: dict[str, float] = {}
         episodes: list[Any] = [self._episode(*row) for row in self.rows if methods]
-        remain = {
-            method.name: [episode.task.remains(method, episode) for episode in episodes]
-            for method in methods
-        }
-        self.shares = {name: sum(is_whole) / len(self.rows) for name, is_whole in remain.items()}
-        if all_remain and methods:
-            self.rows = [
+        for method in methods:
+            whole = {
                 row
-                for row, kept in zip(self.rows, zip(*remain.values(), strict=True), strict=True)
-                if all(kept)
-            ]
+                for row, episode in zip(self.rows, episodes, strict=True)
+                if episode.task.remains(method, episode)
+            }
+            self.shares[method.name] = len(whole) / len(self.rows)
+            if all_remain:
+                kept = [row for row in kept if row in whole]
+        self.rows = kept
         if not self.rows:
             raise InputError(
-                f"--fits: no row is short enough under {', '.join(remain)}: lower --num_fewshot."
+                f"--fits: no row is short enough under {', '.join(self.shares)}: lower "
+                "--num_fewshot."
             )
         self._order = functools.lru_cache(maxsize=2)(self._shuffled)
 
@@ -245,9 +269,24 @@ class RowDraw:
         return pool.episode([other for other in drawn if other != row][: pool.shots], row)
 
 
+Text = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRow(Row):
+    """A row of a file of episodes."""
+
+    task: Text
+    input: Text
+    output: Text
+
+
 @dataclass(frozen=True, eq=False)
 class FileTask:
-    """A task whose rows come from a file. A blank joins input and output, and demonstrations end with a blank line."""
+    """A task whose rows come from a file.
+
+    A blank joins input and output, and demonstrations end with a blank line.
+    """
 
     name: str
     rows: tuple[Row, ...]
@@ -259,27 +298,26 @@ class FileTask:
         return as_text(self.rows[row].input, self.rows[row].options)
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
-        shown, row = [self.rows[i] for i in demonstrations], self.rows[query]
+        row = self.rows[query]
+        shown = [self.rows[i] for i in demonstrations]
+        texts = [f"{other.input} {other.output}\n\n" for other in shown]
         options = row.options or (row.output,)
-        prompt = FewShotPrompt(
-            "", [f"{other.input} {other.output}\n\n" for other in shown], row.input
-        )
-        return Example(prompt, tuple(f" {option}" for option in options), options.index(row.output))
+        continuations = tuple(f" {option}" for option in options)
+        prompt = FewShotPrompt("", texts, row.input)
+        return Example(prompt, continuations, options.index(row.output))
 
 
 def read_file(path: Path) -> list[FileTask]:
-    """The tasks of a file of JSON lines {"task": str, "input": str, "output": str, "options": [str, ...]}, in the order
-    of their first rows. `options` may be left out or empty. (MetaICL's files have such rows.)
+    """The tasks of a file of JSON lines, in the order of their first rows.
+
+    A line is {"task": str, "input": str, "output": str, "options": [str, ...]}. `options` may be
+    left out or empty. (MetaICL's files have such rows.)
 
     Raises:
-        InputError: the file cannot be read, or a line of it is not such a row; the message has the line's number.
+        InputError: the file cannot be read, or a line of it is not such a row; the message has the
+            line's number.
     """
     rows: dict[str, list[Row]] = defaultdict(list)
-    for where, fields in read_lines(path, f"--episodes {path}", ("task", "input", "output")):
-        for name in ("task", "input", "output"):
-            if not fields[name]:
-                raise InputError(f"{where}: {name!r} must not be empty.")
-        rows[fields["task"]].append(
-            Row(fields["input"], fields["output"], tuple(fields["options"]))
-        )
+    for _, row in read_lines(path, f"--episodes {path}", TaskRow):
+        rows[row.task].append(row)
     return [FileTask(name, tuple(task_rows)) for name, task_rows in rows.items()]

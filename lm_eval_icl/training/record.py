@@ -1,8 +1,7 @@
-"""The record of a training in its checkpoint's configuration, and the warning of an evaluation under another method."""
+"""The record of a training in a checkpoint's configuration, and the warning about a mismatch."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -13,7 +12,10 @@ KEY = "lm_eval_icl"  # the key in `config.json`
 
 
 def write(config: PreTrainedConfig, trained: dict[str, Any]) -> None:
-    """Put a record into a configuration: `method` or `methods` (names), `positions`, `num_fewshot` and others."""
+    """Put a record into a configuration.
+
+    It has `method` or `methods` (names), `positions`, `num_fewshot` and others.
+    """
     config.update({KEY: {"trained": trained}})
 
 
@@ -26,22 +28,22 @@ def read(config: PreTrainedConfig) -> dict[str, Any]:
 
 def mismatch(trained: dict[str, Any], method: Method) -> str:
     """The warning about evaluating a method on a checkpoint of this record; empty if they match."""
-    names = [
-        name
-        for name in (trained.get("method"), *(trained.get("methods") or ()))
-        if isinstance(name, str)
-    ]
+    recorded = [trained.get("method"), *(trained.get("methods") or ())]
+    names = [name for name in recorded if isinstance(name, str)]
     needed = method.trained_under
+    if not names and method.needs_training:
+        return f"it needs a model trained under {needed}; no record of that is here"
     if not names:
-        return (
-            f"it needs a model trained under {needed}; no record of that is here"
-            if method.needs_training
-            else ""
-        )
+        return ""
     if needed not in names:
-        return f"the checkpoint was trained under {', '.join(names)}, and is evaluated under {method.name}"
-    if method.one_pass:
-        for name, value in dataclasses.asdict(method).items():
-            if name in trained and trained[name] != value:
-                return f"the checkpoint was trained with {name}={trained[name]}, and is evaluated with {value}"
+        return (
+            f"the checkpoint was trained under {', '.join(names)}, and is evaluated under "
+            f"{method.name}"
+        )
+    for name, value in method.arguments.items() if method.one_pass else ():
+        if name in trained and trained[name] != value:
+            return (
+                f"the checkpoint was trained with {name}={trained[name]}, and is evaluated with "
+                f"{value}"
+            )
     return ""

@@ -1,4 +1,4 @@
-"""Rows of tokens to train on: a prompt in the layout of a method, the tokens to predict, and batches of such rows."""
+"""Rows of tokens to train on: prompts in the layout of a method, with the tokens to predict."""
 
 from __future__ import annotations
 
@@ -23,37 +23,43 @@ def check_trainable(method: Method, loss: str = "query") -> None:
     """Refuse a method under which no model can be trained.
 
     Raises:
-        InputError: the method is not one forward pass over one layout; or with `loss` "all", the mask lets
-            demonstrations see the answers that they would be trained to predict.
+        InputError: the method is not one forward pass over one layout; or with `loss` "all", the
+            mask lets demonstrations see the answers that they would be trained to predict.
     """
     if not method.one_pass:
         raise InputError(
-            f"no model is trained under {method.name}, since it is more than one pass over one layout. It runs on a "
-            f"checkpoint that was trained under {method.trained_under}: give {method.trained_under}."
+            f"no model is trained under {method.name}, since it is more than one pass over one "
+            f"layout. It runs on a checkpoint that was trained under {method.trained_under}: give "
+            f"{method.trained_under}."
         )
     if loss == "all" and leaks(method):
         raise InputError(
-            f"loss=all: under {method.name} a demonstration sees its own answer before it would have to predict it: "
-            "give loss=query."
+            f"loss=all: under {method.name} a demonstration sees its own answer before it would "
+            "have to predict it: give loss=query."
         )
 
 
 def leaks(method: Method) -> bool:
-    """Whether the prediction of a demonstration's answer may depend on that answer, through any number of layers."""
+    """Whether the prediction of a demonstration's answer may depend on that answer.
+
+    It may do so through any number of layers.
+    """
     n = next((n for n in range(3, 1000) if not method.why_not(n)), 3)
-    layout = method.lay_out(
-        1, [2] * n, 2, 1
-    )  # demonstrations of two tokens: an input, and the answer
+    lengths = [2] * n  # a demonstration is an input and an answer of one token each
+    layout = method.lay_out(1, lengths, 2, 1)
     reach = layout.mask
     for _ in range(len(layout.blocks)):
         reach = (reach.float() @ layout.mask.float()) > 0
-    answers = [row[1] for row in _kept_demonstrations(layout, [2] * n)]
+    answers = [row[1] for row in _kept_demonstrations(layout, lengths)]
     source = torch.tensor(layout.source)
     return any(bool(reach[at - 1][source == source[at]].any()) for at in answers)
 
 
 def _kept_demonstrations(layout: Layout, lengths: Sequence[int]) -> list[range]:
-    """For each demonstration, the indices in the row of the copy to which the query attends (the last, if repeated)."""
+    """For each demonstration, the indices in the row of the copy to which the query attends.
+
+    It is the last copy, if demonstrations are repeated.
+    """
     prefix = sum(block.length for block in layout.blocks if block.name == "P")
     starts = {prefix + sum(lengths[:i]): i for i in range(len(lengths))}
     places: dict[int, range] = {}
@@ -86,14 +92,11 @@ def make_row(method: Method, prompt: TokenizedPrompt, answer: Sequence[int]) -> 
     The answer's last token predicts nothing, so it is not in the row, as when it is scored.
     """
     context = prompt.context
-    layout = method.lay_out(
-        len(context.prefix), context.lengths, len(prompt.query), len(answer) - 1
-    )
+    layout = method.row(context, len(prompt.query), len(answer) - 1)
     tokens = [*context.tokens, *prompt.query, *answer[:-1]]
-    first = len(layout) - len(answer)
-    return TrainingRow(
-        [tokens[i] for i in layout.source], layout, [(first + i, id) for i, id in enumerate(answer)]
-    )
+    ids = [tokens[i] for i in layout.source]
+    targets = list(enumerate(answer, start=len(layout) - len(answer)))
+    return TrainingRow(ids, layout, targets)
 
 
 class RowMaker:
@@ -101,68 +104,72 @@ class RowMaker:
 
     Args:
         predictor: the model's tokenizer and limits under the method.
-        loss: "query" for the tokens of the query's answer; "all" for those of the demonstrations' answers too.
+        loss: "query" for the tokens of the query's answer; "all" for those of the demonstrations'
+            answers too.
     """
 
     def __init__(self, predictor: Predictor, loss: str = "query") -> None:
-        check_trainable(predictor.runner.method, loss)
-        self.method, self.tokenizer, self.limits = (
-            predictor.runner.method,
-            predictor.tokenizer,
-            predictor.limits,
-        )
+        self.method = predictor.runner.method
+        self.tokenizer = predictor.tokenizer
+        self.limits = predictor.limits
         self.loss = loss
+        check_trainable(self.method, loss)
 
-    def why_not(self, episode: Episode, by_tokens: bool = False) -> str:
-        """Why an episode does not fit the model, as the end of a sentence about its rows; empty if it fits.
+    def why_not(self, episode: Episode, by_tokens: bool = False, option: str | None = None) -> str:
+        """Why an episode does not fit the model, as the end of a sentence about its rows.
+
+        Empty if it fits.
 
         Args:
-            by_tokens: whether the row must also have no more tokens, copies included, than the model has positions, so
-                that several methods are trained on the same episodes (InvICL, appendix A.4).
+            by_tokens: whether the row must also have no more tokens, copies included, than the
+                model has positions, so that several methods are trained on the same episodes
+                (InvICL, appendix A.4).
+            option: the option that takes the place of the answer.
         """
-        prompt, answer = self.tokens(episode)
+        limits = self.limits
+        prompt, answer = self.tokens(episode, option)
         if not answer:
             return "have an answer of no tokens"
-        if (reason := self.limits.too_long(prompt, len(answer) - 1)) is not None:
+        reason = limits.too_long(prompt, len(answer) - 1)
+        if reason is not None:
             return reason.why
-        layout, positions, switch = (
-            make_row(self.method, prompt, answer).layout,
-            self.limits.positions,
-            self.limits.switch,
-        )
-        if (by_tokens or self.limits.keeps_window) and len(
-            layout
-        ) > positions:  # a window's mask is no longer
-            return f"have more tokens than {self.limits.model} has positions ({positions:,})"
+        layout = make_row(self.method, prompt, answer).layout
+        # A window's mask has no more tokens than the model has positions.
+        if (by_tokens or limits.keeps_window) and len(layout) > limits.positions:
+            return f"have more tokens than {limits.model} has positions ({limits.positions:,})"
         # Beyond that length, rotary angles depend on the longest row of a batch.
-        if switch is not None and layout.reach > switch[0]:
-            return f"cross position {switch[0]}, from which on this model computes all positions in another way"
+        if limits.switch is not None and layout.reach > limits.switch[0]:
+            return (
+                f"cross position {limits.switch[0]}, from which on this model computes all "
+                "positions in another way"
+            )
         return ""
 
-    def row(self, episode: Episode) -> TrainingRow:
-        """The row of an episode."""
-        prompt, answer = self.tokens(episode)
+    def row(self, episode: Episode, option: str | None = None) -> TrainingRow:
+        """The row of an episode, with its answer or with one of its options."""
+        prompt, answer = self.tokens(episode, option)
         row = make_row(self.method, prompt, answer)
-        if self.loss == "all":
-            spans = dict(
-                zip(episode.example.prompt.demonstrations, episode.answer_spans(), strict=True)
-            )
-            arranged = self.tokenizer.arranged(episode.example.prompt)
-            inside = self.tokenizer.inside(
-                arranged, [spans[part] for part in arranged.demonstrations]
-            )
-            copies = _kept_demonstrations(row.layout, prompt.context.lengths)
+        if self.loss == "query":
+            return row
+        demonstrations = episode.example.prompt.demonstrations
+        spans = dict(zip(demonstrations, episode.answer_spans(), strict=True))
+        arranged = self.tokenizer.arranged(episode.example.prompt)
+        spans_in_order = [spans[part] for part in arranged.demonstrations]
+        inside = self.tokenizer.inside(arranged, spans_in_order)
+        copies = _kept_demonstrations(row.layout, prompt.context.lengths)
+        shown: list[tuple[int, int]] = []
+        for copy, (begin, end) in zip(copies, inside, strict=True):
             # No token of a demonstration predicts the demonstration's first token.
-            row.targets[:0] = [
-                (copy[i - 1], row.ids[copy[i]])
-                for copy, (begin, end) in zip(copies, inside, strict=True)
-                for i in range(max(begin, 1), end)
-            ]
+            shown += [(copy[i - 1], row.ids[copy[i]]) for i in range(max(begin, 1), end)]
+        row.targets[:0] = shown
         return row
 
-    def tokens(self, episode: Episode) -> tuple[TokenizedPrompt, tuple[int, ...]]:
-        """The ids of an episode's prompt and of its answer."""
-        prompt, answer = episode.example.prompt, episode.example.answer
+    def tokens(
+        self, episode: Episode, option: str | None = None
+    ) -> tuple[TokenizedPrompt, tuple[int, ...]]:
+        """The ids of an episode's prompt, and of its answer or of one of its options."""
+        prompt = episode.example.prompt
+        answer = episode.example.answer if option is None else option
         if isinstance(prompt, EncodedPrompt) and isinstance(answer, EncodedText):
             self.tokenizer.check_known(prompt.tokens, answer.ids)
             return prompt.tokens, answer.ids
@@ -177,11 +184,14 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
         dtype: the dtype of the mask.
 
     Returns:
-        input_ids: [b, n]. Unless every row is causal and sequential: position_ids: [b, n], and the layouts and the
-        mask_dtype from which `mask` makes the mask on the device. For each target: target_row, target_id, and
-        target_share: losses divided by it sum to a mean over the targets of each row, and then over the rows. read_at:
-        the indices at which some row has a target, in ascending order. target_at: for each target, the place of its
-        index in read_at.
+        input_ids: [b, n].
+        position_ids: [b, n], and the layouts and the mask_dtype from which `mask` makes the mask on
+            the device; left out if every row is causal and sequential.
+        target_row, target_id: of each target.
+        target_share: of each target. Losses divided by it sum to a mean over the targets of each
+            row, and then over the rows.
+        read_at: the indices at which some row has a target, in ascending order.
+        target_at: for each target, the place of its index in read_at.
     """
     longest = max(len(row.ids) for row in rows)
     ids = torch.tensor([row.ids + [row.ids[-1]] * (longest - len(row.ids)) for row in rows])
@@ -195,26 +205,26 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
             "mask_dtype": dtype,
             "position_ids": positions,
         }
-    targets = [
-        (i, *target, len(row.targets) * len(rows))
-        for i, row in enumerate(rows)
-        for target in row.targets
-    ]
-    row_number, index, token, share = zip(*targets, strict=True)
-    read_at, target_at = torch.tensor(index).unique(return_inverse=True)
+    targets: list[tuple[int, int, int, int]] = []
+    for number, row in enumerate(rows):
+        share = len(row.targets) * len(rows)
+        targets += [(number, index, token, share) for index, token in row.targets]
+    row_numbers, indices, tokens, shares = torch.tensor(targets).T.contiguous()
+    read_at, target_at = indices.unique(return_inverse=True)
     return batch | {
-        "target_row": torch.tensor(row_number),
+        "target_row": row_numbers,
         "read_at": read_at,
         "target_at": target_at,
-        "target_id": torch.tensor(token),
-        "target_share": torch.tensor(share),
+        "target_id": tokens,
+        "target_share": shares,
     }
 
 
 def mask(layouts: Sequence[Layout], n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The mask of rows that are padded to n tokens: [rows, 1, n, n], to be added to the scores of attention.
+    """The mask of rows that are padded to n tokens, which is added to the scores of attention.
 
-    It is made on the device, since its size is the square of a row's, which takes longer to move than a layout.
+    It has the shape [rows, 1, n, n]. It is made on the device, since its size is the square of a
+    row's, which takes longer to move than a layout.
     """
     sees = torch.eye(n, dtype=torch.bool, device=device).repeat(len(layouts), 1, 1)
     for row_sees, layout in zip(sees, layouts, strict=True):
@@ -224,16 +234,25 @@ def mask(layouts: Sequence[Layout], n: int, dtype: torch.dtype, device: torch.de
 
 
 def mean_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    """The mean over the rows of a batch of the mean cross-entropy of a row's targets (as in MetaICL)."""
+    """The mean over a batch's rows of the mean cross-entropy of a row's targets (as in MetaICL)."""
     return (target_losses(model, batch) / batch["target_share"]).sum()
 
 
-def target_losses(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    """Run a batch, and return (targets,) the negative log-probability of each target, in float32 or more.
+def row_losses(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    """The cross-entropy of each row's targets, summed: [rows]."""
+    losses = target_losses(model, batch)
+    sums = losses.new_zeros(len(batch["input_ids"]))
+    return sums.index_add(0, batch["target_row"], losses)
 
-    The projection to the vocabulary runs only at the indices at which some row has a target.
+
+def target_losses(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    """Run a batch, and return the negative log-probability of each target, in float32 or more.
+
+    The result has the shape (targets,). The projection to the vocabulary runs only at the indices
+    at which some row has a target.
     """
-    ids, read_at = batch["input_ids"], batch["read_at"]
+    ids = batch["input_ids"]
+    read_at = batch["read_at"]
     inputs: dict[str, Any] = {}
     if "layouts" in batch:
         attention_mask = mask(batch["layouts"], ids.shape[1], batch["mask_dtype"], ids.device)

@@ -1,92 +1,96 @@
-"""The settings of a training. This module does not import torch, so that a command can refuse a setting at once."""
+"""The settings of a training.
+
+This module does not import torch, so that a command can refuse a setting at once.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from lm_eval_icl.errors import InputError, refusal, require, whole
+from lm_eval_icl.declared import Arguments, NotNegative, Positive, arguments_of
+from lm_eval_icl.errors import InputError, require
 
-Positive = Annotated[int, BeforeValidator(whole)]  # 2.0 is 2
-NotNegative = Annotated[int, BeforeValidator(partial(whole, least=0))]
-# YAML reads 1e-5, without a point, as a text.
-Number = BeforeValidator(lambda value: float(value) if isinstance(value, str) else value)
-Rate = Annotated[float, Number, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0)]
 
 
-class Settings(BaseModel):
-    """How training goes. The defaults are MetaICL's, with 8 demonstrations as in InvICL (appendix A.4).
+@dataclass(frozen=True)
+class Settings(Arguments):
+    """How training goes. Each type says what the setting means.
 
-    Args:
-        num_fewshot: how many demonstrations an episode has.
-        steps: how many updates there are.
-        batch_size: how many episodes an update has, over all processes.
-        learning_rate: the highest learning rate, from which it falls linearly to 0.
-        warmup_steps: over how many steps at the beginning the learning rate rises.
-        weight_decay: the weight decay of AdamW.
-        max_grad_norm: the norm at which gradients are clipped.
-        seed: the seed of the episodes, and of dropout.
-        draw: "task" draws a task first, all equally likely; "row" draws every row once an epoch.
-        loss: "query", or "all" for the answers of the demonstrations too.
-        gradient_accumulation_steps: in how many passes a process runs its part of a batch.
-        gradient_checkpointing: compute activations twice instead of keeping them.
-        bf16: run in mixed precision; the weights stay as they are.
-        lora: train low-rank adapters alone, which are merged into the weights at the end.
-        lora_rank: the rank of the adapters.
-        lora_alpha: the adapters are scaled by this number divided by the rank.
-        eval_steps: after how many steps the loss on held-out rows is measured; 0 for never.
-        eval_documents: how many rows of each task are held out, at most a tenth.
-        save_steps: after how many steps a checkpoint is written.
+    The defaults are MetaICL's, with 8 demonstrations as in InvICL (appendix A.4).
 
     Raises:
         InputError: an argument is outside its range, or `lora` cannot be used here.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    num_fewshot: NotNegative = 8
-    steps: Positive = 30_000
-    batch_size: Positive = 8
-    learning_rate: Rate = 1e-5
-    warmup_steps: NotNegative = 0
-    weight_decay: Rate = 0.0
-    max_grad_norm: Rate = 1.0
-    seed: NotNegative = 0
-    draw: Literal["task", "row"] = "task"
-    loss: Literal["query", "all"] = "query"
-    gradient_accumulation_steps: Positive = 1
-    gradient_checkpointing: bool = False
-    bf16: bool = False
-    lora: bool = False
-    lora_rank: Positive = 16
-    lora_alpha: Positive = 32
-    eval_steps: NotNegative = 500
-    eval_documents: NotNegative = 64
-    save_steps: Positive = 500
+    num_fewshot: Annotated[NotNegative, "how many demonstrations an episode has"] = 8
+    steps: Annotated[Positive, "how many updates there are"] = 30_000
+    batch_size: Annotated[Positive, "how many episodes an update has, over all processes"] = 8
+    learning_rate: Annotated[
+        Rate, "the highest learning rate, from which it falls linearly to 0"
+    ] = 1e-5
+    warmup_steps: Annotated[
+        NotNegative, "over how many steps at the beginning the learning rate rises"
+    ] = 0
+    weight_decay: Annotated[Rate, "the weight decay of AdamW"] = 0.0
+    max_grad_norm: Annotated[Rate, "the norm at which gradients are clipped"] = 1.0
+    seed: Annotated[NotNegative, "the seed of the episodes, and of dropout"] = 0
+    draw: Annotated[
+        Literal["task", "row"],
+        "draw a task first, all equally likely, or draw every row once an epoch",
+    ] = "task"
+    loss: Annotated[
+        Literal["query", "all"],
+        "train on the answer of the query, or on those of the demonstrations too",
+    ] = "query"
+    gradient_accumulation_steps: Annotated[
+        Positive, "in how many passes a process runs its part of a batch"
+    ] = 1
+    gradient_checkpointing: Annotated[bool, "compute activations twice instead of keeping them"] = (
+        False
+    )
+    bf16: Annotated[bool, "run in mixed precision; the weights stay as they are"] = False
+    lora: Annotated[
+        bool,
+        "train low-rank adapters alone, which are merged into the weights at the end",
+    ] = False
+    lora_rank: Annotated[Positive, "the rank of the adapters"] = 16
+    lora_alpha: Annotated[
+        Positive, "the adapters are scaled by this number divided by the rank"
+    ] = 32
+    eval_steps: Annotated[
+        NotNegative,
+        "after how many steps held-out rows are measured; 0 for never",
+    ] = 500
+    eval_documents: Annotated[
+        NotNegative, "how many rows of each task are held out, at most a tenth"
+    ] = 64
+    save_steps: Annotated[Positive, "after how many steps a checkpoint is written"] = 500
 
-    def __init__(self, **settings: Any) -> None:
-        try:
-            super().__init__(**settings)
-        except ValidationError as error:
-            raise InputError("--{} {!r}: {}.".format(*refusal(error))) from error
-        if self.lora:
-            require("peft", "lora", "--lora")
-        if self.lora and any(
-            os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED")
-        ):
-            raise InputError(
-                "--lora: adapters are not merged under FSDP or DeepSpeed: leave one of them out."
-            )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.lora:
+            return
+        require("peft", "lora", "--lora")
+        for name in ("FSDP", "DEEPSPEED"):
+            if os.environ.get(f"ACCELERATE_USE_{name}") == "true":
+                raise InputError(
+                    "--lora: adapters are not merged under FSDP or DeepSpeed: leave one of them "
+                    "out."
+                )
 
 
 def with_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options from a YAML file, with the texts of settings that are numbers, such as "1e-5", made numbers.
+    """Options from a YAML file, with numbers that are written as texts, such as "1e-5", as numbers.
 
     Raises:
         InputError: a setting is outside its range.
     """
-    settings = {name: value for name, value in options.items() if name in Settings.model_fields}
-    return {**options, **Settings(**settings).model_dump(include=set(settings))}
+    known = arguments_of(Settings)
+    settings = Settings(**{name: value for name, value in options.items() if name in known})
+    return {name: settings.arguments.get(name, value) for name, value in options.items()}

@@ -1,4 +1,4 @@
-"""transformers' Trainer on rows of episodes: its arguments, the loss, and its checkpoints."""
+"""transformers' Trainer on rows of episodes: its arguments, the loss and the accuracy."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from torch import nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import ProgressCallback, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_utils import EvalLoopOutput
 
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.training.episodes import ATTEMPTS_OF_A_TASK, Episode
-from lm_eval_icl.training.rows import RowMaker, TrainingRow, collate, mean_loss
+from lm_eval_icl.training.rows import RowMaker, TrainingRow, collate, mean_loss, row_losses
 from lm_eval_icl.training.settings import Settings
 
 # After this many episodes of one number that do not fit, training is refused.
@@ -30,7 +31,8 @@ class EpisodeRows(Dataset[TrainingRow]):
     """The rows of the episodes 0, 1, ...; each episode fits under every method of `fits`.
 
     Attributes:
-        draw: maps (number, attempt) to an episode; `attempt` is how many episodes before it did not fit.
+        draw: maps (number, attempt) to an episode; `attempt` is how many episodes before it did not
+            fit.
         make: makes the rows.
         fits: makers of rows under all methods whose tokens have to fit (InvICL, appendix A.4).
         size: how many episodes there are.
@@ -48,25 +50,62 @@ class EpisodeRows(Dataset[TrainingRow]):
         return self.make.row(self.episode(number)[0])
 
     def episode(self, number: int) -> tuple[Episode, int]:
-        """The episode of a number, and how many were drawn before it and did not fit; an `InputError` if none fits."""
+        """The episode of a number, and how many were drawn before it and did not fit.
+
+        Raises:
+            InputError: none fits.
+        """
         for attempt in range(_ATTEMPTS):
             episode = self.draw(number, attempt)
-            if not (why := self.why_not(episode)):
+            why = self.why_not(episode)
+            if not why:
                 return episode, attempt
         raise InputError(
-            f"task {episode.task.name!r}: none of {_ATTEMPTS:,} episodes fits the model ({why}): lower --num_fewshot, "
-            "or give tasks with shorter texts."
+            f"task {episode.task.name!r}: none of {_ATTEMPTS:,} episodes fits the model ({why}): "
+            "lower --num_fewshot, or give tasks with shorter texts."
         )
 
     def why_not(self, episode: Episode) -> str:
         """Why an episode does not fit; empty if it fits."""
-        whys = (
-            (maker, maker.why_not(episode, maker is not self.make))
-            for maker in (self.make, *self.fits)
-        )
-        return next(
-            (f"under {maker.method.name}, its rows {why}" for maker, why in whys if why), ""
-        )
+        for maker in (self.make, *self.fits):
+            why = maker.why_not(episode, by_tokens=maker is not self.make)
+            if why:
+                return f"under {maker.method.name}, its rows {why}"
+        return ""
+
+
+@dataclass
+class HeldOut:
+    """The rows of held-out episodes, one for each option. The options of an episode are adjacent.
+
+    Attributes:
+        rows: the rows.
+        choices: for each episode, how many options it has, and which is right.
+    """
+
+    rows: list[TrainingRow]
+    choices: list[tuple[int, int]]
+
+    def measure(self, losses: Sequence[float]) -> dict[str, float]:
+        """The mean loss of right answers, and the share of episodes whose right answer is best.
+
+        Args:
+            losses: the loss of each row, summed over its tokens. The best option of an episode is
+                that with the smallest sum, as in lm-eval's `acc`.
+        """
+        right_losses = []
+        is_right = []
+        begin = 0
+        for count, right in self.choices:
+            of_episode = losses[begin : begin + count]
+            right_losses.append(of_episode[right] / len(self.rows[begin + right].targets))
+            if count > 1:
+                is_right.append(of_episode.index(min(of_episode)) == right)
+            begin += count
+        measured = {"eval_loss": sum(right_losses) / len(right_losses)}
+        if is_right:
+            measured["eval_accuracy"] = sum(is_right) / len(is_right)
+        return measured
 
 
 def training_arguments(
@@ -120,7 +159,8 @@ def training_arguments(
             dataloader_pin_memory=torch.cuda.is_available(),
             accelerator_config={"non_blocking": torch.cuda.is_available()},
         )
-    # One process trains on one device. Trainer would take all GPUs that it sees (DataParallel), with larger batches.
+    # One process trains on one device. Trainer would take all GPUs that it sees (DataParallel),
+    # with larger batches.
     _ = arguments.device
     arguments._n_gpu = min(arguments._n_gpu, 1)
     return arguments
@@ -131,19 +171,22 @@ class LayoutTrainer(Trainer):
 
     Args:
         rows: the rows, in the order of the training.
-        held_out: rows on which the loss is measured; empty for none.
+        held_out: the rows on which loss and accuracy are measured; they may be none.
 
     Raises:
-        InputError: (while training) a loss or a gradient is not finite. The weights after such a step are not saved.
+        InputError: (while training) a loss or a gradient is not finite. The weights after such a
+            step are not saved.
     """
 
-    # The loss is a mean over the rows of one batch, which Trainer divides by the number of batches of a step.
+    # The loss is a mean over the rows of one batch, which Trainer divides by the number of batches
+    # of a step.
     loss_is_scaled_for_ga = False
 
     def __init__(
-        self, model: Any, args: TrainingArguments, rows: EpisodeRows, held_out: list[TrainingRow]
+        self, model: Any, args: TrainingArguments, rows: EpisodeRows, held_out: HeldOut
     ) -> None:
-        data: Any = {"train_dataset": rows, "eval_dataset": held_out or None}
+        self.held_out = held_out
+        data: Any = {"train_dataset": rows, "eval_dataset": held_out.rows or None}
         super().__init__(model, args, data_collator=partial(collate, dtype=model.dtype), **data)
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
@@ -157,33 +200,66 @@ class LayoutTrainer(Trainer):
     ) -> Any:
         return mean_loss(model, inputs)
 
-    def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        with torch.no_grad(), self.compute_loss_context_manager():
-            return mean_loss(model, self._prepare_inputs(inputs)), None, None
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        model: Any = self.model
+        model.eval()
+        self.callback_handler.eval_dataloader = dataloader
+        losses: list[float] = []
+        for batch in dataloader:
+            with torch.no_grad(), self.compute_loss_context_manager():
+                of_rows = row_losses(model, self._prepare_inputs(batch))
+            losses += self.accelerator.gather_for_metrics(of_rows).tolist()
+            self.control = self.callback_handler.on_prediction_step(
+                self.args, self.state, self.control
+            )
+        measured = self.held_out.measure(losses)
+        # Without predictions, although the type asks for some.
+        return EvalLoopOutput(None, None, measured, len(self.held_out.choices))  # type: ignore[arg-type]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         for name in ("loss", "grad_norm", "eval_loss"):
             if not math.isfinite(logs.get(name, 0.0)):
                 raise InputError(
-                    f"{name} is {logs[name]} at step {self.state.global_step}: train with a lower --learning_rate, or "
-                    "in float32, in another --output."
+                    f"{name} is {logs[name]} at step {self.state.global_step}: train with a lower "
+                    "--learning_rate, or in float32, in another --output."
                 )
         super().log(logs, start_time)
 
 
 class LossProgress(ProgressCallback):
-    """transformers' progress bar, with the last loss at its end in place of a line for each step."""
+    """transformers' two progress bars, with labels.
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    The bar of the training has the last numbers at its end, in place of a line for each step.
+    """
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        super().on_train_begin(*args, **kwargs)
+        self._numbers: dict[str, float] = {}
         if self.training_bar is not None:
-            self.training_bar.set_postfix(
-                {name: logs[name] for name in ("loss", "eval_loss") if name in logs}
-            )
+            self.training_bar.set_description("training")
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        super().on_prediction_step(*args, **kwargs)
+        if self.prediction_bar is not None:
+            self.prediction_bar.set_description("evaluation")
+
+    def on_log(self, *args: Any, logs: Any = None, **kwargs: Any) -> None:
+        for name in ("loss", "eval_loss", "eval_accuracy"):
+            if name in logs:
+                self._numbers[name] = round(logs[name], 4)
+        if self.training_bar is not None:
+            self.training_bar.set_postfix(self._numbers)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last whole checkpoint in a folder, if there is one. Trainer writes its state at the end."""
+    """The last whole checkpoint in a folder, if there is one.
+
+    Trainer writes its state at the end.
+    """
     whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    return max(whole, key=step_of, default=None)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was written."""
+    return int(checkpoint.name.rpartition("-")[2])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field
 
-from lm_eval_icl.errors import InputError, did_you_mean, refusal, whole
+from lm_eval_icl.declared import Arguments, Positive, read_into
+from lm_eval_icl.errors import InputError
 
 METHODS = ("icl", "nope", "prefixicl", "pcw", "invicl")
-Positive = Annotated[int, BeforeValidator(whole)]
 
 
-class Configuration(BaseModel):
+@dataclass(frozen=True)
+class Configuration(Arguments):
     """A model, the functions it is trained on, and how it is tested. The defaults are InvICL's (A.3) and, where the
     paper says nothing, those of Garg et al. (2022), whose code it follows.
 
@@ -40,10 +42,9 @@ class Configuration(BaseModel):
         stride: the difference between the numbers of examples with which they are tested.
 
     Raises:
-        pydantic.ValidationError: a value is outside its range (`configured` says so in a line).
+        InputError: a value is outside its range, or two do not fit together.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     function: Literal["linear", "sparse", "tree"] = "linear"
     dimensions: Positive = 20
     sparsity: Positive = 3
@@ -54,7 +55,7 @@ class Configuration(BaseModel):
     width: Positive = 256
     heads: Positive = 8
     batch_size: Positive = 64
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-4
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     steps: Positive = 200_000
     early: Positive = 50_000
     keep_every: Positive = 10_000
@@ -66,8 +67,8 @@ class Configuration(BaseModel):
     tested: Positive = 1280
     stride: Positive = 1
 
-    @model_validator(mode="after")
-    def _check(self) -> Configuration:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         for name, most, other in (
             ("first_dimensions", self.dimensions, "dimensions"),
             ("sparsity", self.dimensions, "dimensions"),
@@ -76,15 +77,14 @@ class Configuration(BaseModel):
             ("early", self.steps, "steps"),
         ):
             if getattr(self, name) > most:
-                raise ValueError(
-                    f"{name}={getattr(self, name)}: must be at most {other}, which is {most}"
+                raise InputError(
+                    f"{name}={getattr(self, name)}: must be at most {other}, which is {most}."
                 )
         for name, other in (("width", "heads"), ("batch_size", "lengths")):
             if getattr(self, name) % getattr(self, other):
-                raise ValueError(
-                    f"{name}={getattr(self, name)}: must be a multiple of {other}={getattr(self, other)}"
+                raise InputError(
+                    f"{name}={getattr(self, name)}: must be a multiple of {other}={getattr(self, other)}."
                 )
-        return self
 
     def stage(self, step: int) -> tuple[int, int]:
         """The curriculum: how many coordinates are not zero in the update after `step` updates, and how many points a
@@ -184,17 +184,8 @@ def configured(name: str, values: Sequence[str] = ()) -> Configuration:
         )
     replaced: dict[str, Any] = {}
     for setting in values:
-        key, _, value = setting.partition("=")
-        if key not in Configuration.model_fields:
-            near = did_you_mean(key, Configuration.model_fields)
-            known = near or f"give KEY=VALUE with one of {', '.join(Configuration.model_fields)}."
-            raise InputError(f"--set {setting}: there is no key {key!r}: {known}")
-        try:
-            replaced[key] = float(value)
-        except ValueError:
-            replaced[key] = value
-    try:
-        return Configuration.model_validate({**CONFIGURATIONS[name].model_dump(), **replaced})
-    except ValidationError as error:
-        setting, refused, must = refusal(error)
-        raise InputError(f"{setting}={refused!r}: {must}." if setting else f"{must}.") from error
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise InputError(f"--set {setting}: must be KEY=VALUE.")
+        replaced[key] = value
+    return read_into(Configuration, CONFIGURATIONS[name].arguments | replaced)

@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lm_eval_icl import methods
+from lm_eval_icl.declared import read_into
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.files import replacing, write_atomically
 from lm_eval_icl.methods.base import Method
@@ -87,15 +88,15 @@ def begin(output: Path, configuration: Configuration, method: str, seed: int) ->
     run = RegressionRun(configuration, method, seed, output / f"{method}-{seed}")
     record = run.folder / "run.json"
     if record.is_file():
-        recorded = open_run(run.folder).configuration.model_dump()
-        for name, value in configuration.model_dump().items():
+        recorded = open_run(run.folder).configuration.arguments
+        for name, value in configuration.arguments.items():
             if recorded[name] != value:
                 raise InputError(
                     f"--output {output}: {run.name} there was trained with {name}={recorded[name]}, and here it is "
                     f"{value}: give another folder."
                 )
         return run
-    known = {"method": method, "seed": seed, "configuration": configuration.model_dump()}
+    known = {"method": method, "seed": seed, "configuration": configuration.arguments}
     with refusing(f"--output {output}: cannot be written", kinds=(OSError,)):
         run.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(record, json.dumps(known, indent=1) + "\n")
@@ -112,8 +113,8 @@ def open_run(folder: Path) -> RegressionRun:
     advice = "Give the folder of a training."
     with refusing(f"{record}: cannot be read", advice, (OSError, ValueError, KeyError, TypeError)):
         known = json.loads(record.read_text(encoding="utf-8"))
-        configuration = Configuration.model_validate(known["configuration"])
-        if configuration.model_dump() != known["configuration"]:
+        configuration = read_into(Configuration, known["configuration"])
+        if configuration.arguments != known["configuration"]:
             raise InputError(
                 f"{record}: its configuration is not one of this version: train again, in another folder."
             )

@@ -11,18 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm_eval_icl.demonstrations import gradients
-from lm_eval_icl.demonstrations.best_random import ScoredSet, best_random
+from lm_eval_icl.demonstrations import selector as selecting
 from lm_eval_icl.demonstrations.how import make
-from lm_eval_icl.demonstrations.lens import LensSettings, lens
 from lm_eval_icl.demonstrations.pool import Pool
-from lm_eval_icl.demonstrations.select import SELECTORS, in_prompt_order, quotas, select
+from lm_eval_icl.demonstrations.searches import BestRandom, Lens, ScoredSet, lens
+from lm_eval_icl.demonstrations.selector import in_prompt_order, quotas
+from lm_eval_icl.demonstrations.selectors import SELECTORS
 from lm_eval_icl.errors import InputError
 
 NAMES = list(SELECTORS)
 DETERMINISTIC = [name for name in NAMES if name != "k_center"]
 
 
-def make_pool(seed: int, size: int = 40, width: int = 6, classes: int = 3) -> Pool:
+def make_pool(seed, size=40, width=6, classes=3):
     """A random pool in which every class has rows."""
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(size) % classes)
@@ -35,7 +36,11 @@ def make_pool(seed: int, size: int = 40, width: int = 6, classes: int = 3) -> Po
     )
 
 
-def permuted(pool: Pool, order: np.ndarray) -> Pool:
+def select(name, pool, n, seed, balance=True, **arguments):
+    return selecting.select(make(name, {"balance": balance, **arguments}), pool, n, seed)
+
+
+def permuted(pool, order):
     return Pool(pool.labels[order], pool.features[order], pool.probabilities[order])
 
 
@@ -43,7 +48,7 @@ def permuted(pool: Pool, order: np.ndarray) -> Pool:
 # rows in the order of picking.
 
 
-def highest(scores: dict[int, float]) -> int:
+def highest(scores):
     """The lowest row of the highest score.
 
     Two rows that are nearest to each other, and gain for no third one, gain the same but for rounding.
@@ -52,9 +57,9 @@ def highest(scores: dict[int, float]) -> int:
     return min(row for row, score in scores.items() if score >= best - 1e-9 * abs(best))
 
 
-def greedy(size: int, n: int, score) -> list[int]:
+def greedy(size, n, score):
     """Always the row for which score(picks, row) is the highest."""
-    picks: list[int] = []
+    picks = []
     while len(picks) < n:
         picks.append(highest({row: score(picks, row) for row in range(size) if row not in picks}))
     return picks
@@ -321,8 +326,8 @@ def test_the_order_in_the_prompt_is_drawn_by_the_seed_from_the_set():
 @pytest.mark.parametrize(
     ("how", "arguments", "words"),
     [
-        ("cal", {"k": 0}, "cal: k=0: must be a whole number from 1."),
-        ("gradmatch", {"lam": -1}, "gradmatch: lam=-1: must be a number from 0."),
+        ("cal", {"k": 0}, "cal: k=0: must be a whole number, 1 or more."),
+        ("gradmatch", {"lam": -1}, "gradmatch: lam=-1: must be a number, 0 or more."),
     ],
 )
 def test_what_cannot_be_chosen_is_one_line(how, arguments, words):
@@ -336,12 +341,12 @@ def test_what_cannot_be_chosen_is_one_line(how, arguments, words):
 class Worth:
     """Scores sets by the worth of their rows, and a little by their order; the accuracy is rounded, so that it ties."""
 
-    def __init__(self, pool: Pool, seed: int = 0) -> None:
+    def __init__(self, pool, seed=0):
         rng = np.random.default_rng(seed)
         self.worth = rng.uniform(0, 1, len(pool.labels))
         self.about = rng.uniform(-1, 1, (len(pool.labels), len(pool.labels)))
         self.order = 0.01
-        self.scored: list[tuple[int, ...]] = []
+        self.scored = []
         self.pairs = 0
         self.dev: set[tuple[int, ...]] = set()
 
@@ -361,7 +366,7 @@ class Worth:
 def test_best_random_is_the_best_of_what_it_draws(balance):
     pool = make_pool(0)
     worth = Worth(pool)
-    best = best_random(pool, 6, Random(1), worth.score, sets=35, balance=balance)
+    best = BestRandom(balance=balance, sets=35).search(pool, 6, Random(1), worth.score)
     drawn = list(worth.scored)
     scores = [worth.score(rows) for rows in drawn]
     order = sorted(range(35), key=lambda index: (-scores[index][0], -scores[index][1], index))
@@ -492,14 +497,14 @@ def test_lens_follows_the_search_of_its_authors():
     for n, seed in ((6, 0), (8, 1)):
         pool = make_pool(seed, size=110)
         mine, slow = Worth(pool, seed), Worth(pool, seed)
-        found = lens(pool, n, Random(seed), mine.info, mine.score, LensSettings(**SMALL))
+        found = lens(Lens(**SMALL), pool, n, Random(seed), mine.info, mine.score)
         assert found == slow_lens(pool, n, Random(seed), slow, diversity=4.0, **SMALL)
         assert mine.dev == slow.dev and set(mine.scored) == set(slow.scored)
 
 
 def test_the_rounds_of_the_filter_are_the_published_ones():
-    assert LensSettings().rounds(5000) == [(14, 2500), (28, 1250), (56, 625), (112, 500)]
-    assert LensSettings().rounds(300) == [(14, 300)]
+    assert Lens().rounds(5000) == [(14, 2500), (28, 1250), (56, 625), (112, 500)]
+    assert Lens().rounds(300) == [(14, 300)]
 
 
 def test_what_cannot_be_chosen_from_a_pool_is_one_line():
@@ -513,11 +518,5 @@ def test_what_cannot_be_chosen_from_a_pool_is_one_line():
         InputError,
         match="lens: dev=100 rows to score sets on are asked for, and 10 of the pool's 40",
     ):
-        lens(
-            make_pool(0),
-            6,
-            Random(0),
-            Worth(make_pool(0)).info,
-            Worth(make_pool(0)).score,
-            LensSettings(m=30),
-        )
+        worth = Worth(make_pool(0))
+        lens(Lens(m=30), make_pool(0), 6, Random(0), worth.info, worth.score)

@@ -9,10 +9,11 @@ import torch
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import cli
-from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.demonstrations.chooser import Chooser
 from lm_eval_icl.demonstrations.draw import pool_digest
+from lm_eval_icl.demonstrations.how import read
 from lm_eval_icl.demonstrations.pool import Pool
-from lm_eval_icl.demonstrations.select import in_prompt_order, select
+from lm_eval_icl.demonstrations.selector import in_prompt_order, select
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.choosing import PoolOfTask
 from lm_eval_icl.harness.plugin import task_dir
@@ -86,7 +87,7 @@ def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, capsy
     assert found["about"]["how"] == how and found["tasks"][TASK]["n"] == 5
     for seed in (2, 3):
         said = found["tasks"][TASK]["seeds"][str(seed)]
-        expected = select(how, Pool(labels, features, np.stack(probabilities)), 5, seed)
+        expected = select(read(how), Pool(labels, features, np.stack(probabilities)), 5, seed)
         picked = [rows[i] for i in expected]
         assert said["picked"] == picked and said["indices"] == list(in_prompt_order(picked, seed))
         assert (
@@ -104,7 +105,7 @@ def test_best_random_is_the_best_of_its_sets(predictor, pool):
         return scores
 
     chooser._set_score = listening
-    choice = chooser.choose("best_random", 3, 0, sets=6, dev=15)
+    choice = chooser.choose(read("best_random:sets=6:dev=15"), 3, 0)
     assert len(scored) == 6 and len({rows for *_, rows in scored}) == 1
     best = max(scored, key=lambda each: (each[1], each[2]))
     assert choice.indices == tuple(best[0]) and choice.accuracy == best[1]

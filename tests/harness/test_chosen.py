@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from lm_eval.tasks import TaskManager
 
-from lm_eval_icl.demonstrations.choosing import Chooser
-from lm_eval_icl.demonstrations.how import How, make, read
+from lm_eval_icl.demonstrations.chooser import Chooser
+from lm_eval_icl.demonstrations.how import read
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import choosing
 from lm_eval_icl.harness.choosing import PoolOfTask
@@ -72,9 +72,10 @@ def pool():
 
 def test_what_select_chooses_and_once_for_all_methods(checkpoint, cache, chosen, pool):
     path = checkpoint("gpt2")
+    how = read("herding")
     first, prompts = run("invicl", path, "herding")
-    expected = Chooser(pool, Predictor(*tiny.load(path), ICL()), 5000).choose("herding", 3, 0)
-    assert chosen == ["herding"] * 2
+    expected = Chooser(pool, Predictor(*tiny.load(path), ICL()), 5000).choose(how, 3, 0)
+    assert chosen == [how] * 2
     assert first["indices"] == list(expected.indices) and first["picked"] == list(expected.picked)
     assert (
         first["how"] == "herding" and first["made_now"] and first["tokens"] == expected.tokens > 0
@@ -130,18 +131,14 @@ def test_the_name_is_checked_before_the_model_is_loaded():
 
 
 def test_one_text_for_one_method(tmp_path):
-    assert (
-        read("lens:rho=3:m=50")
-        == read({"lens": {"m": 50, "rho": 3.0}})
-        == make("lens", {"m": 50, "rho": 3})
-    )
+    assert read("lens:rho=3:m=50") == read({"lens": {"m": 50, "rho": 3.0}})
     assert (
         str(read("lens:rho=3:m=50:pool=100:balance=false"))
         == "lens:balance=False:m=50:pool=100:rho=3.0"
     )
     assert str(read("herding:unit=False:pool=5000")) == "herding" and read(
         str(read("cal:k=3"))
-    ) == How("cal", {"k": 3})
+    ) == read({"cal": {"k": 3}})
     file = tmp_path / "chosen.json"
     file.write_text("[]")
     assert [read(each) for each in ("stratified", "random", "first", str(file))] == [None] * 4

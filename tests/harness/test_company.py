@@ -14,7 +14,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from lm_eval_icl import methods
-from lm_eval_icl.decisions.how import RULES, read
+from lm_eval_icl.decisions.rules import RULES, read
 from tests import evaluation, processes, tiny
 
 BOUND = 1e-5  # float32

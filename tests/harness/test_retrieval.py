@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from lm_eval.tasks import TaskManager
 
-from lm_eval_icl.demonstrations.choosing import read_queries
+from lm_eval_icl.demonstrations.chooser import read_queries
 from lm_eval_icl.demonstrations.retrieve import Retriever
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.training import Examples

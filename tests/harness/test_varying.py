@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lm_eval_icl.demonstrations.labels import read
+from lm_eval_icl.demonstrations.wrong_labels import read
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompts.formats import Template, format_of
 from lm_eval_icl.results.fields import fields_of

@@ -9,7 +9,7 @@ import torch
 
 from lm_eval_icl import methods
 from lm_eval_icl.methods import Predictor
-from lm_eval_icl.training.train import Settings, train
+from lm_eval_icl.training.finetune import Settings, train
 from tests import evaluation, tiny
 from tests.training.test_training import task
 

@@ -23,13 +23,13 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.metaicl.files import SEEDS, TASKS, MetaICLFolder, Row
+from lm_eval_icl.metaicl.data import SEEDS, TASKS, MetaICLFolder, Row
 from lm_eval_icl.metaicl.reading import Reader, reader
 from lm_eval_icl.metaicl.strings import Sequences, decision, macro_f1, mean_losses, texts
 from lm_eval_icl.training.episodes import EpisodePool, RowDraw
-from lm_eval_icl.training.metaicl import SettingTask
+from lm_eval_icl.training.finetune import Settings, train
+from lm_eval_icl.training.metaicl_tasks import SettingTask
 from lm_eval_icl.training.rows import RowMaker
-from lm_eval_icl.training.train import Settings, train
 
 # Ten tasks that are there whole: both kinds, few and many options, long and short rows, one class among the
 # demonstrations (ethos-race), rows of different numbers of options (ai2_arc).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,7 +184,7 @@ def test_order_changes_no_bit_of_invariant_methods(name: str) -> None:
 
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_shifts_have_the_mean_square_that_errors_are_divided_by(shift: str) -> None:
-    configuration = SMALL.model_copy(update={"dimensions": 4})
+    configuration = replace(SMALL, dimensions=4)
     x, y = draw_functions(configuration, generator("shift"), 4000, 5, shift=shift)
     assert y.square().mean() == pytest.approx(mean_square(configuration, shift), rel=0.05)
     assert x.square().sum(2).mean() == pytest.approx(4 * (9 if shift == "scale" else 1), rel=0.05)
@@ -195,12 +196,12 @@ def test_shifts_have_the_mean_square_that_errors_are_divided_by(shift: str) -> N
 
 
 def test_sparse_functions_and_trees() -> None:
-    sparse = SMALL.model_copy(update={"function": "sparse", "dimensions": 6, "sparsity": 2})
+    sparse = replace(SMALL, function="sparse", dimensions=6, sparsity=2)
     x, y = draw_functions(sparse, generator("sparse"), 50, 12, dimensions=4)
     assert not x[:, :, 4:].any()
     w = torch.linalg.lstsq(x[:, :, :4].double(), y.double()[:, :, None]).solution[:, :, 0]
     assert ((w.abs() > 1e-4).sum(1) == 2).all()
-    tree = SMALL.model_copy(update={"function": "tree"})
+    tree = replace(SMALL, function="tree")
     x, y = draw_functions(tree, generator("tree"), 50, 200)
     for signs, values in zip((x > 0).tolist(), y.tolist(), strict=True):
         assert len(set(values)) <= 2**tree.depth
@@ -270,9 +271,7 @@ def test_the_interval_is_of_seeds_and_functions() -> None:
 
 
 SETTINGS = [
-    f"{key}={value}"
-    for key, value in SMALL.model_dump().items()
-    if key not in ("function", "stride")
+    f"{key}={value}" for key, value in SMALL.arguments.items() if key not in ("function", "stride")
 ]
 SETTINGS += ["stride=4"]
 

@@ -391,7 +391,7 @@ def test_one_process_at_a_time_writes_a_folder(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"seeds": "x"}, "seeds: 'x': must be a whole number, 0 or more."),
+        ({"seeds": "x"}, "seeds='x': must be a whole number, 0 or more."),
         ({"methods": "invcl"}, "methods: invcl: unknown method 'invcl': did you mean 'invicl'?"),
         ({"methods": {"deepthink": {"T": "3..1"}}}, "methods: deepthink: the range 3..1 is empty."),
         ({"dev": {"choose": "T"}}, "dev: choose: no method of this study has the argument 'T'."),

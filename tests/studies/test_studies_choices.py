@@ -3,7 +3,8 @@
 import pytest
 import transformers
 
-from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.demonstrations.chooser import Chooser
+from lm_eval_icl.demonstrations.selectors import Herding
 from lm_eval_icl.harness.choosing import PoolOfTask
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path
@@ -28,9 +29,9 @@ def chosen(monkeypatch) -> list[tuple[str, int]]:
     """What was chosen, by which method and for which seed."""
     found, choose = [], Chooser.choose
 
-    def counted(self, how, n, seed, *args, **kwargs):
-        found.append((how, seed))
-        return choose(self, how, n, seed, *args, **kwargs)
+    def counted(self, how, n, seed):
+        found.append((how.name, seed))
+        return choose(self, how, n, seed)
 
     monkeypatch.setattr(Chooser, "choose", counted)
     return found
@@ -44,7 +45,7 @@ def test_all_methods_have_the_one_choice_of_the_model(tmp_path, chosen):
     model = transformers.AutoModelForCausalLM.from_pretrained(model_path())
     predictor = Predictor(model, transformers.AutoTokenizer.from_pretrained(model_path()), ICL())
     pool = PoolOfTask(study.grid.tasks["icl_demo_short"].loaded)
-    expected = Chooser(pool, predictor, 5000).choose("herding", 3, 1, unit=True)
+    expected = Chooser(pool, predictor, 5000).choose(Herding(unit=True), 3, 1)
     rows: dict = {}
     for said in [study.facts(cell) for cell in study.cells()]:
         rows.setdefault((said["seed"], said["order"]), set()).add(tuple(said["indices"]))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_eval_icl.metaicl.files import SEEDS
+from lm_eval_icl.metaicl.data import SEEDS
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import end, grid
 from lm_eval_icl.studies.cells import Model

@@ -9,6 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -17,14 +18,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.training import HarnessTask, tasks_of
-from lm_eval_icl.metaicl.files import Row
+from lm_eval_icl.metaicl.data import Row
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.training import record
 from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw_episode, read_file
+from lm_eval_icl.training.finetune import Settings, claim, train
 from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
-from lm_eval_icl.training.train import Settings, claim, train
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer
 from tests import commands, evaluation
 from tests.methods import test_methods
@@ -417,6 +418,43 @@ def test_a_run_leaves_a_checkpoint(checkpoint, tmp_path):
         evaluation.run(model, tmp_path / "out", ["one_token"], 2)
 
 
+def test_held_out_rows_are_answered_as_the_predictor_answers_them(checkpoint, tmp_path):
+    tiny_run(checkpoint, tmp_path, loss="query")
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    logged = [entry["eval_accuracy"] for entry in history if "eval_accuracy" in entry]
+    assert len(logged) == 3  # at the beginning, in the middle and at the end
+    predictor = Predictor(*model_of(tmp_path), methods.make("invicl"))
+    right = []
+    for episode in EpisodePool(task(), 3, 64).evaluation():
+        example = episode.example
+        prompt = example.prompt
+        [scores] = predictor.score(prompt.demonstrations, [prompt.query], list(example.options))
+        best = max(range(len(scores)), key=lambda option: scores[option][0])
+        right.append(best == example.right)
+    assert logged[-1] == pytest.approx(np.mean(right)) and 0 < len(right)
+    drawn = (tmp_path / "loss.svg").read_text()
+    assert "held-out rows" in drawn and "accuracy" in drawn
+
+
+def test_an_interrupted_run_says_what_is_kept(checkpoint, tmp_path, monkeypatch, capsys):
+    step = LayoutTrainer.training_step
+    stops = [1, 3, None]
+
+    def interrupted(self, *args, **kwargs):
+        if self.state.global_step == stops[0]:
+            del stops[0]
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(LayoutTrainer, "training_step", interrupted)
+    for kept in ("nothing is kept", "step 2 is kept"):
+        with pytest.raises(KeyboardInterrupt):
+            tiny_run(checkpoint, tmp_path / "out", resume=True)
+        assert f"{tmp_path / 'out'}: {kept}" in capsys.readouterr().err
+    tiny_run(checkpoint, tmp_path / "out", resume=True)
+    assert "continuing from step 2" in capsys.readouterr().out
+
+
 def test_what_only_saves_memory_changes_nothing(checkpoint, tmp_path):
     """Without dropout: it draws other numbers for other batches."""
     plain = losses(tiny_run(checkpoint, tmp_path / "plain", name="llama"))
@@ -615,7 +653,7 @@ def test_bad_input_is_one_line(line, says, tmp_path, monkeypatch):
     [
         (
             '{"task": "a", "input": "x"}',
-            "must have the texts task, input, output, and options, a list of texts.",
+            "output: Field required.",
         ),
         (
             '{"task": "a", "input": "x", "output": "y", "options": ["z"]}',

@@ -1,7 +1,7 @@
 """Gives demonstrations wrong labels, to find out whether a method reads the labels.
 
-Random labels change the results of some models little (Min et al., EMNLP 2022), and of other models more (Yoo et al.,
-EMNLP 2022).
+Random labels change the results of some models little (Min et al., EMNLP 2022), and of other models
+more (Yoo et al., EMNLP 2022).
 """
 
 from __future__ import annotations
@@ -9,22 +9,31 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
+from typing import Annotated
 
+from pydantic import Field
+
+from lm_eval_icl.declared import Arguments, read_into
 from lm_eval_icl.errors import InputError
 
 
 @dataclass(frozen=True)
-class Labels:
-    """How demonstrations are labeled. With probability `flipped`, a demonstration has a wrong label, drawn from the
-    other options. If `flipped` is None, the label is drawn from all options."""
+class Labels(Arguments):
+    """How demonstrations are labeled.
 
-    flipped: float | None
+    Args:
+        flipped: the probability with which a demonstration has a wrong label, drawn from the other
+            options. None to draw the label from all options.
+    """
+
+    flipped: Annotated[float, Field(ge=0, le=1)] | None
 
     def label(self, right: int, options: int, document: str) -> int:
         """The index of the option that becomes a demonstration's label.
 
-        The label depends only on the text `document`, which may also contain a seed, and not on the order of calls. A
-        demonstration that has a wrong label at one value of `flipped` has a wrong label at all higher values.
+        The label depends only on the text `document`, which may also contain a seed, and not on the
+        order of calls. A demonstration that has a wrong label at one value of `flipped` has a wrong
+        label at all higher values.
         """
         rnd = Random(document)
         chance = rnd.random()
@@ -43,10 +52,10 @@ def read(written: object) -> Labels:
     """
     if written == "random":
         return Labels(None)
-    kind, _, share = str(written).partition(":")
-    with suppress(ValueError):
-        if kind == "flipped" and 0 <= float(share) <= 1:
-            return Labels(float(share))
+    text = str(written)
+    with suppress(InputError):
+        if text.startswith("flipped:"):
+            return read_into(Labels, {"flipped": text.removeprefix("flipped:")})
     raise InputError(
         f"labels={written}: must be random, or flipped:P with a probability P from 0 to 1."
     )

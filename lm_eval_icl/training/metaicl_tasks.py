@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lm_eval_icl.metaicl.files import MetaICLFolder, Row, check_missing, setting_of
+from lm_eval_icl.metaicl.data import MetaICLFolder, Row, check_missing, setting_of
 from lm_eval_icl.metaicl.reading import Reader, reader
 from lm_eval_icl.metaicl.strings import Sequences, encoded
 from lm_eval_icl.methods.base import Method
@@ -20,7 +20,8 @@ class SettingTask:
 
     Attributes:
         reader: how the model reads sequences.
-        channel: whether the output is given and the input is the answer, rather than the other way around.
+        channel: whether the output is given and the input is the answer, rather than the other way
+            around.
     """
 
     name: str
@@ -32,27 +33,29 @@ class SettingTask:
         return len(self.rows)
 
     def text(self, row: int) -> None:
-        """None: in MetaICL, a demonstration is another row than the query, and may have the same text."""
+        """None, since in MetaICL a demonstration may have the same text as the query."""
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
-        sequences, row = self._sequences, self.rows[query]
+        sequences = self._sequences
+        row = self.rows[query]
         shown = sequences.encoded_demonstrations([self.rows[i] for i in demonstrations])
         [joined] = sequences.join(shown, sequences.encoded_options(row, not shown, [row.output]))
         prompt, answer = encoded(joined, self.reader, {})
         if self.channel or not row.options:
             return Example(prompt, (answer,), 0)
-        targets = [
-            sequences.encoded_options(row, not shown, [option])[0].target for option in row.options
-        ]
-        options = [
-            encoded(replace(joined, target=target), self.reader, {})[1] for target in targets
-        ]
+        options = []
+        for option in row.options:
+            [example] = sequences.encoded_options(row, not shown, [option])
+            sequence = replace(joined, target=example.target)
+            options.append(encoded(sequence, self.reader, {})[1])
         options[row.right] = answer
         return Example(prompt, tuple(options), row.right)
 
     def remains(self, method: Method, episode: Episode) -> bool:
-        """Whether an episode would stay whole if all its tokens under the method, copies included, had to fit (InvICL,
-        appendix A.4 and Table 4)."""
+        """Whether an episode would stay whole if all its tokens under the method had to fit.
+
+        Copies count too (InvICL, appendix A.4 and Table 4).
+        """
         shots = len(episode.demonstrations)
         shown = sum(self._lengths[row] for row in episode.demonstrations)
         copies = _copies(method, shots)
@@ -74,7 +77,7 @@ class SettingTask:
 
 @functools.cache
 def _copies(method: Method, shots: int) -> int:
-    """How many copies of a demonstration are in a row under a method: one, or two under InvICL."""
+    """How many copies of a demonstration a row under a method has: one, or two under InvICL."""
     return len(method.lay_out(0, [1] * shots)) // shots if shots else 1
 
 
