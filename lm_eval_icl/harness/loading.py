@@ -66,12 +66,10 @@ class CheckedHFLM(HFLM):
     ) -> None:
         self.loaded = pretrained if isinstance(pretrained, Loaded) else None
         if self.loaded is not None:
-            pretrained, kwargs = self.loaded.lm.pretrained, {**self.loaded.lm._forwarded, **kwargs}
-        if (
-            pretrained is None
-            or pretrained == ""
-            or not (isinstance(pretrained, str) or hasattr(pretrained, "config"))
-        ):
+            pretrained = self.loaded.lm.pretrained
+            kwargs = {**self.loaded.lm._forwarded, **kwargs}
+        is_model = hasattr(pretrained, "config")
+        if not is_model and not (isinstance(pretrained, str) and pretrained):
             raise InputError(
                 f"pretrained={pretrained!r}: must be the name or folder of a checkpoint: --model_args pretrained=..."
             )
@@ -84,16 +82,15 @@ class CheckedHFLM(HFLM):
             super().__init__(pretrained, **{"device": "cuda:0", **kwargs})
         if hasattr(self, "accelerator"):
             # `HFLM` sets these numbers only for processes on the GPUs of one machine.
-            self._rank, self._world_size = (
-                self.accelerator.process_index,
-                self.accelerator.num_processes,
-            )
+            self._rank = self.accelerator.process_index
+            self._world_size = self.accelerator.num_processes
             leave_in_order()
         self._check_tokenizer()
-        files = (
-            self.loaded.lm.model_files_digest if self.loaded else files_digest(pretrained, **kwargs)
-        )
-        self.model_files_digest: str | None = files
+        self.model_files_digest: str | None
+        if self.loaded is not None:
+            self.model_files_digest = self.loaded.lm.model_files_digest
+        else:
+            self.model_files_digest = files_digest(pretrained, **kwargs)
 
     def total(self, share: dict[str, Any]) -> dict[str, Any]:
         """The sum of the counts of all processes, on the process that gathers them; its own counts on every other."""
@@ -136,11 +133,9 @@ class CheckedHFLM(HFLM):
         if self.loaded is not None:
             self.tokenizer = self.loaded.lm.tokenizer
             return
-        where = (
-            f"tokenizer={tokenizer!r}"
-            if isinstance(tokenizer, str)
-            else f"pretrained={pretrained!r}"
-        )
+        where = f"pretrained={pretrained!r}"
+        if isinstance(tokenizer, str):
+            where = f"tokenizer={tokenizer!r}"
         advice = "Give the folder or name of one that fits: --model_args tokenizer=..."
         with refusing(f"{where}: its tokenizer cannot be loaded", advice):
             super()._create_tokenizer(pretrained, tokenizer, *args, **kwargs)
@@ -160,23 +155,17 @@ class CheckedHFLM(HFLM):
         if any(bits.values()):
             kwargs["quantization_config"] = transformers.BitsAndBytesConfig(**bits)
         # The error also names the arguments about loading, since they are as likely wrong as the files.
-        about = [
-            name
-            for name in self._forwarded
-            if name not in ("tokenizer", "batch_size", "max_length", "device")
-        ]
-        what = ", ".join(
-            [f"pretrained={pretrained!r}", *(f"{name}={self._forwarded[name]!r}" for name in about)]
-        )
+        what = f"pretrained={pretrained!r}"
+        for name, value in self._forwarded.items():
+            if name not in ("tokenizer", "batch_size", "max_length", "device"):
+                what += f", {name}={value!r}"
         with refusing(f"{what}: the model cannot be loaded"):
             super()._create_model(*args, pretrained=pretrained, **kwargs)
 
     def _check_tokenizer(self) -> None:
-        prefix, pad, rows = (
-            self.prefix_token_id,
-            self.tokenizer.pad_token_id,
-            vocabulary_of(self.model),
-        )
+        prefix = self.prefix_token_id
+        pad = self.tokenizer.pad_token_id
+        rows = vocabulary_of(self.model)
         if prefix not in range(rows):
             raise InputError(
                 f"prefix_token_id={prefix!r}: must be one of the model's tokens, 0 to {rows - 1}, that stands for an "

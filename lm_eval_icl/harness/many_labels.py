@@ -26,10 +26,8 @@ class NamedLabelsTask(ICLTask):
 
     def __init__(self, config: dict[str, Any]) -> None:
         config = dict(config)
-        self._column, self._words = (
-            str(config.pop("label_column")),
-            dict(config.pop("words", None) or {}),
-        )
+        self._column = str(config.pop("label_column"))
+        self._words = dict(config.pop("words", None) or {})
         self._without = set(config.pop("without", None) or ())
         super().__init__(config)
 
@@ -40,20 +38,21 @@ class NamedLabelsTask(ICLTask):
             raise InputError(
                 f"task {self.config.task!r}: its column {self._column!r} has no names of classes."
             )
-        words = [
-            self._words.get(name, name.replace("_", " ").strip("? ")) for name in feature.names
-        ]
-        options = [
-            text
-            for name, text in zip(feature.names, words, strict=True)
-            if name not in self._without
-        ]
-        if twice := sorted({text for text in options if options.count(text) > 1}):
-            raise InputError(f"task {self.config.task!r}: two classes are called {twice[0]!r}.")
+        words = []
+        options = list[str]()
+        for name in feature.names:
+            text = self._words.get(name, name.replace("_", " ").strip("? "))
+            words.append(text)
+            if name in self._without:
+                continue
+            if text in options:
+                raise InputError(f"task {self.config.task!r}: two classes are called {text!r}.")
+            options.append(text)
         splits = {}
         for split, rows in self.dataset.items():
             answers = [words[label] for label in rows[self._column]]
             kept = [row for row, answer in enumerate(answers) if answer in options]
             splits[split] = rows.add_column("answer", answers).select(kept)
         self.dataset = splits
-        self.config.doc_to_choice = self.fewshot_cfg.doc_to_choice = options
+        self.config.doc_to_choice = options
+        self.fewshot_cfg.doc_to_choice = options

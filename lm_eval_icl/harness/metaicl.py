@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +23,10 @@ from lm_eval.tasks.manager import TaskManager
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError, naming
-from lm_eval_icl.harness.tasks import GivenSampler
+from lm_eval_icl.harness.documents import as_row
+from lm_eval_icl.harness.private_names import encodes_like_all
+from lm_eval_icl.harness.samplers import GivenSampler
+from lm_eval_icl.harness.task_state import state_of
 from lm_eval_icl.metaicl.files import (
     SHOTS,
     Row,
@@ -64,8 +66,7 @@ class MetaICLTask(ConfigurableTask):
         InputError: the task has no files, or its files cannot be used.
     """
 
-    # Why these tasks take no decision rules, and no other demonstrations.
-    why_not_decided = "MetaICL's tasks have a decision of their own (pmi=True): leave decide out."
+    # Why these tasks take no other demonstrations.
     own_demonstrations = (
         "MetaICL's demonstrations are the rows of the seed's training file: leave it out."
     )
@@ -73,7 +74,8 @@ class MetaICLTask(ConfigurableTask):
     def __init__(self, config: dict[str, Any]) -> None:
         config = {key: value for key, value in config.items() if key != "class"}
         self.channel = bool(config.pop("channel", False))
-        setting, split = config.pop("setting", None), config.pop("split", "test")
+        setting = config.pop("setting", None)
+        split = config.pop("split", "test")
         self.source = str(config["dataset_name"])
         metadata = config.get("metadata") or {}
         self.files = folder(metadata)
@@ -111,19 +113,18 @@ class MetaICLTask(ConfigurableTask):
     def demonstration_rows(self) -> str:
         """A digest of the demonstrations' rows, in any order. A prompt may have only a part of the first row."""
         rows = self.sampler.df[: int(self.config.num_fewshot or 0)]
-        texts = sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
+        texts = sorted(map(as_row, rows))
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32] if texts else ""
 
     # Requests.
 
-    def bind(self, model: LM | Reader) -> None:
+    def bind(self, model: LM) -> None:
         """Take the tokenizer and the limits of the model that is evaluated.
 
         Raises:
             InputError: the model does not tell its tokens, so that the mean loss of a token cannot be computed.
         """
-        model_reader = model if isinstance(model, Reader) else _reader(model, str(self.config.task))
-        self._sequences = Sequences(model_reader, self.channel)
+        self._sequences = Sequences(_reader(model, str(self.config.task)), self.channel)
 
     def build_all_requests(self, **kwargs: Any) -> None:
         """Build all requests as lm-eval does, for the model that `bind` was told.
@@ -131,9 +132,10 @@ class MetaICLTask(ConfigurableTask):
         Raises:
             InputError: there is no seed or no model, or an option of lm-eval is given that would change the sequences.
         """
-        if getattr(self, "requests_are_made", False):  # by a study
+        if state_of(self).requests_are_made:  # by a study
             return
-        name, shots = self.config.task, int(self.config.num_fewshot or 0)
+        name = self.config.task
+        shots = int(self.config.num_fewshot or 0)
         if self._sequences is None:
             raise InputError(
                 f"task {name!r}: its sequences are cut by the model's tokenizer, which is not known here: run it with "
@@ -150,10 +152,10 @@ class MetaICLTask(ConfigurableTask):
                 )
         if not self._rows:
             checked_seed(None)
-        self._shown = self._sequences.encoded_demonstrations(
-            [_row(doc) for doc in self.sampler.df[:shots]]
-        )
-        self._made, self._contexts = {}, {}
+        rows = [_row(doc) for doc in self.sampler.df[:shots]]
+        self._shown = self._sequences.encoded_demonstrations(rows)
+        self._made = {}
+        self._contexts = {}
         super().build_all_requests(**kwargs)
         self._contexts = {}
 
@@ -166,9 +168,10 @@ class MetaICLTask(ConfigurableTask):
         row = _row(doc)
         rows = [row, dataclasses.replace(row, input="N/A")] if self.pmi else [row]
         with naming(f"task {self.config.task!r}, document {doc['row']}"):
-            options = [self._sequences.encoded_options(query, not self._shown) for query in rows]
-            by_query = [self._sequences.join(self._shown, examples) for examples in options]
-        joined = [sequence for sequences in by_query for sequence in sequences]
+            joined = []
+            for query in rows:
+                options = self._sequences.encoded_options(query, not self._shown)
+                joined += self._sequences.join(self._shown, options)
         self._made[doc["row"]] = [len(sequence.target) for sequence in joined]
         arguments = [
             encoded(sequence, self._sequences.reader, self._contexts) for sequence in joined
@@ -186,7 +189,8 @@ class MetaICLTask(ConfigurableTask):
             losses = losses[: len(doc["options"])] - losses[len(doc["options"]) :]
         # lm-eval writes documents into its samples, from which alone the option with the smallest loss is not known.
         doc["prediction"] = decision(losses)
-        right, answer = doc["output"].strip(), doc["options"][doc["prediction"]].strip()
+        right = doc["output"].strip()
+        answer = doc["options"][doc["prediction"]].strip()
         correct = float(right == answer)
         return {"metaicl": (right, answer) if classifies(self.source) else correct, "acc": correct}
 
@@ -197,6 +201,12 @@ class MetaICLTask(ConfigurableTask):
         return {"metaicl": True, "acc": True}
 
 
+def tell_model(task: Any, model: LM) -> None:
+    """Tell one of these tasks which model is evaluated, if its requests are not made yet."""
+    if isinstance(task, MetaICLTask) and not state_of(task).requests_are_made:
+        task.bind(model)
+
+
 # The files.
 
 
@@ -205,7 +215,8 @@ def leave_out_missing(manager: TaskManager) -> None:
     metadata = manager.metadata or {}
     if not skips(metadata):
         return
-    files, index = folder(metadata), manager.task_index
+    files = folder(metadata)
+    index = manager.task_index
     for name, entry in list(index.items()):
         config = entry.cfg or {}
         if entry.kind != Kind.GROUP or not name.startswith("metaicl_") or "setting" not in config:
@@ -251,11 +262,7 @@ def _reader(model: LM, task: str) -> Reader:
         )
     tokenizer: Any = getattr(model, "tokenizer", None)
     usable = isinstance(tokenizer, PreTrainedTokenizerBase) and isinstance(model, TemplateLM)
-    if (
-        not usable
-        or type(model)._encode_pair is not TemplateLM._encode_pair
-        or model.backend != "causal"
-    ):
+    if not usable or not encodes_like_all(model) or model.backend != "causal":
         raise InputError(
             f"task {task!r}: MetaICL compares options by the mean loss of a token, and {type(model).__name__} does not "
             "tell its tokens: run it under hf, or under a method of this package."

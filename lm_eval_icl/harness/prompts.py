@@ -38,9 +38,12 @@ def structure_error(task_name: str | None) -> InputError:
     )
 
 
-# Whether prompts are recorded; and the number of turns so far in the prompt that is being built, or None.
+# Whether prompts are recorded.
 _recording: ContextVar[bool] = ContextVar("recording", default=False)
+# The number of turns so far in the prompt that is being built; None outside of recorded prompts.
 _turns: ContextVar[int | None] = ContextVar("turns", default=None)
+# The document whose prompt is being built, or was built last.
+_document: ContextVar[dict[str, Any]] = ContextVar("document")
 # Reading a signature takes longer than dividing a prompt, and thousands of prompts come from one function.
 _signature = functools.cache(inspect.signature)
 
@@ -59,6 +62,11 @@ def recording() -> Iterator[None]:
         _recording.reset(token)
 
 
+def current_document() -> dict[str, Any]:
+    """The document whose prompt is being built, for samplers, which lm-eval does not tell it."""
+    return _document.get()
+
+
 def marked_turn(
     original: Callable[..., list[Message]], task: Any, *args: Any, **kwargs: Any
 ) -> list[Message]:
@@ -74,12 +82,10 @@ def marked_turn(
 def with_parts(
     original: Callable[..., str | list[str]], task: Any, *args: Any, **kwargs: Any
 ) -> str | list[str]:
-    """Wrapper of `ConfigurableTask.fewshot_context`: inside `recording`, return the prompt as a `FewShotPrompt`. A
-    sampler of demonstrations that depend on the document (`tasks.RetrievingSampler`) is told which document it is."""
+    """Wrapper of `ConfigurableTask.fewshot_context`: inside `recording`, return the prompt as a
+    `FewShotPrompt`. A sampler may ask for the document (`current_document`)."""
     call = _signature(original).bind(task, *args, **kwargs)
-    sampler: Any = getattr(task, "sampler", None)
-    if hasattr(sampler, "document"):
-        sampler.document = call.arguments["doc"]
+    _document.set(call.arguments["doc"])
     if not _recording.get():
         return original(task, *args, **kwargs)
     if call.arguments.get("chat_template") is not None:

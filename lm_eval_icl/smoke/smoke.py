@@ -213,18 +213,17 @@ def _likeliest(lm: Any, name: str) -> Responses:
     Raises:
         ValueError: a token is not the likeliest one in the pass that scores.
     """
-    from lm_eval_icl.harness.responses import text_of
     from lm_eval_icl.inference.generation import GenerationSettings
 
     def generate(context: Any, **cache: Any) -> Any:
-        return lm._model_generate(context, context.shape[1] + 5, ["\n\n"], **cache)
+        return lm.continued(context, 5, ["\n\n"], **cache)
 
     texts: Responses = []
     for instance in _tasks()[name].instances:
         prompt = lm.tokenize([instance])[0].prompt
         (ids,) = lm.runner.generate([prompt], [name], 5, generate, GenerationSettings())
         texts.append(
-            text_of(lm, ids, ["\n\n", lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)])
+            lm.text_of(ids, ["\n\n", lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)])
         )
         for _, scores in lm.runner.score({prompt.context: {prompt.query: [tuple(ids)]}}):
             if not scores[0][1]:

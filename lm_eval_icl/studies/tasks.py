@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import itertools
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest import mock
 
-import lm_eval.api.task
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator_utils import get_sample_size
 
@@ -24,15 +18,12 @@ from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.deciding import check_options
+from lm_eval_icl.harness.documents import among, stable_json, template_of
+from lm_eval_icl.harness.metaicl import MetaICLTask, tell_model
+from lm_eval_icl.harness.private_names import copied, without_progress_bars
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.tasks import (
-    FixedSampler,
-    GivenSampler,
-    RetrievingSampler,
-    among,
-    bind,
-    template_of,
-)
+from lm_eval_icl.harness.samplers import FixedSampler, GivenSampler, RetrievingSampler
+from lm_eval_icl.harness.task_state import state_of
 from lm_eval_icl.harness.training import task_manager, unknown_task
 from lm_eval_icl.harness.varying import vary
 from lm_eval_icl.studies.cells import Cell, Grid, StudyTask, digest
@@ -143,62 +134,62 @@ def _pool(task: ConfigurableTask) -> list[Any]:
 
 
 def digest_of(value: Any) -> str:
-    return digest(re.sub(r" at 0x[0-9a-f]+", "", json.dumps(value, sort_keys=True, default=str)))
+    return digest(stable_json(value))
+
+
+@dataclass(frozen=True)
+class CellTask:
+    """lm-eval's task of a cell, with its requests.
+
+    Attributes:
+        task: a copy of the task, with the cell's demonstrations, format and documents.
+        indices: the rows of the pool that are its demonstrations, in order; None if every document
+            has other demonstrations.
+    """
+
+    task: ConfigurableTask
+    indices: list[int] | None
 
 
 def prepare(
     study: Study, task: StudyTask, cell: Cell, choice: Mapping[str, Any] | None, model: Any
-) -> Any:
-    """A copy of lm-eval's task for a cell, with its demonstrations and requests, which are built once.
+) -> CellTask:
+    """The task of a cell. Its requests are built once.
 
     Args:
-        choice: the choice of a model, if a model chooses the demonstrations. It becomes `chosen` of the copy, whose
-            `demonstrations` are indices in the pool, in order; None if every document has other demonstrations.
-        model: the model that is evaluated, or the `Reader` of MetaICL's sequences.
+        choice: the choice of a model, if a model chooses the demonstrations.
+        model: the model that is evaluated.
     """
-    task_copy: Any = varied(task.loaded, cell.labels, cell.format)
-    if hasattr(task_copy, "sampler"):
-        task_copy.sampler = copy.copy(task_copy.sampler)  # its seed is set below
+    task_copy = varied(task.loaded, cell.labels, cell.format)
     task_copy.set_config("num_fewshot", cell.num_fewshot)
     if study.rules:
-        task_copy.set_config(
-            "metadata", {**(task_copy.config.metadata or {}), "decide": written(study.rules)}
-        )
+        metadata = task_copy.config.metadata or {}
+        task_copy.set_config("metadata", {**metadata, "decide": written(study.rules)})
     drawn = draw(
-        task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order, choice, task_copy
+        task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order, choice, quiet=False
     )
     if isinstance(cell.demonstrations, Similar):
         task_copy.sampler = RetrievingSampler(_pool(task.loaded), cell.demonstrations, task_copy)
     task_copy.set_fewshot_seed(cell.seed)
     if drawn is not None:
-        has_seed = cell.demonstrations is not None or isinstance(
-            task_copy.sampler, FixedSampler
-        )  # rules draw by it
-        task_copy.sampler = GivenSampler(
-            list(drawn.values()), _pool(task_copy), cell.seed if has_seed else None
-        )
+        seed = None  # decision rules draw by it
+        if cell.demonstrations is not None or isinstance(task_copy.sampler, FixedSampler):
+            seed = cell.seed
+        task_copy.sampler = GivenSampler(list(drawn.values()), _pool(task_copy), seed)
     if cell.split == "dev":
         task_copy.dataset = {**task_copy.dataset, "dev": list(task.dev.values())}
-        task_copy._config.test_split, task_copy._config.process_docs = (
-            "dev",
-            None,
-        )  # they are processed
-    bind(task_copy, model)
-    with (
-        recording(),
-        mock.patch("lm_eval.api.task.tqdm", functools.partial(lm_eval.api.task.tqdm, disable=True)),
-    ):
+        task_copy.set_config("test_split", "dev")
+        task_copy.set_config("process_docs", None)  # they are processed
+    tell_model(task_copy, model)
+    with recording(), without_progress_bars():
         task_copy.build_all_requests(limit=get_sample_size(task_copy, cell.limit))
-    task_copy.demonstrations = None if drawn is None else list(drawn)
-    task_copy.chosen = choice
-    task_copy.requests_are_made = True  # from now on, it only builds the requests of decision rules
-    return task_copy
+    state_of(task_copy).requests_are_made = True
+    return CellTask(task_copy, None if drawn is None else list(drawn))
 
 
 def varied(loaded: ConfigurableTask, labels: str | None, number: int) -> ConfigurableTask:
     """A copy of a task with other labels in its demonstrations, and with the format of this number."""
-    task_copy = copy.copy(loaded)
-    task_copy._config = copy.deepcopy(loaded.config)
+    task_copy = copied(loaded)
     vary(task_copy, labels, number or None)
     return task_copy
 
@@ -210,34 +201,40 @@ def draw(
     seed: int,
     order: int = 0,
     choice: Mapping[str, Any] | None = None,
-    warned: ConfigurableTask | None = None,
+    quiet: bool = True,
 ) -> dict[int, Any] | None:
-    """Index in the pool -> demonstration of a task, in the order of this number (`permuted`); None if every document
-    has other demonstrations, or if a model has yet to choose them. `warned` is the task that a warning names."""
-    seeded = copy.copy(task.loaded)
-    if how is not None and (why := getattr(seeded, "own_demonstrations", "")):
-        raise InputError(f"demonstrations: {how}: task {task.name!r}: {why}")
+    """Index in the pool -> demonstration of a task, in the order of this number (`permuted`). None if
+    every document has other demonstrations, or if a model has yet to choose them.
+
+    Args:
+        quiet: no warning about demonstrations that were replaced.
+    """
+    loaded = task.loaded
+    if how is not None and isinstance(loaded, MetaICLTask):
+        raise InputError(f"demonstrations: {how}: task {task.name!r}: {loaded.own_demonstrations}")
     if shots == 0 and order == 0:
         return {}
+    pool = _pool(loaded)
     if choice is not None:
-        indices = choice["indices"]
+        rows = choice["indices"]
     elif isinstance(how, How):
         permuted(list(range(shots)), order, seed, task.name)  # refuses more orders than there are
         return None
     else:
+        seeded = copied(loaded)
         if isinstance(how, str):
-            seeded.sampler = FixedSampler(seeded.sampler.df, how, task.loaded)
-        else:
-            seeded.sampler = copy.copy(seeded.sampler)
-        if isinstance(how, Similar) or not hasattr(seeded.sampler, "rows"):
+            seeded.sampler = FixedSampler(pool, how, loaded)
+        seeded.set_fewshot_seed(seed)
+        sampler = seeded.sampler
+        is_fixed = isinstance(sampler, FixedSampler | GivenSampler)
+        if isinstance(how, Similar) or not is_fixed:
             if order:
                 why = "draws other demonstrations for every document, which have no orders"
                 raise InputError(f"orders: task {task.name!r} {why}: give `demonstrations`.")
             return None
-        seeded.set_fewshot_seed(seed)
-        indices = seeded.sampler.rows(shots, warned)
-    pool = seeded.sampler.df
-    return {i: pool[i] for i in permuted(indices, order, seed, task.name)}
+        rows = sampler.rows(shots, quiet)
+        pool = list(sampler.df)
+    return {row: pool[row] for row in permuted(rows, order, seed, task.name)}
 
 
 def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
@@ -269,7 +266,7 @@ def dev_set(
     documents = min(documents, get_sample_size(loaded, limit) or documents)
     wanted = documents if size is None else size if limit is None else min(size, documents)
     order = Random(_DEV_SEED).sample(range(len(rows)), len(rows))
-    is_used = among(loaded, lambda: used, few_shot=True)
+    is_used = among(loaded, lambda: used, loaded.fewshot_cfg, loaded.config)
     dev = {i: rows[i] for i in itertools.islice((i for i in order if not is_used(rows[i])), wanted)}
     if len(dev) < wanted:
         why = f"its training split has {len(dev)} rows that are not demonstrations, and {wanted} are needed"

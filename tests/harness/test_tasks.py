@@ -15,8 +15,9 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from lm_eval_icl.demonstrations.draw import draw, stratified
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.documents import as_row, texts_in, with_texts
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.harness.tasks import as_row, bbh_cloze, bbh_docs, texts_in, with_texts
+from lm_eval_icl.harness.tasks import bbh_cloze, bbh_docs
 from tests import evaluation
 
 POOL = [{"text": f"t{i}", "label": i % 3} for i in range(30)]

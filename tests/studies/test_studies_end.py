@@ -244,9 +244,7 @@ def test_a_dry_run_says_minutes_and_the_page_says_what_failed(tmp_path, capsys):
     line = ["study", file, "--limit", "6", "--device", "cpu"]
     refused = commands.refused(*line, "--dry_run")
     said = capsys.readouterr().out
-    low, high = re.search(
-        r"tokens, ([\d.]+) to ([\d.]+) minutes at the speed of two", said
-    ).groups()
+    low, high = re.search(r"documents, ([\d.]+) to ([\d.]+) minutes by two trials", said).groups()
     assert 0 <= float(low) <= float(high) < 10 and "cannot be run" in refused
     commands.refused(*line, "--output", tmp_path / "o")
     failed = [text for text in capsys.readouterr().err.splitlines() if text.startswith("failed:")]
