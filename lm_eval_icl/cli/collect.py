@@ -46,7 +46,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 def _check(paths: Sequence[Path], console: Console) -> None:
     """Print a line for every file that does not belong on a shared board; an `InputError` if there is such a file, or
     if there are no files."""
-    found = {file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])}
+    found = set[Path]()
+    for path in paths:
+        found.update(path.rglob("*") if path.is_dir() else [path])
     files = {file for file in found if file.is_file() and not file.name.startswith(".")}
     runs, left_out = read(paths, quiet=True)
     wrong = dict.fromkeys(

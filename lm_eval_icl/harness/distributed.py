@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
@@ -36,8 +37,10 @@ def from_first(value: Callable[[], T]) -> T:
 
 def total(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Sum (nested) dictionaries of numbers by key. A dictionary without a key adds nothing to the key's sum."""
-    keys = dict.fromkeys(key for share in shares for key in share)
-    lists = {key: [share[key] for share in shares if key in share] for key in keys}
+    lists = defaultdict[str, list[Any]](list)
+    for share in shares:
+        for key, value in share.items():
+            lists[key].append(value)
     return {
         key: total(values) if isinstance(values[0], dict) else sum(values)
         for key, values in lists.items()

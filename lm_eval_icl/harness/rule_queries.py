@@ -221,7 +221,9 @@ class RuleQueries:
         """The documents' prompts as they run, without the demonstrations that do not fit."""
         if model.common.overflow == "error":
             return prompts
-        instances = [i for requests in self.documents.values() for i in requests]
+        instances = list[Instance]()
+        for options in self.documents.values():
+            instances += options
         run = model.run
         requests = fit_requests(instances, model.tokenize, run.limits, run.overflow, quiet=True)
         # All options of a document lose the same demonstrations.

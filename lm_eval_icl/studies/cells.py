@@ -11,7 +11,7 @@ import math
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -27,12 +27,13 @@ from lm_eval_icl.studies.grid import HF, Demonstrations, Study, Training, Varian
 class Model:
     """A model of a study: an existing one, or one that the study trains from an existing one, under a method."""
 
-    arguments: Mapping[str, Any]  # the arguments of the existing model, as for `--model_args`
+    # The arguments of the existing model, as for `--model_args`.
+    arguments: Mapping[str, Any]
     training: Training | None = None
-    under: Variant | None = None  # the method that it is trained under
-    metadata: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # the metadata of the tasks that it is trained on
+    # The method that it is trained under.
+    under: Variant | None = None
+    # The metadata of the tasks that it is trained on.
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     # The resources that the study's file asks Ray for; they change no number.
     resources: Mapping[str, float] = field(default_factory=dict, compare=False)
 
@@ -42,34 +43,38 @@ class Model:
 
     @cached_property
     def folder(self) -> str:
-        """The folder of the model's cells: its name, its training's name, and a digest of arguments and checkpoint."""
+        """The folder of the model's cells: its name, its training's name, and a digest of arguments
+        and checkpoint."""
         arguments = json.dumps(self.arguments, sort_keys=True, default=str)
-        names = [self.name.strip("/"), *([self.training.name] if self.training else [])]
-        return (
-            f"{','.join(plain(name, 60) for name in names)}-{digest(arguments + self.checkpoint)}"
-        )
+        names = [self.name.strip("/")]
+        if self.training:
+            names.append(self.training.name)
+        return _named(names, arguments + self.checkpoint)
 
     @property
     def training_arguments(self) -> dict[str, Any]:
         """The `--model_args` for `lm-eval-icl train`: the model's arguments that it knows, and those of the method."""
-        known = {key: value for key, value in self.arguments.items() if key in ARGUMENTS}
-        return {**known, **(self.under.arguments if self.under else {})}
+        arguments = {key: value for key, value in self.arguments.items() if key in ARGUMENTS}
+        if self.under:
+            arguments |= self.under.arguments
+        return arguments
 
     @cached_property
     def checkpoint(self) -> str:
         """The name of the trained checkpoint, with a digest of all that its weights depend on; "" without training."""
         if self.training is None or self.under is None:
             return ""
-        options = {
-            key: value
-            for key, value in self.training.options.items()
-            if key not in ("save_steps", "data")
-        }
+        options = dict(self.training.options)
+        options.pop("save_steps", None)
+        options.pop("data", None)
         inputs = [self.training_arguments, self.under.method, options, self.metadata]
-        names = [
-            plain(name, 60) for name in (self.name.strip("/"), self.training.name, self.under.name)
-        ]
-        return f"{','.join(names)}-{digest(json.dumps(inputs, sort_keys=True, default=str))}"
+        names = [self.name.strip("/"), self.training.name, self.under.name]
+        return _named(names, json.dumps(inputs, sort_keys=True, default=str))
+
+
+def _named(names: Iterable[str], inputs: str) -> str:
+    """The name of a folder: names, and a digest of all that its content depends on."""
+    return f"{','.join(plain(name, 60) for name in names)}-{digest(inputs)}"
 
 
 @dataclass(frozen=True)
@@ -94,27 +99,32 @@ class Cell:
     demonstrations: Demonstrations | None
     seed: int
     order: int = 0
-    split: str = "test"  # or "dev"
-    limit: float | None = (
-        None  # lm-eval's `--limit`; None on the dev set, whose size is set already
-    )
-    data: str = ""  # a digest of the data (`StudyTask.data`)
-    chosen: tuple[
-        str, ...
-    ] = ()  # the settings that were chosen on the dev set: names of arguments, "seeds", "decide"
-    rule: str = ""  # the decision rule that was chosen; "" for no rule, and if rules are not chosen
-    decide: str = (
-        ""  # the decision rules whose values the cell has, besides the model's own answers
-    )
-    labels: str | None = (
-        None  # the labels of the demonstrations (`harness.varying`); None for the right labels
-    )
-    format: int = 0  # the format of the prompts; 0 for the task's own
+    # "test" or "dev".
+    split: str = "test"
+    # lm-eval's `--limit`; None on the dev set, whose size is set already.
+    limit: float | None = None
+    # A digest of the data (`StudyTask.data`).
+    data: str = ""
+    # The settings that were chosen on the dev set: names of arguments, "seeds", "decide".
+    chosen: tuple[str, ...] = ()
+    # The decision rule that was chosen; "" for no rule, and if rules are not chosen.
+    rule: str = ""
+    # The decision rules whose values the cell has, besides the model's own answers.
+    decide: str = ""
+    # The labels of the demonstrations (`harness.varying`); None for the right labels.
+    labels: str | None = None
+    # The format of the prompts; 0 for the task's own.
+    format: int = 0
 
     @property
     def drawn(self) -> str | None:
         """The way in which demonstrations are drawn or chosen, as text; None for the task's own way."""
         return None if self.demonstrations is None else str(self.demonstrations)
+
+    @property
+    def set_of_demonstrations(self) -> tuple[int, str, int]:
+        """The number, way and seed of the demonstrations."""
+        return self.num_fewshot, str(self.demonstrations), self.seed
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -143,12 +153,15 @@ class Cell:
             "rule": (self.rule or "none") if "decide" in self.chosen else None,
             "data": self.data or None,
         }
-        task = ",".join(
-            [self.task, *(f"{name}={value}" for name, value in axes.items() if value is not None)]
-        )
+        task = [self.task]
+        for name, value in axes.items():
+            if value is not None:
+                task.append(f"{name}={value}")
+        variant = plain(self.variant.name)
         source = _source(self.variant.method)  # a digest of the code of a user's method
-        variant = plain(self.variant.name) + (f"-{source}" if source else "")
-        return "/".join(["cells", self.model.folder, variant, plain(task)])
+        if source:
+            variant += f"-{source}"
+        return "/".join(["cells", self.model.folder, variant, plain(",".join(task))])
 
 
 Target = Checkpoint | Cell
@@ -160,14 +173,14 @@ class StudyTask:
 
     name: str
     shots: tuple[int, ...]
-    inside: Mapping[
-        str, tuple[str, ...]
-    ]  # name in the study's `tasks` that has this task -> its groups with the task
-    alike: frozenset[str] = frozenset()  # the groups of this task whose tasks have equal weights
-    loaded: Any = None  # lm-eval's task, which is never changed
-    dev: Mapping[int, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # row of the training split -> document
+    # Name in the study's `tasks` that has this task -> its groups with the task.
+    inside: Mapping[str, tuple[str, ...]]
+    # The groups of this task whose tasks have equal weights.
+    alike: frozenset[str] = frozenset()
+    # lm-eval's task, which is never changed.
+    loaded: Any = None
+    # Row of the training split -> document.
+    dev: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     # (number, way, seed of the demonstrations; split) -> a digest of the documents, prompts, pool and demonstrations;
     # and of the dev set, if its documents are evaluated, or if a model chooses demonstrations, which are then others.
     data: Mapping[tuple[int, str, int, str], str] = field(default_factory=dict)
@@ -192,82 +205,84 @@ class Grid:
 
     @cached_property
     def models(self) -> list[Model]:
-        """The study's models; or, of each, one for every training and every method that models are trained under."""
+        """The study's models; or, of each, one for every training and every method that models are
+        trained under."""
         study = self.study
-        models = list[Model]()
         metadata = {key: value for key, value in study.metadata.items() if key != "metaicl"}
+        models = list[Model]()
         for given in study.models:
-            arguments = {key: value for key, value in given.items() if key != "resources"}
-            resources = {**study.resources, **given.get("resources", {})}
+            arguments = dict(given)
+            resources = {**study.resources, **arguments.pop("resources", {})}
             if not study.trainings:
                 models.append(Model(arguments, resources=resources))
-            for training, under in itertools.product(
-                study.trainings, map(trained_under, study.variants)
-            ):
-                if (model := Model(arguments, training, under, metadata, resources)) not in models:
+            for training, variant in itertools.product(study.trainings, study.variants):
+                model = Model(arguments, training, trained_under(variant), metadata, resources)
+                if model not in models:
                     models.append(model)
         return models
 
     def variants(self, model: Model) -> list[Variant]:
         """The variants that run on a model."""
-        return [
-            v
-            for v in self.study.variants
-            if model.training is None or trained_under(v) == model.under
-        ]
+        variants = self.study.variants
+        if model.training is None:
+            return list(variants)
+        return [variant for variant in variants if trained_under(variant) == model.under]
 
     def tasks_of(self, model: Model) -> list[StudyTask]:
-        """The tasks that a model is evaluated on: if the study trains the model, the targets of its training."""
+        """The tasks that a model is evaluated on: if the study trains the model, the targets of its
+        training."""
         targets = model.training.targets if model.training else ()
-        return [
-            task
-            for task in self.tasks.values()
-            if not targets or not task.inside.keys().isdisjoint(targets)
-        ]
+        tasks = self.tasks.values()
+        return [task for task in tasks if not targets or task.inside.keys() & {*targets}]
 
     @cached_property
     def alternatives(self) -> list[tuple[Candidate, ...]]:
-        """For every cell on the test set, the candidates for it, model by model; a single one if nothing is chosen.
-        Every set of demonstrations has its own choice, unless `dev.choose` names seeds too."""
+        """For every cell on the test set, the candidates for it, model by model; a single one if
+        nothing is chosen. Every set of demonstrations has its own choice, unless `dev.choose` names
+        seeds too."""
         study = self.study
         choose = study.dev.choose if study.dev else ()
         rules = [str(rule or "") for rule in study.decide] if "decide" in choose else [""]
         groups = defaultdict[Any, list[Candidate]](list)
+        for first, orders in self._first_orders():
+            task = self.tasks[first.task]
+            test = tuple(replace(first, order=order) for order in range(orders))
+            dev: tuple[Cell, ...] = ()
+            if study.dev:
+                data = task.data.get((*first.set_of_demonstrations, "dev"), "")
+                dev = tuple(replace(cell, split="dev", data=data, limit=None) for cell in test)
+            alike = first.without(*choose)
+            if "seeds" in choose:
+                alike = replace(alike, seed=0, data="")
+            for rule in rules:
+                groups[first.variant.entry, alike.path].append(Candidate(rule, dev, test))
+        return [tuple(candidates) for candidates in groups.values()]
+
+    def _first_orders(self) -> Iterator[tuple[Cell, int]]:
+        """The cells on the test set with the first order of their demonstrations, each with the
+        number of its orders."""
+        study = self.study
+        decide = "+".join(map(str, study.rules))
         for model in self.models:
             for variant, task in itertools.product(self.variants(model), self.tasks_of(model)):
-                axes = task.shots, study.labels, study.formats, study.demonstrations, study.seeds
+                axes = (task.shots, study.labels, study.formats, study.demonstrations, study.seeds)
                 for shots, labels, number, how, seed in itertools.product(*axes):
                     varied = [shots, labels, number]
-                    first_values = [task.shots[0], study.labels[0], study.formats[0]]
-                    others = sum(map(operator.ne, varied, first_values))
+                    firsts = [task.shots[0], study.labels[0], study.formats[0]]
+                    others = sum(map(operator.ne, varied, firsts))
                     if study.one_at_a_time and others > 1:
                         continue
                     if seed != study.seeds[0] and not _depends_on_seed(study, shots, labels, how):
                         continue
-                    orders = 1 if study.one_at_a_time and others else study.orders
-                    drawn = shots, str(how), seed
-                    first = Cell(
+                    cell = Cell(
                         *(model, variant, task.name, shots, how, seed),
-                        data=task.data.get((*drawn, "test"), ""),
+                        data=task.data.get((shots, str(how), seed, "test"), ""),
                         limit=self.limit,
-                        decide="+".join(map(str, study.rules)),
+                        decide=decide,
                         labels=labels,
                         format=number,
                     )
-                    test = tuple(replace(first, order=order) for order in range(orders))
-                    data = task.data.get((*drawn, "dev"), "")
-                    dev = (
-                        tuple(replace(cell, split="dev", data=data, limit=None) for cell in test)
-                        if study.dev
-                        else ()
-                    )
-                    alike = first.without(*choose)
-                    if "seeds" in choose:
-                        alike = replace(alike, seed=0, data="")
-                    groups[variant.entry, alike.path] += [
-                        Candidate(rule, dev, test) for rule in rules
-                    ]
-        return [tuple(candidates) for candidates in groups.values()]
+                    yield cell, 1 if study.one_at_a_time and others else study.orders
 
 
 def _depends_on_seed(
@@ -306,11 +321,14 @@ def choose(
     means (up to rounding), the first. A score that is not finite counts as the worst."""
     dev = grid.study.dev
     assert dev is not None
-    sign = 1 if grid.tasks[candidates[0].test[0].task].higher_is_better else -1
-    means = [
-        math.fsum(sign * x if math.isfinite(x) else -math.inf for x in by_order) / len(by_order)
-        for by_order in scores
-    ]
+    higher_is_better = grid.tasks[candidates[0].test[0].task].higher_is_better
+    means = []
+    for by_order in scores:
+        if all(map(math.isfinite, by_order)):
+            mean = math.fsum(by_order) / len(by_order)
+            means.append(mean if higher_is_better else -mean)
+        else:
+            means.append(-math.inf)
     is_top = [math.isclose(mean, max(means), rel_tol=1e-9) for mean in means]
     chosen = candidates[is_top.index(True)]
     values = [{**candidate.test[0].settings, "decide": candidate.rule} for candidate in candidates]

@@ -17,8 +17,10 @@ from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Target, batches
 from lm_eval_icl.studies.folder import StudyFolder
 
 # States of a target. Any other text is the reason why it cannot be made.
-DONE, READY, WAITING = KNOWN = "done", "ready", "waiting"
-
+DONE = "done"
+READY = "ready"
+WAITING = "waiting"
+KNOWN = (DONE, READY, WAITING)
 
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
@@ -123,8 +125,10 @@ def time_left(seconds: Sequence[float], cells: int) -> str:
     of one unit have its time divided among them, however long each took."""
     if len(seconds) < 2:
         return "time left not known yet"
+    mean = fmean(seconds)
     error = 2 * stdev(seconds) / math.sqrt(len(seconds))
-    low, high = (cells * max(fmean(seconds) + sign * error, 0) / 60 for sign in (-1, 1))
+    low = cells * max(mean - error, 0) / 60
+    high = cells * (mean + error) / 60
     return f"{low:.0f} to {high:.0f} min left, by {len(seconds)} cells"
 
 
@@ -146,35 +150,35 @@ def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[t
     known: dict[str, tuple[Target, str]] = {}
 
     def state_of(target: Target) -> str:
-        if (path := target.path) not in known:
-            known[path] = (
-                target,
-                DONE if folder.has(target) else failed.get(path) or state_by_checkpoint(target),
-            )
+        path = target.path
+        if path not in known:
+            state = DONE if folder.has(target) else failed.get(path) or by_checkpoint(target)
+            known[path] = (target, state)
         return known[path][1]
 
-    def state_by_checkpoint(target: Target) -> str:
+    def by_checkpoint(target: Target) -> str:
         if isinstance(target, Checkpoint) or not target.model.training:
             return READY
-        state = state_of(checkpoint := Checkpoint(target.model))
-        return (
-            READY
-            if state == DONE
-            else WAITING
-            if state in KNOWN
-            else f"{checkpoint.path} failed: {state}"
-        )
+        checkpoint = Checkpoint(target.model)
+        state = state_of(checkpoint)
+        if state == DONE:
+            return READY
+        return WAITING if state in KNOWN else f"{checkpoint.path} failed: {state}"
 
     for candidates in grid.alternatives:
-        on_dev = {cell.path: state_of(cell) for candidate in candidates for cell in candidate.dev}
+        on_dev = {}
+        for candidate in candidates:
+            for cell in candidate.dev:
+                on_dev[cell.path] = state_of(cell)
         tested = candidates[-1].test
         if len(candidates) > 1 and all(state == DONE for state in on_dev.values()):
             tested = folder.choice(grid, candidates)
         elif len(candidates) > 1:
-            broken = [
-                f"{path} failed: {state}" for path, state in on_dev.items() if state not in KNOWN
-            ]
-            why = f"nothing can be chosen on the dev set, as {broken[0]}" if broken else WAITING
+            why = WAITING
+            broken = [path for path, state in on_dev.items() if state not in KNOWN]
+            if broken:
+                first = f"{broken[0]} failed: {on_dev[broken[0]]}"
+                why = f"nothing can be chosen on the dev set, as {first}"
             known |= {cell.path: (cell, why) for cell in tested}
             continue
         for cell in tested:

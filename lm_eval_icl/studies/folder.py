@@ -90,15 +90,13 @@ class StudyFolder:
 
     def choice(self, grid: Grid, candidates: Sequence[Candidate]) -> tuple[Cell, ...]:
         """The cells on the test set that the dev set has chosen. All cells on the dev set must be done."""
-        metric = f"{grid.study.metric},"  # if a task has several filters, the first counts
+        metric = f"{grid.study.metric},"
 
         def score(cell: Cell, rule: str) -> float:
             values = self.results(cell)["results"][cell.task]
-            return float(
-                values[metric + rule]
-                if rule
-                else next(values[name] for name in values if name.startswith(metric))
-            )
+            # If a task has several filters, the first counts.
+            names = [metric + rule] if rule else [x for x in values if x.startswith(metric)]
+            return float(values[names[0]])
 
         key = candidates[0].dev[0].path
         if key not in self._choices:
@@ -123,11 +121,9 @@ class StudyFolder:
     def failures(self) -> dict[str, str]:
         """Path -> reason of the targets that could not be made when the study ended, from `study.json`."""
         record = self.path / "study.json"
-        return (
-            dict(json.loads(record.read_text(encoding="utf-8"))["failures"])
-            if record.is_file()
-            else {}
-        )
+        if not record.is_file():
+            return {}
+        return dict(json.loads(record.read_text(encoding="utf-8"))["failures"])
 
     def forget(self, grid: Grid, pattern: str) -> list[str]:
         """Treat the targets whose paths match a pattern, such as "cells/*/icl/*", and all targets that depend on them
@@ -142,7 +138,9 @@ class StudyFolder:
             return fnmatch(cell.path, pattern) or Checkpoint(cell.model).path in forgotten
 
         for candidates in grid.alternatives:
-            on_dev = [cell for candidate in candidates for cell in candidate.dev]
+            on_dev = list[Cell]()
+            for candidate in candidates:
+                on_dev += candidate.dev
             is_chosen = len(candidates) > 1 and all(map(self.has, on_dev))
             tested = self.choice(grid, candidates) if is_chosen else candidates[0].test
             forgotten |= {cell.path for cell in (*on_dev, *tested) if matches(cell)}
@@ -189,9 +187,8 @@ class StudyFolder:
                 raise CannotWrite(
                     f"--output {self.path}: {cell.path} cannot be written: is the disk full?"
                 )
-            for (
-                file
-            ) in files:  # lm-eval names them by the date, and only warns if it cannot write one
+            # lm-eval names them by the date, and only warns if it cannot write one.
+            for file in files:
                 file.rename(half / file.name.replace(str(tracker.date_id), digest(cell.path)))
             _replace(place, half)
         finally:

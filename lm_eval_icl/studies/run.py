@@ -335,14 +335,14 @@ def answer(
 ) -> dict[int, dict[int, Iterator[Any]]]:
     """Number of passes -> id(instance) -> the responses of a model to all requests of these tasks. `name` is the
     argument that sets the number of passes, or "" (`passes_of`)."""
-    instances = [instance for task in tasks for instance in task.instances]
+    instances = list[Instance]()
+    for task in tasks:
+        instances += task.instances
     kinds = sorted({instance.request_type for instance in instances})
-    if (
-        isinstance(lm, ICLModel)
-        and kinds == ["loglikelihood"]
-        and not lm.runner.capabilities.no_memory
-    ):
-        return _log_likelihoods(lm, tasks, instances, numbers)
+    if isinstance(lm, ICLModel):
+        has_memory = not lm.runner.capabilities.no_memory
+        if kinds == ["loglikelihood"] and has_memory:
+            return _log_likelihoods(lm, tasks, instances, numbers)
     answers = {}
     for number in numbers:
         _set_passes(lm, name, number)
@@ -350,11 +350,12 @@ def answer(
             lm.begin(tasks)
         responses = defaultdict[int, list[Any]](list)
         for kind in kinds:
-            same_kind = [instance for instance in instances if instance.request_type == kind]
-            repeated = [instance for instance in same_kind for _ in range(instance.repeats)]
-            for instance, response in zip(
-                repeated, getattr(lm, kind)(repeated, disable_tqdm=True), strict=True
-            ):
+            repeated = list[Instance]()
+            for instance in instances:
+                if instance.request_type == kind:
+                    repeated += [instance] * instance.repeats
+            of_kind = getattr(lm, kind)(repeated, disable_tqdm=True)
+            for instance, response in zip(repeated, of_kind, strict=True):
                 responses[id(instance)].append(response)
         answers[number] = {key: iter(several) for key, several in responses.items()}
     return answers
@@ -363,7 +364,8 @@ def answer(
 def _log_likelihoods(
     lm: ICLModel, tasks: Sequence[Any], instances: Sequence[Instance], numbers: set[int]
 ) -> dict[int, dict[int, Iterator[Any]]]:
-    """`answer` for log-likelihoods, which are scored after the memory of each pass, on the way to the last pass."""
+    """`answer` for log-likelihoods, which are scored after the memory of each pass, on the way to the
+    last pass."""
     lm.begin(tasks)
     run = lm.run
     runner = lm.runner
@@ -371,10 +373,9 @@ def _log_likelihoods(
     requests = run.requests(instances)
     run.tokens_alone += tokens_of(requests) * len(numbers)
     answers: dict[int, dict[int, Iterator[Any]]] = {number: {} for number in numbers}
+    contexts = grouped((request.prompt, request.answer) for request in requests)
     with runner.mixed_precision():
-        for context, queries in grouped(
-            (request.prompt, request.answer) for request in requests
-        ).items():
+        for context, queries in contexts.items():
             if lm.method.counts_memories and context.demonstrations:
                 memories = score_memories(runner, context, queries, numbers)
             else:  # the memory is the same for every number of passes

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator_utils import get_sample_size
@@ -38,52 +38,88 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
     tasks = load(study.tasks, include_path, study.metadata)
     for name, task in tasks.items():
         loaded = task.loaded
-        data = dict[Any, str]()
-        used = dict[int, Any]()
-        if study.metric not in (known := loaded.aggregation()):
+        known = loaded.aggregation()
+        if study.metric not in known:
             raise InputError(
                 f"metric: task {name!r} has no {study.metric!r}, only {', '.join(sorted(known))}."
             )
         if study.rules:
             check_options(loaded, study.rules)
         for labels, number in itertools.product(study.labels, study.formats):
-            varied(loaded, labels, number)
-        default = (
-            loaded.config.num_fewshot
-        )  # as in lm-eval, a task with 0 in its configuration keeps 0
-        shots = tuple(
-            dict.fromkeys(
-                int(default or 0) if n is None or default == 0 else n for n in study.num_fewshot
-            )
+            varied(loaded, labels, number)  # refuses what the task cannot have
+        task = replace(
+            task,
+            shots=_shots(study, loaded),
+            higher_is_better=loaded.higher_is_better().get(study.metric, True),
         )
-        axes = itertools.product(shots, study.demonstrations, study.seeds)
-        drawn = [(n, how, seed, draw(task, n, how, seed)) for n, how, seed in axes]
-        for n, how, seed, demonstrations in drawn:
-            if n == shots[0] or not study.one_at_a_time:
-                draw(task, n, how, seed, study.orders - 1)  # refuses more orders than there are
-            used |= demonstrations or {}
-            if study.dev and demonstrations is None and not isinstance(how, How):
-                why = "draws other demonstrations for every document, which may be documents of the dev set"
-                raise InputError(f"dev: task {name!r} {why}: give `demonstrations`.")
-        dev = dev_set(task, study.dev.size, limit, list(used.values())) if study.dev else {}
-        contents = digest_of(
-            [
-                template_of(loaded),
-                list(loaded.eval_docs),
-                _pool(loaded),
-                getattr(loaded, "pmi", None),
-                *(variant.name for variant in study.fits),
-            ]
-        )
-        for n, how, seed, demonstrations in drawn:
-            inputs = [contents, None if demonstrations is None else list(demonstrations.items())]
-            data[n, str(how), seed, "dev"] = on_dev = digest_of(
-                [*inputs, digest_of(list(dev.items()))]
-            )
-            data[n, str(how), seed, "test"] = on_dev if isinstance(how, How) else digest_of(inputs)
-        better = loaded.higher_is_better().get(study.metric, True)
-        tasks[name] = replace(task, shots=shots, dev=dev, data=data, higher_is_better=better)
+        drawn = _drawn(study, task)
+        dev = {}
+        if study.dev:
+            used = dict[int, Any]()
+            for one_set in drawn:
+                used |= one_set.demonstrations or {}
+            dev = dev_set(task, study.dev.size, limit, list(used.values()))
+        tasks[name] = replace(task, dev=dev, data=_data(study, task, drawn, dev))
     return Grid(study, tasks, limit)
+
+
+class DrawnSet(NamedTuple):
+    """A set of demonstrations of a task."""
+
+    number: int
+    how: Demonstrations | None
+    seed: int
+    demonstrations: Mapping[int, Any] | None  # by their index in the pool (`draw`)
+
+
+def _shots(study: Study, loaded: ConfigurableTask) -> tuple[int, ...]:
+    """The numbers of demonstrations of a task. As in lm-eval, a task with 0 keeps 0."""
+    default = loaded.config.num_fewshot
+    shots = list[int]()
+    for number in study.num_fewshot:
+        if number is None or default == 0:
+            number = int(default or 0)
+        if number not in shots:
+            shots.append(number)
+    return tuple(shots)
+
+
+def _drawn(study: Study, task: StudyTask) -> list[DrawnSet]:
+    """All sets of demonstrations of a task. Raises an `InputError` if there are not as many orders,
+    or if a dev set is drawn and demonstrations may be among its documents."""
+    drawn = []
+    for n, how, seed in itertools.product(task.shots, study.demonstrations, study.seeds):
+        demonstrations = draw(task, n, how, seed)
+        if n == task.shots[0] or not study.one_at_a_time:
+            draw(task, n, how, seed, study.orders - 1)  # refuses more orders than there are
+        if study.dev and demonstrations is None and not isinstance(how, How):
+            raise InputError(
+                f"dev: task {task.name!r} draws other demonstrations for every document, which may "
+                "be documents of the dev set: give `demonstrations`."
+            )
+        drawn.append(DrawnSet(n, how, seed, demonstrations))
+    return drawn
+
+
+def _data(
+    study: Study, task: StudyTask, drawn: Sequence[DrawnSet], dev: Mapping[int, Any]
+) -> dict[tuple[int, str, int, str], str]:
+    """The digests of `StudyTask.data`."""
+    loaded = task.loaded
+    contents = [template_of(loaded), list(loaded.eval_docs), _pool(loaded)]
+    contents.append(loaded.pmi if isinstance(loaded, MetaICLTask) else None)
+    contents += [variant.name for variant in study.fits]
+    in_common = digest_of(contents)
+    of_dev = digest_of(list(dev.items()))
+    data = {}
+    for n, how, seed, demonstrations in drawn:
+        rows = None if demonstrations is None else list(demonstrations.items())
+        on_dev = digest_of([in_common, rows, of_dev])
+        data[n, str(how), seed, "dev"] = on_dev
+        # A model that chooses demonstrations does not choose documents of the dev set.
+        on_test = on_dev if isinstance(how, How) else digest_of([in_common, rows])
+        data[n, str(how), seed, "test"] = on_test
+    return data
 
 
 def load(
@@ -94,16 +130,15 @@ def load(
     tasks = dict[str, StudyTask]()
     changed = set[str]()
     for spec in specs:
-        changes = {} if isinstance(spec, str) else {**spec}
-        listed = str(spec if isinstance(spec, str) else changes.pop("task", None))
+        changes = {"task": spec} if isinstance(spec, str) else dict(spec)
+        listed = str(changes.pop("task", None))
         if listed not in manager.all_tasks and not Path(listed).is_file():
             raise InputError(f"tasks: {unknown_task(listed, manager.all_tasks, include_path)}")
-        # As part of a group, a task's configuration is merged with the changes.
-        wanted = (
-            [{"group": "study", "task": [{"task": listed, **changes}]}] if changes else [listed]
-        )
+        wanted: Any = listed
+        if changes:  # as part of a group, a task's configuration is merged with the changes
+            wanted = {"group": "study", "task": [{"task": listed, **changes}]}
         with refusing(f"tasks: {listed}: cannot be loaded"):
-            loaded = manager.load(wanted)
+            loaded = manager.load([wanted])
         groups = dict[str, set[str]]()
         alike = set[str]()
         for name, group in loaded["groups"].items():
@@ -114,15 +149,16 @@ def load(
         for name, task in loaded["tasks"].items():
             if not isinstance(task, ConfigurableTask):
                 raise InputError(
-                    f"tasks: {name}: its own class builds its prompts, so that a study cannot run it."
+                    f"tasks: {name}: its own class builds its prompts, so that a study cannot run "
+                    "it."
                 )
             if name in tasks and (changes or name in changed):
                 raise InputError(f"tasks: {name} is there twice: two cells would write one file.")
-            changed |= {name} if changes else set()
+            inside = tuple(group for group, members in groups.items() if name in members)
+            if changes:
+                changed.add(name)
+                inside = ()
             known = tasks.get(name, StudyTask(name, (), {}, loaded=task))
-            inside = tuple(
-                group for group, tasks_in in groups.items() if name in tasks_in and not changes
-            )
             tasks[name] = replace(
                 known, inside={**known.inside, listed: inside}, alike=known.alike | alike
             )
@@ -262,13 +298,19 @@ def dev_set(
             f"dev: task {task.name!r} has no training split, from which its documents would be drawn."
         )
     rows = loaded.training_docs()
-    documents = len(loaded.eval_docs)
-    documents = min(documents, get_sample_size(loaded, limit) or documents)
-    wanted = documents if size is None else size if limit is None else min(size, documents)
+    wanted = len(loaded.eval_docs)
+    limited = get_sample_size(loaded, limit)
+    if limited:
+        wanted = min(wanted, limited)
+    if size is not None:
+        wanted = size if limit is None else min(size, wanted)
     order = Random(_DEV_SEED).sample(range(len(rows)), len(rows))
     is_used = among(loaded, lambda: used, loaded.fewshot_cfg, loaded.config)
-    dev = {i: rows[i] for i in itertools.islice((i for i in order if not is_used(rows[i])), wanted)}
+    free = (row for row in order if not is_used(rows[row]))
+    dev = {row: rows[row] for row in itertools.islice(free, wanted)}
     if len(dev) < wanted:
-        why = f"its training split has {len(dev)} rows that are not demonstrations, and {wanted} are needed"
-        raise InputError(f"dev: task {task.name!r}: {why}: give a smaller size.")
+        raise InputError(
+            f"dev: task {task.name!r}: its training split has {len(dev)} rows that are not "
+            f"demonstrations, and {wanted} are needed: give a smaller size."
+        )
     return dev
