@@ -1,8 +1,6 @@
 """Demonstrations that a model chooses from the few-shot documents of a task, or that are retrieved for each document.
 In a run of several processes, the first process chooses and retrieves them, before requests are built."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
@@ -53,9 +51,8 @@ class PoolOfTask:
         if not self.docs:
             raise InputError(f"task {self.name!r}: has no few-shot documents to choose from.")
         closed = {as_row(doc) for doc in without}
-        self.rows = list(range(len(self.docs)))
-        if closed:
-            self.rows = [row for row in self.rows if as_row(self.docs[row]) not in closed]
+        rows = enumerate(self.docs)
+        self.rows = [row for row, doc in rows if not closed or as_row(doc) not in closed]
         is_evaluated = evaluated(task)
         is_without = among(task, lambda: without, task.config, task.fewshot_cfg)
         self.is_closed = cache(
@@ -92,8 +89,12 @@ def predictor(model: HFLM) -> Predictor:
     options: dict[str, Any] = {}
     if isinstance(model, ICLModel):
         common = model.common
-        options = {"batch_size": model.texts, "plain": common.plain}
-        options |= {"pack_tokens": common.pack_tokens, "store_bytes": common.store_bytes}
+        options = {
+            "batch_size": model.texts,
+            "pack_tokens": common.pack_tokens,
+            "store_bytes": common.store_bytes,
+            "plain": common.plain,
+        }
     return Predictor(model.model, model.tokenizer, ICL(), **limits_of(model), **options)
 
 

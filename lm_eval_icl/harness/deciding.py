@@ -6,8 +6,6 @@ is given its rules, their queries are added to its requests (`rule_filters`), th
 responses into values, the rules are recorded, and the task loses them again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -32,25 +30,22 @@ _OF_LOGS = {"acc_norm", "acc_bytes", "brier_score", "likelihood"}
 _PROMPT = ("system_instruction", "apply_chat_template", "fewshot_as_multiturn", "chat_template")
 
 
-def give_rules(task: Any, model: Any) -> bool:
-    """Give a task the decision rules that its metadata name, as filters for runs of this model.
-
-    Returns:
-        Whether the task was given rules now. A task that already has its rules keeps them.
+def give_rules(task: Any, model: Any) -> None:
+    """Give a task the decision rules that its metadata name, as filters for runs of this model. A
+    task of a study, which has its rules, keeps them.
 
     Raises:
         InputError: a rule cannot be used with the task.
     """
     metadata = task.config.metadata or {}
     if "decide" not in metadata or state_of(task).rules is not None:
-        return False
+        return
     with naming(f"task {task.config.task!r}"):
         rules = read(metadata["decide"])
     check_options(task, rules)
     given = RulesOfTask(rules, model, few_shot_seed(task))
     state_of(task).rules = given
     add_filters(task, given.filters)
-    return True
 
 
 def check_options(task: Task, rules: Sequence[Rule]) -> None:
@@ -81,11 +76,17 @@ def with_queries(original: Callable[..., None], task: Any, **kwargs: Any) -> Non
 
 
 def take_rules(task: Any) -> None:
-    """Take away the rules that a task was given."""
+    """Take away the rules that a task was given, unless it is a study's, which runs again."""
     state = state_of(task)
-    assert state.rules is not None
-    remove_filters(task, state.rules.filters)
-    state.rules = None
+    if state.rules is not None and not state.requests_are_made:
+        remove_filters(task, state.rules.filters)
+        state.rules = None
+
+
+def add_metadata(results: dict[str, Any], task: str, facts: Mapping[str, Any]) -> None:
+    """Add facts to a task's metadata in the results."""
+    config = results["configs"][task]
+    config["metadata"] = {**(config.get("metadata") or {}), **facts}
 
 
 def meaningless(rule: Rule) -> set[str]:
@@ -97,8 +98,7 @@ def record(ruled: Mapping[str, RulesOfTask], results: dict[str, Any]) -> None:
     """Add facts about each task's rules to the results, under the task's metadata. Metrics that mean
     nothing with a rule's values are removed."""
     for name, rules in ruled.items():
-        config = results["configs"][name]
-        config["metadata"] = {**(config.get("metadata") or {}), "decided": rules.record()}
+        add_metadata(results, name, {"decided": rules.record()})
         without = {applied.name: meaningless(applied.rule) for applied in rules.filters}
         for values in (*results["results"].values(), *results.get("groups", {}).values()):
             for key in list(values):

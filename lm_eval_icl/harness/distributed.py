@@ -1,7 +1,5 @@
 """Runs with several processes: how the processes exchange values, and how they exit."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import sys

@@ -1,7 +1,5 @@
 """The documents of a task as texts: as rows, as prompts render them, and with other texts."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -45,7 +43,7 @@ def label_of(task: ConfigurableTask, doc: Doc) -> int | None:
     answer = task.doc_to_target(doc)
     options = task.doc_to_choice(doc)
     if isinstance(answer, str) and answer in options:
-        return int(options.index(answer))
+        return options.index(answer)
     if isinstance(answer, int) and 0 <= answer < len(options):
         return int(answer)
     return None

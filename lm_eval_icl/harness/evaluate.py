@@ -1,7 +1,5 @@
 """The wrapper of `lm_eval.evaluate`, which `lm_eval_icl.harness.patches` installs."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect
@@ -47,12 +45,10 @@ def announced(
     weights = weights_of(model)
     if is_ours and isinstance(lm, CachingLM):
         lm = resumable(lm)
-    given = []  # the tasks that are given rules for this run
     try:
         for task in tasks.values():
             tell_model(task, model)
-            if deciding.give_rules(task, model):
-                given.append(task)
+            deciding.give_rules(task, model)
         ruled = {
             name: rules
             for name, task in tasks.items()
@@ -76,7 +72,7 @@ def announced(
         with recording() if is_ours else nullcontext():
             results = original(lm, task_dict, *args, **kwargs)
     finally:
-        for task in given:
+        for task in tasks.values():
             deciding.take_rules(task)
     if is_ours:
         model.finish()
@@ -98,8 +94,7 @@ def announced(
     if is_ours:
         results["plugins"] = plugin.provenance(type(model).__name__)
     for name, sampler in samplers.items():
-        config = results["configs"][name]
-        config["metadata"] = {**(config.get("metadata") or {}), "retrieved": sampler.facts}
+        deciding.add_metadata(results, name, {"retrieved": sampler.facts})
     return results
 
 

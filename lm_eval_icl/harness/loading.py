@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,6 @@ from lm_eval_icl.harness.distributed import leave_in_order, total
 from lm_eval_icl.inference.checkpoints import WholeCheckpoints, refuse_vision
 from lm_eval_icl.inference.identity import files_digest, hub_commit, model_identity
 from lm_eval_icl.inference.memory import vocabulary_of
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A checkpoint in memory that several models share. Its weights do not change any more.
-
-    Attributes:
-        lm: the model that has loaded the checkpoint.
-    """
-
-    lm: CheckedHFLM
 
 
 def _refuse_unknown(arguments: Iterable[str]) -> None:
@@ -45,12 +33,12 @@ class CheckedHFLM(HFLM):
     """A causal language model with its tokenizer, both checked when they are loaded.
 
     Args:
-        pretrained: the name or folder of a checkpoint, a model, or a checkpoint that another model has loaded with
-            these arguments.
+        pretrained: the name or folder of a checkpoint, a model, or a model of this class, whose
+            checkpoint and arguments are then shared. The weights do not change any more.
         **kwargs: as for `HFLM`.
 
     Attributes:
-        loaded: the checkpoint that this model shares with the model that loaded it; None if it has loaded its own.
+        loaded: the model that has loaded the checkpoint; None if this model has.
         model_files_digest: a digest of the files that were loaded; None if they are not on this machine.
 
     Raises:
@@ -62,12 +50,12 @@ class CheckedHFLM(HFLM):
     _forwarded: dict[str, Any]
 
     def __init__(
-        self, pretrained: str | transformers.PreTrainedModel | Loaded | None, **kwargs: Any
+        self, pretrained: str | transformers.PreTrainedModel | CheckedHFLM | None, **kwargs: Any
     ) -> None:
-        self.loaded = pretrained if isinstance(pretrained, Loaded) else None
+        self.loaded = pretrained if isinstance(pretrained, CheckedHFLM) else None
         if self.loaded is not None:
-            pretrained = self.loaded.lm.pretrained
-            kwargs = {**self.loaded.lm._forwarded, **kwargs}
+            pretrained = self.loaded.pretrained
+            kwargs = {**self.loaded._forwarded, **kwargs}
         is_model = hasattr(pretrained, "config")
         if not is_model and not (isinstance(pretrained, str) and pretrained):
             raise InputError(
@@ -88,7 +76,7 @@ class CheckedHFLM(HFLM):
         self._check_tokenizer()
         self.model_files_digest: str | None
         if self.loaded is not None:
-            self.model_files_digest = self.loaded.lm.model_files_digest
+            self.model_files_digest = self.loaded.model_files_digest
         else:
             self.model_files_digest = files_digest(pretrained, **kwargs)
 
@@ -114,7 +102,7 @@ class CheckedHFLM(HFLM):
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
         if self.loaded is not None:
-            self._config = self.loaded.lm.config
+            self._config = self.loaded.config
             return
         # cuda:0 is the default of lm-eval's command and stands for the CPU where there is no GPU.
         device = str(self._forwarded.get("device", "cuda:0"))
@@ -131,7 +119,7 @@ class CheckedHFLM(HFLM):
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
         if self.loaded is not None:
-            self.tokenizer = self.loaded.lm.tokenizer
+            self.tokenizer = self.loaded.tokenizer
             return
         where = f"pretrained={pretrained!r}"
         if isinstance(tokenizer, str):
@@ -147,7 +135,7 @@ class CheckedHFLM(HFLM):
 
     def _create_model(self, *args: Any, pretrained: str, **kwargs: Any) -> None:
         if self.loaded is not None:
-            self._model = self.loaded.lm._model
+            self._model = self.loaded._model
             return
         # lm-eval passes `load_in_4bit` and the like to transformers as arguments; transformers takes a configuration.
         known = inspect.signature(transformers.BitsAndBytesConfig.__init__).parameters

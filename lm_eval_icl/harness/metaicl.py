@@ -5,8 +5,6 @@ So the tasks have to know the model before requests are built: a patch of `evalu
 A patch of lm-eval's tokenization hands the ids to lm-eval's own models (`given_ids`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -157,7 +155,6 @@ class MetaICLTask(ConfigurableTask):
         self._made = {}
         self._contexts = {}
         super().build_all_requests(**kwargs)
-        self._contexts = {}
 
     def fewshot_context(self, *args: Any, **kwargs: Any) -> str:
         """Nothing: `construct_requests` makes the prompts, one for each option."""

@@ -22,7 +22,6 @@ from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.arguments import CommonArguments, read_arguments
 from lm_eval_icl.harness.distributed import peak_bytes
-from lm_eval_icl.harness.loading import Loaded
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.responses import RespondingLM
 from lm_eval_icl.harness.run import PreparedRun
@@ -46,9 +45,9 @@ class ICLModel(RespondingLM):
     """An in-context-learning method as a model of lm-eval.
 
     Args:
-        pretrained: as for `hf`, like every argument that belongs neither to the method nor to `CommonArguments`. A
-            checkpoint that another of these models has loaded (`Loaded`) brings all arguments of that model but its
-            method's.
+        pretrained: as for `hf`, like every argument that belongs neither to the method nor to
+            `CommonArguments`. Another of these models shares its checkpoint, and all its arguments
+            but its method's.
         batch_size: how many texts are generated in one batch; how many queries that cannot be packed are scored in one
             batch; and, on an accelerator, the smallest number of queries in a packed pass. "auto" begins with
             `max_batch_size`. After an out-of-memory error, the batch is halved and run again.
@@ -62,14 +61,15 @@ class ICLModel(RespondingLM):
     origin: dict[str, Any]
 
     def __init__(
-        self, pretrained: str | transformers.PreTrainedModel | Loaded | None = None, **kwargs: Any
+        self,
+        pretrained: str | transformers.PreTrainedModel | ICLModel | None = None,
+        **kwargs: Any,
     ) -> None:
         capabilities = None
-        if isinstance(pretrained, Loaded):
-            assert isinstance(pretrained.lm, ICLModel)
-            self.origin = pretrained.lm.origin
-            capabilities = pretrained.lm.runner.capabilities
-            kwargs = {**dataclasses.asdict(pretrained.lm.common), **kwargs}
+        if isinstance(pretrained, ICLModel):
+            self.origin = pretrained.origin
+            capabilities = pretrained.runner.capabilities
+            kwargs = {**dataclasses.asdict(pretrained.common), **kwargs}
         else:
             self.origin = {"version": version.version(), "commit": version.commit()}
             # Now, since the file may be edited while the model runs.
@@ -200,12 +200,12 @@ class ICLModel(RespondingLM):
             "canonical_order": self.canonical_order,
             "overflow": self.common.overflow,
             "plain": self.common.plain,
+            **self.origin,
+            "method": self.method.name,
         }
         for name, value in self._forwarded.items():
             if name not in _NOT_IDENTITY:
                 identity[name] = str(value)
-        identity |= self.origin
-        identity["method"] = self.method.name
         for name, value in dataclasses.asdict(self.method).items():
             identity[f"{self.method.name}.{name}"] = value
         return identity | model

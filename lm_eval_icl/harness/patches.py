@@ -6,8 +6,6 @@ tasks, runs MetaICL's token ids, and reads `--metadata demonstrations=...`, `shu
 `labels=...`, `format=SEED` and `decide=...`.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -1,8 +1,6 @@
 """The private names of lm-eval that this package uses. No other file reads or writes one at an
 object of lm-eval's. (`loading.CheckedHFLM` overrides methods of `HFLM`, as a subclass may.)"""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ before every turn that `build_qa_turn` makes, and the marks are found again in t
 the turns (concatenation, `multiple_input_context`, a chat template) need not be copied here.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

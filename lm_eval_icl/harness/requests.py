@@ -1,7 +1,5 @@
 """Tokenizes lm-eval's requests so that they fit the model, or refuses them before anything is run."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -147,17 +145,15 @@ def fit_requests(
         InputError: documents do not fit even after `overflow` has left out all that it may, or the method's arguments
             do not allow as many demonstrations as a prompt has.
     """
-    numbers = set[tuple[str | None, int]]()
-    for instance in instances:
-        prompt = instance.args[0]
-        if isinstance(prompt, FewShotPrompt):
-            numbers.add((instance.task_name, len(prompt.demonstrations)))
-    for task_name, n in sorted(numbers, key=str):
-        if why := limits.method.why_not(n):
-            raise InputError(f"{limits.method.name}: task {task_name!r}: {why}.")
     requests: dict[int, Request] = {}
     too_long: dict[Document, list[Request]] = {}
     documents = by_document(instances)
+    for (task_name, _), indices in documents.items():
+        prompt = instances[indices[0]].args[0]
+        if isinstance(prompt, FewShotPrompt):
+            why = limits.method.why_not(len(prompt.demonstrations))
+            if why:
+                raise InputError(f"{limits.method.name}: task {task_name!r}: {why}.")
     with tqdm(total=len(instances), desc="Tokenizing inputs", disable=quiet) as bar:
         for document, indices in documents.items():
             tokenize_document = partial(tokenize, [instances[i] for i in indices])

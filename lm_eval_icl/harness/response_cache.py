@@ -5,8 +5,6 @@ the prompt's text, so two methods would read each other's numbers. Here, a file 
 belongs to one identity of a model.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable

@@ -1,8 +1,6 @@
 """The responses of this package's models. Options are scored and texts are generated after memories
 that queries share; whole texts (rolling log-likelihood) are scored as in `HFLM`."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
@@ -71,7 +69,7 @@ class RespondingLM(CheckedHFLM):
         """The log-probability of whole texts, in rolling windows, as `HFLM` has it. There are no
         demonstrations."""
         self.run.check()
-        if without := self.run.method.without_demonstrations:
+        if without := self.run.limits.method.without_demonstrations:
             tasks = some(dict.fromkeys(instance.task_name for instance in requests))
             log.warning("%s: rolling log-likelihood has no demonstrations: %s.", tasks, without)
         for instance in requests:

@@ -5,8 +5,6 @@ document numbers are below 0, which no metric looks up. They are packed with the
 the same memory, and a response cache stores them too.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,8 +75,12 @@ class RulesOfTask:
         facts: dict[str, Any] = {}
         for applied in self.filters:
             rule = applied.rule
-            about = {"rule": rule.name, "arguments": rule.arguments}
-            facts[applied.name] = {**about, "transductive": rule.is_transductive, **applied.facts}
+            facts[applied.name] = {
+                "rule": rule.name,
+                "arguments": rule.arguments,
+                "transductive": rule.is_transductive,
+                **applied.facts,
+            }
         return facts
 
 
@@ -247,26 +249,24 @@ class ComparisonFilter(RuleFilter[Comparison]):
         queries = self.queries
         m = self.rule.m
         group = Group(start, [], options)
+        count = group.labels.count
         rows = list[int]()
-        missing = [m] * len(options)
         for row, query in queries.drawn(self.rule.name, start):
             label = label_of(queries.task, queries.pool[row])
             if label is None:
                 target = queries.task.doc_to_target(queries.pool[row])
                 raise InputError(f"a few-shot document has no class among its options: {target!r}.")
-            if missing[label]:
-                missing[label] -= 1
+            if count(label) < m:
                 rows.append(row)
                 group.queries.append(query)
                 group.labels.append(label)
-            if not any(missing):
+            if len(rows) == m * len(options):
                 break
-        most = max(missing)
-        if most:
-            option = options[missing.index(most)]
+        rarest = min(range(len(options)), key=count)
+        if count(rarest) < m:
             raise InputError(
-                f"m={m}: only {m - most} few-shot documents of the class {option!r} are neither "
-                "demonstrations nor evaluated: lower m."
+                f"m={m}: only {count(rarest)} few-shot documents of the class {options[rarest]!r} "
+                "are neither demonstrations nor evaluated: lower m."
             )
         self.facts.setdefault("rows", rows)
         for query in group.queries:

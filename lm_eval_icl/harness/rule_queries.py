@@ -6,11 +6,9 @@ such as "N/A". The description, the demonstrations and the options before and af
 the real document.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from random import Random
 from typing import Any
@@ -25,9 +23,9 @@ from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.documents import as_row, evaluated, texts_in, with_texts
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.private_names import copied
-from lm_eval_icl.harness.prompts import recording, structure_error
+from lm_eval_icl.harness.prompts import structure_error
 from lm_eval_icl.harness.requests import fit_requests
-from lm_eval_icl.harness.samplers import GivenSampler, pool_of, pool_sampler
+from lm_eval_icl.harness.samplers import pool_of, pool_sampler, prompt_of
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
@@ -78,9 +76,11 @@ class RuleQueries:
         self.name = str(task.config.task)
         self.documents: dict[int, list[Instance]] = {}
         self.prompts: dict[tuple[PromptStart, str], dict[str, Instance]] = {}
-        self._shuffled = dict[str, list[int]]()
+        self._shuffled = cache(self._in_random_order)  # once for all contexts
         self._is_evaluated = evaluated(task)
-        self._words = dict[tuple[str, bool], tuple[list[str], int]]()
+        self.words = cache(self._words)
+        # As many demonstrations as a prompt has, since a chat template may join them with the query.
+        self._shots = pool_of(task)[: int(task.config.num_fewshot or 0)]
         self._requests: list[Instance] = list(task.instances or [])
         self._is_ours = isinstance(model, ICLModel)
         if not self._is_ours:
@@ -161,11 +161,6 @@ class RuleQueries:
             )
         return tail
 
-    @cached_property
-    def _shots(self) -> list[Any]:
-        """As many demonstrations as a prompt has, since a chat template may join them with the query."""
-        return pool_of(self.task)[: int(self.task.config.num_fewshot or 0)]
-
     def _filled_in(self, doc: Doc, by_field: Mapping[str, str]) -> str:
         """The query of a document in which `by_field` has the new text of each field."""
 
@@ -183,15 +178,7 @@ class RuleQueries:
         """The query of a document's prompt if `doc_to_text` gives this text."""
         task = copied(self.task)
         task.set_config("doc_to_text", lambda _: text)
-        task.sampler = GivenSampler(self._shots)
-        prefix = task.doc_to_prefix(doc)
-        with recording():
-            prompt = task.fewshot_context(
-                doc, len(self._shots), gen_prefix=prefix, **self.arguments
-            )
-        if not isinstance(prompt, FewShotPrompt):
-            raise structure_error(self.name)
-        return prompt.query
+        return prompt_of(task, doc, self._shots, **self.arguments).query
 
     # Requests.
 
@@ -227,12 +214,9 @@ class RuleQueries:
         run = model.run
         requests = fit_requests(instances, model.tokenize, run.limits, run.overflow, quiet=True)
         # All options of a document lose the same demonstrations.
-        fitted = {}
-        for instance, request in zip(instances, requests, strict=True):
-            document = instance.doc_id
-            fitted[document] = (prompts[document], request.left_out)
+        left_out = {i.doc_id: one.left_out for i, one in zip(instances, requests, strict=True)}
         arranged = model.tokenize.prompts.arranged
-        return {document: arranged(*parts) for document, parts in fitted.items()}
+        return {document: arranged(prompts[document], left_out[document]) for document in prompts}
 
     def _refuse_cut_prompts(self, model: HFLM) -> None:
         """Refuse prompts that `hf` would cut at the beginning, since rules' queries would have other
@@ -252,15 +236,13 @@ class RuleQueries:
     def ask(self, start: PromptStart, query: str, options: Sequence[str]) -> None:
         """Add the requests for options after a query, unless they have been added before."""
         requests = self.prompts.setdefault((start, query), {})
+        # Documents of rules are numbered from -1 downwards.
+        number = -len(self.prompts)
         if requests:
-            first = next(iter(requests.values()))
-            prompt = first.args[0]
-            number = first.doc_id
-        else:
-            prompt = FewShotPrompt(*start, query)
-            number = -len(self.prompts)
-            if not self._is_ours:
-                prompt = str(prompt)
+            number = next(iter(requests.values())).doc_id
+        prompt: str = FewShotPrompt(*start, query)
+        if not self._is_ours:
+            prompt = str(prompt)
         doc = next(iter(self.documents.values()))[0].doc  # the task's own filters read the document
         for option in options:
             if option in requests:
@@ -296,19 +278,16 @@ class RuleQueries:
             )
         return request
 
-    def words(self, field: str, evaluated: bool) -> tuple[list[str], int]:
+    def _words(self, field: str, evaluated: bool) -> tuple[list[str], int]:
         """The lower-case words in a field of all few-shot (or evaluated) documents, and the number
         of documents."""
-        key = (field, evaluated)
-        if key not in self._words:
-            corpus = list(self.task.eval_docs if evaluated else self.pool.values())
-            words = list[str]()
-            for row in corpus:
-                words += " ".join(texts_in(row.get(field))).lower().split()
-            if not words:
-                raise InputError(f"the field {field!r} of the documents has no words to draw.")
-            self._words[key] = (words, len(corpus))
-        return self._words[key]
+        corpus = list(self.task.eval_docs if evaluated else self.pool.values())
+        words = list[str]()
+        for row in corpus:
+            words += " ".join(texts_in(row.get(field))).lower().split()
+        if not words:
+            raise InputError(f"the field {field!r} of the documents has no words to draw.")
+        return words, len(corpus)
 
     @cached_property
     def pool(self) -> dict[int, Any]:
@@ -324,13 +303,10 @@ class RuleQueries:
     def drawn(self, name: str, start: PromptStart) -> Iterator[tuple[int, str]]:
         """Few-shot documents (row, query) in random order, without demonstrations and evaluated
         documents."""
-        if name not in self._shuffled:  # once for all contexts
-            self._shuffled[name] = list(self.pool)
-            Random(f"{name} {self.seed}").shuffle(self._shuffled[name])
         _, demonstrations = start
         options = self._choices(self.task.eval_docs[0])
         queries = set[str]()
-        for row in self._shuffled[name]:
+        for row in self._shuffled(name):
             doc = self.pool[row]
             query = self._render(doc, self.task.doc_to_text(doc))
             is_shown = any(query in demonstration for demonstration in demonstrations)
@@ -342,6 +318,11 @@ class RuleQueries:
                 )
             queries.add(query)
             yield row, query
+
+    def _in_random_order(self, name: str) -> list[int]:
+        rows = list(self.pool)
+        Random(f"{name} {self.seed}").shuffle(rows)
+        return rows
 
     def check_fixed_options(self, what: str) -> None:
         """Raise an `InputError` if the documents' options differ; `what` needs them to be the same."""

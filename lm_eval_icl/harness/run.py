@@ -1,8 +1,6 @@
 """The requests of a run as token ids. All requests are tokenized and checked before the first one is
 run."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -59,9 +57,8 @@ class PreparedRun:
         self.limits = limits
         self.overflow = overflow
         self.logs = logs
-        self.method = limits.method
         self.once = bool(tasks)
-        self.counts = counts_of_prompts([])
+        self.counts = counts_of_prompts([], [])
         self.tokens_alone = 0
         self._unchecked = list(tasks)
         # The tasks whose documents all have other demonstrations, as is meant.
@@ -122,13 +119,13 @@ class PreparedRun:
             if prepared.request.left_out or prepared.request.cut:
                 self._shortened[place] = prepared
         # A task may have requests of two kinds.
-        self.counts = total([self.counts, counts_of_prompts(new)])
+        self.counts = total([self.counts, counts_of_prompts(list(unknown.values()), new)])
         return new
 
     def counts_of(self, instances: Sequence[Instance]) -> dict[str, Counts]:
         """The counts of some instances, since a study runs several cells over one task together."""
         shortened = [self._shortened[id(i)] for i in instances if id(i) in self._shortened]
-        return {**counts_of_shortened(shortened), "own_demonstrations": _own(instances)}
+        return counts_of_prompts(instances, shortened)
 
     def take(self, instances: Sequence[Instance]) -> list[Request]:
         """The requests of these instances, which the caller runs now: they are counted, and no
@@ -214,13 +211,10 @@ class PreparedRun:
             shots: task -> the number of demonstrations in all its prompts.
         """
         bare = [name for name, number in shots.items() if not number]
-        why = self.method.without_demonstrations
+        why = self.limits.method.without_demonstrations
         if not bare or not why:
             return
-        papers = []
-        for name in ("mmlu", "bbh"):
-            if any(task.startswith(name) for task in shots):
-                papers.append(f"icl_{name}")
+        papers = [f"icl_{name}" for name in ("mmlu", "bbh") if f" {name}" in f" {' '.join(shots)}"]
         how = ""
         if papers:
             how = f" 5, or take --tasks {','.join(papers)}, the setting of the papers"
@@ -263,12 +257,13 @@ def _sum(counts: Counts, name: str) -> int:
     return sum(of_task[name] for of_task in counts.values())
 
 
-def counts_of_prompts(new: Sequence[Prepared]) -> dict[str, Counts]:
+def counts_of_prompts(
+    instances: Sequence[Instance], prepared: Sequence[Prepared]
+) -> dict[str, Counts]:
     """The counts of prompts that are not as asked for, by task: "left_out" and "truncated" (see
     `counts_of_shortened`), and "own_demonstrations", the documents that are, by their text, among
     their demonstrations."""
-    own = _own([prepared.instance for prepared in new])
-    return {**counts_of_shortened(new), "own_demonstrations": own}
+    return {**counts_of_shortened(prepared), "own_demonstrations": _own(instances)}
 
 
 def counts_of_shortened(new: Sequence[Prepared]) -> dict[str, Counts]:

@@ -23,7 +23,8 @@ from lm_eval_icl.harness.documents import (
     template_of,
     text_of,
 )
-from lm_eval_icl.harness.prompts import current_document, recording
+from lm_eval_icl.harness.prompts import current_document, recording, structure_error
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 if TYPE_CHECKING:
     from lm_eval_icl.demonstrations.retrieve import Features, Ranking, Retriever, Texts
@@ -90,12 +91,25 @@ def sampler_of(pool: list[Doc], how: Any, task: ConfigurableTask) -> PoolSampler
 class GivenSampler(PoolSampler):
     """Returns the documents that it was given (`df`), as the demonstrations of every document."""
 
-    def set_rnd(self, rnd: int | None) -> Self:
-        ContextSampler.set_rnd(self, rnd)  # the seed of the draw stays
-        return self
-
     def rows(self, n: int, quiet: bool = False) -> list[int]:
         return list(range(min(n, len(self.df))))
+
+
+def prompt_of(
+    task: ConfigurableTask, doc: Doc, demonstrations: list[Doc], **arguments: Any
+) -> FewShotPrompt:
+    """The prompt of a document after these demonstrations, which the task's sampler then returns.
+
+    Args:
+        arguments: as for `ConfigurableTask.fewshot_context`.
+    """
+    task.sampler = GivenSampler(demonstrations)
+    prefix = task.doc_to_prefix(doc)
+    with recording():
+        prompt = task.fewshot_context(doc, len(demonstrations), gen_prefix=prefix, **arguments)
+    if not isinstance(prompt, FewShotPrompt):
+        raise structure_error(str(task.config.task))
+    return prompt
 
 
 class FixedSampler(PoolSampler):

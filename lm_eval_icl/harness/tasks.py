@@ -5,16 +5,13 @@ A task's way through a run: its sampler (`samplers`), other labels and formats (
 rules (`deciding`), requests (`prompts`, `requests`), and results (`evaluate`).
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from datasets import Dataset
-from lm_eval.api.samplers import ContextSampler
+from datasets import ClassLabel, Dataset
 from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_icl.errors import InputError, checked_whole, naming
@@ -32,13 +29,12 @@ class ICLTask(ConfigurableTask):
     pool: `stratified` (the same number for each label as far as possible), `random`, `first`, a
     method by which the model chooses (`demonstrations.how`), or a JSON file of indices or of
     `lm-eval-icl select`. The seed is the few-shot seed of lm-eval's `--seed`. With `similar`, every
-    document has other demonstrations (`samplers.RetrievingSampler`).
+    document has other demonstrations (`samplers.RetrievingSampler`). `with_given_demonstrations`,
+    which runs when any task is made, does all of this.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
-        how = (self.config.metadata or {}).get("demonstrations", "stratified")
-        self.sampler: ContextSampler = sampler_of(list(self.fewshot_docs()), how, self)
 
 
 def with_given_demonstrations(
@@ -54,10 +50,9 @@ def with_given_demonstrations(
     seed = metadata.get("shuffle")
     if seed is not None:
         _shuffle(task, seed)
-    how = metadata.get("demonstrations")
-    if how is None or isinstance(task, ICLTask):
-        return
-    pool = list(task.fewshot_docs() or [])
+    default = "stratified" if isinstance(task, ICLTask) else None
+    how = metadata.get("demonstrations", default)
+    pool = [] if how is None else list(task.fewshot_docs() or [])
     if pool:
         task.sampler = sampler_of(pool, how, task)
 
@@ -75,6 +70,54 @@ def _shuffle(task: ConfigurableTask, seed: Any) -> None:
     documents = task.dataset[split]
     rows = Random(number).sample(range(len(documents)), len(documents))
     task.dataset = {**task.dataset, split: documents.select(rows)}
+
+
+class NamedLabelsTask(ICLTask):
+    """A task whose options are the names that the data set gives to the classes of the column `label_column`, with
+    blanks for underscores. Documents get a column `answer` with the name of their class.
+
+    Args:
+        config: the configuration of the YAML file. Its `words` maps some names to other words. Its `without` lists
+            classes that are not options: their documents are left out.
+
+    Raises:
+        InputError: the column has no names of classes, or two classes have the same name in words.
+    """
+
+    dataset: Any
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        config = dict(config)
+        self._column = str(config.pop("label_column"))
+        self._words = dict(config.pop("words", None) or {})
+        self._without = set(config.pop("without", None) or ())
+        super().__init__(config)
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        super().download(dataset_kwargs, **kwargs)
+        feature = next(iter(self.dataset.values())).features.get(self._column)
+        if not isinstance(feature, ClassLabel):
+            raise InputError(
+                f"task {self.config.task!r}: its column {self._column!r} has no names of classes."
+            )
+        words = []
+        options = list[str]()
+        for name in feature.names:
+            text = self._words.get(name, name.replace("_", " ").strip("? "))
+            words.append(text)
+            if name in self._without:
+                continue
+            if text in options:
+                raise InputError(f"task {self.config.task!r}: two classes are called {text!r}.")
+            options.append(text)
+        splits = {}
+        for split, rows in self.dataset.items():
+            answers = [words[label] for label in rows[self._column]]
+            kept = [row for row, answer in enumerate(answers) if answer in options]
+            splits[split] = rows.add_column("answer", answers).select(kept)
+        self.dataset = splits
+        self.config.doc_to_choice = options
+        self.fewshot_cfg.doc_to_choice = options
 
 
 def bbh_docs(dataset: Dataset) -> Dataset:

@@ -1,7 +1,5 @@
 """Tasks of lm-eval by their names, and their documents as examples to train on or to choose from."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +12,8 @@ from lm_eval.tasks import TaskManager
 from lm_eval_icl.errors import InputError, did_you_mean, refusing
 from lm_eval_icl.harness.documents import label_of, text_of
 from lm_eval_icl.harness.private_names import copied
-from lm_eval_icl.harness.prompts import recording, structure_error
-from lm_eval_icl.harness.samplers import GivenSampler
+from lm_eval_icl.harness.prompts import recording
+from lm_eval_icl.harness.samplers import prompt_of
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.training.episodes import Example
 
@@ -63,15 +61,7 @@ class Examples:
 
     def prompt(self, demonstrations: Sequence[int], doc: Any) -> FewShotPrompt:
         """The prompt of a document, which may be of another split, after rows of these documents as demonstrations."""
-        task = self._task
-        task.sampler = GivenSampler([self._docs[i] for i in demonstrations])
-        with recording():
-            prompt = task.fewshot_context(
-                doc, len(demonstrations), gen_prefix=task.doc_to_prefix(doc)
-            )
-        if not isinstance(prompt, FewShotPrompt):
-            raise structure_error(self.name)
-        return prompt
+        return prompt_of(self._task, doc, [self._docs[i] for i in demonstrations])
 
     def right(self, row: int) -> int:
         """The index of a row's right option."""

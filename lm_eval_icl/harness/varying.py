@@ -1,7 +1,5 @@
 """Tasks with other labels in their demonstrations, or in another format: `--metadata labels=flipped:0.25,format=3`."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

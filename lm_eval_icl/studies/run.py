@@ -32,7 +32,7 @@ from lm_eval_icl.errors import InputError, naming, reason
 from lm_eval_icl.harness.arguments import read_arguments
 from lm_eval_icl.harness.choosing import PoolOfTask, limits_of, predictor
 from lm_eval_icl.harness.deciding import give_rules
-from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
+from lm_eval_icl.harness.loading import CheckedHFLM
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.responses import check_finite
 from lm_eval_icl.harness.run import tokens_of
@@ -191,8 +191,8 @@ class UnitRunner:
     def lm_of(self, loaded: ICLModel, cell: Cell) -> Any:
         """The model of lm-eval that runs a cell, with the checkpoint that is loaded."""
         if cell.variant.method == HF:
-            return CheckedHFLM(Loaded(loaded))
-        lm = model_class(cell.variant.method)(Loaded(loaded), **cell.variant.arguments)
+            return CheckedHFLM(loaded)
+        lm = model_class(cell.variant.method)(loaded, **cell.variant.arguments)
         lm.runner.fits = [variant.make() for variant in self.grid.study.fits]
         return lm
 
