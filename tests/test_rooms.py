@@ -245,9 +245,9 @@ def test_a_class_name_stands_once():
 def test_the_test_sees_an_import_that_goes_down(tmp_path):
     file = tmp_path / "x.py"
     file.write_text("def f():\n    from lm_eval_icl.harness import run\n    import lm_eval.api\n")
-    assert {"lm_eval_icl.harness", "lm_eval_icl.harness.run", "lm_eval.api"} <= imported(file)
+    assert {"lm_eval_icl.harness", "lm_eval_icl.harness.prepared_run", "lm_eval.api"} <= imported(file)
     assert (
-        room(below("lm_eval_icl.harness.run"))
+        room(below("lm_eval_icl.harness.prepared_run"))
         == HARNESS
         > room(below("lm_eval_icl.prompts.layouts"))
         == 2

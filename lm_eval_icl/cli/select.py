@@ -51,7 +51,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
     from lm_eval_icl.demonstrations.choosing import Chooser
     from lm_eval_icl.demonstrations.kept import about_model
-    from lm_eval_icl.harness.choosing import PoolOfTask
+    from lm_eval_icl.harness.model_choices import PoolOfTask
     from lm_eval_icl.harness.training import tasks_of
 
     shots_by_pool: dict[PoolOfTask, int] = {}

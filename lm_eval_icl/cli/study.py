@@ -18,9 +18,9 @@ from lm_eval_icl.studies.grid import named, read
 
 # These take seconds to import, and --list, or an error in the study's file, does not need them.
 if TYPE_CHECKING:
-    from lm_eval_icl.studies.cells import Grid
     from lm_eval_icl.studies.folder import StudyFolder
-    from lm_eval_icl.studies.run import Options, UnitRunner
+    from lm_eval_icl.studies.targets import Grid
+    from lm_eval_icl.studies.unit_runner import Options, UnitRunner
 
 _OPTIONS = {
     "output": ("DIR", Path, "the study's folder; its cells are not run again"),
@@ -63,9 +63,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     study = read(args.study, _overrides(args))
 
     from lm_eval_icl.studies import end
+    from lm_eval_icl.studies.cell_tasks import open_study
     from lm_eval_icl.studies.folder import StudyFolder
-    from lm_eval_icl.studies.run import Options
-    from lm_eval_icl.studies.tasks import open_study
+    from lm_eval_icl.studies.unit_runner import Options
 
     options = Options(args.device, args.batch_size, args.limit)
     if args.output is None and not args.dry_run:
@@ -146,7 +146,7 @@ def _runner(
 ) -> UnitRunner:
     """The runner of units in this process. A wrong training is an `InputError` before anything is run."""
     from lm_eval_icl.cli.train import training
-    from lm_eval_icl.studies.run import UnitRunner
+    from lm_eval_icl.studies.unit_runner import UnitRunner
 
     runner = UnitRunner(grid, options, folder, training, args.include_path)
     for model in grid.models:
@@ -159,9 +159,9 @@ def _run(
     grid: Grid, folder: StudyFolder, args: argparse.Namespace, options: Options, console: Console
 ) -> None:
     """Run a study, and write and print its results."""
-    from lm_eval_icl.studies.cells import Cell
     from lm_eval_icl.studies.conduct import Here, conduct, states
     from lm_eval_icl.studies.end import conclude
+    from lm_eval_icl.studies.targets import Cell
 
     runner = _runner(grid, folder, args, options)
     if args.rerun is not None:

@@ -15,7 +15,7 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval_icl.decisions.how import read
 from lm_eval_icl.decisions.rule import Rule
 from lm_eval_icl.errors import InputError, naming
-from lm_eval_icl.harness.metaicl import MetaICLTask
+from lm_eval_icl.harness.metaicl_task import MetaICLTask
 from lm_eval_icl.harness.private_names import add_filters, remove_filters
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.rule_filters import RulesOfTask

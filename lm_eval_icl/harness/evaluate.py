@@ -14,8 +14,8 @@ from lm_eval.evaluator_utils import get_sample_size
 
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness import deciding, plugin
-from lm_eval_icl.harness.choosing import give_chosen, give_rankings, retrieving
-from lm_eval_icl.harness.metaicl import MetaICLTask, tell_model
+from lm_eval_icl.harness.metaicl_task import MetaICLTask, tell_model
+from lm_eval_icl.harness.model_choices import give_chosen, give_rankings, retrieving
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.response_cache import resumable

@@ -22,9 +22,9 @@ from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.arguments import CommonArguments, read_arguments
 from lm_eval_icl.harness.distributed import peak_bytes
+from lm_eval_icl.harness.prepared_run import PreparedRun
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.responses import RespondingLM
-from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.identity import source_digest
 from lm_eval_icl.inference.memory import vocabulary_of
@@ -81,7 +81,7 @@ class ICLModel(RespondingLM):
         )
         super().__init__(**forwarded)
         self.trained = record.read(self.config)
-        # The demonstrations that the model has chosen for the tasks of a run (`harness.choosing`).
+        # The demonstrations that the model has chosen for the tasks of a run (`harness.model_choices`).
         self.chosen: dict[str, Any] = {}
         if warning := record.mismatch(self.trained, method):
             log.warning("%s: %s.", method.name, warning)

@@ -95,7 +95,7 @@ PATCHES = (
     ),
     Patch(
         "lm_eval.api.model:TemplateLM._encode_pair",
-        "metaicl:given_ids",
+        "metaicl_task:given_ids",
         EVERYBODY,
         EVERY_DOOR,
         "A request that comes with its token ids, as MetaICL's do, is not tokenized again.",

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel, StoppingCriteriaList
 
 from lm_eval_icl.errors import log, refusing
 from lm_eval_icl.harness.loading import CheckedHFLM
+from lm_eval_icl.harness.prepared_run import PreparedRun
 from lm_eval_icl.harness.requests import named, some
-from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.generation import ending_rows, settings_in_force
 from lm_eval_icl.inference.schedule import in_order
 from lm_eval_icl.inference.scoring import Score, not_finite

@@ -10,7 +10,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_icl.demonstrations import how, labels
 from lm_eval_icl.errors import InputError, checked_whole, naming
-from lm_eval_icl.harness.metaicl import MetaICLTask
+from lm_eval_icl.harness.metaicl_task import MetaICLTask
 from lm_eval_icl.prompts.formats import Template, format_of
 
 

@@ -21,11 +21,11 @@ from typing import Any, Self
 
 from lm_eval_icl import version
 from lm_eval_icl.errors import InputError, one_line, require
-from lm_eval_icl.studies.cells import Grid, Model
+from lm_eval_icl.studies.cell_tasks import open_study
 from lm_eval_icl.studies.conduct import Executor, Failure, Outcome, Unit
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.run import Options, Trainer, UnitRunner
-from lm_eval_icl.studies.tasks import open_study
+from lm_eval_icl.studies.targets import Grid, Model
+from lm_eval_icl.studies.unit_runner import Options, Trainer, UnitRunner
 
 _TRIES = 3  # how often a unit is run if its worker is lost
 _RESTARTS = 10  # how often a worker is restarted

@@ -13,8 +13,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Target, batches
 from lm_eval_icl.studies.folder import StudyFolder
+from lm_eval_icl.studies.targets import Cell, Checkpoint, Grid, Target, batches
 
 # States of a target. Any other text is the reason why it cannot be made.
 DONE = "done"

@@ -27,10 +27,10 @@ from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import LeftOutFile, Run
 from lm_eval_icl.results.statistics import Estimate
-from lm_eval_icl.studies.cells import Cell, Grid, StudyTask
 from lm_eval_icl.studies.conduct import DONE, KNOWN, READY, WAITING, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study, Training
+from lm_eval_icl.studies.targets import Cell, Grid, StudyTask
 
 Results = list[tuple[Cell, Run]]
 _CHOICES = 6  # how many values that were chosen on the dev set are named

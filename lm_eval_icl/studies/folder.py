@@ -28,7 +28,7 @@ from lm_eval.loggers import EvaluationTracker
 
 from lm_eval_icl.errors import CannotWrite, InputError, refusing, writing
 from lm_eval_icl.files import write_atomically
-from lm_eval_icl.studies.cells import (
+from lm_eval_icl.studies.targets import (
     Candidate,
     Cell,
     Checkpoint,

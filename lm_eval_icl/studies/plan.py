@@ -13,10 +13,10 @@ from rich.console import Console
 
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.studies.cells import Cell, Grid, batches
 from lm_eval_icl.studies.conduct import DONE, Failure, states
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.run import UnitRunner
+from lm_eval_icl.studies.targets import Cell, Grid, batches
+from lm_eval_icl.studies.unit_runner import UnitRunner
 
 _TRIALS = (4, 8)  # the documents of the two trials of a method
 

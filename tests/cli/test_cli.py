@@ -16,7 +16,8 @@ from lm_eval_icl import cli, methods, version
 from lm_eval_icl.cli import show
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods import NAMES, PrefixICL
-from lm_eval_icl.smoke import smoke, tiny
+from lm_eval_icl.smoke import every_method as smoke
+from lm_eval_icl.smoke import tiny
 from lm_eval_icl.smoke.demo import model_path
 from tests.processes import Process, command, refusal
 from tests.tiny import slow_but

@@ -8,7 +8,7 @@ from lm_eval_icl.errors import Unsupported
 from lm_eval_icl.inference.trials import probe
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
-from lm_eval_icl.smoke import smoke
+from lm_eval_icl.smoke import every_method as smoke
 from tests import tiny
 from tests.smoke import model_types as smoke_models
 

@@ -10,11 +10,11 @@ import yaml
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.tasks import ICLTask
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.studies import plan, run
-from lm_eval_icl.studies import tasks as study_tasks
+from lm_eval_icl.studies import cell_tasks as study_tasks
+from lm_eval_icl.studies import plan, unit_runner
 from lm_eval_icl.studies.conduct import READY
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.run import Options, UnitRunner
+from lm_eval_icl.studies.unit_runner import Options, UnitRunner
 from tests import commands
 from tests.studies import running
 from tests.studies.running import COUNTS, DEMO, Ran, conduct, opened, write
@@ -344,7 +344,7 @@ def test_a_rerun_that_fails_loses_nothing(tmp_path, monkeypatch):
     commands.run(*line)
     before = running.files_of(tmp_path / "o")
     with monkeypatch.context() as patched:
-        patched.setattr(run, "answer", lambda *_: 1 / 0)
+        patched.setattr(unit_runner, "answer", lambda *_: 1 / 0)
         assert "1 of 1 cells failed" in commands.refused(*line, "--rerun")
     assert running.files_of(tmp_path / "o") == before != {}
 
@@ -494,7 +494,7 @@ def test_a_dry_run_refuses_what_cannot_be_run(tmp_path, capsys):
 
 def test_a_method_that_the_model_cannot_run_fails_its_cells_alone(tmp_path, monkeypatch):
     """And the same command tries again."""
-    answer = run.answer
+    answer = unit_runner.answer
 
     def fails(lm, *args):
         if getattr(lm, "method", None) is not None and lm.method.name == "invicl":
@@ -503,7 +503,7 @@ def test_a_method_that_the_model_cannot_run_fails_its_cells_alone(tmp_path, monk
 
     keys = {"methods": ["icl", "invicl", "pcw"], "orders": 2}
     with monkeypatch.context() as patched:
-        patched.setattr(run, "answer", fails)
+        patched.setattr(unit_runner, "answer", fails)
         study = conduct(tmp_path / "o", may_fail=True, **keys)
     assert {cell.variant.method for cell in study.cells()} == {"icl", "pcw"} and len(
         study.cells()

@@ -17,9 +17,9 @@ from rich.console import Console
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.studies import conduct, end, grid
-from lm_eval_icl.studies.cells import Cell, Model, StudyTask
 from lm_eval_icl.studies.grid import Training, Variant
-from lm_eval_icl.studies.run import Options
+from lm_eval_icl.studies.targets import Cell, Model, StudyTask
+from lm_eval_icl.studies.unit_runner import Options
 from tests import commands
 from tests.boards import make_result, make_run
 from tests.studies import running

@@ -19,15 +19,15 @@ from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.deciding import check_options
 from lm_eval_icl.harness.documents import among, stable_json, template_of
-from lm_eval_icl.harness.metaicl import MetaICLTask, tell_model
+from lm_eval_icl.harness.metaicl_task import MetaICLTask, tell_model
 from lm_eval_icl.harness.private_names import copied, without_progress_bars
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.samplers import FixedSampler, GivenSampler, RetrievingSampler
 from lm_eval_icl.harness.task_state import state_of
 from lm_eval_icl.harness.training import task_manager, unknown_task
 from lm_eval_icl.harness.varying import vary
-from lm_eval_icl.studies.cells import Cell, Grid, StudyTask, digest
 from lm_eval_icl.studies.grid import Demonstrations, Study
+from lm_eval_icl.studies.targets import Cell, Grid, StudyTask, digest
 
 # The seed of the dev set, which is the same for all seeds of the demonstrations.
 _DEV_SEED = 0

@@ -30,18 +30,18 @@ from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, naming, reason
 from lm_eval_icl.harness.arguments import read_arguments
-from lm_eval_icl.harness.choosing import PoolOfTask, limits_of, predictor
 from lm_eval_icl.harness.deciding import give_rules
 from lm_eval_icl.harness.loading import CheckedHFLM
+from lm_eval_icl.harness.model_choices import PoolOfTask, limits_of, predictor
 from lm_eval_icl.harness.models import ICLModel, model_class
+from lm_eval_icl.harness.prepared_run import tokens_of
 from lm_eval_icl.harness.responses import check_finite
-from lm_eval_icl.harness.run import tokens_of
 from lm_eval_icl.methods.runner import grouped, score_memories
-from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Model, digest, passes_of
+from lm_eval_icl.studies.cell_tasks import CellTask, prepare
 from lm_eval_icl.studies.conduct import Failure, Outcome, Unit
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import HF
-from lm_eval_icl.studies.tasks import CellTask, prepare
+from lm_eval_icl.studies.targets import Cell, Checkpoint, Grid, Model, digest, passes_of
 
 _BOOTSTRAP = 100_000  # samples for the standard errors of some metrics, as by default in lm-eval
 

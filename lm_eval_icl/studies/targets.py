@@ -169,7 +169,7 @@ Target = Checkpoint | Cell
 
 @dataclass(frozen=True, eq=False)
 class StudyTask:
-    """A task of a study (`tasks.load`)."""
+    """A task of a study (`cell_tasks.load`)."""
 
     name: str
     shots: tuple[int, ...]
