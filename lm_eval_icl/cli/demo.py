@@ -1,4 +1,5 @@
-"""The command `lm-eval-icl demo`: lm-eval's `hf` and eight methods on the model that comes with the package."""
+"""The command `lm-eval-icl demo`: lm-eval's `hf` and eight methods on the model that comes with the
+package."""
 
 from __future__ import annotations
 

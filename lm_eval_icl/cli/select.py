@@ -1,4 +1,5 @@
-"""The command `lm-eval-icl select`: demonstrations chosen by a published method, written to a file that runs read."""
+"""The command `lm-eval-icl select`: demonstrations chosen by a published method, written to a file
+that runs read."""
 
 from __future__ import annotations
 
@@ -96,10 +97,15 @@ def _read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> argp
     parser.add_argument("--model_args", required=True, metavar="K=V,...", help=what)
     what = "tasks with options, and groups of such tasks"
     parser.add_argument("--tasks", required=True, metavar="T,...", help=what)
-    what = "seeds, each with a choice (default: 1234)"
-    parser.add_argument("--seeds", default="1234", metavar="N,A..B", help=what)
-    what = "the file for the choices"
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE.json", help=what)
+    parser.add_argument(
+        "--seeds",
+        default="1234",
+        metavar="N,A..B",
+        help="seeds, each with a choice (default: 1234)",
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="FILE.json", help="the file for the choices"
+    )
     what = "queries in a batch (default: 8)"
     parser.add_argument("--batch_size", type=int, default=8, metavar="N", help=what)
     add_options(parser, _OPTIONS)

@@ -1,4 +1,5 @@
-"""The command `lm-eval-icl study`: runs a table or figure of a paper, or a user's grid, in one run."""
+"""The command `lm-eval-icl study`: runs a table or figure of a paper, or a user's grid, in one
+run."""
 
 from __future__ import annotations
 
@@ -144,7 +145,8 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
 def _runner(
     grid: Grid, folder: StudyFolder, args: argparse.Namespace, options: Options
 ) -> UnitRunner:
-    """The runner of units in this process. A wrong training is an `InputError` before anything is run."""
+    """The runner of units in this process. A wrong training is an `InputError` before anything is
+    run."""
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies.unit_runner import UnitRunner
 

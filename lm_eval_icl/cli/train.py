@@ -76,8 +76,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
 
 def training(options: Mapping[str, Any]) -> Callable[[], None]:
-    """A function that trains a model with these options of the command, and writes its checkpoint. The options are
-    checked now, as far as this is possible without the model and the data."""
+    """A function that trains a model with these options of the command, and writes its checkpoint.
+    The options are checked now, as far as this is possible without the model and the data."""
     import torch
 
     from lm_eval_icl.harness.training import check_tasks

@@ -63,8 +63,8 @@ def check_options(task: Task, rules: Sequence[Rule]) -> None:
 
 
 def with_queries(original: Callable[..., None], task: Any, **kwargs: Any) -> None:
-    """Wrapper of `ConfigurableTask.build_all_requests`: add the requests of a task's decision rules.
-    A study's task, whose requests are made, keeps them."""
+    """Wrapper of `ConfigurableTask.build_all_requests`: add the requests of a task's decision
+    rules. A study's task, whose requests are made, keeps them."""
     state = state_of(task)
     rules = state.rules
     with recording() if rules is not None else nullcontext():
@@ -95,8 +95,8 @@ def meaningless(rule: Rule) -> set[str]:
 
 
 def record(ruled: Mapping[str, RulesOfTask], results: dict[str, Any]) -> None:
-    """Add facts about each task's rules to the results, under the task's metadata. Metrics that mean
-    nothing with a rule's values are removed."""
+    """Add facts about each task's rules to the results, under the task's metadata. Metrics that
+    mean nothing with a rule's values are removed."""
     for name, rules in ruled.items():
         add_metadata(results, name, {"decided": rules.record()})
         without = {applied.name: meaningless(applied.rule) for applied in rules.filters}

@@ -99,7 +99,8 @@ def announced(
 
 
 def warn_of_documents(tasks: Mapping[str, Task], limit: float | None) -> None:
-    """Warn of tasks of which `--limit` takes documents that can show little: one line for all of them."""
+    """Warn of tasks of which `--limit` takes documents that can show little: one line for all of
+    them."""
     few = []
     one_answer = []
     for name, task in tasks.items() if limit else ():
@@ -121,7 +122,8 @@ def warn_of_documents(tasks: Mapping[str, Task], limit: float | None) -> None:
 
 
 def weights_of(model: Any) -> str | None:
-    """A digest of the model's weights and tokenizer; None for a model that has no files or no tokenizer here."""
+    """A digest of the model's weights and tokenizer; None for a model that has no files or no
+    tokenizer here."""
     if getattr(model, "rank", 0) or not hasattr(model, "tokenizer"):
         return None
     adapters = (getattr(model, "peft", None), getattr(model, "delta", None))

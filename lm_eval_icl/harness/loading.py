@@ -19,7 +19,8 @@ from lm_eval_icl.inference.memory import vocabulary_of
 
 
 def _refuse_unknown(arguments: Iterable[str]) -> None:
-    """Refuse arguments that would be ignored, since transformers, which refuses them otherwise, loads no model."""
+    """Refuse arguments that would be ignored, since transformers, which refuses them otherwise,
+    loads no model."""
     known = [name for name in inspect.signature(HFLM.__init__).parameters if name != "kwargs"]
     for name in arguments:
         if name not in known:
@@ -39,7 +40,8 @@ class CheckedHFLM(HFLM):
 
     Attributes:
         loaded: the model that has loaded the checkpoint; None if this model has.
-        model_files_digest: a digest of the files that were loaded; None if they are not on this machine.
+        model_files_digest: a digest of the files that were loaded; None if they are not on this
+            machine.
 
     Raises:
         InputError: the checkpoint, the tokenizer or an argument cannot be used.
@@ -65,8 +67,8 @@ class CheckedHFLM(HFLM):
             _refuse_unknown(kwargs)
         self._forwarded = kwargs
         with refusing("the model cannot be made of these arguments"):
-            # The default device of lm-eval's command line: the first GPU if there is one, or else the CPU. (From
-            # Python, `HFLM` would take a GPU even on a machine without one.)
+            # The default device of lm-eval's command line: the first GPU if there is one, or else
+            # the CPU. (From Python, `HFLM` would take a GPU even on a machine without one.)
             super().__init__(pretrained, **{"device": "cuda:0", **kwargs})
         if hasattr(self, "accelerator"):
             # `HFLM` sets these numbers only for processes on the GPUs of one machine.
@@ -81,12 +83,14 @@ class CheckedHFLM(HFLM):
             self.model_files_digest = files_digest(pretrained, **kwargs)
 
     def total(self, share: dict[str, Any]) -> dict[str, Any]:
-        """The sum of the counts of all processes, on the process that gathers them; its own counts on every other."""
+        """The sum of the counts of all processes, on the process that gathers them; its own counts
+        on every other."""
         return total(self.gather_object(share) or [share])
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval writes under "config" in the results file, with the digest of the model's files. If lm-eval
-        could not ask the Hub for the model's commit, the commit of the files in the Hub's cache is added."""
+        """What lm-eval writes under "config" in the results file, with the digest of the model's
+        files. If lm-eval could not ask the Hub for the model's commit, the commit of the files in
+        the Hub's cache is added."""
         info: dict[str, Any] = super().get_model_info()
         if self.model_files_digest:
             info["model_files_digest"] = self.model_files_digest
@@ -95,7 +99,8 @@ class CheckedHFLM(HFLM):
         return info
 
     def model_identity(self) -> dict[str, Any]:
-        """The facts that tell this model from other models (`inference.identity.model_identity`)."""
+        """The facts that tell this model from other models
+        (`inference.identity.model_identity`)."""
         return model_identity(
             self.model, self.model_files_digest, hub_commit(self.pretrained, self.revision)
         )
@@ -137,12 +142,14 @@ class CheckedHFLM(HFLM):
         if self.loaded is not None:
             self._model = self.loaded._model
             return
-        # lm-eval passes `load_in_4bit` and the like to transformers as arguments; transformers takes a configuration.
+        # lm-eval passes `load_in_4bit` and the like to transformers as arguments; transformers
+        # takes a configuration.
         known = inspect.signature(transformers.BitsAndBytesConfig.__init__).parameters
         bits = {name: kwargs.pop(name) for name in kwargs.keys() & known.keys()}
         if any(bits.values()):
             kwargs["quantization_config"] = transformers.BitsAndBytesConfig(**bits)
-        # The error also names the arguments about loading, since they are as likely wrong as the files.
+        # The error also names the arguments about loading, since they are as likely wrong as the
+        # files.
         what = f"pretrained={pretrained!r}"
         for name, value in self._forwarded.items():
             if name not in ("tokenizer", "batch_size", "max_length", "device"):
@@ -160,7 +167,8 @@ class CheckedHFLM(HFLM):
                 "empty context, since the tokenizer names no BOS and no EOS token: --model_args prefix_token_id=N."
             )
         if pad is None or pad >= rows:
-            # lm-eval adds a padding token if the tokenizer has none. Padding is masked, so any known token will do.
+            # lm-eval adds a padding token if the tokenizer has none. Padding is masked, so any
+            # known token will do.
             self.tokenizer.pad_token_id = prefix
 
     def _get_backend(self, *args: Any, **kwargs: Any) -> None:

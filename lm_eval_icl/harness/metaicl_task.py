@@ -1,8 +1,10 @@
-"""MetaICL's tasks in lm-eval: its files, its sequences, its decision and its metric, for every model with a tokenizer.
+"""MetaICL's tasks in lm-eval: its files, its sequences, its decision and its metric, for every
+model with a tokenizer.
 
-The requests carry their token ids (`lm_eval_icl.prompts.encoded`), because MetaICL tokenizes and cuts piece by piece.
-So the tasks have to know the model before requests are built: a patch of `evaluate` tells them (`MetaICLTask.bind`).
-A patch of lm-eval's tokenization hands the ids to lm-eval's own models (`given_ids`).
+The requests carry their token ids (`lm_eval_icl.prompts.encoded`), because MetaICL tokenizes and
+cuts piece by piece. So the tasks have to know the model before requests are built: a patch of
+`evaluate` tells them (`MetaICLTask.bind`). A patch of lm-eval's tokenization hands the ids to
+lm-eval's own models (`given_ids`).
 """
 
 import dataclasses
@@ -52,10 +54,11 @@ Doc = dict[str, Any]
 class MetaICLTask(ConfigurableTask):
     """A target task of MetaICL.
 
-    `--metadata` says where the files are (`metaicl=DATA`), whether a group goes on without tasks that have no files
-    (`missing=skip`), and whether an option's loss after the input "N/A" is subtracted (`pmi=True`). The YAML file names
-    the task (`dataset_name`) and says whether it is in the channel form (`channel`). The YAML file of a group names the
-    setting and the list of tasks (`setting`, `split`).
+    `--metadata` says where the files are (`metaicl=DATA`), whether a group goes on without tasks
+    that have no files (`missing=skip`), and whether an option's loss after the input "N/A" is
+    subtracted (`pmi=True`). The YAML file names the task (`dataset_name`) and says whether it is in
+    the channel form (`channel`). The YAML file of a group names the setting and the list of tasks
+    (`setting`, `split`).
 
     Args:
         config: the configuration of the YAML file, with `--metadata`.
@@ -109,7 +112,8 @@ class MetaICLTask(ConfigurableTask):
 
     @property
     def demonstration_rows(self) -> str:
-        """A digest of the demonstrations' rows, in any order. A prompt may have only a part of the first row."""
+        """A digest of the demonstrations' rows, in any order. A prompt may have only a part of the
+        first row."""
         rows = self.sampler.df[: int(self.config.num_fewshot or 0)]
         texts = sorted(map(as_row, rows))
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32] if texts else ""
@@ -120,7 +124,8 @@ class MetaICLTask(ConfigurableTask):
         """Take the tokenizer and the limits of the model that is evaluated.
 
         Raises:
-            InputError: the model does not tell its tokens, so that the mean loss of a token cannot be computed.
+            InputError: the model does not tell its tokens, so that the mean loss of a token cannot
+                be computed.
         """
         self._sequences = Sequences(_reader(model, str(self.config.task)), self.channel)
 
@@ -128,7 +133,8 @@ class MetaICLTask(ConfigurableTask):
         """Build all requests as lm-eval does, for the model that `bind` was told.
 
         Raises:
-            InputError: there is no seed or no model, or an option of lm-eval is given that would change the sequences.
+            InputError: there is no seed or no model, or an option of lm-eval is given that would
+                change the sequences.
         """
         if state_of(self).requests_are_made:  # by a study
             return
@@ -184,7 +190,8 @@ class MetaICLTask(ConfigurableTask):
         losses = mean_losses([logprob for logprob, _ in results], self._made[doc["row"]])
         if self.pmi:
             losses = losses[: len(doc["options"])] - losses[len(doc["options"]) :]
-        # lm-eval writes documents into its samples, from which alone the option with the smallest loss is not known.
+        # lm-eval writes documents into its samples, from which alone the option with the smallest
+        # loss is not known.
         doc["prediction"] = decision(losses)
         right = doc["output"].strip()
         answer = doc["options"][doc["prediction"]].strip()
@@ -270,7 +277,8 @@ def _reader(model: LM, task: str) -> Reader:
 def given_ids(
     original: Callable[..., Any], lm: Any, context: str, continuation: str
 ) -> tuple[list[int], list[int]]:
-    """Wrapper of `TemplateLM._encode_pair`: a request that comes with its token ids is not tokenized again."""
+    """Wrapper of `TemplateLM._encode_pair`: a request that comes with its token ids is not
+    tokenized again."""
     if isinstance(context, EncodedPrompt) and isinstance(continuation, EncodedText):
         return context.ids, list(continuation.ids)
     ids: tuple[list[int], list[int]] = original(lm, context, continuation)

@@ -1,5 +1,6 @@
-"""Demonstrations that a model chooses from the few-shot documents of a task, or that are retrieved for each document.
-In a run of several processes, the first process chooses and retrieves them, before requests are built."""
+"""Demonstrations that a model chooses from the few-shot documents of a task, or that are retrieved
+for each document. In a run of several processes, the first process chooses and retrieves them,
+before requests are built."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property, partial
@@ -73,7 +74,8 @@ class PoolOfTask:
 
     @cached_property
     def prompts(self) -> str:
-        """What a choice depends on besides the pool: the task's templates, and the documents that it evaluates."""
+        """What a choice depends on besides the pool: the task's templates, and the documents that
+        it evaluates."""
         return template_of(self.task) + pool_digest(list(self.task.eval_docs))
 
     def _query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
@@ -104,8 +106,8 @@ def limits_of(model: HFLM) -> dict[str, Any]:
 
 
 def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
-    """Give all tasks of a run the demonstrations that its model chooses. Every process of a run calls
-    this function; the first process chooses.
+    """Give all tasks of a run the demonstrations that its model chooses. Every process of a run
+    calls this function; the first process chooses.
 
     Returns:
         Task -> the choice, for the results file; empty if no task asks for one.
@@ -150,8 +152,8 @@ def retrieving(tasks: Mapping[str, Task]) -> dict[str, RetrievingSampler]:
 
 
 def give_rankings(model: Any, tasks: Mapping[str, Task], limit: float | None) -> None:
-    """Rank the pools of tasks that retrieve demonstrations, for the documents of a run. Every process
-    of a run calls this function; the first process ranks."""
+    """Rank the pools of tasks that retrieve demonstrations, for the documents of a run. Every
+    process of a run calls this function; the first process ranks."""
     for name, sampler in retrieving(tasks).items():
         task = tasks[name]
         shots = int(task.config.num_fewshot)
@@ -162,8 +164,8 @@ def give_rankings(model: Any, tasks: Mapping[str, Task], limit: float | None) ->
 
 
 def _features(model: Any, task: Task, pool: Sequence[Any], documents: Sequence[Any]) -> Features:
-    """The hidden states of the evaluated model after the queries of the task's pool, and after those
-    of documents."""
+    """The hidden states of the evaluated model after the queries of the task's pool, and after
+    those of documents."""
     if not isinstance(model, HFLM):
         name = type(model).__name__
         raise InputError(f"by=features needs a model of transformers, and {name} is none.")

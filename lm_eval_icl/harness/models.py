@@ -1,7 +1,9 @@
-"""The models that lm-eval finds by name: its `HFLM`, with scoring and generation after memories of demonstrations.
+"""The models that lm-eval finds by name: its `HFLM`, with scoring and generation after memories of
+demonstrations.
 
-Loading, dtype, quantization, PEFT, device_map, chat templates and rolling log-likelihood are inherited from `HFLM`.
-`lm_eval_icl.methods.runner` runs the method; this module only connects the two.
+Loading, dtype, quantization, PEFT, device_map, chat templates and rolling log-likelihood are
+inherited from `HFLM`. `lm_eval_icl.methods.runner` runs the method; this module only connects the
+two.
 
 `lm_eval_icl.harness.models.icl` is the class of `--model icl`, and so on for every method's name.
 """
@@ -33,8 +35,8 @@ from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import PromptTokenizer
 from lm_eval_icl.training import record
 
-# Arguments of `HFLM` that are not part of a run's identity: they only say where and how fast the model runs, or their
-# effect shows in the loaded model and tokenizer.
+# Arguments of `HFLM` that are not part of a run's identity: they only say where and how fast the
+# model runs, or their effect shows in the loaded model and tokenizer.
 _NOT_IDENTITY = frozenset(
     "device device_map parallelize max_memory_per_gpu max_cpu_memory offload_folder batch_size "
     "max_batch_size low_cpu_mem_usage token dtype tokenizer".split()
@@ -48,9 +50,10 @@ class ICLModel(RespondingLM):
         pretrained: as for `hf`, like every argument that belongs neither to the method nor to
             `CommonArguments`. Another of these models shares its checkpoint, and all its arguments
             but its method's.
-        batch_size: how many texts are generated in one batch; how many queries that cannot be packed are scored in one
-            batch; and, on an accelerator, the smallest number of queries in a packed pass. "auto" begins with
-            `max_batch_size`. After an out-of-memory error, the batch is halved and run again.
+        batch_size: how many texts are generated in one batch; how many queries that cannot be
+            packed are scored in one batch; and, on an accelerator, the smallest number of queries
+            in a packed pass. "auto" begins with `max_batch_size`. After an out-of-memory error, the
+            batch is halved and run again.
 
     Raises:
         InputError: an argument is unknown or outside its range, or the model cannot be used.
@@ -81,7 +84,8 @@ class ICLModel(RespondingLM):
         )
         super().__init__(**forwarded)
         self.trained = record.read(self.config)
-        # The demonstrations that the model has chosen for the tasks of a run (`harness.model_choices`).
+        # The demonstrations that the model has chosen for the tasks of a run
+        # (`harness.model_choices`).
         self.chosen: dict[str, Any] = {}
         if warning := record.mismatch(self.trained, method):
             log.warning("%s: %s.", method.name, warning)
@@ -142,8 +146,8 @@ class ICLModel(RespondingLM):
     def finish(self) -> None:
         """End a run, on every process: sum the counts of all processes.
 
-        This is not done in `loglikelihood`, since a process with all its responses in the cache never calls
-        `loglikelihood`, and the other processes would wait for it.
+        This is not done in `loglikelihood`, since a process with all its responses in the cache
+        never calls `loglikelihood`, and the other processes would wait for it.
         """
         self.run.check()  # a process that ran nothing has not yet counted what it left out
         store = self.runner.store
@@ -165,7 +169,8 @@ class ICLModel(RespondingLM):
     # What lm-eval writes into results files, and the identity of a run.
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval writes under "config" in the results file: `HFLM`'s information, and what was run ("icl")."""
+        """What lm-eval writes under "config" in the results file: `HFLM`'s information, and what
+        was run ("icl")."""
         icl = {
             **self.origin,
             "method": self.method.name,
@@ -180,7 +185,8 @@ class ICLModel(RespondingLM):
         return {**super().get_model_info(), "icl": {**icl, **self.counts}}
 
     def identity(self) -> dict[str, Any]:
-        """What responses depend on besides the requests. A cache (`--use_cache`) of another identity is refused."""
+        """What responses depend on besides the requests. A cache (`--use_cache`) of another
+        identity is refused."""
         model = self.model_identity()
         unknown = ""
         if not (model["model_files_digest"] or model["model_sha"]):

@@ -1,5 +1,5 @@
-"""The requests of a run as token ids. All requests are tokenized and checked before the first one is
-run."""
+"""The requests of a run as token ids. All requests are tokenized and checked before the first one
+is run."""
 
 import functools
 from collections import Counter, defaultdict
@@ -232,8 +232,8 @@ class PreparedRun:
 
 
 def _grouped(tasks: Sequence[Task]) -> list[list[Instance]]:
-    """The instances of these tasks, in groups in which no two tasks have the same name. A study has a
-    task several times, in several orders of its demonstrations, and a document may lose other
+    """The instances of these tasks, in groups in which no two tasks have the same name. A study has
+    a task several times, in several orders of its demonstrations, and a document may lose other
     demonstrations in each order."""
     groups: list[list[Instance]] = []
     often = Counter[str | None]()  # name -> the number of groups that have it
@@ -268,8 +268,8 @@ def counts_of_prompts(
 
 def counts_of_shortened(new: Sequence[Prepared]) -> dict[str, Counts]:
     """The counts of prompts that did not fit the model, by task: "left_out", the documents and the
-    demonstrations that they lost; "truncated", the documents that did not fit without demonstrations
-    either, and the tokens that they lost (of the option that lost most)."""
+    demonstrations that they lost; "truncated", the documents that did not fit without
+    demonstrations either, and the tokens that they lost (of the option that lost most)."""
     left_out = list[Counts]()
     truncated = list[Counts]()
     # Most runs have no such prompts.

@@ -43,7 +43,8 @@ def remove_filters(task: ConfigurableTask, filters: Sequence[Any]) -> None:
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Inside this context manager, lm-eval shows no progress bar while it builds a task's requests."""
+    """Inside this context manager, lm-eval shows no progress bar while it builds a task's
+    requests."""
     shown = lm_eval.api.task.tqdm
     lm_eval.api.task.tqdm = functools.partial(shown, disable=True)
     try:

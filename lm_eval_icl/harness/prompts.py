@@ -1,8 +1,9 @@
 """The parts of a few-shot prompt, recorded where lm-eval joins them.
 
-lm-eval gives a model only the joined string. Inside `recording`, its `ConfigurableTask.fewshot_context` therefore
-returns a `FewShotPrompt`, a string that also gives its parts. The parts are never guessed from the text: a mark is put
-before every turn that `build_qa_turn` makes, and the marks are found again in the joined prompt. So the code that joins
+lm-eval gives a model only the joined string. Inside `recording`, its
+`ConfigurableTask.fewshot_context` therefore returns a `FewShotPrompt`, a string that also gives its
+parts. The parts are never guessed from the text: a mark is put before every turn that
+`build_qa_turn` makes, and the marks are found again in the joined prompt. So the code that joins
 the turns (concatenation, `multiple_input_context`, a chat template) need not be copied here.
 """
 
@@ -21,9 +22,9 @@ from lm_eval.api.utils import Message
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
-# The mark that is put before every turn while lm-eval joins the turns, and is removed afterwards: a code point of
-# Unicode's private use area. If a document contains it, there are more marks than turns, and the prompt is left without
-# parts instead of being divided at the wrong place.
+# The mark that is put before every turn while lm-eval joins the turns, and is removed afterwards: a
+# code point of Unicode's private use area. If a document contains it, there are more marks than
+# turns, and the prompt is left without parts instead of being divided at the wrong place.
 _MARK = "\U000f1c1e"
 
 
@@ -42,14 +43,15 @@ _recording: ContextVar[bool] = ContextVar("recording", default=False)
 _turns: ContextVar[int | None] = ContextVar("turns", default=None)
 # The document whose prompt is being built, or was built last.
 _document: ContextVar[dict[str, Any]] = ContextVar("document")
-# Reading a signature takes longer than dividing a prompt, and thousands of prompts come from one function.
+# Reading a signature takes longer than dividing a prompt, and thousands of prompts come from one
+# function.
 _signature = functools.cache(inspect.signature)
 
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Inside this context manager, lm-eval's tasks build `FewShotPrompt`s. `lm_eval.evaluate` enters it for this
-    package's models."""
+    """Inside this context manager, lm-eval's tasks build `FewShotPrompt`s. `lm_eval.evaluate`
+    enters it for this package's models."""
     from lm_eval_icl.harness import patches
 
     patches.install()
@@ -112,7 +114,8 @@ def _compiled(template: str) -> Template:
 
 
 def _with_parts(marked: str, turns: int) -> str:
-    """The prompt without its marks: a `FewShotPrompt`, or a plain string if there is not one mark for each turn."""
+    """The prompt without its marks: a `FewShotPrompt`, or a plain string if there is not one mark
+    for each turn."""
     if not isinstance(
         marked, str
     ):  # the result of another model's chat template, which `_render` did not change
@@ -126,13 +129,15 @@ def _with_parts(marked: str, turns: int) -> str:
 def _render(
     chat_template: Callable[..., str], messages: list[dict[str, str]], **kwargs: Any
 ) -> str:
-    """Apply a chat template to marked messages. The result has no marks if marks would change the rest of the text."""
+    """Apply a chat template to marked messages. The result has no marks if marks would change the
+    rest of the text."""
     plain = chat_template(
         [{**m, "content": m["content"].replace(_MARK, "")} for m in messages], **kwargs
     )
     if not isinstance(plain, str):  # some other models of lm-eval return messages
         return plain
-    # Templates often strip a message, so the mark is moved after the blanks at the beginning of the message.
+    # Templates often strip a message, so the mark is moved after the blanks at the beginning of the
+    # message.
     moved = [
         {**m, "content": re.sub(rf"^{_MARK}(\s+)", rf"\1{_MARK}", m["content"])} for m in messages
     ]

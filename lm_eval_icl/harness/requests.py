@@ -1,4 +1,5 @@
-"""Tokenizes lm-eval's requests so that they fit the model, or refuses them before anything is run."""
+"""Tokenizes lm-eval's requests so that they fit the model, or refuses them before anything is
+run."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,8 +31,8 @@ class RequestTokenizer:
     Args:
         prompts: the tokenizer of prompts.
         max_gen_toks: how many tokens may be generated if a request does not say it.
-        runner: generates the texts; settings and models that it cannot generate with are refused. None if no texts are
-            generated.
+        runner: generates the texts; settings and models that it cannot generate with are refused.
+            None if no texts are generated.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class RequestTokenizer:
     def __call__(
         self, instances: Sequence[Instance], left_out: tuple[int, ...] = ()
     ) -> list[Request]:
-        """The requests of instances of one kind, without the demonstrations with the indices `left_out`.
+        """The requests of instances of one kind, without the demonstrations with the indices
+        `left_out`.
 
         Raises:
             InputError: a request cannot be run.
@@ -112,8 +114,8 @@ class RequestTokenizer:
         return Request(tokens, (), tokens_generated, left_out, arguments=instance.args)
 
     def check_text(self, instance: Instance) -> None:
-        """Refuse a text to score as a whole (`HFLM.loglikelihood_rolling`) that the tokenizer cannot encode, or with a
-        token that is not in the model's vocabulary."""
+        """Refuse a text to score as a whole (`HFLM.loglikelihood_rolling`) that the tokenizer
+        cannot encode, or with a token that is not in the model's vocabulary."""
         with naming(named(instance)):
             self.prompts.check_known(
                 self.prompts.nothing, tuple(self.prompts.bare(instance.args[0])[0])
@@ -142,8 +144,8 @@ def fit_requests(
     """Tokenize requests of one kind so that all fit the model.
 
     Raises:
-        InputError: documents do not fit even after `overflow` has left out all that it may, or the method's arguments
-            do not allow as many demonstrations as a prompt has.
+        InputError: documents do not fit even after `overflow` has left out all that it may, or the
+            method's arguments do not allow as many demonstrations as a prompt has.
     """
     requests: dict[int, Request] = {}
     too_long: dict[Document, list[Request]] = {}
@@ -215,7 +217,8 @@ def by_document(instances: Sequence[Instance]) -> dict[Document, list[int]]:
     """(task, document) -> the indices of the document's instances."""
     documents: dict[Document, list[int]] = defaultdict(list)
     for i, instance in enumerate(instances):
-        # A request that was not made by lm-eval may have no document number. It is then a document by itself.
+        # A request that was not made by lm-eval may have no document number. It is then a document
+        # by itself.
         document = -1 - i if instance.doc_id is None else instance.doc_id
         documents[instance.task_name, document].append(i)
     return documents

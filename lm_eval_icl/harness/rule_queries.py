@@ -1,9 +1,9 @@
 """The requests of a task in a run with decision rules: those of its documents, and those of the
 rules' own queries.
 
-A content-free query is the query of a document whose texts are replaced by a text that says nothing,
-such as "N/A". The description, the demonstrations and the options before and after it are those of
-the real document.
+A content-free query is the query of a document whose texts are replaced by a text that says
+nothing, such as "N/A". The description, the demonstrations and the options before and after it are
+those of the real document.
 """
 
 import copy
@@ -39,8 +39,9 @@ _SENTINEL = "\U000f1c1f"
 def few_shot_seed(task: Any) -> int:
     """The seed of a rule's random draws: the task's few-shot seed.
 
-    lm-eval's own sampler keeps only a generator that was made from it. The generator has to be asked
-    before the task's requests are built, since its state then depends on the number of documents.
+    lm-eval's own sampler keeps only a generator that was made from it. The generator has to be
+    asked before the task's requests are built, since its state then depends on the number of
+    documents.
     """
     sampler = pool_sampler(task)
     if sampler is None or sampler.seed is None:
@@ -54,12 +55,14 @@ class RuleQueries:
     Args:
         task: the task, whose requests are already made.
         model: the model that is evaluated.
-        arguments: the arguments of `ConfigurableTask.fewshot_context` (a chat template, a system instruction).
+        arguments: the arguments of `ConfigurableTask.fewshot_context` (a chat template, a system
+            instruction).
         seed: the seed of random draws (`few_shot_seed`).
 
     Attributes:
         documents: document -> the requests of its options.
-        starts: document -> its prompt's parts before the query, without demonstrations that did not fit.
+        starts: document -> its prompt's parts before the query, without demonstrations that did not
+            fit.
         prompts: (start, query) of a rule -> option -> its request.
 
     Raises:
@@ -79,7 +82,8 @@ class RuleQueries:
         self._shuffled = cache(self._in_random_order)  # once for all contexts
         self._is_evaluated = evaluated(task)
         self.words = cache(self._words)
-        # As many demonstrations as a prompt has, since a chat template may join them with the query.
+        # As many demonstrations as a prompt has, since a chat template may join them with the
+        # query.
         self._shots = pool_of(task)[: int(task.config.num_fewshot or 0)]
         self._requests: list[Instance] = list(task.instances or [])
         self._is_ours = isinstance(model, ICLModel)
@@ -96,7 +100,8 @@ class RuleQueries:
             for instance in self._requests:
                 instance.arguments = (str(instance.args[0]), *instance.args[1:])
 
-    # Queries with other texts than the document's, rendered as lm-eval renders queries for evaluation.
+    # Queries with other texts than the document's, rendered as lm-eval renders queries for
+    # evaluation.
 
     @cached_property
     def _template_fields(self) -> tuple[str, ...] | None:
@@ -143,8 +148,8 @@ class RuleQueries:
         return query
 
     def signature(self, doc: Doc) -> str:
-        """What the content-free query of a document depends on. Documents with equal signatures have
-        equal queries."""
+        """What the content-free query of a document depends on. Documents with equal signatures
+        have equal queries."""
         names = self._template_fields
         read = {name: value for name, value in doc.items() if names is None or name in names}
         for name, value in self.fields(doc).items():
@@ -152,7 +157,8 @@ class RuleQueries:
         return as_row([read, self.task.doc_to_prefix(doc)])
 
     def premise(self, doc: Doc) -> str:
-        """The text that the template puts after the last text of a document, such as "\\nSentiment:"."""
+        """The text that the template puts after the last text of a document, such as
+        "\\nSentiment:"."""
         query = self._filled_in(doc, dict.fromkeys(self.fields(doc), _SENTINEL))
         _, sentinel, tail = query.rpartition(_SENTINEL)
         if not sentinel or not tail.strip():
@@ -219,8 +225,8 @@ class RuleQueries:
         return {document: arranged(prompts[document], left_out[document]) for document in prompts}
 
     def _refuse_cut_prompts(self, model: HFLM) -> None:
-        """Refuse prompts that `hf` would cut at the beginning, since rules' queries would have other
-        demonstrations."""
+        """Refuse prompts that `hf` would cut at the beginning, since rules' queries would have
+        other demonstrations."""
         for instance in self._requests:
             context, continuation = map(str, instance.args)
             if len(f"{context}{continuation}".encode()) < model.max_length:
@@ -325,7 +331,8 @@ class RuleQueries:
         return rows
 
     def check_fixed_options(self, what: str) -> None:
-        """Raise an `InputError` if the documents' options differ; `what` needs them to be the same."""
+        """Raise an `InputError` if the documents' options differ; `what` needs them to be the
+        same."""
         first = self._choices(self.task.eval_docs[0])
         for document, instances in self.documents.items():
             if self._choices(instances[0].doc) != first:

@@ -71,7 +71,8 @@ def pool_sampler(task: Any) -> PoolSampler | None:
 
 
 def pool_of(task: ConfigurableTask) -> list[Doc]:
-    """The documents that a task takes demonstrations from. They are read once, which takes seconds."""
+    """The documents that a task takes demonstrations from. They are read once, which takes
+    seconds."""
     sampler = pool_sampler(task)
     if sampler is None or sampler.pool is None:
         return list(task.fewshot_docs() or [])
@@ -169,8 +170,8 @@ class FixedSampler(PoolSampler):
 
 
 class RetrievingSampler(PoolSampler):
-    """Retrieves demonstrations of a pool (`df`) for each document: the rows that are most similar to
-    it, none of which is the document itself (`demonstrations.retrieve`).
+    """Retrieves demonstrations of a pool (`df`) for each document: the rows that are most similar
+    to it, none of which is the document itself (`demonstrations.retrieve`).
 
     Attributes:
         facts: facts about the documents' demonstrations for the results file.

@@ -20,8 +20,8 @@ class TaskState:
     # their requests, and `evaluate.announced`, which records them, read them.
     rules: RulesOfTask | None = None
     # Whether a study has built the documents' requests, which it then evaluates several times.
-    # `studies.cell_tasks.prepare` sets it; `deciding.with_queries` and `metaicl_task.MetaICLTask`, which
-    # would build them again, read it.
+    # `studies.cell_tasks.prepare` sets it; `deciding.with_queries` and `metaicl_task.MetaICLTask`,
+    # which would build them again, read it.
     requests_are_made: bool = False
 
 

@@ -21,16 +21,17 @@ from lm_eval_icl.harness.varying import vary
 
 
 class ICLTask(ConfigurableTask):
-    """A task whose demonstrations are drawn once for each seed: they are the same for every document
-    and every method.
+    """A task whose demonstrations are drawn once for each seed: they are the same for every
+    document and every method.
 
-    lm-eval's own sampler draws new demonstrations for each document. Here, `metadata.demonstrations`
-    (in the YAML file, or `--metadata demonstrations=...`) says how they are chosen from the few-shot
-    pool: `stratified` (the same number for each label as far as possible), `random`, `first`, a
-    method by which the model chooses (`demonstrations.how`), or a JSON file of indices or of
-    `lm-eval-icl select`. The seed is the few-shot seed of lm-eval's `--seed`. With `similar`, every
-    document has other demonstrations (`samplers.RetrievingSampler`). `with_given_demonstrations`,
-    which runs when any task is made, does all of this.
+    lm-eval's own sampler draws new demonstrations for each document. Here,
+    `metadata.demonstrations` (in the YAML file, or `--metadata demonstrations=...`) says how they
+    are chosen from the few-shot pool: `stratified` (the same number for each label as far as
+    possible), `random`, `first`, a method by which the model chooses (`demonstrations.how`), or a
+    JSON file of indices or of `lm-eval-icl select`. The seed is the few-shot seed of lm-eval's
+    `--seed`. With `similar`, every document has other demonstrations
+    (`samplers.RetrievingSampler`). `with_given_demonstrations`, which runs when any task is made,
+    does all of this.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -41,9 +42,9 @@ def with_given_demonstrations(
     original: Callable[..., None], task: Any, *args: Any, **kwargs: Any
 ) -> None:
     """Wrapper of `ConfigurableTask.__init__`: lm-eval's own tasks, too, get the demonstrations that
-    `--metadata demonstrations=...` names, and documents in the order of `--metadata shuffle=SEED`. A
-    task without few-shot documents has no demonstrations. `labels=...` and `format=...` are applied
-    by `varying`."""
+    `--metadata demonstrations=...` names, and documents in the order of `--metadata shuffle=SEED`.
+    A task without few-shot documents has no demonstrations. `labels=...` and `format=...` are
+    applied by `varying`."""
     original(task, *args, **kwargs)
     metadata = task.config.metadata or {}
     vary(task, metadata.get("labels"), metadata.get("format"))
@@ -73,12 +74,13 @@ def _shuffle(task: ConfigurableTask, seed: Any) -> None:
 
 
 class NamedLabelsTask(ICLTask):
-    """A task whose options are the names that the data set gives to the classes of the column `label_column`, with
-    blanks for underscores. Documents get a column `answer` with the name of their class.
+    """A task whose options are the names that the data set gives to the classes of the column
+    `label_column`, with blanks for underscores. Documents get a column `answer` with the name of
+    their class.
 
     Args:
-        config: the configuration of the YAML file. Its `words` maps some names to other words. Its `without` lists
-            classes that are not options: their documents are left out.
+        config: the configuration of the YAML file. Its `words` maps some names to other words. Its
+            `without` lists classes that are not options: their documents are left out.
 
     Raises:
         InputError: the column has no names of classes, or two classes have the same name in words.
@@ -121,7 +123,8 @@ class NamedLabelsTask(ICLTask):
 
 
 def bbh_docs(dataset: Dataset) -> Dataset:
-    """BBH as cloze, without rows of an unusual number of options for the subtask (as in Deep-Thinking, Table 6)."""
+    """BBH as cloze, without rows of an unusual number of options for the subtask (as in
+    Deep-Thinking, Table 6)."""
     rows = dataset.to_list()
     docs = bbh_cloze(rows, answers=sorted({row["target"] for row in rows}))
     usual = Counter(len(doc["choices"]) for doc in docs).most_common(1)[0][0]

@@ -1,4 +1,5 @@
-"""Tasks of lm-eval by their names, and their documents as examples to train on or to choose from."""
+"""Tasks of lm-eval by their names, and their documents as examples to train on or to choose
+from."""
 
 import functools
 import json
@@ -19,7 +20,8 @@ from lm_eval_icl.training.episodes import Example
 
 
 class Examples:
-    """Documents of a task of lm-eval, with prompts and answers as lm-eval makes them for evaluation.
+    """Documents of a task of lm-eval, with prompts and answers as lm-eval makes them for
+    evaluation.
 
     Args:
         task: the task.
@@ -40,7 +42,8 @@ class Examples:
         return len(self._docs)
 
     def text(self, row: int) -> str:
-        """The text of a rendered document, by which documents are compared (`demonstrations.draw.as_text`)."""
+        """The text of a rendered document, by which documents are compared
+        (`demonstrations.draw.as_text`)."""
         with recording():
             return text_of(self._task, self._docs[row], self._task.config)
 
@@ -60,7 +63,8 @@ class Examples:
         return Example(prompt, (str(text),), 0)
 
     def prompt(self, demonstrations: Sequence[int], doc: Any) -> FewShotPrompt:
-        """The prompt of a document, which may be of another split, after rows of these documents as demonstrations."""
+        """The prompt of a document, which may be of another split, after rows of these documents as
+        demonstrations."""
         return prompt_of(self._task, doc, [self._docs[i] for i in demonstrations])
 
     def right(self, row: int) -> int:
@@ -81,7 +85,8 @@ class HarnessTask(Examples):
         task: the task.
 
     Raises:
-        InputError: the task has no training split, or its prompts have no demonstrations, query and answer.
+        InputError: the task has no training split, or its prompts have no demonstrations, query and
+            answer.
     """
 
     def __init__(self, task: ConfigurableTask) -> None:
@@ -141,7 +146,8 @@ def check_tasks(
 
 
 def task_manager(include_path: str | None, metadata: Mapping[str, Any]) -> TaskManager:
-    """lm-eval's index of tasks, which is made once, since lm-eval reads thousands of files to make it."""
+    """lm-eval's index of tasks, which is made once, since lm-eval reads thousands of files to make
+    it."""
     return _manager(include_path, json.dumps(dict(metadata), sort_keys=True, default=str))
 
 

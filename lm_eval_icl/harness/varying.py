@@ -1,4 +1,5 @@
-"""Tasks with other labels in their demonstrations, or in another format: `--metadata labels=flipped:0.25,format=3`."""
+"""Tasks with other labels in their demonstrations, or in another format: `--metadata
+labels=flipped:0.25,format=3`."""
 
 import copy
 import dataclasses
@@ -15,10 +16,12 @@ from lm_eval_icl.prompts.formats import Template, format_of
 
 
 def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
-    """Give a task's demonstrations other labels, and all its prompts another format; None for no change.
+    """Give a task's demonstrations other labels, and all its prompts another format; None for no
+    change.
 
-    The task's metadata say what was changed: "relabeled" has the numbers of different demonstrations that were rendered
-    and that have another label, "unformatted" has the templates that the format has replaced.
+    The task's metadata say what was changed: "relabeled" has the numbers of different
+    demonstrations that were rendered and that have another label, "unformatted" has the templates
+    that the format has replaced.
 
     Args:
         other_labels: see `demonstrations.labels.read`.
@@ -55,13 +58,15 @@ def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
 
 
 class Relabel:
-    """Returns the labels of demonstrations, in place of the task's `doc_to_target`, which queries keep.
+    """Returns the labels of demonstrations, in place of the task's `doc_to_target`, which queries
+    keep.
 
-    Labels are drawn by the few-shot seed of lm-eval's `--seed` and the row, so that a row has the same label under
-    every model and in every order.
+    Labels are drawn by the few-shot seed of lm-eval's `--seed` and the row, so that a row has the
+    same label under every model and in every order.
 
     Attributes:
-        counts: how many different rows were labeled ("demonstrations"), and how many got another label ("changed").
+        counts: how many different rows were labeled ("demonstrations"), and how many got another
+            label ("changed").
     """
 
     def __init__(self, task: ConfigurableTask, how_labeled: labels.Labels) -> None:

@@ -1,4 +1,5 @@
-"""The tasks of a study: loaded once, with dev sets, and with the demonstrations, order and documents of a cell."""
+"""The tasks of a study: loaded once, with dev sets, and with the demonstrations, order and
+documents of a cell."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _DEV_SEED = 0
 
 
 def open_study(study: Study, limit: float | None, include_path: str | None) -> Grid:
-    """The cells of a study, with its tasks loaded and its dev sets drawn; an `InputError` if a task does not fit it."""
+    """The cells of a study, with its tasks loaded and its dev sets drawn; an `InputError` if a task
+    does not fit it."""
     tasks = load(study.tasks, include_path, study.metadata)
     for name, task in tasks.items():
         loaded = task.loaded
@@ -125,7 +127,8 @@ def _data(
 def load(
     specs: Sequence[str | Mapping[str, Any]], include_path: str | None, metadata: Mapping[str, Any]
 ) -> dict[str, StudyTask]:
-    """Task's name -> the task, for all tasks that the names, groups and changed configurations stand for."""
+    """Task's name -> the task, for all tasks that the names, groups and changed configurations
+    stand for."""
     manager = task_manager(include_path, metadata)
     tasks = dict[str, StudyTask]()
     changed = set[str]()
@@ -224,7 +227,8 @@ def prepare(
 
 
 def varied(loaded: ConfigurableTask, labels: str | None, number: int) -> ConfigurableTask:
-    """A copy of a task with other labels in its demonstrations, and with the format of this number."""
+    """A copy of a task with other labels in its demonstrations, and with the format of this
+    number."""
     task_copy = copied(loaded)
     vary(task_copy, labels, number or None)
     return task_copy
@@ -239,8 +243,8 @@ def draw(
     choice: Mapping[str, Any] | None = None,
     quiet: bool = True,
 ) -> dict[int, Any] | None:
-    """Index in the pool -> demonstration of a task, in the order of this number (`permuted`). None if
-    every document has other demonstrations, or if a model has yet to choose them.
+    """Index in the pool -> demonstration of a task, in the order of this number (`permuted`). None
+    if every document has other demonstrations, or if a model has yet to choose them.
 
     Args:
         quiet: no warning about demonstrations that were replaced.
@@ -274,7 +278,8 @@ def draw(
 
 
 def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
-    """The permutation of number `order`: 0 is the given order, and the others are drawn at random, all different."""
+    """The permutation of number `order`: 0 is the given order, and the others are drawn at random,
+    all different."""
     if order >= math.factorial(len(indices)):
         raise InputError(
             f"orders: {order + 1}: task {task!r} has {len(indices)} demonstrations: give fewer orders."
@@ -290,8 +295,9 @@ def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
 def dev_set(
     task: StudyTask, size: int | None, limit: float | None, used: Sequence[Mapping[str, Any]]
 ) -> dict[int, Mapping[str, Any]]:
-    """The dev set: row of the training split -> document. They are drawn once, and none is among the used
-    demonstrations. A `size` of None is that of the test set; `limit` holds for both sets."""
+    """The dev set: row of the training split -> document. They are drawn once, and none is among
+    the used demonstrations. A `size` of None is that of the test set; `limit` holds for both
+    sets."""
     loaded = task.loaded
     if not loaded.has_training_docs():
         raise InputError(

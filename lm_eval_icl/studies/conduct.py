@@ -1,5 +1,5 @@
-"""A study works like a makefile: the study and its folder determine which targets are missing and can be made, and one
-loop has them made."""
+"""A study works like a makefile: the study and its folder determine which targets are missing and
+can be made, and one loop has them made."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Executor:
     """Runs units, in this process or in others."""
 
     def __init__(self) -> None:
-        # Model's folder -> its units that no process runs yet, in the order in which they were submitted.
+        # Model's folder -> its units that no process runs yet, in the order in which they were
+        # submitted.
         self.waiting: dict[str, deque[Unit]] = defaultdict(deque)
         # The paths of the targets that were submitted, and whose outcomes were not returned yet.
         self.running = set[str]()
@@ -50,8 +51,9 @@ class Executor:
         self.running |= {target.path for target in unit}
 
     def take(self, held: str, holders: Mapping[str, int], among: Iterable[str]) -> Unit | None:
-        """The unit that an idle process runs next, or None: a unit of the model that the process holds, or else of the
-        model in `among` that the fewest processes hold (`holders`). Models are named by their folders."""
+        """The unit that an idle process runs next, or None: a unit of the model that the process
+        holds, or else of the model in `among` that the fewest processes hold (`holders`). Models
+        are named by their folders."""
         folders = [folder for folder in among if self.waiting[folder]]
         if not folders:
             return None
@@ -65,8 +67,8 @@ class Executor:
 
 
 class Here(Executor):
-    """Runs units in this process, all units of a model before the next model is loaded. Returns the outcome of each
-    target as soon as it is done."""
+    """Runs units in this process, all units of a model before the next model is loaded. Returns the
+    outcome of each target as soon as it is done."""
 
     def __init__(self, run: Callable[[Unit], Iterator[Outcome]]) -> None:
         super().__init__()
@@ -85,7 +87,8 @@ class Here(Executor):
 
 
 def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[str, str]) -> None:
-    """Make the missing targets of a study. `failed` gets the reasons of targets that fail, by path."""
+    """Make the missing targets of a study. `failed` gets the reasons of targets that fail, by
+    path."""
     missing = [
         target
         for target, state in states(grid, folder, failed)
@@ -135,8 +138,8 @@ def time_left(seconds: Sequence[float], cells: int) -> str:
 def units_to_start(
     grid: Grid, folder: StudyFolder, running: Collection[str], failed: Mapping[str, str]
 ) -> list[Unit]:
-    """The units that can be run now: trainings and batches of cells whose inputs are in the folder and whose outputs
-    are not, without targets that are running or have failed."""
+    """The units that can be run now: trainings and batches of cells whose inputs are in the folder
+    and whose outputs are not, without targets that are running or have failed."""
     known = states(grid, folder, failed)
     makeable = [target for target, state in known if state == READY and target.path not in running]
     trainings = [(target,) for target in makeable if isinstance(target, Checkpoint)]
@@ -144,9 +147,10 @@ def units_to_start(
 
 
 def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[tuple[Target, str]]:
-    """The cells of a study and the checkpoints that missing cells need, each with its state: `DONE`, `READY` (its
-    inputs are there), `WAITING` (for other targets), or the reason why it cannot be made. Until the dev set can choose,
-    the last candidate's cells on the test set, often those of most passes, stand for the chosen ones, and wait."""
+    """The cells of a study and the checkpoints that missing cells need, each with its state:
+    `DONE`, `READY` (its inputs are there), `WAITING` (for other targets), or the reason why it
+    cannot be made. Until the dev set can choose, the last candidate's cells on the test set, often
+    those of most passes, stand for the chosen ones, and wait."""
     known: dict[str, tuple[Target, str]] = {}
 
     def state_of(target: Target) -> str:

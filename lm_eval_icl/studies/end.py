@@ -1,10 +1,10 @@
-"""The end of a study: its results as a board, with a table, a page, figures and a CSV file. `study.json`, beside the
-cells, has the facts that only the study knows:
+"""The end of a study: its results as a board, with a table, a page, figures and a CSV file.
+`study.json`, beside the cells, has the facts that only the study knows:
 
-    study     the name of the study
-    cells     path of each results file on the test set -> "expected" (the paper's numbers, by column)
-    dev       path of each cell on the dev set -> its metrics, as lm-eval writes them
-    failures  path of a cell or checkpoint that could not be made -> the reason
+    study     the name of the study cells     path of each results file on the test set ->
+    "expected" (the paper's numbers, by column) dev       path of each cell on the dev set -> its
+    metrics, as lm-eval writes them failures  path of a cell or checkpoint that could not be made ->
+    the reason
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def _write_board(
     failures: Mapping[str, str],
     console: Console,
 ) -> int:
-    """Write the page and the figures, and print the tables. Returns the number of figures' files."""
+    """Write the page and the figures, and print the tables. Returns the number of figures'
+    files."""
     study = grid.study
     columns = columns_of(study, grid.tasks)
     left_out = [LeftOutFile(folder.path / path, f"failed: {why}") for path, why in failures.items()]
@@ -213,9 +214,9 @@ def columns_of(study: Study, tasks: Mapping[str, StudyTask]) -> Columns:
 
 
 def board_of(results: Results, columns: Columns) -> Board:
-    """The board of a study's cells, with the values that were chosen on the dev set. If every column
-    belongs to one training only, the models of all trainings share a row, and a task that has
-    results of two trainings has a column for each."""
+    """The board of a study's cells, with the values that were chosen on the dev set. If every
+    column belongs to one training only, the models of all trainings share a row, and a task that
+    has results of two trainings has a column for each."""
     documents = {_trained(cell): run.all_results[0].documents for cell, run in reversed(results)}
     trainings = {training for training, _ in documents}
     together = len(trainings) > 1
@@ -250,7 +251,8 @@ def _trained(cell: Cell) -> Trained:
 
 
 def flips_of(entry: Entry, columns: Columns) -> Estimate | None:
-    """An entry's order sensitivity on the average, or the mean of several averages; None if one of them is missing."""
+    """An entry's order sensitivity on the average, or the mean of several averages; None if one of
+    them is missing."""
     flips = []
     for column in columns.averages or columns.tasks:
         cell = entry.cells.get(column)
@@ -281,8 +283,8 @@ def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
 
 
 def renamed(cell: Cell, run: Run, limit: float | None) -> tuple[Cell, Run]:
-    """A cell on the dev set, with another name of its task, so that it has a column of its own. `limit` is lm-eval's
-    `--limit`, which the dev set has in its size."""
+    """A cell on the dev set, with another name of its task, so that it has a column of its own.
+    `limit` is lm-eval's `--limit`, which the dev set has in its size."""
     name = DEV.format(cell.task)
     tasks = {name: replace(run.tasks[cell.task], task=name)}
     decided = tuple(replace(result, task=name) for result in run.decided)
@@ -290,7 +292,8 @@ def renamed(cell: Cell, run: Run, limit: float | None) -> tuple[Cell, Run]:
 
 
 def expected_of(study: Study, cell: Cell) -> dict[str, float]:
-    """Column -> the paper's number, from the first entry of `expected` that agrees with the cell and has it."""
+    """Column -> the paper's number, from the first entry of `expected` that agrees with the cell
+    and has it."""
     facts = {
         "model": cell.model.name,
         "training": _trained(cell)[0],
@@ -308,10 +311,12 @@ def expected_of(study: Study, cell: Cell) -> dict[str, float]:
 
 
 def print_states(grid: Grid, folder: StudyFolder, console: Console, verbose: bool) -> None:
-    """Print how many cells are in each state, and why some could not be made; `verbose` lists all that are not done."""
+    """Print how many cells are in each state, and why some could not be made; `verbose` lists all
+    that are not done."""
 
     def say(text: str) -> None:
-        # Reasons contain texts of other people's tasks, from which characters that a terminal would obey are removed.
+        # Reasons contain texts of other people's tasks, from which characters that a terminal would
+        # obey are removed.
         console.print(
             Text("".join(c if c.isprintable() else "\ufffd" for c in text)), soft_wrap=True
         )

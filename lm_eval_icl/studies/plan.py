@@ -70,8 +70,8 @@ def documents_of(grid: Grid, cell: Cell) -> int:
 
 
 def check(runner: UnitRunner, cells: Iterable[Cell]) -> None:
-    """Load the model, and raise an `InputError` if a prompt does not fit it. Prompts of other seeds,
-    orders, labels and formats are assumed to be as long."""
+    """Load the model, and raise an `InputError` if a prompt does not fit it. Prompts of other
+    seeds, orders, labels and formats are assumed to be as long."""
     firsts: dict[tuple[str, str, int, str | None, str], Cell] = {}
     for cell in cells:
         key = (cell.variant.name, cell.task, cell.num_fewshot, cell.drawn, cell.split)

@@ -1,5 +1,5 @@
-"""The checkpoints and cells of a study as plain data, each with a path that is made of its inputs; and the choice on
-the dev set."""
+"""The checkpoints and cells of a study as plain data, each with a path that is made of its inputs;
+and the choice on the dev set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from lm_eval_icl.studies.grid import HF, Demonstrations, Study, Training, Varian
 
 @dataclass(frozen=True)
 class Model:
-    """A model of a study: an existing one, or one that the study trains from an existing one, under a method."""
+    """A model of a study: an existing one, or one that the study trains from an existing one, under
+    a method."""
 
     # The arguments of the existing model, as for `--model_args`.
     arguments: Mapping[str, Any]
@@ -53,7 +54,8 @@ class Model:
 
     @property
     def training_arguments(self) -> dict[str, Any]:
-        """The `--model_args` for `lm-eval-icl train`: the model's arguments that it knows, and those of the method."""
+        """The `--model_args` for `lm-eval-icl train`: the model's arguments that it knows, and
+        those of the method."""
         arguments = {key: value for key, value in self.arguments.items() if key in ARGUMENTS}
         if self.under:
             arguments |= self.under.arguments
@@ -61,7 +63,8 @@ class Model:
 
     @cached_property
     def checkpoint(self) -> str:
-        """The name of the trained checkpoint, with a digest of all that its weights depend on; "" without training."""
+        """The name of the trained checkpoint, with a digest of all that its weights depend on; ""
+        without training."""
         if self.training is None or self.under is None:
             return ""
         options = dict(self.training.options)
@@ -118,7 +121,8 @@ class Cell:
 
     @property
     def drawn(self) -> str | None:
-        """The way in which demonstrations are drawn or chosen, as text; None for the task's own way."""
+        """The way in which demonstrations are drawn or chosen, as text; None for the task's own
+        way."""
         return None if self.demonstrations is None else str(self.demonstrations)
 
     @property
@@ -181,14 +185,16 @@ class StudyTask:
     loaded: Any = None
     # Row of the training split -> document.
     dev: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    # (number, way, seed of the demonstrations; split) -> a digest of the documents, prompts, pool and demonstrations;
-    # and of the dev set, if its documents are evaluated, or if a model chooses demonstrations, which are then others.
+    # (number, way, seed of the demonstrations; split) -> a digest of the documents, prompts, pool
+    # and demonstrations; and of the dev set, if its documents are evaluated, or if a model chooses
+    # demonstrations, which are then others.
     data: Mapping[tuple[int, str, int, str], str] = field(default_factory=dict)
     higher_is_better: bool = True  # of the study's metric
 
 
 class Candidate(NamedTuple):
-    """An alternative among which the dev set chooses; the only one if there is nothing to choose."""
+    """An alternative among which the dev set chooses; the only one if there is nothing to
+    choose."""
 
     rule: str  # the decision rule (`Cell.rule`)
     dev: tuple[Cell, ...]  # a cell for each order; empty without a dev set
@@ -288,7 +294,8 @@ class Grid:
 def _depends_on_seed(
     study: Study, shots: int, labels: str | None, how: Demonstrations | None
 ) -> bool:
-    """Whether cells of two seeds may differ. Decision rules and other labels draw by the seed, too."""
+    """Whether cells of two seeds may differ. Decision rules and other labels draw by the seed,
+    too."""
     if labels is not None or study.rules:
         return True
     if isinstance(how, Similar):
@@ -297,8 +304,9 @@ def _depends_on_seed(
 
 
 def batches(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
-    """The cells in batches that are scored together: they differ only in the order of the demonstrations and the number
-    of passes. Cells of a single pass are a batch by themselves, since longer prompts may fit."""
+    """The cells in batches that are scored together: they differ only in the order of the
+    demonstrations and the number of passes. Cells of a single pass are a batch by themselves, since
+    longer prompts may fit."""
     alike: dict[Any, list[Cell]] = defaultdict(list)
     for cell in cells:
         name, passes = passes_of(cell.variant)
@@ -308,7 +316,8 @@ def batches(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
 
 
 def passes_of(variant: Variant) -> tuple[str, int]:
-    """The argument that says how many memories a method makes, and its value; ("", 1) if a method makes one."""
+    """The argument that says how many memories a method makes, and its value; ("", 1) if a method
+    makes one."""
     if variant.method == HF or not (name := methods.find(variant.method).counts_memories):
         return "", 1
     return name, getattr(variant.make(), name)
@@ -317,8 +326,9 @@ def passes_of(variant: Variant) -> tuple[str, int]:
 def choose(
     grid: Grid, candidates: Sequence[Candidate], scores: Sequence[Sequence[float]]
 ) -> tuple[Cell, ...]:
-    """The cells on the test set of the candidate whose `scores` on the dev set have the best mean over orders; of equal
-    means (up to rounding), the first. A score that is not finite counts as the worst."""
+    """The cells on the test set of the candidate whose `scores` on the dev set have the best mean
+    over orders; of equal means (up to rounding), the first. A score that is not finite counts as
+    the worst."""
     dev = grid.study.dev
     assert dev is not None
     higher_is_better = grid.tasks[candidates[0].test[0].task].higher_is_better
@@ -349,6 +359,7 @@ def digest(text: str) -> str:
 
 
 def plain(text: str, longest: int = 150) -> str:
-    """Text as a file's name. A text that is too long or has other characters is changed, and gets a digest."""
+    """Text as a file's name. A text that is too long or has other characters is changed, and gets a
+    digest."""
     name = re.sub(r"[^\w.,=+-]+", "-", text, flags=re.ASCII).lstrip(".-")[-longest:]
     return name if name == text else f"{name}-{digest(text)}"

@@ -1,8 +1,8 @@
 """Runs the units of a study, trainings and cells, in one process, which holds one model at a time.
 
-The cells of a unit differ only in the order of the demonstrations and in the number of Deep-Thinking's
-passes. Equal prompts run once, and queries are scored after the memory of each pass, on the way to
-the last pass. Then lm-eval evaluates every cell with these responses.
+The cells of a unit differ only in the order of the demonstrations and in the number of
+Deep-Thinking's passes. Equal prompts run once, and queries are scored after the memory of each
+pass, on the way to the last pass. Then lm-eval evaluates every cell with these responses.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Options:
 
 
 class UnitRunner:
-    """Runs units in this process, and keeps the model that it loaded last. It only reads the study's folder, but for
-    trainings, which write their unfinished models there."""
+    """Runs units in this process, and keeps the model that it loaded last. It only reads the
+    study's folder, but for trainings, which write their unfinished models there."""
 
     def __init__(
         self,
@@ -208,7 +208,8 @@ class UnitRunner:
                 lm.run.check()
 
     def _run_cells(self, loaded: ICLModel, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """Run cells that differ only in the order of the demonstrations and the number of passes."""
+        """Run cells that differ only in the order of the demonstrations and the number of
+        passes."""
         first = max(cells, key=lambda cell: passes_of(cell.variant)[1])
         task = self.grid.tasks[first.task]
         choice = self._choice(loaded, first)
@@ -321,7 +322,8 @@ class Answered(LM):
     loglikelihood_rolling = generate_until = loglikelihood
 
     def __getattr__(self, name: str) -> Any:
-        """The attributes of a model that lm-eval uses beyond its interface: the tokenizer, `get_model_info`, ..."""
+        """The attributes of a model that lm-eval uses beyond its interface: the tokenizer,
+        `get_model_info`, ..."""
         return getattr(self.model, name)
 
 
@@ -333,8 +335,8 @@ def _set_passes(lm: Any, name: str, number: int) -> None:
 def answer(
     lm: Any, tasks: Sequence[Any], name: str, numbers: set[int]
 ) -> dict[int, dict[int, Iterator[Any]]]:
-    """Number of passes -> id(instance) -> the responses of a model to all requests of these tasks. `name` is the
-    argument that sets the number of passes, or "" (`passes_of`)."""
+    """Number of passes -> id(instance) -> the responses of a model to all requests of these tasks.
+    `name` is the argument that sets the number of passes, or "" (`passes_of`)."""
     instances = list[Instance]()
     for task in tasks:
         instances += task.instances
@@ -364,8 +366,8 @@ def answer(
 def _log_likelihoods(
     lm: ICLModel, tasks: Sequence[Any], instances: Sequence[Instance], numbers: set[int]
 ) -> dict[int, dict[int, Iterator[Any]]]:
-    """`answer` for log-likelihoods, which are scored after the memory of each pass, on the way to the
-    last pass."""
+    """`answer` for log-likelihoods, which are scored after the memory of each pass, on the way to
+    the last pass."""
     lm.begin(tasks)
     run = lm.run
     runner = lm.runner
@@ -399,6 +401,7 @@ def _machine() -> dict[str, Any]:
 
 
 def make_room() -> None:
-    """Free the memory of a model that is no longer used, since it refers to itself, and the next model needs room."""
+    """Free the memory of a model that is no longer used, since it refers to itself, and the next
+    model needs room."""
     gc.collect()
     torch.cuda.empty_cache()
