@@ -281,5 +281,4 @@ def given_ids(
     tokenized again."""
     if isinstance(context, EncodedPrompt) and isinstance(continuation, EncodedText):
         return context.ids, list(continuation.ids)
-    ids: tuple[list[int], list[int]] = original(lm, context, continuation)
-    return ids
+    return original(lm, context, continuation)

@@ -167,8 +167,9 @@ def _features(model: Any, task: Task, pool: Sequence[Any], documents: Sequence[A
     """The hidden states of the evaluated model after the queries of the task's pool, and after
     those of documents."""
     if not isinstance(model, HFLM):
-        name = type(model).__name__
-        raise InputError(f"by=features needs a model of transformers, and {name} is none.")
+        raise InputError(
+            f"by=features needs a model of transformers, and {type(model).__name__} is none."
+        )
     under_icl = predictor(model)
     if isinstance(model, ICLModel):
         identity = model.model_identity()

@@ -1,8 +1,6 @@
 """Registers this package with lm-eval: the names of the models, and the folder of task
 configurations."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import inspect
 from collections.abc import Callable, Mapping

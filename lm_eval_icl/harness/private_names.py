@@ -2,12 +2,9 @@
 object of lm-eval's. (`loading.CheckedHFLM` overrides methods of `HFLM`, as a subclass may.)"""
 
 import copy
-import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-import lm_eval.api.task
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.task import ConfigurableTask
@@ -39,18 +36,6 @@ def add_filters(task: ConfigurableTask, filters: Sequence[Any]) -> None:
 def remove_filters(task: ConfigurableTask, filters: Sequence[Any]) -> None:
     """Remove the filters that `add_filters` has appended last."""
     task._filters = task._filters[: -len(filters)]
-
-
-@contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """Inside this context manager, lm-eval shows no progress bar while it builds a task's
-    requests."""
-    shown = lm_eval.api.task.tqdm
-    lm_eval.api.task.tqdm = functools.partial(shown, disable=True)
-    try:
-        yield
-    finally:
-        lm_eval.api.task.tqdm = shown
 
 
 def encodes_like_all(model: TemplateLM) -> bool:

@@ -153,8 +153,7 @@ class RespondingLM(CheckedHFLM):
         self, ids: torch.Tensor, most: int, until: list[str], **kwargs: Any
     ) -> torch.Tensor:
         """Rows of ids with at most `most` tokens that the model generates after them."""
-        rows: torch.Tensor = self._model_generate(ids, ids.shape[1] + most, until, **kwargs)
-        return rows
+        return self._model_generate(ids, ids.shape[1] + most, until, **kwargs)
 
     def text_of(self, tokens: list[int], until: list[str]) -> str:
         """Decode generated ids as `HFLM` does, without the stop sequence and the text after it."""

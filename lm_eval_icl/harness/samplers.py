@@ -151,11 +151,17 @@ class FixedSampler(PoolSampler):
                 f"choose them. Make a file first (`lm-eval-icl select {self.method.name} ...`), and "
                 "give demonstrations=FILE.json."
             )
-        label = self._task.doc_to_target
-        is_evaluated = evaluated(self._task)
+        task = self._task
         with naming(f"task {self.name!r}: demonstrations={self.how}"):
             rows, replaced = draw(
-                self.df, n, self.how, label, is_evaluated, self.rnd, self.name, self.seed
+                self.df,
+                n,
+                self.how,
+                task.doc_to_target,
+                evaluated(task),
+                self.rnd,
+                self.name,
+                self.seed,
             )
         if replaced and not quiet:
             log.warning(

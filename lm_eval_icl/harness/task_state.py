@@ -27,5 +27,4 @@ class TaskState:
 
 def state_of(task: Any) -> TaskState:
     """The state of a task. A task without one gets one with the default values."""
-    state: TaskState = vars(task).setdefault(STATE, TaskState())
-    return state
+    return vars(task).setdefault(STATE, TaskState())

@@ -125,8 +125,10 @@ def _format(task: ConfigurableTask, number: int) -> None:
     config.fewshot_config = task.fewshot_cfg
     for name, value in _settings(new_format.of(queries)).items():
         setattr(config, name, value)
-    old = {**_settings(queries), "fewshot_config": _settings(demonstrations)}
-    config.metadata["unformatted"] = old
+    config.metadata["unformatted"] = {
+        **_settings(queries),
+        "fewshot_config": _settings(demonstrations),
+    }
 
 
 def _template(config: Any) -> Template:

@@ -3,14 +3,17 @@ documents of a cell."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import lm_eval.api.task
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator_utils import get_sample_size
 
@@ -21,7 +24,7 @@ from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.deciding import check_options
 from lm_eval_icl.harness.documents import among, stable_json, template_of
 from lm_eval_icl.harness.metaicl_task import MetaICLTask, tell_model
-from lm_eval_icl.harness.private_names import copied, without_progress_bars
+from lm_eval_icl.harness.private_names import copied
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.samplers import FixedSampler, GivenSampler, RetrievingSampler
 from lm_eval_icl.harness.task_state import state_of
@@ -220,10 +223,22 @@ def prepare(
         task_copy.set_config("test_split", "dev")
         task_copy.set_config("process_docs", None)  # they are processed
     tell_model(task_copy, model)
-    with recording(), without_progress_bars():
+    with recording(), _without_progress_bars():
         task_copy.build_all_requests(limit=get_sample_size(task_copy, cell.limit))
     state_of(task_copy).requests_are_made = True
     return CellTask(task_copy, None if drawn is None else list(drawn))
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Inside this context manager, lm-eval shows no progress bar while it builds a task's
+    requests."""
+    shown = lm_eval.api.task.tqdm
+    lm_eval.api.task.tqdm = functools.partial(shown, disable=True)
+    try:
+        yield
+    finally:
+        lm_eval.api.task.tqdm = shown
 
 
 def varied(loaded: ConfigurableTask, labels: str | None, number: int) -> ConfigurableTask:
