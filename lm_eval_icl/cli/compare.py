@@ -13,7 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from lm_eval_icl.cli.reading import SHOWN, add_options, read_runs, task_names
+from lm_eval_icl.cli import add_options
+from lm_eval_icl.cli.reading import SHOWN, read_runs, task_names
 from lm_eval_icl.errors import InputError, did_you_mean
 from lm_eval_icl.leaderboard import numbers, tables
 from lm_eval_icl.leaderboard.differences import SCOPES, in_unit, verdict, what_decides

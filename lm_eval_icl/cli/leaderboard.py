@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lm_eval_icl.cli import add_options
 from lm_eval_icl.cli.reading import (
     RESULTS,
     SHOWN,
-    add_options,
     print_left_out,
     print_line,
     read_runs,
@@ -51,8 +51,13 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=RESULTS)
     add_options(parser, _OPTIONS)
-    what = "put the documents of tasks (default: all) into the page: prompts, options, answers"
-    parser.add_argument("--samples", nargs="?", const="", metavar="T,...", help=what)
+    parser.add_argument(
+        "--samples",
+        nargs="?",
+        const="",
+        metavar="T,...",
+        help="put the documents of tasks (default: all) into the page: prompts, options, answers",
+    )
     args = parser.parse_args(arguments)
     files = [file for file in (args.output, args.csv, args.md, args.tex) if file is not None]
     for file in files:  # checked before the results are read

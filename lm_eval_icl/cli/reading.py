@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,6 @@ RESULTS = (
     "results files of lm-eval (best with --log_samples) or of collect, and folders with such files"
 )
 SHOWN = 10  # how many rows the terminal shows
-
-
-def add_options(
-    parser: argparse.ArgumentParser, options: Mapping[str, tuple[str, type, str]]
-) -> None:
-    """Add options with one value each, or none.
-
-    Args:
-        options: name -> what stands for the value in --help; its type (bool for an option without a
-            value); and what the option does.
-    """
-    for name, (metavar, kind, what) in options.items():
-        if kind is bool:
-            parser.add_argument(f"--{name}", action="store_true", help=what)
-        else:
-            parser.add_argument(f"--{name}", metavar=metavar, type=kind, help=what)
 
 
 def task_names(text: str | None) -> list[str] | None:

@@ -10,8 +10,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from lm_eval_icl.cli import add_options
 from lm_eval_icl.cli.compare import only_entry
-from lm_eval_icl.cli.reading import add_options, read_runs
+from lm_eval_icl.cli.reading import read_runs
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard.samples import Sample, answered, samples_of
@@ -36,15 +37,26 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         "Show the documents behind a number: prompt, options, log-likelihoods, answer and right "
         "answer. With two rows, only documents that they answer differently are shown."
     )
-    what = "a results file or folder of one run; or, with --results, an entry of the table"
-    parser.add_argument("first", metavar="A", help=what)
+    parser.add_argument(
+        "first",
+        metavar="A",
+        help="a results file or folder of one run; or, with --results, an entry of the table",
+    )
     parser.add_argument("second", metavar="B", nargs="?", help="another one, shown beside A")
-    what = "results files, or folders, with the entries A and B"
-    parser.add_argument("--results", nargs="+", type=Path, metavar="RESULTS", help=what)
+    parser.add_argument(
+        "--results",
+        nargs="+",
+        type=Path,
+        metavar="RESULTS",
+        help="results files, or folders, with the entries A and B",
+    )
     parser.add_argument("--task", required=True, metavar="T", help="the task (a column)")
     for name, what in (("right", "rightly"), ("wrong", "wrongly")):
-        help_ = f"only documents that this one answers {what}: --right A --wrong B"
-        parser.add_argument(f"--{name}", choices=["A", "B"], help=help_)
+        parser.add_argument(
+            f"--{name}",
+            choices=["A", "B"],
+            help=f"only documents that this one answers {what}: --right A --wrong B",
+        )
     parser.add_argument("--order", type=int, default=0, help="of the demonstrations in a study")
     parser.add_argument("--most", type=int, default=3, metavar="N", help="documents (default: 3)")
     add_options(parser, _OPTIONS)

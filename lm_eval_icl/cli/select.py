@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl import version
-from lm_eval_icl.cli.reading import add_options, model_arguments
+from lm_eval_icl.cli import add_options
+from lm_eval_icl.cli.reading import model_arguments
 from lm_eval_icl.demonstrations.how import METHODS, How, read
 from lm_eval_icl.errors import InputError, log, naming, refusing, writing
 from lm_eval_icl.files import write_atomically
@@ -93,10 +94,18 @@ def _read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> argp
         help=f"{', '.join(METHODS)}, with arguments as in lens:m=200:rho=3; all take pool=N and "
         "balance=False",
     )
-    what = "the model: pretrained=..., dtype=..."
-    parser.add_argument("--model_args", required=True, metavar="K=V,...", help=what)
-    what = "tasks with options, and groups of such tasks"
-    parser.add_argument("--tasks", required=True, metavar="T,...", help=what)
+    parser.add_argument(
+        "--model_args",
+        required=True,
+        metavar="K=V,...",
+        help="the model: pretrained=..., dtype=...",
+    )
+    parser.add_argument(
+        "--tasks",
+        required=True,
+        metavar="T,...",
+        help="tasks with options, and groups of such tasks",
+    )
     parser.add_argument(
         "--seeds",
         default="1234",
@@ -106,8 +115,9 @@ def _read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> argp
     parser.add_argument(
         "--output", required=True, type=Path, metavar="FILE.json", help="the file for the choices"
     )
-    what = "queries in a batch (default: 8)"
-    parser.add_argument("--batch_size", type=int, default=8, metavar="N", help=what)
+    parser.add_argument(
+        "--batch_size", type=int, default=8, metavar="N", help="queries in a batch (default: 8)"
+    )
     add_options(parser, _OPTIONS)
     return parser.parse_args(arguments)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from lm_eval_icl.cli.reading import add_options, print_line
+from lm_eval_icl.cli import add_options
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folder, pairs
 from lm_eval_icl.studies.grid import named, read
@@ -91,8 +91,9 @@ def _read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> argp
     parser.description = (
         "Run a grid of models, methods, tasks, seeds and orders: a table or figure of a paper."
     )
-    what = "a study's file, or a study of --list"
-    parser.add_argument("study", nargs="?", metavar="FILE|NAME", help=what)
+    parser.add_argument(
+        "study", nargs="?", metavar="FILE|NAME", help="a study's file, or a study of --list"
+    )
     add_options(parser, _OPTIONS)
     parser.add_argument(
         "--rerun",
@@ -168,15 +169,17 @@ def _run(
     runner = _runner(grid, folder, args, options)
     if args.rerun is not None:
         again = folder.forget(grid, args.rerun)
-        print_line(console, f"--rerun {args.rerun}: {len(again)} are made again")
+        what = f"--rerun {args.rerun}: {len(again)} are made again"
+        console.print(what, markup=False, highlight=False)
     failed: dict[str, str] = {}
     if args.ray is None:
         conduct(grid, folder, Here(runner.run), failed)
     else:
         from lm_eval_icl.studies.cluster import study_on_ray
 
-        where = (options, folder.path, runner.trainer, args.include_path)
-        with study_on_ray(args.ray, grid, *where) as executor:
+        with study_on_ray(
+            args.ray, grid, options, folder.path, runner.trainer, args.include_path
+        ) as executor:
             conduct(grid, folder, executor, failed)
     not_made = conclude(grid, folder, args.study, failed, console)
     if not_made:

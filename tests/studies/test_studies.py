@@ -10,8 +10,7 @@ import yaml
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.tasks import ICLTask
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.studies import cell_tasks as study_tasks
-from lm_eval_icl.studies import plan, unit_runner
+from lm_eval_icl.studies import cell_tasks, plan, unit_runner
 from lm_eval_icl.studies.conduct import READY
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.unit_runner import Options, UnitRunner
@@ -187,7 +186,7 @@ def test_dev_documents_are_of_the_training_split_and_no_demonstrations(tmp_path)
     progress = opened(tmp_path / "o", Options("cpu", 8), **keys, dev={"size": 20})
     task = progress.grid.tasks["icl_demo_short"]
     pool, rows = list(task.loaded.sampler.df), task.loaded.training_docs()
-    used = [pool[i] for seed in range(6) for i in study_tasks.draw(task, 3, None, seed)]
+    used = [pool[i] for seed in range(6) for i in cell_tasks.draw(task, 3, None, seed)]
     assert len(task.dev) == 20 and all(
         rows[i] == doc and doc not in used for i, doc in task.dev.items()
     )
