@@ -68,7 +68,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     console = Console()
     runs, left_out = read_runs(args.results, metric=args.metric)
     # Not Path.resolve: a file that was left out may be a link to itself.
-    results = {os.path.realpath(file.path) for file in [*runs, *left_out]}
+    every = [*runs, *left_out]
+    results = {os.path.realpath(file.path) for file in every}  # type: ignore[attr-defined]
     for file in files:
         if os.path.realpath(file) in results:
             raise InputError(f"{file}: is one of the results; give another file to write to.")

@@ -130,6 +130,7 @@ def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
         choices = {}
         for task, sampler in waiting.items():
             seed = 1234 if sampler.seed is None else sampler.seed  # lm-eval's default
+            assert sampler.method is not None
             shots = int(task.config.num_fewshot)
             wanted = Wanted(PoolOfTask(task), sampler.method, shots, seed, about)
             choices[str(task.config.task)] = chosen(wanted, under_icl)

@@ -20,7 +20,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl.errors import InputError, refusing
-from lm_eval_icl.harness.documents import as_row, evaluated, texts_in, with_texts
+from lm_eval_icl.harness.documents import Doc, as_row, evaluated, texts_in, with_texts
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.private_names import copied
 from lm_eval_icl.harness.prompts import structure_error
@@ -29,7 +29,6 @@ from lm_eval_icl.harness.samplers import pool_of, pool_sampler, prompt_of
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
-Doc = Mapping[str, Any]
 # A prompt's prefix and demonstrations: the parts before the query, which one memory holds.
 PromptStart = tuple[str, tuple[str, ...]]
 # Replaces each text of a document, so that the text that the template adds can be found.

@@ -195,7 +195,7 @@ def _read(paths: Paths, dev: bool = False) -> list[Run]:
     several = [paths] if isinstance(paths, str | Path) else paths
     runs_read = [run for run in several if isinstance(run, Run)]
     if not runs_read:
-        runs_read, left_out = read([Path(path) for path in several], quiet=True, dev=dev)
+        runs_read, left_out = read([Path(str(path)) for path in several], quiet=True, dev=dev)
         for file in left_out:
             warnings.warn(f"{file.path}: {file.why}", stacklevel=3)
     return sorted(runs_read, key=lambda run: (run.date, run.digest))

@@ -111,7 +111,7 @@ def _data(
 ) -> dict[tuple[int, str, int, str], str]:
     """The digests of `StudyTask.data`."""
     loaded = task.loaded
-    contents = [template_of(loaded), list(loaded.eval_docs), _pool(loaded)]
+    contents: list[Any] = [template_of(loaded), list(loaded.eval_docs), _pool(loaded)]
     contents.append(loaded.pmi if isinstance(loaded, MetaICLTask) else None)
     contents += [variant.name for variant in study.fits]
     in_common = digest_of(contents)

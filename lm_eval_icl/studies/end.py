@@ -50,8 +50,8 @@ def conclude(
     study = grid.study
     known = states(grid, folder, failed)
     failures = {target.path: state for target, state in known if state not in KNOWN}
-    tested = []
-    on_dev = []
+    tested = list[Cell]()
+    on_dev = list[Cell]()
     for target, state in known:
         if isinstance(target, Cell) and state == DONE:
             cells = tested if target.split == "test" else on_dev
@@ -199,7 +199,7 @@ def columns_of(study: Study, tasks: Mapping[str, StudyTask]) -> Columns:
         names += [DEV.format(task) for task in tasks]
     trainings: Sequence[Training | None] = study.trainings or [None]
     for task, training in itertools.product(tasks.values(), trainings):
-        listed = task.inside.keys()  # names in the study's `tasks`
+        listed = set(task.inside)  # names in the study's `tasks`
         if training and training.targets:
             listed &= {*training.targets}
         if not listed:

@@ -218,7 +218,8 @@ class Grid:
         models = list[Model]()
         for given in study.models:
             arguments = dict(given)
-            resources = {**study.resources, **arguments.pop("resources", {})}
+            own = arguments.pop("resources", {})
+            resources = {**study.resources, **own}  # type: ignore[dict-item]
             if not study.trainings:
                 models.append(Model(arguments, resources=resources))
             for training, variant in itertools.product(study.trainings, study.variants):
