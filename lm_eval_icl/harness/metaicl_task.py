@@ -18,13 +18,12 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.api.model import LM, TemplateLM
 from lm_eval.api.task import ConfigurableTask
-from lm_eval.tasks._index import Kind
 from lm_eval.tasks.manager import TaskManager
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.documents import as_row
-from lm_eval_icl.harness.private_names import encodes_like_all
+from lm_eval_icl.harness.private_names import Kind, encodes_like_all
 from lm_eval_icl.harness.samplers import GivenSampler
 from lm_eval_icl.harness.task_state import state_of
 from lm_eval_icl.metaicl.files import (

@@ -52,8 +52,9 @@ class PoolOfTask:
         if not self.docs:
             raise InputError(f"task {self.name!r}: has no few-shot documents to choose from.")
         closed = {as_row(doc) for doc in without}
-        rows = enumerate(self.docs)
-        self.rows = [row for row, doc in rows if not closed or as_row(doc) not in closed]
+        self.rows = [
+            row for row, doc in enumerate(self.docs) if not closed or as_row(doc) not in closed
+        ]
         is_evaluated = evaluated(task)
         is_without = among(task, lambda: without, task.config, task.fewshot_cfg)
         self.is_closed = cache(

@@ -8,6 +8,7 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks._index import Kind  # noqa: F401 (of an entry of lm-eval's index)
 
 # The only attribute that this package adds to a task (`task_state.TaskState`).
 STATE = "lm_eval_icl"
