@@ -124,8 +124,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     ],
     "studies": [
         ("len(candidates) > 1 and all(state == DONE", "len(candidates) > 1 and any(state == DONE"),
-        ("max(means) if higher else min(means)", "max(means)"),
-        ("math.isclose(mean, top, rel_tol=1e-9)", "mean == top"),
+        ("mean if higher_is_better else -mean", "mean"),
+        ("math.isclose(mean, max(means), rel_tol=1e-9)", "mean == max(means)"),
     ],
 }
 # Room -> the folders and files of its fast tests, if they are not only in the folder of its name.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.smoke.smoke import refusals, smoke
+from lm_eval_icl.smoke.every_method import refusals, smoke
 from lm_eval_icl.smoke.tiny import NoTinyModel, types
 from tests.smoke.model_types import NONE, TYPES
 

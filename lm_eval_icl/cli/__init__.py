@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import signal
 import sys
+from collections.abc import Mapping
 from typing import NoReturn
 
 from lm_eval_icl import version
@@ -117,3 +118,19 @@ class OneLine(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} ({self.prog} --help).")
+
+
+def add_options(
+    parser: argparse.ArgumentParser, options: Mapping[str, tuple[str, type, str]]
+) -> None:
+    """Add options with one value each, or none.
+
+    Args:
+        options: name -> what stands for the value in --help; its type (bool for an option without a
+            value); and what the option does.
+    """
+    for name, (metavar, kind, what) in options.items():
+        if kind is bool:
+            parser.add_argument(f"--{name}", action="store_true", help=what)
+        else:
+            parser.add_argument(f"--{name}", metavar=metavar, type=kind, help=what)

@@ -1,4 +1,5 @@
-"""The command `lm-eval-icl collect`: one small file of each run for a shared leaderboard, and a check of such files."""
+"""The command `lm-eval-icl collect`: one small file of each run for a shared leaderboard, and a
+check of such files."""
 
 from __future__ import annotations
 
@@ -44,9 +45,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
 
 def _check(paths: Sequence[Path], console: Console) -> None:
-    """Print a line for every file that does not belong on a shared board; an `InputError` if there is such a file, or
-    if there are no files."""
-    found = {file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])}
+    """Print a line for every file that does not belong on a shared board; an `InputError` if there
+    is such a file, or if there are no files."""
+    found = set[Path]()
+    for path in paths:
+        found.update(path.rglob("*") if path.is_dir() else [path])
     files = {file for file in found if file.is_file() and not file.name.startswith(".")}
     runs, left_out = read(paths, quiet=True)
     wrong = dict.fromkeys(

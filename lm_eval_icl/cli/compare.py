@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from lm_eval_icl.cli import add_options
 from lm_eval_icl.cli.reading import SHOWN, read_runs, task_names
 from lm_eval_icl.errors import InputError, did_you_mean
 from lm_eval_icl.leaderboard import numbers, tables
@@ -27,6 +28,29 @@ from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import family
 
 _REPETITIONS = ("format", "order", "seed")  # axes of a cell, which rows do not differ in
+
+
+_OPTIONS = {
+    "by": (
+        "CONDITION",
+        str,
+        "in place of A and B: all rows that differ by this alone, such as demonstrations, shots, "
+        "labels, rule, method, training or format",
+    ),
+    "tasks": ("T,...", str, "the tasks and groups to compare (default: all)"),
+    "metric": ("M", str, "acc_norm, ece, brier, log_probability, ... (default: acc)"),
+    "margin": (
+        "M",
+        float,
+        "differences within this margin (in points, for percents) count as equivalent",
+    ),
+    "json": ("", bool, "print the numbers as JSON"),
+    "fail-below": (
+        "M",
+        float,
+        "end with status 1 if an interval of A - B is wholly below this (in points)",
+    ),
+}
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -46,37 +70,15 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         metavar="RESULTS",
         help="results files, or folders, with the rows",
     )
-    parser.add_argument(
-        "--by",
-        metavar="CONDITION",
-        help="in place of A and B: all rows that differ by this alone, such as demonstrations, "
-        "shots, labels, rule, method, training or format",
-    )
-    parser.add_argument(
-        "--tasks", metavar="T,...", help="the tasks and groups to compare (default: all)"
-    )
-    parser.add_argument(
-        "--metric", metavar="M", help="acc_norm, ece, brier, log_probability, ... (default: acc)"
-    )
-    parser.add_argument(
-        "--margin",
-        type=float,
-        metavar="M",
-        help="differences within this margin (in points, for percents) count as equivalent",
-    )
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    parser.add_argument(
-        "--fail-below",
-        type=float,
-        metavar="M",
-        help="end with status 1 if an interval of A - B is wholly below this (in points)",
-    )
+    add_options(parser, _OPTIONS)
     args = parser.parse_args(arguments)
     if args.margin is not None and not args.margin > 0:
         raise InputError(f"--margin {args.margin:g}: must be above 0.")
     pairs = list(_by_condition(args) if args.by else _two(args))
     if args.json:
-        lines = [line for pair in pairs for line in _json(pair, args.margin)]
+        lines = list[dict[str, Any]]()
+        for pair in pairs:
+            lines += _json(pair, args.margin)
         print(json.dumps(lines, indent=2, allow_nan=False))
     else:
         console = Console()
@@ -141,7 +143,9 @@ def _by_condition(args: argparse.Namespace) -> Iterator[_Pair]:
     key_of = {entry: board.keys[entry.name] for entry in board.entries}
     pairs = condition_pairs(key_of, args.by)
     if not pairs:
-        known = {name for entry, key in key_of.items() for name in fields_of(entry, key)}
+        known = set[str]()
+        for entry, key in key_of.items():
+            known.update(fields_of(entry, key))
         advice = did_you_mean(args.by, known) or f"rows have {', '.join(sorted(known))}."
         raise InputError(f"--by {args.by}: no two rows differ by this alone; {advice}")
     for _, entry, reference in pairs:

@@ -1,4 +1,5 @@
-"""The command `lm-eval-icl demo`: lm-eval's `hf` and eight methods on the model that comes with the package."""
+"""The command `lm-eval-icl demo`: lm-eval's `hf` and eight methods on the model that comes with the
+package."""
 
 from __future__ import annotations
 
@@ -19,8 +20,12 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument(
         "--limit", default="50", metavar="N", help="documents of each task (default: %(default)s)"
     )
-    what = "the folder of the study (default: %(default)s)"
-    parser.add_argument("--output", default="results/demo", metavar="DIR", help=what)
+    parser.add_argument(
+        "--output",
+        default="results/demo",
+        metavar="DIR",
+        help="the folder of the study (default: %(default)s)",
+    )
     args = parser.parse_args(arguments)
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
     file = Path(__file__).parents[1] / "smoke" / "demo.yaml"

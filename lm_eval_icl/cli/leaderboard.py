@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lm_eval_icl.cli import add_options
 from lm_eval_icl.cli.reading import (
     RESULTS,
     SHOWN,
@@ -22,6 +23,26 @@ from lm_eval_icl.leaderboard import tables
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.build import build
 
+_OPTIONS = {
+    "output": ("FILE.html", Path, "the page: one file that needs no other"),
+    "baseline": (
+        "METHOD|ENTRY",
+        str,
+        "the method or entry with which others are compared (default: icl, or else hf)",
+    ),
+    "metric": (
+        "M",
+        str,
+        "acc_norm, ..., or of the options' probabilities: ece, brier, log_probability",
+    ),
+    "tasks": ("T,...", str, "the tasks and groups that are columns (default: all)"),
+    "csv": ("FILE", Path, "all numbers, with a line for each entry and column"),
+    "md": ("FILE", Path, "the table in Markdown"),
+    "tex": ("FILE", Path, "the table in LaTeX, with booktabs"),
+    "plots": ("DIR", Path, "figures as SVG and PNG, each with its data as CSV"),
+    "costs": ("", bool, "print tokens, passes, seconds and memory too"),
+}
+
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl leaderboard`."""
@@ -29,39 +50,13 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         "Make a table, a page and figures from results files, with a row for each model and method."
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=RESULTS)
+    add_options(parser, _OPTIONS)
     parser.add_argument(
-        "--output", type=Path, metavar="FILE.html", help="the page: one file that needs no other"
-    )
-    what = "the method or entry with which others are compared (default: icl, or else hf)"
-    parser.add_argument("--baseline", metavar="METHOD|ENTRY", help=what)
-    parser.add_argument(
-        "--metric",
-        metavar="M",
-        help="acc_norm, ..., or of the options' probabilities: ece, brier, log_probability",
-    )
-    parser.add_argument(
-        "--tasks", metavar="T,...", help="the tasks and groups that are columns (default: all)"
-    )
-    parser.add_argument(
-        "--csv",
-        type=Path,
-        metavar="FILE",
-        help="all numbers, with a line for each entry and column",
-    )
-    parser.add_argument("--md", type=Path, metavar="FILE", help="the table in Markdown")
-    parser.add_argument(
-        "--tex", type=Path, metavar="FILE", help="the table in LaTeX, with booktabs"
-    )
-    parser.add_argument(
-        "--plots",
-        type=Path,
-        metavar="DIR",
-        help="figures as SVG and PNG, each with its data as CSV",
-    )
-    what = "put the documents of tasks (default: all) into the page: prompts, options, answers"
-    parser.add_argument("--samples", nargs="?", const="", metavar="T,...", help=what)
-    parser.add_argument(
-        "--costs", action="store_true", help="print tokens, passes, seconds and memory too"
+        "--samples",
+        nargs="?",
+        const="",
+        metavar="T,...",
+        help="put the documents of tasks (default: all) into the page: prompts, options, answers",
     )
     args = parser.parse_args(arguments)
     files = [file for file in (args.output, args.csv, args.md, args.tex) if file is not None]
@@ -73,10 +68,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     console = Console()
     runs, left_out = read_runs(args.results, metric=args.metric)
     # Not Path.resolve: a file that was left out may be a link to itself.
-    results = {
-        os.path.realpath(path)
-        for path in (*(run.path for run in runs), *(file.path for file in left_out))
-    }
+    every = [*runs, *left_out]
+    results = {os.path.realpath(file.path) for file in every}  # type: ignore[attr-defined]
     for file in files:
         if os.path.realpath(file) in results:
             raise InputError(f"{file}: is one of the results; give another file to write to.")

@@ -28,8 +28,8 @@ def task_names(text: str | None) -> list[str] | None:
 def read_runs(
     paths: Sequence[Path], where: str = "", metric: str | None = None
 ) -> tuple[list[Run], list[LeftOutFile]]:
-    """The runs in files and folders, and the files that were left out. An `InputError` is raised if there are no runs;
-    its message begins with `where`."""
+    """The runs in files and folders, and the files that were left out. An `InputError` is raised if
+    there are no runs; its message begins with `where`."""
     runs, left_out = read(paths, metric=metric)
     if not runs:
         reason = f" {shown(str(left_out[0].path))}: {shown(left_out[0].why)}" if left_out else ""
@@ -50,7 +50,8 @@ def print_left_out(left_out: Sequence[LeftOutFile], console: Console) -> None:
 
 
 def model_arguments(written: Any, method_names: Collection[str] = ()) -> dict[str, Any]:
-    """The arguments in --model_args, which may be arguments of `load_model`, or of a method (`method_names`)."""
+    """The arguments in --model_args, which may be arguments of `load_model`, or of a method
+    (`method_names`)."""
     from lm_eval_icl.inference.checkpoints import ARGUMENTS  # which imports transformers
 
     arguments = pairs("model_args", written)

@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from lm_eval_icl.cli import add_options
 from lm_eval_icl.cli.compare import only_entry
 from lm_eval_icl.cli.reading import read_runs
 from lm_eval_icl.errors import InputError
@@ -23,36 +24,49 @@ _WIDTH = 80
 _QUERY = 600  # the most characters of a query that are shown without --full
 
 
+_OPTIONS = {
+    "seed": ("SEED", int, "of the demonstrations (default: the first)"),
+    "document": ("ID", int, "only this document"),
+    "full": ("", bool, "print whole prompts"),
+}
+
+
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl samples`."""
     parser.description = (
         "Show the documents behind a number: prompt, options, log-likelihoods, answer and right "
         "answer. With two rows, only documents that they answer differently are shown."
     )
-    what = "a results file or folder of one run; or, with --results, an entry of the table"
-    parser.add_argument("first", metavar="A", help=what)
+    parser.add_argument(
+        "first",
+        metavar="A",
+        help="a results file or folder of one run; or, with --results, an entry of the table",
+    )
     parser.add_argument("second", metavar="B", nargs="?", help="another one, shown beside A")
-    what = "results files, or folders, with the entries A and B"
-    parser.add_argument("--results", nargs="+", type=Path, metavar="RESULTS", help=what)
+    parser.add_argument(
+        "--results",
+        nargs="+",
+        type=Path,
+        metavar="RESULTS",
+        help="results files, or folders, with the entries A and B",
+    )
     parser.add_argument("--task", required=True, metavar="T", help="the task (a column)")
     for name, what in (("right", "rightly"), ("wrong", "wrongly")):
-        help_ = f"only documents that this one answers {what}: --right A --wrong B"
-        parser.add_argument(f"--{name}", choices=["A", "B"], help=help_)
-    parser.add_argument("--seed", type=int, help="of the demonstrations (default: the first)")
+        parser.add_argument(
+            f"--{name}",
+            choices=["A", "B"],
+            help=f"only documents that this one answers {what}: --right A --wrong B",
+        )
     parser.add_argument("--order", type=int, default=0, help="of the demonstrations in a study")
-    parser.add_argument("--document", type=int, metavar="ID", help="only this document")
     parser.add_argument("--most", type=int, default=3, metavar="N", help="documents (default: 3)")
-    parser.add_argument("--full", action="store_true", help="print whole prompts")
+    add_options(parser, _OPTIONS)
     args = parser.parse_args(arguments)
     names = [name for name in (args.first, args.second) if name is not None]
     entries, columns = _entries(names, args.results, args.task)
     sides = _samples(entries, columns, args.seed, args.order)
     common = [doc_id for doc_id in sides[0] if all(doc_id in side for side in sides)]
-    chosen = []
-    for doc_id in common:
-        samples = [side[doc_id] for side in sides]
-        if _is_asked(samples, args):
-            chosen.append(samples)
+    documents = [[side[doc_id] for side in sides] for doc_id in common]
+    chosen = [samples for samples in documents if _is_asked(samples, args)]
     console = Console(width=_WIDTH)
     for name, entry in zip("AB", entries, strict=False):
         console.print(Text(f"{name}: {entry.label} on {shown(entry.on)}", style="bold"))
@@ -80,15 +94,15 @@ def _samples(
     """The samples of each entry, under the same seed if there is one that all entries have."""
     if [column.kind for column in columns] != ["task"]:
         raise InputError(f"--task: must be one task, and not {len(columns)} columns.")
-    units = [answered(entry.cells[columns[0].name]) for entry in entries]
-    alike = [key for key in units[0] if all(key in others for others in units)]
+    # Of each entry: its results by seed and order.
+    results = [answered(entry.cells[columns[0].name]) for entry in entries]
+    alike = [key for key in results[0] if all(key in others for others in results)]
     if seed is not None or order:
-        asked = [key for key in alike if key[0] == seed or seed is None]
-        alike = [key for key in asked if key[1] == order]
+        alike = [key for key in alike if seed in (None, key[0]) and key[1] == order]
         if not alike:
             raise InputError(f"--seed {seed} --order {order}: not all entries have these results.")
     sides = []
-    for entry, of_entry in zip(entries, units, strict=True):
+    for entry, of_entry in zip(entries, results, strict=True):
         samples = samples_of(of_entry[alike[0]] if alike else next(iter(of_entry.values())))
         if not samples:
             raise InputError(

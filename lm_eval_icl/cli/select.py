@@ -1,4 +1,5 @@
-"""The command `lm-eval-icl select`: demonstrations chosen by a published method, written to a file that runs read."""
+"""The command `lm-eval-icl select`: demonstrations chosen by a published method, written to a file
+that runs read."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl import version
+from lm_eval_icl.cli import add_options
 from lm_eval_icl.cli.reading import model_arguments
 from lm_eval_icl.demonstrations.how import METHODS, How, read
 from lm_eval_icl.errors import InputError, log, naming, refusing, writing
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
     from lm_eval_icl.methods import Predictor
 
 
+_OPTIONS = {
+    "num_fewshot": ("N", int, "how many to choose (default: the task's number)"),
+    "device": ("DEVICE", str, "cpu, cuda, ... (default: a GPU if there is one)"),
+    "include_path": ("DIR", str, "a folder of further tasks"),
+    "metadata": ("K=V,...", str, "metadata of the tasks, as for lm_eval"),
+}
+
+
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl select`."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -29,8 +39,61 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.description = (
         "Choose demonstrations by a published method, and write them to a file for --metadata."
     )
-    what = f"{', '.join(METHODS)}, with arguments as in lens:m=200:rho=3; all take pool=N and balance=False"
-    parser.add_argument("how", metavar="HOW", help=what)
+    args = _read_options(parser, arguments)
+    how = read(args.how)
+    if not isinstance(how, How):
+        raise InputError(f"{args.how!r}: there are {', '.join(METHODS)}.")
+    seeds = _seeds(args.seeds)
+    output = args.output
+    if output.is_dir() or not os.access(output.parent, os.W_OK):
+        raise InputError(
+            f"--output {output}: must be a file in a folder that exists and can be written to."
+        )
+    check_folder(args.include_path)
+
+    from lm_eval_icl.demonstrations.chooser import Chooser
+    from lm_eval_icl.demonstrations.kept import about_model
+    from lm_eval_icl.harness.model_choices import PoolOfTask
+    from lm_eval_icl.harness.training import tasks_of
+
+    shots_by_pool: dict[PoolOfTask, int] = {}
+    names = [name for name in args.tasks.split(",") if name]
+    for task in tasks_of(names, args.include_path, pairs("metadata", args.metadata or "")):
+        shots = task.config.num_fewshot if args.num_fewshot is None else args.num_fewshot
+        if not shots or shots < 1:
+            raise InputError(
+                f"--num_fewshot: give how many demonstrations task {task.config.task!r} gets, 1 or "
+                "more."
+            )
+        shots_by_pool[PoolOfTask(task)] = int(shots)
+    predictor, model = _load(args)
+    about = {"how": str(how), "model": about_model(*model), "version": version.version()}
+    tasks: dict[str, Any] = {}
+    for pool, shots in shots_by_pool.items():
+        chooser = Chooser(pool, predictor, how.pool)
+        chosen = {}
+        for seed in seeds:
+            with naming(f"task {pool.name!r}"):
+                choice = chooser.choose(how, shots, seed)
+            chosen[str(seed)] = choice.as_json()
+            rows = ", ".join(map(str, choice.indices))
+            cost = f"{choice.seconds:.1f} s, {choice.tokens:,} tokens"
+            print(f"{pool.name}, seed {seed}: rows {rows}; {cost}", flush=True)
+        digest = {"rows": len(pool.docs), "sha256": pool.docs_digest}
+        tasks[pool.name] = {"n": shots, "pool": digest, "seeds": chosen}
+        with writing(f"--output {output}"):
+            text = json.dumps({"about": about, "tasks": tasks}, indent=1)
+            write_atomically(output, text + "\n")
+    print(f"{output}: lm_eval ... --metadata demonstrations={output} --seed 0,1234,1234,{seeds[0]}")
+
+
+def _read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    parser.add_argument(
+        "how",
+        metavar="HOW",
+        help=f"{', '.join(METHODS)}, with arguments as in lens:m=200:rho=3; all take pool=N and "
+        "balance=False",
+    )
     parser.add_argument(
         "--model_args",
         required=True,
@@ -44,12 +107,6 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         help="tasks with options, and groups of such tasks",
     )
     parser.add_argument(
-        "--num_fewshot",
-        type=int,
-        metavar="N",
-        help="how many to choose (default: the task's number)",
-    )
-    parser.add_argument(
         "--seeds",
         default="1234",
         metavar="N,A..B",
@@ -58,69 +115,22 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument(
         "--output", required=True, type=Path, metavar="FILE.json", help="the file for the choices"
     )
-    parser.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
     parser.add_argument(
         "--batch_size", type=int, default=8, metavar="N", help="queries in a batch (default: 8)"
     )
-    parser.add_argument("--include_path", metavar="DIR", help="a folder of further tasks")
-    parser.add_argument(
-        "--metadata", default="", metavar="K=V,...", help="metadata of the tasks, as for lm_eval"
-    )
-    args = parser.parse_args(arguments)
-    if not isinstance(how := read(args.how), How):
-        raise InputError(f"{args.how!r}: there are {', '.join(METHODS)}.")
+    add_options(parser, _OPTIONS)
+    return parser.parse_args(arguments)
+
+
+def _seeds(written: str) -> list[int]:
     with naming("--seeds"):
-        seeds = expanded(
-            [int(text) if text.isdecimal() else text for text in args.seeds.split(",")]
-        )
+        seeds = expanded([int(text) if text.isdecimal() else text for text in written.split(",")])
     for seed in seeds:
         if not isinstance(seed, int):
             raise InputError(
                 f"--seeds {seed}: must be whole numbers, 0 or more, or ranges such as 0..9."
             )
-    if args.output.is_dir() or not os.access(args.output.parent, os.W_OK):
-        raise InputError(
-            f"--output {args.output}: must be a file in a folder that exists and can be written to."
-        )
-    check_folder(args.include_path)
-
-    from lm_eval_icl.demonstrations.chooser import Chooser
-    from lm_eval_icl.demonstrations.kept import about_model
-    from lm_eval_icl.harness.choosing import PoolOfTask
-    from lm_eval_icl.harness.training import tasks_of
-
-    shots_by_pool: dict[PoolOfTask, int] = {}
-    names = [name for name in args.tasks.split(",") if name]
-    for task in tasks_of(names, args.include_path, pairs("metadata", args.metadata)):
-        shots = task.config.num_fewshot if args.num_fewshot is None else args.num_fewshot
-        if not shots or shots < 1:
-            raise InputError(
-                f"--num_fewshot: give how many demonstrations task {task.config.task!r} gets, 1 or more."
-            )
-        shots_by_pool[PoolOfTask(task)] = int(shots)
-    predictor, model = _load(args)
-    contents: dict[str, Any] = {
-        "about": {"how": str(how), "model": about_model(*model), "version": version.version()}
-    }
-    contents["tasks"] = {}
-    for pool, shots in shots_by_pool.items():
-        chooser, chosen = Chooser(pool, predictor, how.pool), {}
-        for seed in seeds:
-            with naming(f"task {pool.name!r}"):
-                choice = chooser.choose(how, shots, seed)
-            chosen[str(seed)] = choice.as_json()
-            rows, cost = (
-                ", ".join(map(str, choice.indices)),
-                f"{choice.seconds:.1f} s, {choice.tokens:,} tokens",
-            )
-            print(f"{pool.name}, seed {seed}: rows {rows}; {cost}", flush=True)
-        digest = {"rows": len(pool.docs), "sha256": pool.docs_digest}
-        contents["tasks"][pool.name] = {"n": shots, "pool": digest, "seeds": chosen}
-        with writing(f"--output {args.output}"):
-            write_atomically(args.output, json.dumps(contents, indent=1) + "\n")
-    print(
-        f"{args.output}: lm_eval ... --metadata demonstrations={args.output} --seed 0,1234,1234,{seeds[0]}"
-    )
+    return seeds
 
 
 def _load(args: argparse.Namespace) -> tuple[Predictor, tuple[str, Mapping[str, Any]]]:

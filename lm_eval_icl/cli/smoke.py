@@ -31,14 +31,14 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     import transformers
 
-    from lm_eval_icl.smoke import smoke, tiny
+    from lm_eval_icl.smoke import every_method, tiny
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()  # else it lists weights for pictures, for every method
     ran = refused = 0
     for arch in [options.arch] if Path(options.arch).is_dir() else options.arch.split(","):
         try:
-            scores = smoke.smoke(arch, options.limit)
+            scores = every_method.smoke(arch, options.limit)
         except tiny.NoTinyModel as error:
             raise InputError(f"--arch: {error.message}") from error
         for name, by_task in scores.items():
@@ -46,7 +46,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
                 tasks = ", ".join(task for task in by_task if not isinstance(by_task[task], str))
                 print(f"{name} on {arch}: ok ({tasks})", flush=True)
                 ran += 1
-        for name, why in smoke.refusals(scores).items():
+        for name, why in every_method.refusals(scores).items():
             print(f"{name} on {arch}: refused ({why})")
             refused += 1
     print(f"methods: {ran} ran, {refused} refusals")

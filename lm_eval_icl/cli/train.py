@@ -66,17 +66,18 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     processes = PartialState()
     processes.wait_for_everyone()
     if processes.is_main_process:
-        method, output = options["method"], options["output"]
-        print(
-            f"{output}: trained under {method}. lm_eval --model {method} --model_args pretrained={output}"
-        )
+        method = options["method"]
+        output = options["output"]
+        how = f"lm_eval --model {method} --model_args pretrained={output}"
+        print(f"{output}: trained under {method}. {how}")
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # or a process that ends first would abort the other processes
+        # Otherwise a process that ends first would abort the other processes.
+        torch.distributed.destroy_process_group()
 
 
 def training(options: Mapping[str, Any]) -> Callable[[], None]:
-    """A function that trains a model with these options of the command, and writes its checkpoint. The options are
-    checked now, as far as this is possible without the model and the data."""
+    """A function that trains a model with these options of the command, and writes its checkpoint.
+    The options are checked now, as far as this is possible without the model and the data."""
     import torch
 
     from lm_eval_icl.harness.training import check_tasks
@@ -137,31 +138,25 @@ def _train(
     from lm_eval_icl.training.metaicl_tasks import load_rows, setting_tasks
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    metadata, tasks, rows = pairs("metadata", options.get("metadata", {})), list[Any](), {}
+    metadata = pairs("metadata", options.get("metadata", {}))
+    tasks = list[Any]()
+    rows = {}
     if "episodes" in options:
         tasks += read_file(Path(str(options["episodes"])))
     elif "tasks" in options:
         names = _names(options["tasks"])
-        tasks += [
-            HarnessTask(task) for task in tasks_of(names, options.get("include_path"), metadata)
-        ]
+        tasks += map(HarnessTask, tasks_of(names, options.get("include_path"), metadata))
     else:
-        data, k = MetaICLFolder(str(options["data"]), "--data"), options.get("train_k", 16384)
+        data = MetaICLFolder(str(options["data"]), "--data")
+        k = options.get("train_k", 16384)
         rows = load_rows(str(options["metaicl"]), data, k, skips(metadata))
     model, tokenizer = load_model(model_args)
-    data_options = {
-        "metadata": metadata,
-        "metaicl": options.get("metaicl"),
-        "channel": options.get("channel", False),
-    }
-    limits: dict[str, Any] = {
-        name: model_args.get(name) for name in ("max_length", "add_bos_token")
-    }
+    channel = options.get("channel", False)
+    bos = model_args.get("add_bos_token")
+    limits: dict[str, Any] = {"max_length": model_args.get("max_length"), "add_bos_token": bos}
     if rows:
         predictor = Predictor(model, tokenizer, method, **limits)
-        tasks += setting_tasks(
-            rows, predictor, options.get("channel", False), limits["add_bos_token"]
-        )
+        tasks += setting_tasks(rows, predictor, channel, bos)
     train(
         model,
         tokenizer,
@@ -173,7 +168,9 @@ def _train(
         source=str(model_args["pretrained"]),
         identity={
             "model_args": {name: str(value) for name, value in sorted(model_args.items())},
-            **data_options,
+            "metadata": metadata,
+            "metaicl": options.get("metaicl"),
+            "channel": channel,
         },
         **limits,
         resume=options.get("resume", False),

@@ -29,7 +29,7 @@ from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 class TaskPool(Protocol):
     """The documents that may become a task's demonstrations, as prompts.
 
-    `harness.choosing.PoolOfTask` is such a pool.
+    `harness.model_choices.PoolOfTask` is such a pool.
 
     Attributes:
         docs: the documents. A row is the index of a document.

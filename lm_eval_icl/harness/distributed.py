@@ -1,10 +1,9 @@
 """Runs with several processes: how the processes exchange values, and how they exit."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
@@ -25,8 +24,8 @@ def from_all(mine: T) -> list[T]:
 
 
 def from_first(value: Callable[[], T]) -> T:
-    """The first process's value, for all processes. Every process calls this function. If the first process fails, its
-    launcher ends the other processes."""
+    """The first process's value, for all processes. Every process calls this function. If the first
+    process fails, its launcher ends the other processes."""
     if not _has_group():
         return value()
     message = [value() if torch.distributed.get_rank() == 0 else None]
@@ -35,9 +34,12 @@ def from_first(value: Callable[[], T]) -> T:
 
 
 def total(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Sum (nested) dictionaries of numbers by key. A dictionary without a key adds nothing to the key's sum."""
-    keys = dict.fromkeys(key for share in shares for key in share)
-    lists = {key: [share[key] for share in shares if key in share] for key in keys}
+    """Sum (nested) dictionaries of numbers by key. A dictionary without a key adds nothing to the
+    key's sum."""
+    lists = defaultdict[str, list[Any]](list)
+    for share in shares:
+        for key, value in share.items():
+            lists[key].append(value)
     return {
         key: total(values) if isinstance(values[0], dict) else sum(values)
         for key, values in lists.items()
@@ -61,8 +63,9 @@ def peak_bytes(device: torch.device, *, reset: bool = False) -> int:
 
 @functools.cache
 def leave_in_order() -> None:
-    """Destroy the process group when this process exits, if its backend is gloo: gloo's threads sometimes abort a
-    process that exits. (Destroying a group of NCCL may wait for a process that has failed.)"""
+    """Destroy the process group when this process exits, if its backend is gloo: gloo's threads
+    sometimes abort a process that exits. (Destroying a group of NCCL may wait for a process that
+    has failed.)"""
 
     def leave() -> None:
         if _has_group() and torch.distributed.get_backend() == "gloo":

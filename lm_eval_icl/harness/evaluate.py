@@ -1,7 +1,5 @@
 """The wrapper of `lm_eval.evaluate`, which `lm_eval_icl.harness.patches` installs."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,12 +13,13 @@ from lm_eval.evaluator_utils import get_sample_size
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.files import as_json, digest
 from lm_eval_icl.harness import deciding, plugin
-from lm_eval_icl.harness.choosing import give_chosen, give_rankings, retrieving
+from lm_eval_icl.harness.metaicl_task import MetaICLTask, tell_model
+from lm_eval_icl.harness.model_choices import give_chosen, give_rankings, retrieving
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.requests import some
 from lm_eval_icl.harness.response_cache import resumable
-from lm_eval_icl.harness.tasks import bind
+from lm_eval_icl.harness.task_state import state_of
 from lm_eval_icl.inference.identity import weights_digest
 
 FEW_DOCUMENTS = 30
@@ -40,27 +39,31 @@ def announced(
     model = lm.lm if isinstance(lm, CachingLM) else lm
     call = inspect.signature(original).bind(lm, task_dict, *args, **kwargs).arguments
     tasks: Mapping[str, Task] = task_dict.get("tasks", {}) if isinstance(task_dict, dict) else {}
+    limit = call.get("limit")
     is_ours = isinstance(model, ICLModel)
-    warn_of_documents(tasks, call.get("limit"))
+    warn_of_documents(tasks, limit)
     weights = weights_of(model)
     if is_ours and isinstance(lm, CachingLM):
         lm = resumable(lm)
-    ruled_tasks = []
     try:
         for task in tasks.values():
-            bind(task, model)
-            if deciding.give_rules(task, model):
-                ruled_tasks.append(task)
-        ruled = {name: task.deciding for name, task in tasks.items() if deciding.is_deciding(task)}
+            tell_model(task, model)
+            deciding.give_rules(task, model)
+        ruled = {
+            name: rules
+            for name, task in tasks.items()
+            if (rules := state_of(task).rules) is not None
+        }
         samplers = retrieving(tasks)
-        if call.get("cache_requests") and (
-            ruled or samplers or (is_ours and not call.get("rewrite_requests_cache"))
-        ):
-            raise InputError(
-                "--cache_requests: lm-eval finds stored prompts by task and number of demonstrations, not by seed, "
-                "choice of demonstrations or decision rule, so that a run could get another's prompts: leave it out."
-            )
-        give_rankings(model, tasks, call.get("limit"))
+        if call.get("cache_requests"):
+            may_be_of_another_method = is_ours and not call.get("rewrite_requests_cache")
+            if ruled or samplers or may_be_of_another_method:
+                raise InputError(
+                    "--cache_requests: lm-eval finds stored prompts by task and number of "
+                    "demonstrations, not by seed, choice of demonstrations or decision rule, so "
+                    "that a run could get another's prompts: leave it out."
+                )
+        give_rankings(model, tasks, limit)
         if is_ours:
             model.chosen = give_chosen(model, tasks.values())
             model.begin(list(tasks.values()))
@@ -69,36 +72,35 @@ def announced(
         with recording() if is_ours else nullcontext():
             results = original(lm, task_dict, *args, **kwargs)
     finally:
-        for task in ruled_tasks:
+        for task in tasks.values():
             deciding.take_rules(task)
     if is_ours:
         model.finish()
-    if results is not None:  # only one of several processes has the results
-        deciding.record(ruled, results)
-        read: int | None = 0  # responses that were not computed; None if that is not known
-        if isinstance(lm, CachingLM):
-            read = model.counts["responses_read"] if is_ours else None
-        rows = {
+    if results is None:  # only one of several processes has the results
+        return None
+    deciding.record(ruled, results)
+    read: int | None = 0  # responses that were not computed; None if that is not known
+    if isinstance(lm, CachingLM):
+        read = model.counts["responses_read"] if is_ours else None
+    results["provenance"] = {
+        "weights": weights,
+        "responses": {"read": read},
+        "demonstrations": {
             name: task.demonstration_rows
             for name, task in tasks.items()
-            if getattr(task, "demonstration_rows", "")
-        }
-        results["provenance"] = {
-            "weights": weights,
-            "responses": {"read": read},
-            "demonstrations": rows,
-        }
-        if is_ours:
-            results["plugins"] = plugin.provenance(type(model).__name__)
-        for name, sampler in samplers.items():
-            config = results["configs"][name]
-            metadata = config.get("metadata") or {}
-            config["metadata"] = metadata | {"retrieved": sampler.facts}
+            if isinstance(task, MetaICLTask) and task.demonstration_rows
+        },
+    }
+    if is_ours:
+        results["plugins"] = plugin.provenance(type(model).__name__)
+    for name, sampler in samplers.items():
+        deciding.add_metadata(results, name, {"retrieved": sampler.facts})
     return results
 
 
 def warn_of_documents(tasks: Mapping[str, Task], limit: float | None) -> None:
-    """Warn of tasks of which `--limit` takes documents that can show little: one line for all of them."""
+    """Warn of tasks of which `--limit` takes documents that can show little: one line for all of
+    them."""
     few = []
     one_answer = []
     for name, task in tasks.items() if limit else ():
@@ -120,7 +122,8 @@ def warn_of_documents(tasks: Mapping[str, Task], limit: float | None) -> None:
 
 
 def weights_of(model: Any) -> str | None:
-    """A digest of the model's weights and tokenizer; None for a model that has no files or no tokenizer here."""
+    """A digest of the model's weights and tokenizer; None for a model that has no files or no
+    tokenizer here."""
     if getattr(model, "rank", 0) or not hasattr(model, "tokenizer"):
         return None
     adapters = (getattr(model, "peft", None), getattr(model, "delta", None))

@@ -1,7 +1,9 @@
-"""The models that lm-eval finds by name: its `HFLM`, with scoring and generation after memories of demonstrations.
+"""The models that lm-eval finds by name: its `HFLM`, with scoring and generation after memories of
+demonstrations.
 
-Loading, dtype, quantization, PEFT, device_map, chat templates and rolling log-likelihood are inherited from `HFLM`.
-`lm_eval_icl.methods.runner` runs the method; this module only connects the two.
+Loading, dtype, quantization, PEFT, device_map, chat templates and rolling log-likelihood are
+inherited from `HFLM`. `lm_eval_icl.methods.runner` runs the method; this module only connects the
+two.
 
 `lm_eval_icl.harness.models.icl` is the class of `--model icl`, and so on for every method's name.
 """
@@ -15,44 +17,43 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import transformers
-from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
 from lm_eval_icl import methods, version
 from lm_eval_icl.errors import InputError, log
-from lm_eval_icl.harness import patches, responses
+from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.arguments import CommonArguments, read_arguments
 from lm_eval_icl.harness.distributed import peak_bytes
-from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
+from lm_eval_icl.harness.prepared_run import PreparedRun
 from lm_eval_icl.harness.requests import RequestTokenizer
-from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.harness.responses import RespondingLM
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.identity import source_digest
 from lm_eval_icl.inference.memory import vocabulary_of
-from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import PromptTokenizer
 from lm_eval_icl.training import record
 
-# Arguments of `HFLM` that are not part of a run's identity: they only say where and how fast the model runs, or their
-# effect shows in the loaded model and tokenizer.
+# Arguments of `HFLM` that are not part of a run's identity: they only say where and how fast the
+# model runs, or their effect shows in the loaded model and tokenizer.
 _NOT_IDENTITY = frozenset(
     "device device_map parallelize max_memory_per_gpu max_cpu_memory offload_folder batch_size "
     "max_batch_size low_cpu_mem_usage token dtype tokenizer".split()
 )
 
 
-class ICLModel(CheckedHFLM):
+class ICLModel(RespondingLM):
     """An in-context-learning method as a model of lm-eval.
 
     Args:
-        pretrained: as for `hf`, like every argument that belongs neither to the method nor to `CommonArguments`. A
-            checkpoint that another of these models has loaded (`Loaded`) brings all arguments of that model but its
-            method's.
-        batch_size: how many texts are generated in one batch; how many queries that cannot be packed are scored in one
-            batch; and, on an accelerator, the smallest number of queries in a packed pass. "auto" begins with
-            `max_batch_size`. After an out-of-memory error, the batch is halved and run again.
+        pretrained: as for `hf`, like every argument that belongs neither to the method nor to
+            `CommonArguments`. Another of these models shares its checkpoint, and all its arguments
+            but its method's.
+        batch_size: how many texts are generated in one batch; how many queries that cannot be
+            packed are scored in one batch; and, on an accelerator, the smallest number of queries
+            in a packed pass. "auto" begins with `max_batch_size`. After an out-of-memory error, the
+            batch is halved and run again.
 
     Raises:
         InputError: an argument is unknown or outside its range, or the model cannot be used.
@@ -60,29 +61,31 @@ class ICLModel(CheckedHFLM):
 
     method_class: ClassVar[type[Method]]
     common: CommonArguments
-    runner: MethodRunner
-    _origin: dict[str, Any]
+    origin: dict[str, Any]
 
     def __init__(
-        self, pretrained: str | transformers.PreTrainedModel | Loaded | None = None, **kwargs: Any
+        self,
+        pretrained: str | transformers.PreTrainedModel | ICLModel | None = None,
+        **kwargs: Any,
     ) -> None:
         capabilities = None
-        if isinstance(pretrained, Loaded):
-            assert isinstance(pretrained.lm, ICLModel)
-            self._origin, capabilities = pretrained.lm._origin, pretrained.lm.runner.capabilities
-            kwargs = {**dataclasses.asdict(pretrained.lm.common), **kwargs}
+        if isinstance(pretrained, ICLModel):
+            self.origin = pretrained.origin
+            capabilities = pretrained.runner.capabilities
+            kwargs = {**dataclasses.asdict(pretrained.common), **kwargs}
         else:
-            self._origin = {"version": version.version(), "commit": version.commit()}
-            if source := source_digest(
-                self.method_class
-            ):  # now: the file may be edited while the model runs
-                self._origin["source"] = source
+            self.origin = {"version": version.version(), "commit": version.commit()}
+            # Now, since the file may be edited while the model runs.
+            source = source_digest(self.method_class)
+            if source:
+                self.origin["source"] = source
         method, self.common, forwarded = read_arguments(
             self.method_class, {**kwargs, "pretrained": pretrained}
         )
         super().__init__(**forwarded)
         self.trained = record.read(self.config)
-        # The demonstrations that the model has chosen for the tasks of a run (`harness.choosing`).
+        # The demonstrations that the model has chosen for the tasks of a run
+        # (`harness.model_choices`).
         self.chosen: dict[str, Any] = {}
         if warning := record.mismatch(self.trained, method):
             log.warning("%s: %s.", method.name, warning)
@@ -97,7 +100,7 @@ class ICLModel(CheckedHFLM):
             store_bytes=self.common.store_bytes,
             softmax_dtype=self.softmax_dtype,
             mixed_precision_dtype=self.mixed_precision_dtype,
-            tensor_parallel=self._is_tensor_parallel,
+            tensor_parallel=self.is_tensor_parallel,
             plain=self.common.plain,
             capabilities=capabilities,
         )
@@ -126,7 +129,7 @@ class ICLModel(CheckedHFLM):
         return int(self.max_batch_size if self.batch_size == "auto" else self.batch_size)
 
     @property
-    def _is_tensor_parallel(self) -> bool:
+    def is_tensor_parallel(self) -> bool:
         """Whether every forward pass is divided among several processes (tensor parallelism)."""
         return bool(self._forwarded.get("tp_plan")) and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
@@ -143,16 +146,15 @@ class ICLModel(CheckedHFLM):
     def finish(self) -> None:
         """End a run, on every process: sum the counts of all processes.
 
-        This is not done in `loglikelihood`, since a process with all its responses in the cache never calls
-        `loglikelihood`, and the other processes would wait for it.
+        This is not done in `loglikelihood`, since a process with all its responses in the cache
+        never calls `loglikelihood`, and the other processes would wait for it.
         """
         self.run.check()  # a process that ran nothing has not yet counted what it left out
-        store, ran = self.runner.store, self.runner.tokens_run
+        store = self.runner.store
+        ran = self.runner.tokens_run
         self.counts = self.total(
             {
-                "left_out": self.run.left_out,
-                "truncated": self.run.truncated,
-                "own_demonstrations": self.run.own_demonstrations,
+                **self.run.counts,
                 "contexts_encoded": store.encoded,
                 "contexts_reused": store.reused,
                 "tokens_run": ran,
@@ -164,78 +166,55 @@ class ICLModel(CheckedHFLM):
             }
         )
 
-    # Requests.
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Score]:
-        """The summed log-probability of every continuation, and whether greedy decoding would produce it."""
-        if self.enable_thinking:
-            return super().loglikelihood(requests, disable_tqdm)  # raises an error about thinking
-        return responses.score(
-            self, self.run, self.runner, requests, disable_tqdm or self.rank != 0
-        )
-
-    def loglikelihood_rolling(
-        self, requests: list[Instance], disable_tqdm: bool = False
-    ) -> list[float]:
-        """The log-probability of whole texts, in rolling windows, as `HFLM` has it. There are no demonstrations."""
-        score = super().loglikelihood_rolling
-        return responses.score_texts(self.run, self.model, score, requests, disable_tqdm)
-
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
-        return responses.generate_until(
-            self, self.run, self.runner, requests, disable_tqdm or self.rank != 0
-        )
-
     # What lm-eval writes into results files, and the identity of a run.
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval writes under "config" in the results file: `HFLM`'s information, and what was run ("icl")."""
-        return super().get_model_info() | {
-            "icl": {
-                **self._origin,
-                "method": self.method.name,
-                **dataclasses.asdict(self.method),
-                **dataclasses.asdict(self.common),
-                "canonical_order": self.canonical_order,
-                **({"trained": self.trained} if self.trained else {}),
-                **({"chosen": self.chosen} if self.chosen else {}),
-                **self.counts,
-            }
+        """What lm-eval writes under "config" in the results file: `HFLM`'s information, and what
+        was run ("icl")."""
+        icl = {
+            **self.origin,
+            "method": self.method.name,
+            **dataclasses.asdict(self.method),
+            **dataclasses.asdict(self.common),
+            "canonical_order": self.canonical_order,
         }
+        if self.trained:
+            icl["trained"] = self.trained
+        if self.chosen:
+            icl["chosen"] = self.chosen
+        return {**super().get_model_info(), "icl": {**icl, **self.counts}}
 
     def identity(self) -> dict[str, Any]:
-        """What responses depend on besides the requests. A cache (`--use_cache`) of another identity is refused."""
-        model, ours = (
-            self.model_identity(),
-            self.method_class.__module__.partition(".")[0] == "lm_eval_icl",
-        )
-        nameless = "code of this method" if not (ours or "source" in self._origin) else ""
-        if nameless or not (model["model_files_digest"] or model["model_sha"]):
+        """What responses depend on besides the requests. A cache (`--use_cache`) of another
+        identity is refused."""
+        model = self.model_identity()
+        unknown = ""
+        if not (model["model_files_digest"] or model["model_sha"]):
+            unknown = "weights of this model"
+        is_ours = self.method_class.__module__.partition(".")[0] == "lm_eval_icl"
+        if not is_ours and "source" not in self.origin:
+            unknown = "code of this method"
+        if unknown:
             raise InputError(
-                f"--use_cache: the {nameless or 'weights of this model'} came from no file, so that a cache could not "
-                "tell them from others: leave --use_cache out."
+                f"--use_cache: the {unknown} came from no file, so that a cache could not tell them "
+                "from others: leave --use_cache out."
             )
-        return {
+        identity: dict[str, Any] = {
             "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),
             "dtype": str(self.model.dtype),
             "max_length": self.max_length,
             "canonical_order": self.canonical_order,
             "overflow": self.common.overflow,
             "plain": self.common.plain,
-            **{
-                name: str(value)
-                for name, value in self._forwarded.items()
-                if name not in _NOT_IDENTITY
-            },
-            **self._origin,
+            **self.origin,
             "method": self.method.name,
-            **{
-                f"{self.method.name}.{name}": value
-                for name, value in dataclasses.asdict(self.method).items()
-            },
-            **model,
         }
+        for name, value in self._forwarded.items():
+            if name not in _NOT_IDENTITY:
+                identity[name] = str(value)
+        for name, value in dataclasses.asdict(self.method).items():
+            identity[f"{self.method.name}.{name}"] = value
+        return identity | model
 
 
 @functools.cache

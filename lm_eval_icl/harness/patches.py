@@ -6,8 +6,6 @@ tasks, runs MetaICL's token ids, and reads `--metadata demonstrations=...`, `shu
 `labels=...`, `format=SEED` and `decide=...`.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect
@@ -15,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-OURS, EVERYBODY = "our models", "all models"
+OURS = "our models"
+EVERYBODY = "all models"
 # The doors by which a program finds this package: the start-up hook (`lm_eval`), `import
 # lm_eval_icl`, and the entry points that lm-eval reads after 0.4.13. An entry point is loaded when
 # a model of ours is made: too late for what happens earlier, and never in a run of another model.
-EVERY_DOOR, EARLY_DOORS = "every door", "the hook and the import"
+EVERY_DOOR = "every door"
+EARLY_DOORS = "the hook and the import"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ PATCHES = (
     ),
     Patch(
         "lm_eval.api.model:TemplateLM._encode_pair",
-        "metaicl:given_ids",
+        "metaicl_task:given_ids",
         EVERYBODY,
         EVERY_DOOR,
         "A request that comes with its token ids, as MetaICL's do, is not tokenized again.",
@@ -163,7 +163,8 @@ def _wrapper(patch: Patch) -> Callable[..., Any]:
 def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> None:
     """Replace `place.name` by a function that calls `wrapper(original, *args, **kwargs)`, unless it
     is replaced so."""
-    original, attribute = getattr(place, name), inspect.getattr_static(place, name)
+    original = getattr(place, name)
+    attribute = inspect.getattr_static(place, name)
     wrappers = getattr(original, "wrappers", ())
     if wrapper in wrappers:
         return
@@ -173,4 +174,5 @@ def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> None:
         return wrapper(original, *args, **kwargs)
 
     patched.wrappers = (*wrappers, wrapper)  # type: ignore[attr-defined]
-    setattr(place, name, staticmethod(patched) if isinstance(attribute, staticmethod) else patched)
+    is_static = isinstance(attribute, staticmethod)
+    setattr(place, name, staticmethod(patched) if is_static else patched)

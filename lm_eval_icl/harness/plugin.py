@@ -1,8 +1,6 @@
 """Registers this package with lm-eval: the names of the models, and the folder of task
 configurations."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import inspect
 from collections.abc import Callable, Mapping
@@ -119,7 +117,7 @@ def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> 
             call.arguments["include_path"] = [ours, *paths]
     original(*call.args, **call.kwargs)
     if "metaicl" in metadata:
-        from lm_eval_icl.harness.metaicl import leave_out_missing
+        from lm_eval_icl.harness.metaicl_task import leave_out_missing
 
         leave_out_missing(args[0])
 

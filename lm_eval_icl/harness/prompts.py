@@ -1,12 +1,11 @@
 """The parts of a few-shot prompt, recorded where lm-eval joins them.
 
-lm-eval gives a model only the joined string. Inside `recording`, its `ConfigurableTask.fewshot_context` therefore
-returns a `FewShotPrompt`, a string that also gives its parts. The parts are never guessed from the text: a mark is put
-before every turn that `build_qa_turn` makes, and the marks are found again in the joined prompt. So the code that joins
+lm-eval gives a model only the joined string. Inside `recording`, its
+`ConfigurableTask.fewshot_context` therefore returns a `FewShotPrompt`, a string that also gives its
+parts. The parts are never guessed from the text: a mark is put before every turn that
+`build_qa_turn` makes, and the marks are found again in the joined prompt. So the code that joins
 the turns (concatenation, `multiple_input_context`, a chat template) need not be copied here.
 """
-
-from __future__ import annotations
 
 import functools
 import inspect
@@ -23,9 +22,9 @@ from lm_eval.api.utils import Message
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
-# The mark that is put before every turn while lm-eval joins the turns, and is removed afterwards: a code point of
-# Unicode's private use area. If a document contains it, there are more marks than turns, and the prompt is left without
-# parts instead of being divided at the wrong place.
+# The mark that is put before every turn while lm-eval joins the turns, and is removed afterwards: a
+# code point of Unicode's private use area. If a document contains it, there are more marks than
+# turns, and the prompt is left without parts instead of being divided at the wrong place.
 _MARK = "\U000f1c1e"
 
 
@@ -38,17 +37,21 @@ def structure_error(task_name: str | None) -> InputError:
     )
 
 
-# Whether prompts are recorded; and the number of turns so far in the prompt that is being built, or None.
+# Whether prompts are recorded.
 _recording: ContextVar[bool] = ContextVar("recording", default=False)
+# The number of turns so far in the prompt that is being built; None outside of recorded prompts.
 _turns: ContextVar[int | None] = ContextVar("turns", default=None)
-# Reading a signature takes longer than dividing a prompt, and thousands of prompts come from one function.
+# The document whose prompt is being built, or was built last.
+_document: ContextVar[dict[str, Any]] = ContextVar("document")
+# Reading a signature takes longer than dividing a prompt, and thousands of prompts come from one
+# function.
 _signature = functools.cache(inspect.signature)
 
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Inside this context manager, lm-eval's tasks build `FewShotPrompt`s. `lm_eval.evaluate` enters it for this
-    package's models."""
+    """Inside this context manager, lm-eval's tasks build `FewShotPrompt`s. `lm_eval.evaluate`
+    enters it for this package's models."""
     from lm_eval_icl.harness import patches
 
     patches.install()
@@ -57,6 +60,11 @@ def recording() -> Iterator[None]:
         yield
     finally:
         _recording.reset(token)
+
+
+def current_document() -> dict[str, Any]:
+    """The document whose prompt is being built, for samplers, which lm-eval does not tell it."""
+    return _document.get()
 
 
 def marked_turn(
@@ -74,12 +82,10 @@ def marked_turn(
 def with_parts(
     original: Callable[..., str | list[str]], task: Any, *args: Any, **kwargs: Any
 ) -> str | list[str]:
-    """Wrapper of `ConfigurableTask.fewshot_context`: inside `recording`, return the prompt as a `FewShotPrompt`. A
-    sampler of demonstrations that depend on the document (`tasks.RetrievingSampler`) is told which document it is."""
+    """Wrapper of `ConfigurableTask.fewshot_context`: inside `recording`, return the prompt as a
+    `FewShotPrompt`. A sampler may ask for the document (`current_document`)."""
     call = _signature(original).bind(task, *args, **kwargs)
-    sampler: Any = getattr(task, "sampler", None)
-    if hasattr(sampler, "document"):
-        sampler.document = call.arguments["doc"]
+    _document.set(call.arguments["doc"])
     if not _recording.get():
         return original(task, *args, **kwargs)
     if call.arguments.get("chat_template") is not None:
@@ -108,7 +114,8 @@ def _compiled(template: str) -> Template:
 
 
 def _with_parts(marked: str, turns: int) -> str:
-    """The prompt without its marks: a `FewShotPrompt`, or a plain string if there is not one mark for each turn."""
+    """The prompt without its marks: a `FewShotPrompt`, or a plain string if there is not one mark
+    for each turn."""
     if not isinstance(
         marked, str
     ):  # the result of another model's chat template, which `_render` did not change
@@ -122,13 +129,15 @@ def _with_parts(marked: str, turns: int) -> str:
 def _render(
     chat_template: Callable[..., str], messages: list[dict[str, str]], **kwargs: Any
 ) -> str:
-    """Apply a chat template to marked messages. The result has no marks if marks would change the rest of the text."""
+    """Apply a chat template to marked messages. The result has no marks if marks would change the
+    rest of the text."""
     plain = chat_template(
         [{**m, "content": m["content"].replace(_MARK, "")} for m in messages], **kwargs
     )
     if not isinstance(plain, str):  # some other models of lm-eval return messages
         return plain
-    # Templates often strip a message, so the mark is moved after the blanks at the beginning of the message.
+    # Templates often strip a message, so the mark is moved after the blanks at the beginning of the
+    # message.
     moved = [
         {**m, "content": re.sub(rf"^{_MARK}(\s+)", rf"\1{_MARK}", m["content"])} for m in messages
     ]

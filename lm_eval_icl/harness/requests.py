@@ -1,6 +1,5 @@
-"""Tokenizes lm-eval's requests so that they fit the model, or refuses them before anything is run."""
-
-from __future__ import annotations
+"""Tokenizes lm-eval's requests so that they fit the model, or refuses them before anything is
+run."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from lm_eval_icl.methods.needs import check_generates
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.encoded import EncodedPrompt
 from lm_eval_icl.prompts.prompt import FewShotPrompt
-from lm_eval_icl.prompts.tokens import PromptTokenizer
+from lm_eval_icl.prompts.tokens import Ids, PromptTokenizer
 
 # A document: its task and its number in the run.
 Document = tuple[str | None, int]
@@ -32,20 +31,23 @@ class RequestTokenizer:
     Args:
         prompts: the tokenizer of prompts.
         max_gen_toks: how many tokens may be generated if a request does not say it.
-        runner: generates the texts; settings and models that it cannot generate with are refused. None if no texts are
-            generated.
+        runner: generates the texts; settings and models that it cannot generate with are refused.
+            None if no texts are generated.
     """
 
     def __init__(
         self, prompts: PromptTokenizer, max_gen_toks: int, runner: MethodRunner | None = None
     ) -> None:
-        self.prompts, self.max_gen_toks, self.runner = prompts, max_gen_toks, runner
+        self.prompts = prompts
+        self.max_gen_toks = max_gen_toks
+        self.runner = runner
         self._checked: Any = None  # the generation arguments that were checked last
 
     def __call__(
         self, instances: Sequence[Instance], left_out: tuple[int, ...] = ()
     ) -> list[Request]:
-        """The requests of instances of one kind, without the demonstrations with the indices `left_out`.
+        """The requests of instances of one kind, without the demonstrations with the indices
+        `left_out`.
 
         Raises:
             InputError: a request cannot be run.
@@ -53,34 +55,33 @@ class RequestTokenizer:
         if instances[0].request_type == "generate_until":
             return [self._generate_until(instance, left_out) for instance in instances]
         # All options of a document have the same prompt object, which is tokenized once.
-        by_prompt = groupby(instances, key=lambda instance: id(instance.args[0]))
-        return [
-            request
-            for _, same in by_prompt
-            for request in self._loglikelihood(list(same), left_out)
-        ]
+        requests = list[Request]()
+        for _, same in groupby(instances, key=lambda instance: id(instance.args[0])):
+            requests += self._loglikelihood(list(same), left_out)
+        return requests
 
     def _loglikelihood(
         self, instances: Sequence[Instance], left_out: tuple[int, ...]
     ) -> Iterator[Request]:
         """The requests of instances that have one prompt."""
-        prompt, continuations = instances[0].args[0], [instance.args[1] for instance in instances]
-        encoded = isinstance(prompt, EncodedPrompt)
-        arranged = prompt if encoded else self._arranged(instances[0], left_out)
-        with naming(named(instances[0])):
-            if encoded:
-                tokens, answers = (
-                    prompt.without(left_out),
-                    [continuation.ids for continuation in continuations],
-                )
+        prompt = instances[0].args[0]
+        continuations = [instance.args[1] for instance in instances]
+        answers: Sequence[Ids]
+        if isinstance(prompt, EncodedPrompt):
+            with naming(named(instances[0])):
+                tokens = prompt.without(left_out)
+                answers = [continuation.ids for continuation in continuations]
                 self.prompts.check_known(tokens, *answers)
-            else:
+        else:
+            arranged = self._arranged(instances[0], left_out)
+            with naming(named(instances[0])):
                 tokens, answers = self.prompts.pairs(arranged, continuations)
         for instance, answer in zip(instances, answers, strict=True):
             if not answer or not tokens.query:
+                empty = "context" if answer else "continuation"
                 raise InputError(
-                    f"{named(instance)}, option {instance.idx}: the {'context' if answer else 'continuation'} is "
-                    "empty, so there is nothing to score. Check the task's doc_to_text, doc_to_choice and "
+                    f"{named(instance)}, option {instance.idx}: the {empty} is empty, so there is "
+                    "nothing to score. Check the task's doc_to_text, doc_to_choice and "
                     "doc_to_target for this document."
                 )
             # The answer's last token is predicted, but never an input.
@@ -88,9 +89,8 @@ class RequestTokenizer:
 
     def _generate_until(self, instance: Instance, left_out: tuple[int, ...]) -> Request:
         kwargs = instance.args[1]
-        if (
-            self.runner is not None and kwargs != self._checked
-        ):  # nearly always equal to the last request's
+        # The arguments are nearly always those of the last request.
+        if self.runner is not None and kwargs != self._checked:
             with naming(f"task {instance.task_name!r}"):
                 settings_in_force(self.runner.model, kwargs)
             self._checked = kwargs
@@ -114,8 +114,8 @@ class RequestTokenizer:
         return Request(tokens, (), tokens_generated, left_out, arguments=instance.args)
 
     def check_text(self, instance: Instance) -> None:
-        """Refuse a text to score as a whole (`HFLM.loglikelihood_rolling`) that the tokenizer cannot encode, or with a
-        token that is not in the model's vocabulary."""
+        """Refuse a text to score as a whole (`HFLM.loglikelihood_rolling`) that the tokenizer
+        cannot encode, or with a token that is not in the model's vocabulary."""
         with naming(named(instance)):
             self.prompts.check_known(
                 self.prompts.nothing, tuple(self.prompts.bare(instance.args[0])[0])
@@ -144,30 +144,28 @@ def fit_requests(
     """Tokenize requests of one kind so that all fit the model.
 
     Raises:
-        InputError: documents do not fit even after `overflow` has left out all that it may, or the method's arguments
-            do not allow as many demonstrations as a prompt has.
+        InputError: documents do not fit even after `overflow` has left out all that it may, or the
+            method's arguments do not allow as many demonstrations as a prompt has.
     """
-    prompts = ((i.task_name, i.args[0]) for i in instances)
-    numbers = {
-        (task, len(prompt.demonstrations))
-        for task, prompt in prompts
-        if isinstance(prompt, FewShotPrompt)
-    }
-    for task_name, n in sorted(numbers, key=str):
-        if why := limits.method.why_not(n):
-            raise InputError(f"{limits.method.name}: task {task_name!r}: {why}.")
     requests: dict[int, Request] = {}
     too_long: dict[Document, list[Request]] = {}
     documents = by_document(instances)
+    for (task_name, _), indices in documents.items():
+        prompt = instances[indices[0]].args[0]
+        if isinstance(prompt, FewShotPrompt):
+            why = limits.method.why_not(len(prompt.demonstrations))
+            if why:
+                raise InputError(f"{limits.method.name}: task {task_name!r}: {why}.")
     with tqdm(total=len(instances), desc="Tokenizing inputs", disable=quiet) as bar:
         for document, indices in documents.items():
             tokenize_document = partial(tokenize, [instances[i] for i in indices])
             document_requests = tokenize_document()
-            if not fits(limits, document_requests):
-                if overflow == "drop":
-                    document_requests = shortened(document_requests, tokenize_document, limits)
-                if not fits(limits, document_requests):
-                    too_long[document] = document_requests
+            does_fit = fits(limits, document_requests)
+            if not does_fit and overflow == "drop":
+                document_requests = shortened(document_requests, tokenize_document, limits)
+                does_fit = fits(limits, document_requests)
+            if not does_fit:
+                too_long[document] = document_requests
             requests |= zip(indices, document_requests, strict=True)
             bar.update(len(indices))
     if too_long:
@@ -181,23 +179,30 @@ def _refusal(
     limits: PromptLimits,
     overflow: str,
 ) -> InputError:
-    """The error about documents that do not fit even after `overflow` has left out all that it may. It gives the
-    numbers of tokens of the longest document."""
-    requests = [request for document_requests in too_long.values() for request in document_requests]
-    reasons = [
-        (limits.too_long(request.prompt, request.answer_positions), request) for request in requests
-    ]
-    reason, worst = max(
-        ((reason, request) for reason, request in reasons if reason),
-        key=lambda pair: pair[0].needed,
-    )
+    """The error about documents that do not fit even after `overflow` has left out all that it may.
+    It gives the numbers of tokens of the longest document."""
+    faults = []
+    for requests in too_long.values():
+        for request in requests:
+            reason = limits.too_long(request.prompt, request.answer_positions)
+            if reason:
+                faults.append((reason, request))
+    reason, worst = max(faults, key=lambda fault: fault[0].needed)
     tasks = some(sorted({str(task) for task, _ in too_long}))
-    advice = "Lower --num_fewshot, or leave overflow=error out." if overflow == "error" else ""
+    advice = ""
+    even = ""
+    if overflow == "error":
+        advice = "Lower --num_fewshot, or leave overflow=error out."
+    else:
+        even = " even if their prompts are cut"
+    answer = "answer without its last token"
     if not worst.answer:
+        answer = "max_gen_toks"
         advice = f"Lower max_gen_toks (--gen_kwargs max_gen_toks=N). {advice}"
-    even = " even if their prompts are cut" if overflow == "drop" else ""
-    needs = reason.sum("answer without its last token" if worst.answer else "max_gen_toks")
-    what = f"{len(too_long)} of {documents} documents (tasks: {tasks}) {reason.why}{even}; the longest needs {needs}."
+    what = (
+        f"{len(too_long)} of {documents} documents (tasks: {tasks}) {reason.why}{even}; the longest "
+        f"needs {reason.sum(answer)}."
+    )
     return InputError(f"{what} {reason.hint}{advice}".strip())
 
 
@@ -212,7 +217,8 @@ def by_document(instances: Sequence[Instance]) -> dict[Document, list[int]]:
     """(task, document) -> the indices of the document's instances."""
     documents: dict[Document, list[int]] = defaultdict(list)
     for i, instance in enumerate(instances):
-        # A request that was not made by lm-eval may have no document number. It is then a document by itself.
+        # A request that was not made by lm-eval may have no document number. It is then a document
+        # by itself.
         document = -1 - i if instance.doc_id is None else instance.doc_id
         documents[instance.task_name, document].append(i)
     return documents

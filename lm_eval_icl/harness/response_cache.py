@@ -5,8 +5,6 @@ the prompt's text, so two methods would read each other's numbers. Here, a file 
 belongs to one identity of a model.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from functools import partial
@@ -34,15 +32,15 @@ class Responses(dict[str, Any]):
     """
 
     def __init__(self, path: str, run: dict[str, Any]) -> None:
-        self.path, run, another = (
-            path,
-            json.loads(json.dumps(run, default=str)),
-            "give another path to --use_cache",
-        )
+        self.path = path
+        run = json.loads(json.dumps(run, default=str))
+        another = "give another path to --use_cache"
+        file = Path(path)
         try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            lines = Path(path).read_bytes().split(b"\n") if Path(path).is_file() else []
-            self._file = Path(path).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open as long as the run)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lines = file.read_bytes().split(b"\n") if file.is_file() else []
+            # Open as long as the run.
+            self._file = file.open("a", encoding="utf-8", buffering=1)
         except OSError as error:
             raise InputError(
                 f"the cache {path} cannot be opened: {error}. Correct that, or {another}."
@@ -54,13 +52,16 @@ class Responses(dict[str, Any]):
             raise InputError(
                 f"the cache {path} was not written by this version of lm-eval-icl: {another}."
             )
-        if names := [name for name in run | writer if writer.get(name) != run.get(name)]:
+        names = [name for name in run | writer if writer.get(name) != run.get(name)]
+        if names:
             differs = "; ".join(
                 f"{name}={writer.get(name)} there, {run.get(name)} here" for name in names[:4]
             )
             raise InputError(f"the cache {path} was written by another run ({differs}): {another}.")
-        if is_new or lines[-1]:
-            self._write(json.dumps(["run", run]) if is_new else "")  # ends an unfinished line
+        if is_new:
+            self._write(json.dumps(["run", run]))
+        elif lines[-1]:
+            self._write("")  # ends an unfinished line
 
     def __setitem__(self, key: str, response: Any) -> None:
         if key not in self:
@@ -108,13 +109,11 @@ class ResumableLM(CachingLM):
         the model."""
         run = self.lm.run
         run.check()
-        whole = kind == "loglikelihood_rolling"
-        prompts = (
-            [instance.args for instance in requests]
-            if whole
-            else [one.key for one in run.requests(requests)]
-        )
-        keys = [response_key(kind, prompt) for prompt in prompts]
+        if kind == "loglikelihood_rolling":
+            arguments = [instance.args for instance in requests]
+        else:
+            arguments = [request.key for request in run.requests(requests)]
+        keys = [response_key(kind, args) for args in arguments]
         missing = [i for i, key in enumerate(keys) if key not in self.dbdict]
         log.info(
             "%s: %d of %d responses are in %s",
@@ -148,10 +147,8 @@ def response_key(kind: str, args: tuple[Any, ...]) -> str:
     if kind == "generate_until" and normalize_gen_kwargs(rest[0])["do_sample"]:
         return ""
     if isinstance(prompt, EncodedPrompt):
-        prompt, rest = (
-            [prompt.ids, prompt.tokens.context.lengths],
-            [getattr(part, "ids", part) for part in rest],
-        )
+        prompt = [prompt.ids, prompt.tokens.context.lengths]
+        rest = [getattr(part, "ids", part) for part in rest]
     elif isinstance(prompt, FewShotPrompt):
         prompt = [prompt.prefix, prompt.demonstrations, prompt.query]
     return digest(as_json([kind, prompt, *rest]))

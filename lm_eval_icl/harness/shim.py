@@ -4,8 +4,6 @@ lm-eval 0.4.13 looks for no plugins. Its next version finds models by the entry 
 pyproject.toml when a model is made; the other changes (`patches.PATCHES`) are needed by then, too.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder

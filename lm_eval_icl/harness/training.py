@@ -1,8 +1,6 @@
-"""Tasks of lm-eval by their names, and their documents as examples to train on or to choose from."""
+"""Tasks of lm-eval by their names, and their documents as examples to train on or to choose
+from."""
 
-from __future__ import annotations
-
-import copy
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +11,17 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.errors import InputError, did_you_mean, refusing
-from lm_eval_icl.harness.prompts import recording, structure_error
-from lm_eval_icl.harness.tasks import GivenSampler, label_of, text_of
+from lm_eval_icl.harness.documents import label_of, text_of
+from lm_eval_icl.harness.private_names import copied
+from lm_eval_icl.harness.prompts import recording
+from lm_eval_icl.harness.samplers import prompt_of
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.training.episodes import Example
 
 
 class Examples:
-    """Documents of a task of lm-eval, with prompts and answers as lm-eval makes them for evaluation.
+    """Documents of a task of lm-eval, with prompts and answers as lm-eval makes them for
+    evaluation.
 
     Args:
         task: the task.
@@ -31,7 +32,9 @@ class Examples:
     """
 
     def __init__(self, task: ConfigurableTask, docs: Any) -> None:
-        self.name, self._task, self._docs = str(task.config.task), copy.copy(task), docs
+        self.name = str(task.config.task)
+        self._task = copied(task)
+        self._docs = docs
         for row in range(len(docs) if task.OUTPUT_TYPE == "multiple_choice" else 0):
             self.right(row)  # refuses a row now, not when it is drawn after hours of work
 
@@ -39,37 +42,30 @@ class Examples:
         return len(self._docs)
 
     def text(self, row: int) -> str:
-        """The text of a rendered document, by which documents are compared (`demonstrations.draw.as_text`)."""
+        """The text of a rendered document, by which documents are compared
+        (`demonstrations.draw.as_text`)."""
         with recording():
             return text_of(self._task, self._docs[row], self._task.config)
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
-        task, doc = self._task, self._docs[query]
+        task = self._task
+        doc = self._docs[query]
         prompt = self.prompt(demonstrations, doc)
         delimiter = task.config.target_delimiter
         if task.OUTPUT_TYPE == "multiple_choice":
-            options = task.doc_to_choice(doc)
-            return Example(
-                prompt, tuple(f"{delimiter}{option}" for option in options), self.right(query)
-            )
+            options = tuple(f"{delimiter}{option}" for option in task.doc_to_choice(doc))
+            return Example(prompt, options, self.right(query))
         answer: Any = task.doc_to_target(doc)
         text = answer[0] if isinstance(answer, list) else answer
         # In tasks of lm-eval that score a text, the text begins with a blank already.
-        return Example(
-            prompt, (f"{'' if task.OUTPUT_TYPE == 'loglikelihood' else delimiter}{text}",), 0
-        )
+        if task.OUTPUT_TYPE != "loglikelihood":
+            text = f"{delimiter}{text}"
+        return Example(prompt, (str(text),), 0)
 
     def prompt(self, demonstrations: Sequence[int], doc: Any) -> FewShotPrompt:
-        """The prompt of a document, which may be of another split, after rows of these documents as demonstrations."""
-        task = self._task
-        task.sampler = GivenSampler([self._docs[i] for i in demonstrations])
-        with recording():
-            prompt = task.fewshot_context(
-                doc, len(demonstrations), gen_prefix=task.doc_to_prefix(doc)
-            )
-        if not isinstance(prompt, FewShotPrompt):
-            raise structure_error(self.name)
-        return prompt
+        """The prompt of a document, which may be of another split, after rows of these documents as
+        demonstrations."""
+        return prompt_of(self._task, doc, [self._docs[i] for i in demonstrations])
 
     def right(self, row: int) -> int:
         """The index of a row's right option."""
@@ -89,7 +85,8 @@ class HarnessTask(Examples):
         task: the task.
 
     Raises:
-        InputError: the task has no training split, or its prompts have no demonstrations, query and answer.
+        InputError: the task has no training split, or its prompts have no demonstrations, query and
+            answer.
     """
 
     def __init__(self, task: ConfigurableTask) -> None:
@@ -120,18 +117,22 @@ def tasks_of(
     tasks: dict[str, ConfigurableTask] = {}
     for name in names:
         with refusing(f"--tasks {name}: the task cannot be loaded"):
-            tasks |= {
-                key: task for key, task in manager.load([name])["tasks"].items() if key not in tasks
-            }
+            loaded = manager.load([name])["tasks"]
+        for key, task in loaded.items():
+            tasks.setdefault(key, task)
     return list(tasks.values())
 
 
 def unknown_task(name: str, known: Iterable[str], include_path: str | None) -> str:
     """The message about a name of no task or group, with the nearest among the `known` names."""
     near = did_you_mean(name, known)
-    option = f" --include_path {include_path}" if include_path else ""
-    advice = "" if include_path else " For tasks in a folder of your own, give --include_path DIR."
-    return f"there is no task {name!r}{f': {near}' if near else '.'} `lm-eval-icl ls tasks{option}` lists them.{advice}"
+    what = f"there is no task {name!r}" + (f": {near}" if near else ".")
+    option = ""
+    advice = " For tasks in a folder of your own, give --include_path DIR."
+    if include_path:
+        option = f" --include_path {include_path}"
+        advice = ""
+    return f"{what} `lm-eval-icl ls tasks{option}` lists them.{advice}"
 
 
 def check_tasks(
@@ -145,7 +146,8 @@ def check_tasks(
 
 
 def task_manager(include_path: str | None, metadata: Mapping[str, Any]) -> TaskManager:
-    """lm-eval's index of tasks, which is made once, since lm-eval reads thousands of files to make it."""
+    """lm-eval's index of tasks, which is made once, since lm-eval reads thousands of files to make
+    it."""
     return _manager(include_path, json.dumps(dict(metadata), sort_keys=True, default=str))
 
 

@@ -34,7 +34,7 @@ _DOCUMENT = [
 ]
 _DOCUMENT += ["target", "gold", "prediction", "loglikelihoods", "probabilities"]
 
-Paths = str | Path | Sequence[str | Path]
+Paths = str | Path | Sequence[str | Path | Run]  # runs are read already
 
 
 def runs(paths: Paths, dev: bool = False) -> pd.DataFrame:
@@ -57,7 +57,6 @@ def runs(paths: Paths, dev: bool = False) -> pd.DataFrame:
     Warns:
         UserWarning: a file, or a task of a file, is left out; the warning says why.
     """
-    runs_read = _read(paths, dev)
     rows = [
         {
             **{
@@ -74,7 +73,7 @@ def runs(paths: Paths, dev: bool = False) -> pd.DataFrame:
             "tasks": tuple(run.tasks),
             **vars(cost_of([run], run.tasks)),
         }
-        for run in runs_read
+        for run in _read(paths, dev)
     ]
     return _table(rows, _RUN)
 
@@ -90,15 +89,18 @@ def scores(paths: Paths, dev: bool = False) -> pd.DataFrame:
             for name, value in values.items():
                 metric, comma, filter_name = name.partition(",")
                 if comma and not metric.endswith("_stderr") and type(value) in (int, float):
-                    row = {
-                        **_which(run),
-                        "task": result.task,
-                        "metric": metric,
-                        "filter": filter_name,
-                        "value": value,
-                    }
-                    row["stderr"] = number(values.get(f"{metric}_stderr,{filter_name}"))
-                    rows.append({**row, "shots": result.shots, "documents": result.documents})
+                    rows.append(
+                        {
+                            **_which(run),
+                            "task": result.task,
+                            "metric": metric,
+                            "filter": filter_name,
+                            "value": value,
+                            "stderr": number(values.get(f"{metric}_stderr,{filter_name}")),
+                            "shots": result.shots,
+                            "documents": result.documents,
+                        }
+                    )
     return _table(rows, _SCORE)
 
 
@@ -136,22 +138,21 @@ def documents(paths: Paths) -> pd.DataFrame:
                 "task": task,
                 "shots": task_results[0].shots,
                 "arguments": arguments,
+                "options": tuple(options(run.results, task)),
             }
-            which["options"] = tuple(options(run.results, task))
             for row in document_rows(run, task) if len(unused) < len(task_results) else ():
                 if row.filter in unused:
                     continue
                 values = row._asdict()
                 del values["options"], values["logprobs"], values["metrics"]
                 values["loglikelihoods"] = row.logprobs
-                values["probabilities"] = (
-                    tuple(map(float, probabilities(row.logprobs))) if row.logprobs else ()
-                )
+                values["probabilities"] = ()
+                if row.logprobs:
+                    values["probabilities"] = tuple(probabilities(row.logprobs).tolist())
                 values["target"] = row.target or (None if row.gold is None else str(row.gold))
-                pairs = {
-                    name: tuple(x) if isinstance(x, list) else x for name, x in row.metrics.items()
-                }
-                rows.append({**which, **values, **pairs})
+                for name, x in row.metrics.items():
+                    values[name] = tuple(x) if isinstance(x, list) else x
+                rows.append({**which, **values})
     return _table(rows, _DOCUMENT)
 
 
@@ -165,8 +166,8 @@ def _metric(documents: pd.DataFrame, name: str) -> float:
         )
     logprobs, golds = zip(*rows, strict=True)
     aggregation = AGGREGATIONS[CALIBRATION[name].aggregation]
-    items = CALIBRATION[name].items(logprobs, golds)
-    return float(aggregation.value(aggregation.features(items).sum(axis=0)))
+    features = aggregation.features(CALIBRATION[name].items(logprobs, golds))
+    return float(aggregation.value(features.sum(axis=0)))
 
 
 def ece(documents: pd.DataFrame) -> float:
@@ -192,16 +193,17 @@ def _which(run: Run) -> dict[str, Any]:
 
 def _read(paths: Paths, dev: bool = False) -> list[Run]:
     several = [paths] if isinstance(paths, str | Path) else paths
-    files = [Path(path) for path in several]
-    runs_read, left_out = read(files, quiet=True, dev=dev)
-    for file in left_out:
-        warnings.warn(f"{file.path}: {file.why}", stacklevel=3)
+    runs_read = [run for run in several if isinstance(run, Run)]
+    if not runs_read:
+        runs_read, left_out = read([Path(str(path)) for path in several], quiet=True, dev=dev)
+        for file in left_out:
+            warnings.warn(f"{file.path}: {file.why}", stacklevel=3)
     return sorted(runs_read, key=lambda run: (run.date, run.digest))
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     """A table that has these columns even if there are no rows."""
     table = pd.DataFrame(rows)
-    table = table.reindex(columns=[*columns, *(name for name in table if name not in columns)])
-    whole = [name for name in ("seed", "order", "gold") if name in table]
+    table = table.reindex(columns=list(dict.fromkeys([*columns, *table])))
+    whole = {"seed", "order", "gold"} & {*table}
     return table.astype(dict.fromkeys(whole, "Int64"))

@@ -1,4 +1,5 @@
-"""The checkpoint and the documents that ship with the package, for a first run without any download.
+"""The checkpoint and the documents that ship with the package, for a first run without any
+download.
 
 scripts/make_demo_model.py makes both; docs/reports/demo-model.md says how.
 """
@@ -21,10 +22,11 @@ def model_path() -> Path:
 
 
 def documents(name: str, **_: Any) -> DatasetDict:
-    """The documents of the task `name`, with the splits `train` (to draw demonstrations from) and `test`.
+    """The documents of the task `name`, with the splits `train` (to draw demonstrations from) and
+    `test`.
 
-    Rows are {"text": str, "label": int}. This function is `custom_dataset` in the tasks' YAML files; lm-eval passes the
-    task's `dataset_kwargs` and `metadata` to it.
+    Rows are {"text": str, "label": int}. This function is `custom_dataset` in the tasks' YAML
+    files; lm-eval passes the task's `dataset_kwargs` and `metadata` to it.
     """
     from datasets import (
         Dataset,

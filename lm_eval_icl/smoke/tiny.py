@@ -1,5 +1,6 @@
-"""Tiny random models of transformers' model types, made from their default configurations by one rule: sizes are small,
-windows are shorter than a prompt, and there is one layer of each kind that the default configuration has."""
+"""Tiny random models of transformers' model types, made from their default configurations by one
+rule: sizes are small, windows are shorter than a prompt, and there is one layer of each kind that
+the default configuration has."""
 
 from __future__ import annotations
 
@@ -31,10 +32,11 @@ WINDOW = 72
 # How many positions a model has: more than any prompt.
 POSITIONS = 2048
 
-# The sizes, with all names of the fields that get them, in transformers' configurations of models and parts of models.
-# There are more heads than key-value heads, which thus have to be repeated. A router chooses one of two groups of
-# experts, and two of the group's four experts. The keys of latent attention (4 + 8) are wider than its values. The
-# indexer of sparse attention chooses fewer tokens than a prompt has. Chunks of states are shorter than a prompt.
+# The sizes, with all names of the fields that get them, in transformers' configurations of models
+# and parts of models. There are more heads than key-value heads, which thus have to be repeated. A
+# router chooses one of two groups of experts, and two of the group's four experts. The keys of
+# latent attention (4 + 8) are wider than its values. The indexer of sparse attention chooses fewer
+# tokens than a prompt has. Chunks of states are shorter than a prompt.
 _NAMES: dict[int, str] = {
     1: "topk_group num_dense_layers first_k_dense_replace",
     2: "num_key_value_heads num_hidden_layers encoder_layers decoder_layers depth num_global_layers "
@@ -60,7 +62,8 @@ _IF_ANY = {"sliding_window", "attention_chunk_size"}
 # Token 0 begins and ends texts, and token 1 pads them.
 _TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
 _VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input", "unpadded_vocab_size")
-# The fields that name the kind of each layer. A tiny model has one layer of each kind that is in the default.
+# The fields that name the kind of each layer. A tiny model has one layer of each kind that is in
+# the default.
 _KINDS = ("layer_types", "mlp_layer_types")
 
 
@@ -125,7 +128,8 @@ def build(
     check(arch)
     try:
         config = configuration(arch, vocabulary, special)
-        # Of some types, published checkpoints hold this model, which is larger than the causal language model.
+        # Of some types, published checkpoints hold this model, which is larger than the causal
+        # language model.
         whole = type(config) in AutoModelForImageTextToText._model_mapping
         torch.manual_seed(0)
         model: PreTrainedModel = (
@@ -140,7 +144,8 @@ def build(
 def configuration(
     arch: str, vocabulary: int, special: SpecialSettings = NOTHING_SPECIAL, **settings: Any
 ) -> PreTrainedConfig:
-    """The configuration of a tiny model of a type; `settings` replace the settings that it would have by itself."""
+    """The configuration of a tiny model of a type; `settings` replace the settings that it would
+    have by itself."""
     special = {**special, arch: {**special.get(arch, {}), **settings}}
     return AutoConfig.for_model(arch, **_settings(AutoConfig.for_model(arch), vocabulary, special))
 
@@ -148,7 +153,8 @@ def configuration(
 def _settings(
     default: PreTrainedConfig, vocabulary: int, special: SpecialSettings
 ) -> dict[str, Any]:
-    """The settings of a tiny model, or a part of one, that differ from its type's default configuration."""
+    """The settings of a tiny model, or a part of one, that differ from its type's default
+    configuration."""
     fields = {field.name for field in dataclasses.fields(default)}
 
     def field(name: str) -> str:
@@ -188,10 +194,11 @@ def _settings(
 
 
 def spread(model: PreTrainedModel) -> None:
-    """Change random weights in place, so that every weight has an effect that a log-likelihood shows.
+    """Change random weights in place, so that every weight has an effect that a log-likelihood
+    shows.
 
-    Freshly initialized weights are so small that all tokens are nearly alike, and biases, gates and the like have no
-    effect, since they are 0 or 1.
+    Freshly initialized weights are so small that all tokens are nearly alike, and biases, gates and
+    the like have no effect, since they are 0 or 1.
     """
     with torch.no_grad():
         for parameter in model.parameters():

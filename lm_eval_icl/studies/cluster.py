@@ -1,7 +1,8 @@
 """Runs the units of a study on a Ray cluster, or on several workers of this machine.
 
-A worker is a Ray actor that holds one model. Ray places the worker, restarts it if it is lost, runs its unit again, and
-returns the outcomes. Only the process that conducts the study writes the study's folder.
+A worker is a Ray actor that holds one model. Ray places the worker, restarts it if it is lost, runs
+its unit again, and returns the outcomes. Only the process that conducts the study writes the
+study's folder.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import Any, Self
 
 from lm_eval_icl import version
 from lm_eval_icl.errors import InputError, one_line, require
-from lm_eval_icl.studies.cells import Grid, Model
+from lm_eval_icl.studies.cell_tasks import open_study
 from lm_eval_icl.studies.conduct import Executor, Failure, Outcome, Unit
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.run import Options, Trainer, UnitRunner
-from lm_eval_icl.studies.tasks import open_study
+from lm_eval_icl.studies.targets import Grid, Model
+from lm_eval_icl.studies.unit_runner import Options, Trainer, UnitRunner
 
 _TRIES = 3  # how often a unit is run if its worker is lost
 _RESTARTS = 10  # how often a worker is restarted
@@ -46,11 +47,13 @@ class Hired:
 
 
 class OnRay(Executor):
-    """Runs units on workers of a Ray cluster, as many as the cluster has room for with the needs of their models.
+    """Runs units on workers of a Ray cluster, as many as the cluster has room for with the needs of
+    their models.
 
     Args:
         ray: Ray, connected to a cluster (`connected`).
-        worker: the class of the workers, made with `arguments`; `run(unit)` returns the outcomes of the unit's targets.
+        worker: the class of the workers, made with `arguments`; `run(unit)` returns the outcomes of
+            the unit's targets.
         needs: maps a model to the resources that its workers need.
     """
 
@@ -89,12 +92,14 @@ class OnRay(Executor):
                 return outcomes
 
     def _give_units(self) -> None:
-        """Give units to idle workers, and to new workers while the cluster has room. Idle workers are dismissed to make
-        room for models with other needs and, after the loss of a node, for workers that Ray restarts."""
+        """Give units to idle workers, and to new workers while the cluster has room. Idle workers
+        are dismissed to make room for models with other needs and, after the loss of a node, for
+        workers that Ray restarts."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
         def room(needs: Needs) -> int:
-            """How many more workers with these needs would fit if all workers had the same needs."""
+            """How many more workers with these needs would fit if all workers had the same
+            needs."""
             fit = sum(
                 min(int(node.get(_RAY[name], 0) // each) for name, each in needs if each)
                 for node in nodes
@@ -156,7 +161,8 @@ class OnRay(Executor):
 
 
 def connected(address: str) -> Any:
-    """Ray, connected to the cluster at an address, or for "" to one on this machine that ends with this process."""
+    """Ray, connected to the cluster at an address, or for "" to one on this machine that ends with
+    this process."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     require("ray", "cluster", "--ray")
     import ray
@@ -194,8 +200,9 @@ def versions() -> dict[str, str]:
 
 
 class StudyWorker:
-    """A worker of a study, which loads the study's tasks itself. It first compares its `versions` with those of the
-    process that conducts the study, and then gets the study from Ray by `references` (`study_on_ray`)."""
+    """A worker of a study, which loads the study's tasks itself. It first compares its `versions`
+    with those of the process that conducts the study, and then gets the study from Ray by
+    `references` (`study_on_ray`)."""
 
     def __init__(self, theirs: Mapping[str, str], references: Sequence[Any]) -> None:
         import ray
@@ -211,7 +218,8 @@ class StudyWorker:
         self._runner = UnitRunner(grid, options, StudyFolder(folder), *others)
 
     def run(self, unit: Unit) -> list[Outcome]:
-        """The outcomes of a unit's targets. If the device is broken, the process ends, and Ray starts another."""
+        """The outcomes of a unit's targets. If the device is broken, the process ends, and Ray
+        starts another."""
         try:
             return list(self._runner.run(unit))
         except Exception:
@@ -227,7 +235,8 @@ def study_on_ray(
     trainer: Trainer,
     include_path: str | None,
 ) -> OnRay:
-    """The workers of a study. Each gets a core, and a GPU if the cluster has any, or else what the study asks for."""
+    """The workers of a study. Each gets a core, and a GPU if the cluster has any, or else what the
+    study asks for."""
     ray = connected(address)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = float(

@@ -1,5 +1,5 @@
-"""A study works like a makefile: the study and its folder determine which targets are missing and can be made, and one
-loop has them made."""
+"""A study works like a makefile: the study and its folder determine which targets are missing and
+can be made, and one loop has them made."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Target, batches
 from lm_eval_icl.studies.folder import StudyFolder
+from lm_eval_icl.studies.targets import Cell, Checkpoint, Grid, Target, batches
 
 # States of a target. Any other text is the reason why it cannot be made.
-DONE, READY, WAITING = KNOWN = "done", "ready", "waiting"
-
+DONE = "done"
+READY = "ready"
+WAITING = "waiting"
+KNOWN = (DONE, READY, WAITING)
 
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
@@ -37,7 +39,8 @@ class Executor:
     """Runs units, in this process or in others."""
 
     def __init__(self) -> None:
-        # Model's folder -> its units that no process runs yet, in the order in which they were submitted.
+        # Model's folder -> its units that no process runs yet, in the order in which they were
+        # submitted.
         self.waiting: dict[str, deque[Unit]] = defaultdict(deque)
         # The paths of the targets that were submitted, and whose outcomes were not returned yet.
         self.running = set[str]()
@@ -48,8 +51,9 @@ class Executor:
         self.running |= {target.path for target in unit}
 
     def take(self, held: str, holders: Mapping[str, int], among: Iterable[str]) -> Unit | None:
-        """The unit that an idle process runs next, or None: a unit of the model that the process holds, or else of the
-        model in `among` that the fewest processes hold (`holders`). Models are named by their folders."""
+        """The unit that an idle process runs next, or None: a unit of the model that the process
+        holds, or else of the model in `among` that the fewest processes hold (`holders`). Models
+        are named by their folders."""
         folders = [folder for folder in among if self.waiting[folder]]
         if not folders:
             return None
@@ -63,8 +67,8 @@ class Executor:
 
 
 class Here(Executor):
-    """Runs units in this process, all units of a model before the next model is loaded. Returns the outcome of each
-    target as soon as it is done."""
+    """Runs units in this process, all units of a model before the next model is loaded. Returns the
+    outcome of each target as soon as it is done."""
 
     def __init__(self, run: Callable[[Unit], Iterator[Outcome]]) -> None:
         super().__init__()
@@ -83,7 +87,8 @@ class Here(Executor):
 
 
 def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[str, str]) -> None:
-    """Make the missing targets of a study. `failed` gets the reasons of targets that fail, by path."""
+    """Make the missing targets of a study. `failed` gets the reasons of targets that fail, by
+    path."""
     missing = [
         target
         for target, state in states(grid, folder, failed)
@@ -123,16 +128,18 @@ def time_left(seconds: Sequence[float], cells: int) -> str:
     of one unit have its time divided among them, however long each took."""
     if len(seconds) < 2:
         return "time left not known yet"
+    mean = fmean(seconds)
     error = 2 * stdev(seconds) / math.sqrt(len(seconds))
-    low, high = (cells * max(fmean(seconds) + sign * error, 0) / 60 for sign in (-1, 1))
+    low = cells * max(mean - error, 0) / 60
+    high = cells * (mean + error) / 60
     return f"{low:.0f} to {high:.0f} min left, by {len(seconds)} cells"
 
 
 def units_to_start(
     grid: Grid, folder: StudyFolder, running: Collection[str], failed: Mapping[str, str]
 ) -> list[Unit]:
-    """The units that can be run now: trainings and batches of cells whose inputs are in the folder and whose outputs
-    are not, without targets that are running or have failed."""
+    """The units that can be run now: trainings and batches of cells whose inputs are in the folder
+    and whose outputs are not, without targets that are running or have failed."""
     known = states(grid, folder, failed)
     makeable = [target for target, state in known if state == READY and target.path not in running]
     trainings = [(target,) for target in makeable if isinstance(target, Checkpoint)]
@@ -140,41 +147,42 @@ def units_to_start(
 
 
 def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[tuple[Target, str]]:
-    """The cells of a study and the checkpoints that missing cells need, each with its state: `DONE`, `READY` (its
-    inputs are there), `WAITING` (for other targets), or the reason why it cannot be made. Until the dev set can choose,
-    the last candidate's cells on the test set, often those of most passes, stand for the chosen ones, and wait."""
+    """The cells of a study and the checkpoints that missing cells need, each with its state:
+    `DONE`, `READY` (its inputs are there), `WAITING` (for other targets), or the reason why it
+    cannot be made. Until the dev set can choose, the last candidate's cells on the test set, often
+    those of most passes, stand for the chosen ones, and wait."""
     known: dict[str, tuple[Target, str]] = {}
 
     def state_of(target: Target) -> str:
-        if (path := target.path) not in known:
-            known[path] = (
-                target,
-                DONE if folder.has(target) else failed.get(path) or state_by_checkpoint(target),
-            )
+        path = target.path
+        if path not in known:
+            state = DONE if folder.has(target) else failed.get(path) or by_checkpoint(target)
+            known[path] = (target, state)
         return known[path][1]
 
-    def state_by_checkpoint(target: Target) -> str:
+    def by_checkpoint(target: Target) -> str:
         if isinstance(target, Checkpoint) or not target.model.training:
             return READY
-        state = state_of(checkpoint := Checkpoint(target.model))
-        return (
-            READY
-            if state == DONE
-            else WAITING
-            if state in KNOWN
-            else f"{checkpoint.path} failed: {state}"
-        )
+        checkpoint = Checkpoint(target.model)
+        state = state_of(checkpoint)
+        if state == DONE:
+            return READY
+        return WAITING if state in KNOWN else f"{checkpoint.path} failed: {state}"
 
     for candidates in grid.alternatives:
-        on_dev = {cell.path: state_of(cell) for candidate in candidates for cell in candidate.dev}
+        on_dev = {}
+        for candidate in candidates:
+            for cell in candidate.dev:
+                on_dev[cell.path] = state_of(cell)
         tested = candidates[-1].test
         if len(candidates) > 1 and all(state == DONE for state in on_dev.values()):
             tested = folder.choice(grid, candidates)
         elif len(candidates) > 1:
-            broken = [
-                f"{path} failed: {state}" for path, state in on_dev.items() if state not in KNOWN
-            ]
-            why = f"nothing can be chosen on the dev set, as {broken[0]}" if broken else WAITING
+            why = WAITING
+            broken = [path for path, state in on_dev.items() if state not in KNOWN]
+            if broken:
+                first = f"{broken[0]} failed: {on_dev[broken[0]]}"
+                why = f"nothing can be chosen on the dev set, as {first}"
             known |= {cell.path: (cell, why) for cell in tested}
             continue
         for cell in tested:

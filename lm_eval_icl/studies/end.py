@@ -1,17 +1,17 @@
-"""The end of a study: its results as a board, with a table, a page, figures and a CSV file. `study.json`, beside the
-cells, has the facts that only the study knows:
+"""The end of a study: its results as a board, with a table, a page, figures and a CSV file.
+`study.json`, beside the cells, has the facts that only the study knows:
 
-    study     the name of the study
-    cells     path of each results file on the test set -> "expected" (the paper's numbers, by column)
-    dev       path of each cell on the dev set -> its metrics, as lm-eval writes them
-    failures  path of a cell or checkpoint that could not be made -> the reason
+    study     the name of the study cells     path of each results file on the test set ->
+    "expected" (the paper's numbers, by column) dev       path of each cell on the dev set -> its
+    metrics, as lm-eval writes them failures  path of a cell or checkpoint that could not be made ->
+    the reason
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,73 +27,105 @@ from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import LeftOutFile, Run
 from lm_eval_icl.results.statistics import Estimate
-from lm_eval_icl.studies.cells import Cell, Grid, StudyTask
 from lm_eval_icl.studies.conduct import DONE, KNOWN, READY, WAITING, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study, Training
+from lm_eval_icl.studies.targets import Cell, Grid, StudyTask
 
 Results = list[tuple[Cell, Run]]
 _CHOICES = 6  # how many values that were chosen on the dev set are named
 DEV = "{}, dev set"  # the name of a task's column on the dev set
-_TASKS = (
-    8  # with more tasks, the columns are the names in `tasks` of the study's file, such as groups
-)
+# With more tasks, the columns are the names in `tasks` of the study's file, such as groups.
+_TASKS = 8
 
 
 def conclude(
     grid: Grid, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console
 ) -> Mapping[str, str]:
-    """Write `study.json`, and write and print the results. Return path -> reason of all targets that were not made."""
+    """Write `study.json`, and write and print the results.
+
+    Returns:
+        Path -> reason of all targets that were not made.
+    """
     study = grid.study
-    columns = columns_of(grid.study, grid.tasks)
     known = states(grid, folder, failed)
     failures = {target.path: state for target, state in known if state not in KNOWN}
-    done = [target for target, state in known if state == DONE and isinstance(target, Cell)]
-    tested = [cell for cell in done if cell.split == "test"]
-    on_dev = [cell for cell in done if cell.split == "dev"]
-    record = {
-        "study": name,
-        "cells": {
-            f"{cell.path}/{folder.results_path(cell).name}": {"expected": expected_of(study, cell)}
-            for cell in tested
-        },
-        "dev": {cell.path: folder.results(cell)["results"][cell.task] for cell in on_dev},
-        "failures": failures,
-    }
-    folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
+    tested = list[Cell]()
+    on_dev = list[Cell]()
+    for target, state in known:
+        if isinstance(target, Cell) and state == DONE:
+            cells = tested if target.split == "test" else on_dev
+            cells.append(target)
+    _write_facts(grid, folder, name, tested, on_dev, failures)
+    measured_on_dev = on_dev if study.dev and not study.dev.choose else []
+    results = results_of(folder, tested + measured_on_dev)
     written = "study.json, no results on the test set"
-    found = results_of(folder, tested)
-    if study.dev and not study.dev.choose:
-        found += [renamed(cell, run, grid.limit) for cell, run in results_of(folder, on_dev)]
-    if found:
-        paths = [run.path for _, run in found]
-        table = tables.runs(paths, dev=True).merge(tables.scores(paths, dev=True))
+    if results:
+        table = tables.runs([run for _, run in results], dev=True)
+        table = table.merge(tables.scores([run for _, run in results], dev=True))
         folder.write_file("study.csv", table.to_csv(index=False))
-        board = board_of(found, columns)
-        missing = [
-            LeftOutFile(folder.path / path, f"failed: {why}") for path, why in failures.items()
+        results = [
+            renamed(cell, run, grid.limit) if cell.split == "dev" else (cell, run)
+            for cell, run in results
         ]
-        board = replace(board, left_out=tuple(missing))
-        on_page = figures.svgs(board)
-        drawn = figures.draw(board, folder.path / "figures", study.figures) if on_page else []
-        folder.write_file("board.html", page(board, on_page))
-        written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
-        flips = {
-            entry.name: rate
-            for entry in board.entries
-            if (rate := flips_of(entry, columns)) is not None
-        }
-        title = " ".join(filter(None, [study.paper, study.title]))
-        if board.card is None or not study.one_at_a_time:
-            console.print(
-                study_table.table(board, columns.names, in_order(board, found), flips, title)
-            )
-        if board.card is not None:
-            console.print(card.table(board.card, title))
+        number = _write_board(grid, folder, results, failures, console)
+        written = f"board.html, study.csv, study.json, {number} files of figures, cells"
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
     return failures
+
+
+def _write_facts(
+    grid: Grid,
+    folder: StudyFolder,
+    name: str,
+    tested: Sequence[Cell],
+    on_dev: Sequence[Cell],
+    failures: Mapping[str, str],
+) -> None:
+    """Write `study.json`."""
+    expected = {}
+    for cell in tested:
+        path = f"{cell.path}/{folder.results_path(cell).name}"
+        expected[path] = {"expected": expected_of(grid.study, cell)}
+    record = {
+        "study": name,
+        "cells": expected,
+        "dev": {cell.path: folder.results(cell)["results"][cell.task] for cell in on_dev},
+        "failures": failures,
+    }
+    folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
+
+
+def _write_board(
+    grid: Grid,
+    folder: StudyFolder,
+    results: Results,
+    failures: Mapping[str, str],
+    console: Console,
+) -> int:
+    """Write the page and the figures, and print the tables. Returns the number of figures'
+    files."""
+    study = grid.study
+    columns = columns_of(study, grid.tasks)
+    left_out = [LeftOutFile(folder.path / path, f"failed: {why}") for path, why in failures.items()]
+    board = replace(board_of(results, columns), left_out=tuple(left_out))
+    on_page = figures.svgs(board)
+    drawn = figures.draw(board, folder.path / "figures", study.figures) if on_page else []
+    folder.write_file("board.html", page(board, on_page))
+    title = " ".join(filter(None, [study.paper, study.title]))
+    if board.card is None or not study.one_at_a_time:
+        flips = {}
+        for entry in board.entries:
+            rate = flips_of(entry, columns)
+            if rate is not None:
+                flips[entry.name] = rate
+        entries = in_order(board, results)
+        console.print(study_table.table(board, columns.names, entries, flips, title))
+    if board.card is not None:
+        console.print(card.table(board.card, title))
+    return len(drawn)
 
 
 Trained = tuple[str, str]  # the name of a training ("" without training), and a task
@@ -101,92 +133,101 @@ Trained = tuple[str, str]  # the name of a training ("" without training), and a
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a study."""
+    """The columns of a study.
 
-    names: tuple[str, ...]  # the names of all columns; each average follows its columns
-    tasks: Mapping[
-        str, frozenset[Trained]
-    ]  # column that is no average -> the trainings and tasks that count in it
-    alike: frozenset[
-        str
-    ]  # the columns whose tasks have equal weights, however many documents they have
-    averages: Mapping[
-        str, tuple[str, ...]
-    ]  # name of an average -> its columns, which have equal weights
+    Attributes:
+        names: the names of all columns; each average follows its columns.
+        tasks: column that is no average -> the trainings and tasks that count in it.
+        alike: the columns whose tasks have equal weights, however many documents they have.
+        averages: name of an average -> its columns, which have equal weights.
+    """
+
+    names: tuple[str, ...]
+    tasks: Mapping[str, frozenset[Trained]]
+    alike: frozenset[str]
+    averages: Mapping[str, tuple[str, ...]]
 
     def groups(
         self, documents: Mapping[Trained, int], names: Mapping[Trained, str]
     ) -> dict[str, dict[str, float]]:
-        """Column -> name of a task on the board -> its weight, for all columns whose results are complete. `documents`
-        are the numbers of documents that were scored."""
-        weights = {}
+        """Column -> name of a task on the board -> its weight, for all columns whose results are
+        complete.
+
+        Args:
+            documents: the numbers of documents that were scored.
+            names: the names of the tasks on the board.
+        """
+        weights: dict[str, dict[str, float]] = {}
         for column, tasks in self.tasks.items():
             if tasks and tasks <= documents.keys():
-                counts = {
-                    task: 1 if column in self.alike else documents[task] for task in sorted(tasks)
-                }
-                weights[column] = {
-                    names[task]: number / sum(counts.values()) for task, number in counts.items()
-                }
+                is_alike = column in self.alike
+                counts = {names[task]: 1 if is_alike else documents[task] for task in sorted(tasks)}
+                total = sum(counts.values())
+                weights[column] = {name: count / total for name, count in counts.items()}
         for average, columns in self.averages.items():
-            if weights.keys() >= {*columns}:
-                parts = [weights[column] for column in columns]
-                in_parts = dict.fromkeys(itertools.chain(*parts))
-                weights[average] = {
-                    task: sum(w.get(task, 0) for w in parts) / len(columns) for task in in_parts
-                }
+            if not weights.keys() >= {*columns}:
+                continue
+            mean: dict[str, float] = defaultdict(float)
+            for column in columns:
+                for task, weight in weights[column].items():
+                    mean[task] += weight
+            weights[average] = {task: weight / len(columns) for task, weight in mean.items()}
         # A task is a column by itself, and no group.
         return {column: by_task for column, by_task in weights.items() if list(by_task) != [column]}
 
 
-def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
-    """The columns that the study's file names; or else the tasks, or the names in `tasks` if there are many tasks."""
+def columns_of(study: Study, tasks: Mapping[str, StudyTask]) -> Columns:
+    """The columns that the study's file names; or else the tasks, or the names in `tasks` if there
+    are many tasks."""
     parts: Mapping[str, Sequence[str]] = study.columns
     if not parts:
-        listed = [task if isinstance(task, str) else str(task["task"]) for task in study.tasks]
-        parts = {"": list(leaves) if len(leaves) <= _TASKS else listed}
-    trainings: Sequence[Training | None] = study.trainings or [None]
-    tasks: dict[str, set[Trained]] = {
-        column: set() for columns in parts.values() for column in columns
-    }
-    for leaf, training in itertools.product(leaves.values(), trainings):
-        targets = training.targets if training and training.targets else leaf.inside.keys()
-        groups = [leaf.inside[name] for name in leaf.inside.keys() & targets]
-        for column in {leaf.name, *itertools.chain(*groups)} & tasks.keys() if groups else ():
-            tasks[column].add((training.name if training else "", leaf.name))
-    names: list[str] = []
+        names = list(tasks)
+        if len(tasks) > _TASKS:
+            names = [task if isinstance(task, str) else str(task["task"]) for task in study.tasks]
+        parts = {"": names}
+    counting: dict[str, set[Trained]] = {}  # column -> what counts in it
+    names = []
     averages = {}
     for part, columns in parts.items():
+        for column in columns:
+            counting[column] = set()
         names += columns
         if len(columns) > 1:
             names.append(f"{AVERAGE}, {part}" if part else AVERAGE)
             averages[names[-1]] = tuple(columns)
     if study.dev and not study.dev.choose:
-        names += map(DEV.format, leaves)
-    alike = frozenset(group for leaf in leaves.values() for group in leaf.alike)
-    return Columns(
-        tuple(names),
-        {column: frozenset(trained) for column, trained in tasks.items()},
-        alike,
-        averages,
-    )
+        names += [DEV.format(task) for task in tasks]
+    trainings: Sequence[Training | None] = study.trainings or [None]
+    for task, training in itertools.product(tasks.values(), trainings):
+        listed = set(task.inside)  # names in the study's `tasks`
+        if training and training.targets:
+            listed &= {*training.targets}
+        if not listed:
+            continue
+        trained = (training.name if training else "", task.name)
+        for column in {task.name}.union(*(task.inside[name] for name in listed)):
+            if column in counting:
+                counting[column].add(trained)
+    alike = frozenset[str]().union(*(task.alike for task in tasks.values()))
+    frozen = {column: frozenset(trained) for column, trained in counting.items()}
+    return Columns(tuple(names), frozen, alike, averages)
 
 
 def board_of(results: Results, columns: Columns) -> Board:
-    """The board of a study's cells, with the values that were chosen on the dev set. If every column
-    belongs to one training only, the models of all trainings share a row, and a task that has
-    results of two trainings has a column for each."""
+    """The board of a study's cells, with the values that were chosen on the dev set. If every
+    column belongs to one training only, the models of all trainings share a row, and a task that
+    has results of two trainings has a column for each."""
     documents = {_trained(cell): run.all_results[0].documents for cell, run in reversed(results)}
-    trainings = list(dict.fromkeys(_trained(cell)[0] for cell, _ in results))
-    are_of_one = all(
-        len({training for training, _ in tasks}) < 2 for tasks in columns.tasks.values()
-    )
-    together = len(trainings) > 1 and are_of_one
+    trainings = {training for training, _ in documents}
+    together = len(trainings) > 1
+    for trained in columns.tasks.values():
+        if len({training for training, _ in trained}) > 1:
+            together = False
     often = Counter(task for _, task in documents)
-    names = {
-        (training, task): f"{task} [{training}]" if together and often[task] > 1 else task
-        for training, task in documents
-    }
+    names = {}
+    for training, task in documents:
+        is_twice = together and often[task] > 1
+        names[training, task] = f"{task} [{training}]" if is_twice else task
     groups = columns.groups(documents, names)
     tasks = [column for column in columns.names if column in groups or column in names.values()]
     by = ("training",) if together else ()
@@ -195,7 +236,8 @@ def board_of(results: Results, columns: Columns) -> Board:
     entries = []
     for entry in board.entries:
         counts = Counter[str]()  # of the values that were chosen on the dev set
-        for cell in (cells[run.path] for run in entry.runs):
+        for run in entry.runs:
+            cell = cells[run.path]
             counts.update(f"{name}={cell.settings[name]}" for name in cell.chosen)
         if counts:
             common = [f"{value} ({number}x)" for value, number in counts.most_common(_CHOICES)]
@@ -209,15 +251,16 @@ def _trained(cell: Cell) -> Trained:
 
 
 def flips_of(entry: Entry, columns: Columns) -> Estimate | None:
-    """An entry's order sensitivity on the average, or the mean of several averages; None if one of them is missing."""
-    cells = [entry.cells.get(column) for column in columns.averages or columns.tasks]
-    flips = [
-        cell.sensitivity for cell in cells if cell is not None and cell.sensitivity is not None
-    ]
-    if not flips or len(flips) < len(cells):
-        return None
-    if len(flips) == 1:
-        return flips[0]
+    """An entry's order sensitivity on the average, or the mean of several averages; None if one of
+    them is missing."""
+    flips = []
+    for column in columns.averages or columns.tasks:
+        cell = entry.cells.get(column)
+        if cell is None or cell.sensitivity is None:
+            return None
+        flips.append(cell.sensitivity)
+    if len(flips) < 2:
+        return flips[0] if flips else None
     return statistics.estimate_group(flips, [1] * len(flips), bounds=(0.0, 1.0))
 
 
@@ -233,16 +276,15 @@ def in_order(board: Board, results: Results) -> list[Entry]:
 
 def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
     """The cells that have results, with the results."""
-    runs = {
-        run.path: run
-        for run in read([folder.results_path(cell) for cell in cells], quiet=True, dev=True)[0]
-    }
-    return [(cell, runs[path]) for cell in cells if (path := folder.results_path(cell)) in runs]
+    cell_of = {folder.results_path(cell): cell for cell in cells}
+    runs, _ = read(list(cell_of), quiet=True, dev=True)
+    found = {run.path: run for run in runs}
+    return [(cell, found[path]) for path, cell in cell_of.items() if path in found]
 
 
 def renamed(cell: Cell, run: Run, limit: float | None) -> tuple[Cell, Run]:
-    """A cell on the dev set, with another name of its task, so that it has a column of its own. `limit` is lm-eval's
-    `--limit`, which the dev set has in its size."""
+    """A cell on the dev set, with another name of its task, so that it has a column of its own.
+    `limit` is lm-eval's `--limit`, which the dev set has in its size."""
     name = DEV.format(cell.task)
     tasks = {name: replace(run.tasks[cell.task], task=name)}
     decided = tuple(replace(result, task=name) for result in run.decided)
@@ -250,7 +292,8 @@ def renamed(cell: Cell, run: Run, limit: float | None) -> tuple[Cell, Run]:
 
 
 def expected_of(study: Study, cell: Cell) -> dict[str, float]:
-    """Column -> the paper's number, from the first entry of `expected` that agrees with the cell and has it."""
+    """Column -> the paper's number, from the first entry of `expected` that agrees with the cell
+    and has it."""
     facts = {
         "model": cell.model.name,
         "training": _trained(cell)[0],
@@ -268,23 +311,29 @@ def expected_of(study: Study, cell: Cell) -> dict[str, float]:
 
 
 def print_states(grid: Grid, folder: StudyFolder, console: Console, verbose: bool) -> None:
-    """Print how many cells are in each state, and why some could not be made; `verbose` lists all that are not done."""
+    """Print how many cells are in each state, and why some could not be made; `verbose` lists all
+    that are not done."""
 
     def say(text: str) -> None:
-        # Reasons contain texts of other people's tasks, from which characters that a terminal would obey are removed.
+        # Reasons contain texts of other people's tasks, from which characters that a terminal would
+        # obey are removed.
         console.print(
             Text("".join(c if c.isprintable() else "\ufffd" for c in text)), soft_wrap=True
         )
 
     names = {DONE: "done", READY: "missing", WAITING: "waiting for others"}
     known = states(grid, folder, folder.failures())
-    cells = Counter(
-        (target.split, names.get(s, "failed")) for target, s in known if isinstance(target, Cell)
-    )
-    for (split, state), number in cells.items():
-        say(f"{number:,} cells on the {split} set: {state}")
-    if trained := sum(not isinstance(target, Cell) for target, _ in known):
-        say(f"{trained:,} checkpoints to be trained first")
+    cells = Counter[tuple[str, str]]()
+    checkpoints = 0
+    for target, state in known:
+        if isinstance(target, Cell):
+            cells[target.split, names.get(state, "failed")] += 1
+        else:
+            checkpoints += 1
+    for (split, name), number in cells.items():
+        say(f"{number:,} cells on the {split} set: {name}")
+    if checkpoints:
+        say(f"{checkpoints:,} checkpoints to be trained first")
     for target, state in known:
         if state not in names:
             say(f"failed: {target.path}: {state}")

@@ -1,14 +1,14 @@
 """The folder of a study, in which the path of every file tells its inputs.
 
     cells/MODEL/METHOD/TASK,.../results_ID.json   lm-eval's results, with one folder for each cell
-    cells/MODEL/METHOD/TASK,.../samples_TASK_ID.jsonl
-    checkpoints/MODEL,TRAINING,METHOD-ID          models that the study has trained; NAME.part is not finished
-    study.json, study.csv, board.html, figures/   the results of the whole study
-    .id                                           names the study in the results of its cells
-    .lock                                         held by the process that writes the folder
+    cells/MODEL/METHOD/TASK,.../samples_TASK_ID.jsonl checkpoints/MODEL,TRAINING,METHOD-ID
+    models that the study has trained; NAME.part is not finished study.json, study.csv, board.html,
+    figures/   the results of the whole study .id                                           names
+    the study in the results of its cells .lock                                         held by the
+    process that writes the folder
 
-A target that is in the folder is done, and is not made again unless the user asks for it (`forget`). It appears whole
-or not at all. One process writes at a time.
+A target that is in the folder is done, and is not made again unless the user asks for it
+(`forget`). It appears whole or not at all. One process writes at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lm_eval.loggers import EvaluationTracker
 
 from lm_eval_icl.errors import CannotWrite, InputError, refusing, writing
 from lm_eval_icl.files import write_atomically
-from lm_eval_icl.studies.cells import (
+from lm_eval_icl.studies.targets import (
     Candidate,
     Cell,
     Checkpoint,
@@ -41,7 +41,8 @@ from lm_eval_icl.studies.cells import (
 
 
 class StudyFolder:
-    """A study's folder, which is made when it is locked. `CannotWrite` is raised if a file cannot be written."""
+    """A study's folder, which is made when it is locked. `CannotWrite` is raised if a file cannot
+    be written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,7 +56,8 @@ class StudyFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """A context manager in which no other process writes the folder. A process that is killed leaves no lock."""
+        """A context manager in which no other process writes the folder. A process that is killed
+        leaves no lock."""
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             try:
@@ -89,16 +91,15 @@ class StudyFolder:
             return dict(json.loads(path.read_text(encoding="utf-8")))
 
     def choice(self, grid: Grid, candidates: Sequence[Candidate]) -> tuple[Cell, ...]:
-        """The cells on the test set that the dev set has chosen. All cells on the dev set must be done."""
-        metric = f"{grid.study.metric},"  # if a task has several filters, the first counts
+        """The cells on the test set that the dev set has chosen. All cells on the dev set must be
+        done."""
+        metric = f"{grid.study.metric},"
 
         def score(cell: Cell, rule: str) -> float:
             values = self.results(cell)["results"][cell.task]
-            return float(
-                values[metric + rule]
-                if rule
-                else next(values[name] for name in values if name.startswith(metric))
-            )
+            # If a task has several filters, the first counts.
+            names = [metric + rule] if rule else [x for x in values if x.startswith(metric)]
+            return float(values[names[0]])
 
         key = candidates[0].dev[0].path
         if key not in self._choices:
@@ -121,17 +122,17 @@ class StudyFolder:
         return self.checkpoints / f"{model.checkpoint}.part"
 
     def failures(self) -> dict[str, str]:
-        """Path -> reason of the targets that could not be made when the study ended, from `study.json`."""
+        """Path -> reason of the targets that could not be made when the study ended, from
+        `study.json`."""
         record = self.path / "study.json"
-        return (
-            dict(json.loads(record.read_text(encoding="utf-8"))["failures"])
-            if record.is_file()
-            else {}
-        )
+        if not record.is_file():
+            return {}
+        return dict(json.loads(record.read_text(encoding="utf-8"))["failures"])
 
     def forget(self, grid: Grid, pattern: str) -> list[str]:
-        """Treat the targets whose paths match a pattern, such as "cells/*/icl/*", and all targets that depend on them
-        as missing, so that they are made again. Each file stays until a new one replaces it. Return the paths."""
+        """Treat the targets whose paths match a pattern, such as "cells/*/icl/*", and all targets
+        that depend on them as missing, so that they are made again. Each file stays until a new one
+        replaces it. Return the paths."""
         forgotten = {
             path
             for path in self.there
@@ -142,7 +143,9 @@ class StudyFolder:
             return fnmatch(cell.path, pattern) or Checkpoint(cell.model).path in forgotten
 
         for candidates in grid.alternatives:
-            on_dev = [cell for candidate in candidates for cell in candidate.dev]
+            on_dev = list[Cell]()
+            for candidate in candidates:
+                on_dev += candidate.dev
             is_chosen = len(candidates) > 1 and all(map(self.has, on_dev))
             tested = self.choice(grid, candidates) if is_chosen else candidates[0].test
             forgotten |= {cell.path for cell in (*on_dev, *tested) if matches(cell)}
@@ -154,8 +157,8 @@ class StudyFolder:
         return sorted(forgotten)
 
     def write(self, target: Target, outcome: Any) -> None:
-        """Write a cell's results, or move a trained model from the folder in which it was trained. An older result is
-        replaced."""
+        """Write a cell's results, or move a trained model from the folder in which it was trained.
+        An older result is replaced."""
         place = self.path / target.path
         with self._writing():
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +171,8 @@ class StudyFolder:
         self.there.add(target.path)
 
     def _write_cell(self, cell: Cell, place: Path, results: Mapping[str, Any]) -> None:
-        """Write results and samples into a hidden folder, and then rename that to the cell's folder."""
+        """Write results and samples into a hidden folder, and then rename that to the cell's
+        folder."""
         half = place.with_name(f".{uuid.uuid4().hex}")
         tracker = EvaluationTracker(output_path=str(half / "results.json"))
         arguments = dict(results["config"]["model_args"])
@@ -189,9 +193,8 @@ class StudyFolder:
                 raise CannotWrite(
                     f"--output {self.path}: {cell.path} cannot be written: is the disk full?"
                 )
-            for (
-                file
-            ) in files:  # lm-eval names them by the date, and only warns if it cannot write one
+            # lm-eval names them by the date, and only warns if it cannot write one.
+            for file in files:
                 file.rename(half / file.name.replace(str(tracker.date_id), digest(cell.path)))
             _replace(place, half)
         finally:

@@ -16,7 +16,7 @@ from lm_eval_icl import cli, methods, version
 from lm_eval_icl.cli import show
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods import NAMES, PrefixICL
-from lm_eval_icl.smoke import smoke, tiny
+from lm_eval_icl.smoke import every_method, tiny
 from lm_eval_icl.smoke.demo import model_path
 from tests.processes import Process, command, refusal
 from tests.tiny import slow_but
@@ -31,11 +31,11 @@ LONG = ["smoke_long_loglikelihood", "smoke_long_generation"]
 
 @pytest.mark.parametrize("arch", slow_but(["bloom"], ["llama", "bloom"]))
 def test_smoke_runs_every_method(arch):
-    scores = smoke.smoke(arch, limit=2)
+    scores = every_method.smoke(arch, limit=2)
     assert set(scores) == set(NAMES)
     # BLOOM has no positions to give; methods that need them say so, and nothing else is refused.
     refused = set(NAMES) - {"icl", "batchicl", "deepthink"} if arch == "bloom" else set()
-    assert set(smoke.refusals(scores)) == refused
+    assert set(every_method.refusals(scores)) == refused
     for name in set(scores) - refused:
         assert list(scores[name]) == (SHORT + LONG if name == "icl" else SHORT)
 
@@ -49,7 +49,7 @@ def test_smoke_runs_every_method(arch):
 )
 def test_smoke_says_why_there_is_no_tiny_model(arch, says):
     with pytest.raises(tiny.NoTinyModel, match=f"no tiny model of '{arch}': {says}"):
-        smoke.smoke(arch)
+        every_method.smoke(arch)
 
 
 @pytest.mark.parametrize(
@@ -77,17 +77,17 @@ def test_smoke_notices_what_hf_does_not_say(monkeypatch, name, broken, says):
     monkeypatch.setattr(
         f"lm_eval_icl.{name}", lambda *args, **kwargs: broken(original(*args, **kwargs))
     )
-    monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl",)))
+    monkeypatch.setattr(every_method, "methods", SimpleNamespace(NAMES=("icl",)))
     with pytest.raises(InputError, match=says):
-        smoke.smoke("gpt2", limit=1)
+        every_method.smoke("gpt2", limit=1)
 
 
 def test_smoke_notices_an_order_that_matters(monkeypatch):
     monkeypatch.setattr(PrefixICL, "pattern", methods.ICL.pattern)
-    monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl", "prefixicl")))
+    monkeypatch.setattr(every_method, "methods", SimpleNamespace(NAMES=("icl", "prefixicl")))
     says = "smoke test on gpt2: prefixicl: smoke_permuted: a log-likelihood is .* first order of demonstrations"
     with pytest.raises(InputError, match=says):
-        smoke.smoke("gpt2")
+        every_method.smoke("gpt2")
 
 
 @pytest.mark.slow

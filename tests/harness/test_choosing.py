@@ -15,7 +15,7 @@ from lm_eval_icl.demonstrations.how import read
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.selector import in_prompt_order, select
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.choosing import PoolOfTask
+from lm_eval_icl.harness.model_choices import PoolOfTask
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path

@@ -10,8 +10,8 @@ from lm_eval.tasks import TaskManager
 from lm_eval_icl.demonstrations.chooser import Chooser
 from lm_eval_icl.demonstrations.how import read
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness import choosing
-from lm_eval_icl.harness.choosing import PoolOfTask
+from lm_eval_icl.harness import model_choices as choosing
+from lm_eval_icl.harness.model_choices import PoolOfTask
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.methods import ICL, Predictor
 from tests import evaluation, tiny

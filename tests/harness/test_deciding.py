@@ -9,7 +9,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness import deciding
+from lm_eval_icl.harness.rule_filters import RulesOfTask
 from lm_eval_icl.harness.rule_queries import RuleQueries
 from lm_eval_icl.harness.tasks import ICLTask
 from tests import evaluation
@@ -145,10 +145,14 @@ def expected(rule, literal, rows, said, pool):
 @pytest.fixture
 def made(monkeypatch):
     """The decisions of the runs of a test, in their order."""
-    kept, init = [], deciding.Deciding.__init__
-    monkeypatch.setattr(
-        deciding.Deciding, "__init__", lambda self, *args: (init(self, *args), kept.append(self))[0]
-    )
+    kept = []
+    init = RulesOfTask.__init__
+
+    def keeping(self, *args):
+        init(self, *args)
+        kept.append(self)
+
+    monkeypatch.setattr(RulesOfTask, "__init__", keeping)
     return kept
 
 
@@ -164,7 +168,7 @@ def test_each_rule_against_hf(name, checkpoint, made):
         # pool, and not shown, and that those of the first document are recorded.
         literal.drawn = {
             (place[0] + "".join(place[1]) + query, y)
-            for (place, query), of in made[-1].queries.prompts.items()
+            for (place, query), of in made[-1].filters[0].queries.prompts.items()
             for y in of
         }
         assert list(rows) == ["none", *RULES.split("+")]

@@ -15,8 +15,10 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from lm_eval_icl.demonstrations.draw import draw, stratified
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.files import as_json
+from lm_eval_icl.harness.documents import texts_in, with_texts
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.harness.tasks import as_row, bbh_cloze, bbh_docs, texts_in, with_texts
+from lm_eval_icl.harness.tasks import bbh_cloze, bbh_docs
 from tests import evaluation
 
 POOL = [{"text": f"t{i}", "label": i % 3} for i in range(30)]
@@ -99,7 +101,7 @@ def test_documents_in_the_order_of_a_seed(name):
         load(**metadata) for metadata in ({}, {"shuffle": 0}, {"shuffle": 0}, {"shuffle": 1})
     )
     rows, *shuffled = (
-        [as_row(doc) for doc in task.eval_docs] for task in (plain, first, again, other)
+        [as_json(doc) for doc in task.eval_docs] for task in (plain, first, again, other)
     )
     assert sorted(rows) == sorted(shuffled[0]) == sorted(shuffled[2])
     assert shuffled[0] == shuffled[1] == Random(0).sample(rows, len(rows)) != shuffled[2] != rows

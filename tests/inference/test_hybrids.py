@@ -8,7 +8,7 @@ from lm_eval_icl.errors import Unsupported
 from lm_eval_icl.inference.trials import probe
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
-from lm_eval_icl.smoke import smoke
+from lm_eval_icl.smoke import every_method
 from tests import tiny
 from tests.smoke import model_types as smoke_models
 
@@ -73,7 +73,7 @@ def test_which_models_continue_from_their_states(name, continues, dtype):
 @pytest.mark.slow
 def test_a_model_without_a_memory_runs_icl_as_hf_does(caplog):
     """The smoke test compares log-likelihoods and texts with those of `hf`."""
-    scores = smoke.smoke("jamba", special=smoke_models.TYPES)
+    scores = every_method.smoke("jamba", special=smoke_models.TYPES)
     assert {name for name, by_task in scores.items() if not isinstance(by_task, str)} == {"icl"}
     assert "does not continue from its cache" in scores["deepthink"]
     (said,) = [

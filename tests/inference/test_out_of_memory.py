@@ -133,7 +133,7 @@ def test_auto_generates_as_many_side_by_side_as_fit(make):
 def test_a_pass_that_several_processes_share_is_not_halved_by_one(make, monkeypatch):
     """Under tp_plan: the others would wait for it without end."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(ICLModel, "_is_tensor_parallel", True)
+    monkeypatch.setattr(ICLModel, "is_tensor_parallel", True)
     lm = make("icl")
     with device_of(lm, 50), pytest.raises(torch.OutOfMemoryError):
         run(lm)

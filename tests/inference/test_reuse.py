@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.harness.prepared_run import PreparedRun
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.prompts.tokens import Context

@@ -17,12 +17,12 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import grid
-from lm_eval_icl.studies.cells import Cell, Grid
+from lm_eval_icl.studies.cell_tasks import open_study
 from lm_eval_icl.studies.conduct import DONE, Executor, Here, states
 from lm_eval_icl.studies.conduct import conduct as conduct_study
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.run import Options, UnitRunner
-from lm_eval_icl.studies.tasks import open_study
+from lm_eval_icl.studies.targets import Cell, Grid
+from lm_eval_icl.studies.unit_runner import Options, UnitRunner
 
 MODEL = f"pretrained={model_path()}"
 DEMO = {"models": MODEL, "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": "0..1"}

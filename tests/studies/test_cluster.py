@@ -17,10 +17,10 @@ from lm_eval_icl.cli.train import training
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import cluster
-from lm_eval_icl.studies.cells import Cell, Checkpoint, Model
 from lm_eval_icl.studies.conduct import Executor, Outcome, Unit
 from lm_eval_icl.studies.grid import Variant
-from lm_eval_icl.studies.run import Options
+from lm_eval_icl.studies.targets import Cell, Checkpoint, Model
+from lm_eval_icl.studies.unit_runner import Options
 from tests.processes import Process, run_command
 from tests.studies import running
 

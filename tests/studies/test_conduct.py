@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from lm_eval_icl.studies.cells import Candidate, Cell, Grid, StudyTask, batches, choose
 from lm_eval_icl.studies.conduct import DONE, Failure, Here, Unit, conduct, states, units_to_start
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study
+from lm_eval_icl.studies.targets import Candidate, Cell, Grid, StudyTask, batches, choose
 
 TRAIN = {"tasks": "x", "steps": 3}
 DEV = {"choose": ["T"]}

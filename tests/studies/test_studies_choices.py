@@ -5,10 +5,10 @@ import transformers
 
 from lm_eval_icl.demonstrations.chooser import Chooser
 from lm_eval_icl.demonstrations.selectors import Herding
-from lm_eval_icl.harness.choosing import PoolOfTask
+from lm_eval_icl.harness.model_choices import PoolOfTask
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies.run import Options
+from lm_eval_icl.studies.unit_runner import Options
 from tests.studies import running
 
 OPTIONS = Options("cpu", 8, 3)

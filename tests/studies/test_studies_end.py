@@ -17,9 +17,9 @@ from rich.console import Console
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.studies import conduct, end, grid
-from lm_eval_icl.studies.cells import Cell, Model, StudyTask
 from lm_eval_icl.studies.grid import Training, Variant
-from lm_eval_icl.studies.run import Options
+from lm_eval_icl.studies.targets import Cell, Model, StudyTask
+from lm_eval_icl.studies.unit_runner import Options
 from tests import commands
 from tests.boards import make_result, make_run
 from tests.studies import running
@@ -244,9 +244,7 @@ def test_a_dry_run_says_minutes_and_the_page_says_what_failed(tmp_path, capsys):
     line = ["study", file, "--limit", "6", "--device", "cpu"]
     refused = commands.refused(*line, "--dry_run")
     said = capsys.readouterr().out
-    low, high = re.search(
-        r"tokens, ([\d.]+) to ([\d.]+) minutes at the speed of two", said
-    ).groups()
+    low, high = re.search(r"documents, ([\d.]+) to ([\d.]+) minutes by two trials", said).groups()
     assert 0 <= float(low) <= float(high) < 10 and "cannot be run" in refused
     commands.refused(*line, "--output", tmp_path / "o")
     failed = [text for text in capsys.readouterr().err.splitlines() if text.startswith("failed:")]

@@ -9,9 +9,9 @@ import pytest
 from lm_eval_icl.metaicl.data import SEEDS
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import end, grid
-from lm_eval_icl.studies.cells import Model
 from lm_eval_icl.studies.grid import Training, Variant, trained_under
-from lm_eval_icl.studies.run import Options, UnitRunner
+from lm_eval_icl.studies.targets import Model
+from lm_eval_icl.studies.unit_runner import Options, UnitRunner
 from lm_eval_icl.training.trainer import LayoutTrainer
 from tests import commands
 from tests.metaicl import test_metaicl

@@ -1,11 +1,11 @@
-"""MetaICL's tasks in lm-eval: its files, its sequences, its decision and its metric, for every model with a tokenizer.
+"""MetaICL's tasks in lm-eval: its files, its sequences, its decision and its metric, for every
+model with a tokenizer.
 
-The requests carry their token ids (`lm_eval_icl.prompts.encoded`), because MetaICL tokenizes and cuts piece by piece.
-So the tasks have to know the model before requests are built: a patch of `evaluate` tells them (`MetaICLTask.bind`).
-A patch of lm-eval's tokenization hands the ids to lm-eval's own models (`given_ids`).
+The requests carry their token ids (`lm_eval_icl.prompts.encoded`), because MetaICL tokenizes and
+cuts piece by piece. So the tasks have to know the model before requests are built: a patch of
+`evaluate` tells them (`MetaICLTask.bind`). A patch of lm-eval's tokenization hands the ids to
+lm-eval's own models (`given_ids`).
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
@@ -17,13 +17,14 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.api.model import LM, TemplateLM
 from lm_eval.api.task import ConfigurableTask
-from lm_eval.tasks._index import Kind
 from lm_eval.tasks.manager import TaskManager
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.files import as_json, digest
-from lm_eval_icl.harness.tasks import GivenSampler
+from lm_eval_icl.harness.private_names import Kind, encodes_like_all
+from lm_eval_icl.harness.samplers import GivenSampler
+from lm_eval_icl.harness.task_state import state_of
 from lm_eval_icl.metaicl.data import (
     SHOTS,
     Row,
@@ -51,10 +52,11 @@ Doc = dict[str, Any]
 class MetaICLTask(ConfigurableTask):
     """A target task of MetaICL.
 
-    `--metadata` says where the files are (`metaicl=DATA`), whether a group goes on without tasks that have no files
-    (`missing=skip`), and whether an option's loss after the input "N/A" is subtracted (`pmi=True`). The YAML file names
-    the task (`dataset_name`) and says whether it is in the channel form (`channel`). The YAML file of a group names the
-    setting and the list of tasks (`setting`, `split`).
+    `--metadata` says where the files are (`metaicl=DATA`), whether a group goes on without tasks
+    that have no files (`missing=skip`), and whether an option's loss after the input "N/A" is
+    subtracted (`pmi=True`). The YAML file names the task (`dataset_name`) and says whether it is in
+    the channel form (`channel`). The YAML file of a group names the setting and the list of tasks
+    (`setting`, `split`).
 
     Args:
         config: the configuration of the YAML file, with `--metadata`.
@@ -63,8 +65,7 @@ class MetaICLTask(ConfigurableTask):
         InputError: the task has no files, or its files cannot be used.
     """
 
-    # Why these tasks take no decision rules, and no other demonstrations.
-    why_not_decided = "MetaICL's tasks have a decision of their own (pmi=True): leave decide out."
+    # Why these tasks take no other demonstrations.
     own_demonstrations = (
         "MetaICL's demonstrations are the rows of the seed's training file: leave it out."
     )
@@ -72,7 +73,8 @@ class MetaICLTask(ConfigurableTask):
     def __init__(self, config: dict[str, Any]) -> None:
         config = {key: value for key, value in config.items() if key != "class"}
         self.channel = bool(config.pop("channel", False))
-        setting, split = config.pop("setting", None), config.pop("split", "test")
+        setting = config.pop("setting", None)
+        split = config.pop("split", "test")
         self.source = str(config["dataset_name"])
         metadata = config.get("metadata") or {}
         self.files = folder(metadata)
@@ -108,31 +110,34 @@ class MetaICLTask(ConfigurableTask):
 
     @property
     def demonstration_rows(self) -> str:
-        """A digest of the demonstrations' rows, in any order. A prompt may have only a part of the first row."""
+        """A digest of the demonstrations' rows, in any order. A prompt may have only a part of the
+        first row."""
         rows = self.sampler.df[: int(self.config.num_fewshot or 0)]
         texts = sorted(map(as_json, rows))
         return digest("\n".join(texts))[:32] if texts else ""
 
     # Requests.
 
-    def bind(self, model: LM | Reader) -> None:
+    def bind(self, model: LM) -> None:
         """Take the tokenizer and the limits of the model that is evaluated.
 
         Raises:
-            InputError: the model does not tell its tokens, so that the mean loss of a token cannot be computed.
+            InputError: the model does not tell its tokens, so that the mean loss of a token cannot
+                be computed.
         """
-        model_reader = model if isinstance(model, Reader) else _reader(model, str(self.config.task))
-        self._sequences = Sequences(model_reader, self.channel)
+        self._sequences = Sequences(_reader(model, str(self.config.task)), self.channel)
 
     def build_all_requests(self, **kwargs: Any) -> None:
         """Build all requests as lm-eval does, for the model that `bind` was told.
 
         Raises:
-            InputError: there is no seed or no model, or an option of lm-eval is given that would change the sequences.
+            InputError: there is no seed or no model, or an option of lm-eval is given that would
+                change the sequences.
         """
-        if getattr(self, "requests_are_made", False):  # by a study
+        if state_of(self).requests_are_made:  # by a study
             return
-        name, shots = self.config.task, int(self.config.num_fewshot or 0)
+        name = self.config.task
+        shots = int(self.config.num_fewshot or 0)
         if self._sequences is None:
             raise InputError(
                 f"task {name!r}: its sequences are cut by the model's tokenizer, which is not known here: run it with "
@@ -149,12 +154,11 @@ class MetaICLTask(ConfigurableTask):
                 )
         if not self._rows:
             checked_seed(None)
-        self._shown = self._sequences.encoded_demonstrations(
-            [_row(doc) for doc in self.sampler.df[:shots]]
-        )
-        self._made, self._contexts = {}, {}
-        super().build_all_requests(**kwargs)
+        rows = [_row(doc) for doc in self.sampler.df[:shots]]
+        self._shown = self._sequences.encoded_demonstrations(rows)
+        self._made = {}
         self._contexts = {}
+        super().build_all_requests(**kwargs)
 
     def fewshot_context(self, *args: Any, **kwargs: Any) -> str:
         """Nothing: `construct_requests` makes the prompts, one for each option."""
@@ -165,9 +169,10 @@ class MetaICLTask(ConfigurableTask):
         row = _row(doc)
         rows = [row, dataclasses.replace(row, input="N/A")] if self.pmi else [row]
         with naming(f"task {self.config.task!r}, document {doc['row']}"):
-            options = [self._sequences.encoded_options(query, not self._shown) for query in rows]
-            by_query = [self._sequences.join(self._shown, examples) for examples in options]
-        joined = [sequence for sequences in by_query for sequence in sequences]
+            joined = []
+            for query in rows:
+                options = self._sequences.encoded_options(query, not self._shown)
+                joined += self._sequences.join(self._shown, options)
         self._made[doc["row"]] = [len(sequence.target) for sequence in joined]
         arguments = [
             encoded(sequence, self._sequences.reader, self._contexts) for sequence in joined
@@ -183,9 +188,11 @@ class MetaICLTask(ConfigurableTask):
         losses = mean_losses([logprob for logprob, _ in results], self._made[doc["row"]])
         if self.pmi:
             losses = losses[: len(doc["options"])] - losses[len(doc["options"]) :]
-        # lm-eval writes documents into its samples, from which alone the option with the smallest loss is not known.
+        # lm-eval writes documents into its samples, from which alone the option with the smallest
+        # loss is not known.
         doc["prediction"] = decision(losses)
-        right, answer = doc["output"].strip(), doc["options"][doc["prediction"]].strip()
+        right = doc["output"].strip()
+        answer = doc["options"][doc["prediction"]].strip()
         correct = float(right == answer)
         return {"metaicl": (right, answer) if classifies(self.source) else correct, "acc": correct}
 
@@ -196,6 +203,12 @@ class MetaICLTask(ConfigurableTask):
         return {"metaicl": True, "acc": True}
 
 
+def tell_model(task: Any, model: LM) -> None:
+    """Tell one of these tasks which model is evaluated, if its requests are not made yet."""
+    if isinstance(task, MetaICLTask) and not state_of(task).requests_are_made:
+        task.bind(model)
+
+
 # The files.
 
 
@@ -204,7 +217,8 @@ def leave_out_missing(manager: TaskManager) -> None:
     metadata = manager.metadata or {}
     if not skips(metadata):
         return
-    files, index = folder(metadata), manager.task_index
+    files = folder(metadata)
+    index = manager.task_index
     for name, entry in list(index.items()):
         config = entry.cfg or {}
         if entry.kind != Kind.GROUP or not name.startswith("metaicl_") or "setting" not in config:
@@ -250,11 +264,7 @@ def _reader(model: LM, task: str) -> Reader:
         )
     tokenizer: Any = getattr(model, "tokenizer", None)
     usable = isinstance(tokenizer, PreTrainedTokenizerBase) and isinstance(model, TemplateLM)
-    if (
-        not usable
-        or type(model)._encode_pair is not TemplateLM._encode_pair
-        or model.backend != "causal"
-    ):
+    if not usable or not encodes_like_all(model) or model.backend != "causal":
         raise InputError(
             f"task {task!r}: MetaICL compares options by the mean loss of a token, and {type(model).__name__} does not "
             "tell its tokens: run it under hf, or under a method of this package."
@@ -265,8 +275,8 @@ def _reader(model: LM, task: str) -> Reader:
 def given_ids(
     original: Callable[..., Any], lm: Any, context: str, continuation: str
 ) -> tuple[list[int], list[int]]:
-    """Wrapper of `TemplateLM._encode_pair`: a request that comes with its token ids is not tokenized again."""
+    """Wrapper of `TemplateLM._encode_pair`: a request that comes with its token ids is not
+    tokenized again."""
     if isinstance(context, EncodedPrompt) and isinstance(continuation, EncodedText):
         return context.ids, list(continuation.ids)
-    ids: tuple[list[int], list[int]] = original(lm, context, continuation)
-    return ids
+    return original(lm, context, continuation)
