@@ -1,7 +1,7 @@
 """Puts small faults into the package, one at a time, runs the fast tests of their rooms, and counts
 the caught faults.
 
-    python scripts/mutations.py [ROOM ...]    # all rooms; 2 side by side, unless --jobs says otherwise
+    python scripts/mutations.py [ROOM ...]    # all rooms; --jobs 2 side by side by default
     python scripts/mutations.py --check       # runs no test: names the faults whose text is gone
 
 The faults are put into copies of the checkout. A line for each fault says that it was caught (by
@@ -67,8 +67,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("if predicting != last:", "if last is None:"),
         ("all(likeliest[start:end])", "any(likeliest[start:end])"),
         (
-            "mask.append(unused + [1] * len(memory) + gap",
-            "mask.append(unused + [1] * len(memory) + [1] * len(gap)",
+            "mask.append(padded([1] * len(memory), [1] * len(query), 0))",
+            "mask.append(padded([1] * len(memory), [1] * len(query), 1))",
         ),
         ("layers = [(take(keys), take(values))", "layers = [(take(keys), take(keys))"),
         ("total > sizes.pack_tokens or", "total > sizes.pack_tokens + 8 or"),
