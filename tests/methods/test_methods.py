@@ -780,3 +780,18 @@ def test_a_pattern_of_another_type_is_one_line():
 
     with pytest.raises(InputError, match="mask: pattern: must return a Pattern, not a Tensor"):
         Mask.from_arguments({})
+
+
+def test_parts_of_other_sizes_keep_the_numbers_of_their_demonstrations():
+    @dataclasses.dataclass(frozen=True)
+    class Thirds(methods.Several):
+        def contexts(self, context):
+            shown = context.demonstrations
+            return [Context(context.prefix, part) for part in (shown[:1], shown[1:4], shown[4:])]
+
+        def next_token(self, logprobs, state):
+            return logprobs.mean(1), None
+
+    rows = [layout for _, layout in Thirds().passes(2, [3] * 6, 1)]
+    names = [[block.name for block in row.blocks[1:-1]] for row in rows]
+    assert names == [["D1"], ["D2", "D3", "D4"], ["D5", "D6"]]
