@@ -39,6 +39,21 @@ def select_entries(layers: KeyValues, entries: slice) -> KeyValues:
     return [(keys[:, :, entries], values[:, :, entries]) for keys, values in layers]
 
 
+def split_entries(layers: KeyValues, lengths: Sequence[int]) -> list[KeyValues]:
+    """Copies of the keys and values of adjacent pieces, which have these numbers of entries.
+
+    A view of one piece would keep the others from being freed.
+    """
+    pieces = []
+    end = 0
+    for length in lengths:
+        start = end
+        end += length
+        views = select_entries(layers, slice(start, end))
+        pieces.append([(keys.clone(), values.clone()) for keys, values in views])
+    return pieces
+
+
 @dataclass(frozen=True)
 class MemoryPart:
     """Some entries of a memory, stored apart because attention reads them in another way."""
@@ -304,17 +319,7 @@ def masked_pass(
     if not layers:
         sees = to_device(layout.mask[layout.entries :], device)
         layers = run(additive(sees, model.dtype)[None, None])
-    if len(rows) == 1:
-        return [layers]
-    layers_by_row = []
-    end = 0
-    for row in rows:
-        start = end
-        end += len(row)
-        # A view of one row's keys and values would keep those of all rows from being freed.
-        views = select_entries(layers, slice(start, end))
-        layers_by_row.append([(keys.clone(), values.clone()) for keys, values in views])
-    return layers_by_row
+    return [layers] if len(rows) == 1 else split_entries(layers, list(map(len, rows)))
 
 
 def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = False) -> Cache:

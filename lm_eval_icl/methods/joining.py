@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from lm_eval_icl.errors import log
-from lm_eval_icl.inference.memory import KeyValues, Memory, kept_of, masked_pass
+from lm_eval_icl.inference.memory import KeyValues, Memory, kept_of, masked_pass, split_entries
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import ContextWork
 from lm_eval_icl.methods.base import Method
@@ -141,16 +141,10 @@ class JoiningEncoder(ContextEncoder):
         row = _on_memory_of({"P"}, layout)
         memory = self.store.several([Context(prefix, ())])
         [layers] = masked_pass(self.model, [list(chain(*parts))], [row], memory)
-        split = [
-            (keys.split(lengths, dim=2), values.split(lengths, dim=2)) for keys, values in layers
+        return [
+            Memory(own, list(part), len(prefix) + len(part))
+            for part, own in zip(parts, split_entries(layers, lengths), strict=True)
         ]
-        memories = []
-        for i, part in enumerate(parts):
-            # The entries are copied: a view of one demonstration would keep all of them from being
-            # freed.
-            own = [(keys[i].clone(), values[i].clone()) for keys, values in split]
-            memories.append(Memory(own, list(part), len(prefix) + len(part)))
-        return memories
 
     def together(self, contexts: Sequence[Context]) -> int:
         """How many of the first contexts, or demonstrations, are encoded in one pass."""
