@@ -1,13 +1,17 @@
-"""Puts small faults into the package, one at a time, runs the fast tests of their rooms, and counts the caught faults.
+"""Puts small faults into the package, one at a time, runs the fast tests of their rooms, and counts
+the caught faults.
 
-    python scripts/mutations.py [JOBS]    # 2 side by side by default
+    python scripts/mutations.py [ROOM ...]    # all rooms; --jobs 2 side by side by default
+    python scripts/mutations.py --check       # runs no test: names the faults whose text is gone
 
-The faults are put into copies of the checkout. A line for each fault says that it was caught (by which test), NOT
-CAUGHT, or GONE: then the room does not have the replaced text once. The exit status is 1 unless all are caught.
+The faults are put into copies of the checkout. A line for each fault says that it was caught (by
+which test), NOT CAUGHT, or GONE: then the room does not have the replaced text once. The exit
+status is 1 unless all are caught.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -41,27 +45,30 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     ],
     "prompts": [
         ("return everything(n).tril(-1)", "return everything(n).tril()"),
-        ("end = max(ends.values(), default=prefix)", "end = min(ends.values(), default=prefix)"),
+        (
+            "return starts, max(ends.values(), default=prefix)",
+            "return starts, min(ends.values(), default=prefix)",
+        ),
         ("sees[-1, -2] = True", "sees[-1, -2] = False"),
         ('Block("A", answer, end + step * query', 'Block("A", answer, end'),
         ("(place[query] >= place[key])", "(place[query] > place[key])"),
         (
-            "text = prompt.rstrip()\n        tokens, blanks",
-            "text = str(prompt)\n        tokens, blanks",
+            "text = prompt.rstrip()\n        blanks = ",
+            "text = str(prompt)\n        blanks = ",
         ),
     ],
     "inference": [
         ("torch.sigmoid(other_lse - lse)", "torch.sigmoid(lse - other_lse)"),
         ("reading.factor * lse + reading.log_weight", "reading.factor * lse"),
         (
-            "np.less(nodes[first:end, None], ends[first:end]",
-            "np.less(nodes[first:end, None], 0 * ends[first:end] + n",
+            "np.less(nodes[tree, None], ends[tree]",
+            "np.less(nodes[tree, None], 0 * ends[tree] + n",
         ),
-        ("(query, answer[:-1]) != last", "last is None"),
-        ("all([*islice(greedy, length)])", "any([*islice(greedy, length)])"),
+        ("if predicting != last:", "if last is None:"),
+        ("all(likeliest[start:end])", "any(likeliest[start:end])"),
         (
-            "[*[0] * unused, *[1] * len(memory), *[0] * gap",
-            "[*[0] * unused, *[1] * len(memory), *[1] * gap",
+            "mask.append(padded([1] * len(memory), [1] * len(query), 0))",
+            "mask.append(padded([1] * len(memory), [1] * len(query), 1))",
         ),
         ("layers = [(take(keys), take(values))", "layers = [(take(keys), take(keys))"),
         ("total > sizes.pack_tokens or", "total > sizes.pack_tokens + 8 or"),
@@ -107,18 +114,21 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("prompt = [prompt.prefix, prompt.demonstrations, prompt.query]", "prompt = str(prompt)"),
     ],
     "results": [
-        ("variance, fewest = a + b - e", "variance, fewest = a + b + e"),
-        ("_t_quantile(POWER, df)) * error", "_t_quantile(CONFIDENCE, df)) * error"),
-        ("half *= _t_quantile((1 + CONFIDENCE) / 2", "half *= _t_quantile(CONFIDENCE"),
-        ("p = 2.0 ** (1 - ", "p = 2.0 ** (0 - "),
-        ('"confirmed" if agree else "differs"', '"differs" if agree else "confirmed"'),
+        ("self.documents + self.sets - self.rest", "self.documents + self.sets + self.rest"),
+        ("more.half(self.error_rate)", "more.half(ERROR_RATE)"),
+        ("_quantile(error_rate, df) ** 2", "_quantile(2 * error_rate, df) ** 2"),
+        ("min(1.0, alone * self.comparisons)", "min(1.0, alone)"),
+        ("if agree is False:", "if agree:"),
         ("options[counts.argmax()]", "options[counts.argmin()]"),
-        ("return self.model, self.setting, self.rule", "return self.model, self.setting, ()"),
-        ("np.ceil(values[:, 0] * BINS) - 1", "np.floor(values[:, 0] * BINS) - 1"),
+        ("or self.model, self.setting, self.rule", "or self.model, self.setting, ()"),
+        ("np.ceil(confidence * BINS) - 1", "np.floor(confidence * BINS) - 1"),
         ("special.log_softmax(x)[gold]", "x[gold]"),
     ],
     "leaderboard": [
-        ("(estimate.high - estimate.low) / 2", "estimate.high - estimate.low"),
+        (
+            "{value(estimate.high - estimate.mean, column)}",
+            "{value(estimate.high - estimate.low, column)}",
+        ),
         ('value.lstrip()[:1] in ("=", "+", "-", "@")', 'value[:1] in ("=", "+", "-", "@")'),
         ('r"([\\\\|`*_<>\\[\\]&~$])"', 'r"([\\\\`*_<>\\[\\]&~$])"'),
     ],
@@ -139,59 +149,91 @@ TESTS["demonstrations"] = (
 )
 
 
+def place_of(root: Path, room: str, old: str) -> Path | None:
+    """The file of a room that has the text once; None unless exactly one file of the room does."""
+    counts = {}
+    for path in (root / "lm_eval_icl" / room).rglob("*.py"):
+        counts[path] = path.read_text(encoding="utf-8").count(old)
+    having = [path for path, count in counts.items() if count]
+    if sum(counts.values()) != 1:
+        return None
+    return having[0]
+
+
+def gone() -> list[str]:
+    """A line for each fault whose text is gone from its room, or stands there more than once."""
+    lines = []
+    for room, faults in FAULTS.items():
+        for old, _ in faults:
+            if place_of(ROOT, room, old) is None:
+                lines.append(f"{room:15}GONE  {old!r}")
+    return lines
+
+
 def tried(copy: Path, room: str, old: str, new: str) -> str:
     """The outcome of one fault, in a copy of the checkout."""
-    files = sorted((copy / "lm_eval_icl" / room).rglob("*.py"))
-    having = {path: text for path in files if old in (text := path.read_text(encoding="utf-8"))}
-    if len(having) != 1 or (text := having[path := next(iter(having))]).count(old) != 1:
+    path = place_of(copy, room, old)
+    if path is None:
         return "GONE"
+    text = path.read_text(encoding="utf-8")
     path.write_text(text.replace(old, new), encoding="utf-8")
     folders = [f"tests/{name}" for name in TESTS.get(room, room).split()]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not slow",
-        *folders,
-    ]
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        command, cwd=copy, env=environment, capture_output=True, text=True, check=False
+        [*pytest, "-m", "not slow", *folders],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     path.write_text(text, encoding="utf-8")
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return (
-        f"caught by {failed[1]}"
-        if failed
-        else "NOT CAUGHT"
-        if not done.returncode
-        else f"exit {done.returncode}"
-    )
+    if failed:
+        return f"caught by {failed[1]}"
+    return f"exit {done.returncode}" if done.returncode else "NOT CAUGHT"
 
 
-def main() -> int:
-    jobs, outcomes, copies = int(sys.argv[1]) if sys.argv[1:] else 2, list[str](), Queue[Path]()
+def run_all(rooms: list[str], jobs: int) -> list[str]:
+    """The outcomes of all faults of these rooms, of which `jobs` run side by side."""
+    outcomes: list[str] = []
+    copies: Queue[Path] = Queue()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as threads:
         for job in range(jobs):  # tests look for `shared` beside the checkout
-            copies.put(copy := Path(folder) / str(job) / ROOT.name)
+            copy = Path(folder) / str(job) / ROOT.name
             shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".venv*", ".git", "site"))
             (copy.parent / "shared").symlink_to(ROOT.parent / "shared")
+            copies.put(copy)
 
         def run(room: str, old: str, new: str) -> None:
             copy = copies.get()
-            outcomes.append(tried(copy, room, old, new))
+            outcome = tried(copy, room, old, new)
             copies.put(copy)
-            print(f"{room:15}{outcomes[-1]}  {old!r}", flush=True)
+            outcomes.append(outcome)
+            print(f"{room:15}{outcome}  {old!r}", flush=True)
 
-        for future in [
-            threads.submit(run, room, *fault) for room, faults in FAULTS.items() for fault in faults
-        ]:
+        futures = []
+        for room in rooms:
+            futures += [threads.submit(run, room, *fault) for fault in FAULTS[room]]
+        for future in futures:
             future.result()
+    return outcomes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Small faults, and the fast tests that catch them."
+    )
+    parser.add_argument("--check", action="store_true", help="only name the faults that are gone")
+    parser.add_argument("--jobs", type=int, default=2, help="faults that are tried side by side")
+    parser.add_argument("rooms", nargs="*", default=list(FAULTS), help="all rooms by default")
+    arguments = parser.parse_args()
+    if arguments.check:
+        lines = gone()
+        print("\n".join([*lines, f"{len(lines)} of {sum(map(len, FAULTS.values()))} are gone."]))
+        return int(bool(lines))
+    outcomes = run_all(arguments.rooms, arguments.jobs)
     caught = sum(outcome.startswith("caught") for outcome in outcomes)
     print(f"{caught} of {len(outcomes)} faults are caught.")
     return int(caught < len(outcomes))

@@ -77,9 +77,12 @@ class Reading:
     log_weight: float = 0.0  # a natural logarithm
 
 
-# The keys and the values of a part of a memory, both [rows, heads, entries, width], and how
-# attention reads them.
-Part = tuple[Tensor, Tensor, Reading]
+class Part(NamedTuple):
+    """Some entries of a memory in one layer, and how attention reads them."""
+
+    keys: Tensor  # [1, key-value heads, entries, width]
+    values: Tensor  # as the keys
+    reading: Reading = Reading()
 
 
 @dataclass(frozen=True)
@@ -388,7 +391,7 @@ class OfPackedRow:
             query = call.query[:, :, tokens]
             if self.readings:
                 parts = [
-                    (call.key[:, :, part], call.value[:, :, part], reading)
+                    Part(call.key[:, :, part], call.value[:, :, part], reading)
                     for part, reading in self.readings[i]
                 ]
                 partials.append(call.read_parts(query, parts))
@@ -400,11 +403,7 @@ class OfPackedRow:
         return _in_a_row(partials)
 
 
-# Keys and values, both [1, key-value heads, entries, width].
-KeysValues = tuple[Tensor, Tensor]
-
-
-def keys_on_memory(memory: KeysValues, keys: Tensor, parts: Sequence[Part] = ()) -> Tensor:
+def keys_on_memory(memory: Sequence[Part], keys: Tensor) -> Tensor:
     """The keys of a batch's rows, marked so that attention reads a shared memory before them.
 
     The model has to pass this very tensor object to its attention function. Copies do not have the
@@ -412,22 +411,22 @@ def keys_on_memory(memory: KeysValues, keys: Tensor, parts: Sequence[Part] = ())
 
     Args:
         keys: [rows, key-value heads, tokens, width].
-        parts: further entries, after those of `memory`.
     """
     marked: Any = keys[:]  # another tensor object with the same numbers
-    marked.attention = functools.partial(on_shared_memory, memory, parts=parts)
+    marked.attention = functools.partial(on_shared_memory, memory)
     return marked
 
 
-def with_copies(memory: KeysValues, keys: Tensor, values: Tensor) -> KeysValues:
+def with_copies(memory: Sequence[Part], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """The keys and values of a batch's rows, each row after a copy of the memory."""
-    copies = [shared.expand(len(keys), -1, -1, -1) for shared in memory]
-    return torch.cat([copies[0], keys], dim=-2), torch.cat([copies[1], values], dim=-2)
+    keys_of_memory = [part.keys.expand(len(keys), -1, -1, -1) for part in memory]
+    values_of_memory = [part.values.expand(len(keys), -1, -1, -1) for part in memory]
+    return torch.cat([*keys_of_memory, keys], dim=-2), torch.cat(
+        [*values_of_memory, values], dim=-2
+    )
 
 
-def on_shared_memory(
-    memory: KeysValues, call: AttentionCall, parts: Sequence[Part] = ()
-) -> Attended:
+def on_shared_memory(memory: Sequence[Part], call: AttentionCall) -> Attended:
     """A layer's attention of several rows to a memory, and to the tokens of each row.
 
     If attention cannot be divided, it is computed as a whole, on a copy of the memory for each row.
@@ -438,16 +437,17 @@ def on_shared_memory(
             None if each row has one token.
 
     Raises:
-        ValueError: the memory is read in parts, and attention cannot be divided.
+        ValueError: a part is not read as usual, and attention cannot be divided.
     """
     rows, heads, n, width = call.query.shape
     _, key_heads, tokens, _ = call.key.shape
     groups = heads // key_heads  # this many heads of the query share a key
-    entries = memory[0].shape[2] + sum(keys.shape[2] for keys, *_ in parts)
+    entries = sum(part.keys.shape[2] for part in memory)
+    as_usual = all(part.reading == Reading() for part in memory)
     mask = call.mask
     fits = n == 1 if mask is None else mask.shape[1:] == (1, n, entries + tokens)
-    divides = fits and heads == groups * key_heads and (call.has_kernel or bool(parts))
-    if parts:
+    divides = fits and heads == groups * key_heads and (call.has_kernel or not as_usual)
+    if not as_usual:
         call.check_divisible(divides)
     if not divides:
         key, value = with_copies(memory, call.key, call.value)
@@ -461,7 +461,7 @@ def on_shared_memory(
     query = call.query.unflatten(1, (key_heads, groups))
     # For the memory, the queries of all rows of the batch become the rows of one matrix.
     all_queries = query.transpose(0, 1).reshape(1, key_heads, -1, width)
-    over_memory = call.read_parts(all_queries, [(*memory, Reading()), *parts])
+    over_memory = call.read_parts(all_queries, memory)
     over_rows = call.attend(query.flatten(2, 3), call.key, call.value, mask)
 
     # Both have the shape of the rows: [rows, key-value heads, groups * n, width].

@@ -1,9 +1,14 @@
-"""Halves the numbers of tokens, queries and texts that run at once on out-of-memory."""
+"""Halves the numbers of tokens, queries and texts that run at once on out-of-memory.
+
+`methods.runner` encodes contexts, scores queries and continues texts inside a `MemoryBudget`. Two
+kinds of passes are outside, since they cannot be made smaller: those that find out what a model can
+do (`inference.trials`), and those of `score_memories`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
@@ -16,6 +21,7 @@ from lm_eval_icl.prompts.tokens import Context
 T = TypeVar("T")
 
 
+@dataclass
 class MemoryBudget:
     """How much runs at once on a device. On out-of-memory a number is halved for the whole run.
 
@@ -27,13 +33,10 @@ class MemoryBudget:
             pass, the others would wait for it forever, so an out-of-memory error ends the run.
     """
 
-    def __init__(
-        self, store: PrefixCache, sizes: Sizes, where: str, tensor_parallel: bool = False
-    ) -> None:
-        self.store = store
-        self.sizes = sizes
-        self.where = where
-        self.tensor_parallel = tensor_parallel
+    store: PrefixCache
+    sizes: Sizes
+    where: str
+    tensor_parallel: bool = False
 
     def fit(
         self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None

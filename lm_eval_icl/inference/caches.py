@@ -22,26 +22,18 @@ class MemoryLayer(DynamicLayer):
     `DynamicLayer` are the entries that the rows add.
 
     Args:
-        keys, values: the memory, both [1, key-value heads, entries, width].
+        memory: the entries of the memory in this layer, in order.
         once: the cache is for a single forward pass. It does not store the entries of the pass.
-        shared: attention reads the memory once for all rows (`inference.attention`). Otherwise,
-            a copy of the memory is put before the entries of each row while attention runs.
-        parts: further entries of the memory, and how attention reads them.
+        shared: attention reads the memory once for all rows, and each part in its own way
+            (`inference.attention`). Otherwise, a copy of the memory is put before the entries of
+            each row while attention runs.
     """
 
-    def __init__(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        once: bool,
-        shared: bool = False,
-        parts: Sequence[Part] = (),
-    ):
+    def __init__(self, memory: Sequence[Part] = (), once: bool = False, shared: bool = False):
         super().__init__()
-        self.memory = (keys, values)
+        self.memory = memory
         self.once = once
         self.shared = shared
-        self.parts = parts
         # Tensors with room for more entries of the rows, and the views of these tensors that hold
         # the present entries. If `keys` is no longer this view, rows were selected.
         self._room: list[Tensor] = []
@@ -50,7 +42,7 @@ class MemoryLayer(DynamicLayer):
     @classmethod
     def unshared(cls, keys: Tensor, values: Tensor) -> MemoryLayer:
         """A layer whose rows begin with these entries and share no memory."""
-        layer = cls(keys[:1, :, :0], values[:1, :, :0], once=False)
+        layer = cls()
         layer.lazy_initialization(keys, values)
         layer.keys = keys
         layer.values = values
@@ -61,9 +53,9 @@ class MemoryLayer(DynamicLayer):
     ) -> tuple[Tensor, Tensor]:
         if not self.once:
             key_states, value_states = self._append(key_states, value_states)
-        if self.shared or self.parts:
-            return keys_on_memory(self.memory, key_states, self.parts), value_states
-        if not self.memory[0].shape[-2]:
+        if self.shared:
+            return keys_on_memory(self.memory, key_states), value_states
+        if not self.memory:
             return key_states, value_states
         return with_copies(self.memory, key_states, value_states)
 
@@ -86,14 +78,13 @@ class MemoryLayer(DynamicLayer):
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        parts = sum(keys.shape[-2] for keys, *_ in self.parts)
-        return self.memory[0].shape[-2] + parts + super().get_seq_length()
+        return sum(part.keys.shape[-2] for part in self.memory) + super().get_seq_length()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryLayer:
         """A copy of the rows' entries. The memory is never written to, and stays shared."""
-        copied = type(self)(*self.memory, self.once, self.shared, self.parts)
+        copied = type(self)(self.memory, self.once, self.shared)
         for name, part in vars(self).items():
-            if name not in ("memory", "parts", "_room", "_views"):
+            if name not in ("memory", "_room", "_views"):
                 setattr(copied, name, copy.deepcopy(part, memo))
         return copied
 

@@ -141,16 +141,19 @@ def _inputs(
     context = []
     mask = []
     positions = []
+
+    def padded(of_memory: Sequence[int], of_query: Sequence[int], padding: int) -> list[int]:
+        before_memory = [padding] * (entries - len(of_memory))
+        before_query = [padding] * (longest - len(of_query))
+        return [*before_memory, *of_memory, *before_query, *of_query]
+
     row_memories = memories if len(memories) == len(queries) else [*memories] * len(queries)
     for memory, query in zip(row_memories, queries, strict=True):
-        unused = [0] * (entries - len(memory))
-        gap = [0] * (longest - len(query))
-        padding = [query[0]]
-        context.append(padding * len(unused) + memory.tokens + padding * len(gap) + [*query])
-        mask.append(unused + [1] * len(memory) + gap + [1] * len(query))
+        context.append(padded(memory.tokens, query, query[0]))
+        mask.append(padded([1] * len(memory), [1] * len(query), 0))
         # The memory does not run and the padding is masked, so both may have any position.
         start = memory.query_start
-        positions.append([start] * (entries + len(gap)) + [*range(start, start + len(query))])
+        positions.append(padded([], range(start, start + len(query)), start))
     inputs = {
         "context": torch.tensor(context, device=device),
         "attention_mask": torch.tensor(mask, device=device),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +36,7 @@ _WEIGHTS = re.compile(
     r".*\.safetensors|(?!training_args|optimizer|scheduler|sampler|random_states).*\.bin"
 )
 _CHUNK = 2**24  # bytes that are read at a time
+_READERS = 8  # files that are read at the same time
 
 
 def model_identity(model: Any, files: str | None, commit: str | None) -> dict[str, Any]:
@@ -63,12 +63,10 @@ def model_identity(model: Any, files: str | None, commit: str | None) -> dict[st
 
 def hub_commit(pretrained: Any, revision: str | None = None) -> str | None:
     """The commit of a model from the Hub whose files are in the local cache, or None."""
-    if isinstance(pretrained, str) and not Path(pretrained).is_dir():
-        with suppress(ValueError):  # `pretrained` cannot be a name on the Hub
-            cached = try_to_load_from_cache(pretrained, "config.json", revision=revision)
-            if isinstance(cached, str):  # .../snapshots/COMMIT/config.json
-                return Path(cached).parent.name
-    return None
+    folder = _folder(pretrained, revision)
+    if folder is None or folder == Path(pretrained):
+        return None
+    return folder.name  # .../snapshots/COMMIT
 
 
 def source_digest(cls: type) -> str | None:
@@ -113,7 +111,7 @@ def files_digest(
                     files_by_role.append((role, path))
             if gguf_file and role == "pretrained":
                 files_by_role.append((role, folder / gguf_file))
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(_READERS) as pool:
             digests = list(pool.map(_digest, files_by_role))
     except OSError as error:
         log.warning(
@@ -151,7 +149,7 @@ def weights_digest(
                 files = [path for path in files if path.suffix == ".safetensors"]
             if not files:
                 return None
-            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            with ThreadPoolExecutor(_READERS) as pool:
                 for digests in pool.map(_tensor_digests, files):
                     tensors += [f"{name} {digest}" for name, digest in digests.items()]
             tensors.append(_settings(folder))
@@ -162,6 +160,7 @@ def weights_digest(
 
 
 def _folder(place: Any, revision: str | None) -> Path | None:
+    """The folder of a model's files: the place itself, or the local cache of the Hub."""
     if not isinstance(place, str):
         return None
     if Path(place).is_dir():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lm_eval_icl.inference import attention
-from lm_eval_icl.inference.attention import Reading, additive, attention_by
+from lm_eval_icl.inference.attention import Part, Reading, additive, attention_by
 from lm_eval_icl.inference.caches import MemoryLayer, cache_arguments, takes_positions
 from lm_eval_icl.inference.devices import device_of, kept_logits, on_device, to_device
 from lm_eval_icl.inference.hybrids import empty_cache, is_hybrid, select_rows, tensors
@@ -37,6 +37,21 @@ KeyValues = list[tuple[Tensor, Tensor]]
 def select_entries(layers: KeyValues, entries: slice) -> KeyValues:
     """The keys and values of adjacent entries, without a copy."""
     return [(keys[:, :, entries], values[:, :, entries]) for keys, values in layers]
+
+
+def split_entries(layers: KeyValues, lengths: Sequence[int]) -> list[KeyValues]:
+    """Copies of the keys and values of adjacent pieces, which have these numbers of entries.
+
+    A view of one piece would keep the others from being freed.
+    """
+    pieces = []
+    end = 0
+    for length in lengths:
+        start = end
+        end += length
+        views = select_entries(layers, slice(start, end))
+        pieces.append([(keys.clone(), values.clone()) for keys, values in views])
+    return pieces
 
 
 @dataclass(frozen=True)
@@ -73,7 +88,7 @@ class Memory:
         """The number of bytes that the memory takes."""
         stored: Any = self.state
         if stored is None:
-            stored = [self.layers, *(part.layers for part in self.parts)]
+            stored = [part.layers for part in self.all_parts]
         return sum(tensor.nbytes for tensor in tensors(stored))
 
     def divided(self, first: int, reading: Reading) -> Memory:
@@ -82,17 +97,23 @@ class Memory:
         part = MemoryPart(after, len(self) - first, reading)
         return replace(self, layers=select_entries(self.layers, slice(first)), parts=(part,))
 
+    @property
+    def all_parts(self) -> list[MemoryPart]:
+        """All entries in order: those that attention reads as usual, then `parts`."""
+        usual = len(self) - sum(part.length for part in self.parts)
+        return [MemoryPart(self.layers, usual, Reading()), *self.parts]
+
     def readings(self, first: int) -> list[tuple[slice, Reading]]:
         """The slices of entries that are read differently, and how.
 
         Args:
             first: the column of the first entry.
         """
-        end = first + len(self) - sum(part.length for part in self.parts)
-        readings = [(slice(first, end), Reading())]
-        for part in self.parts:
-            readings.append((slice(end, end + part.length), part.reading))
-            end += part.length
+        readings = []
+        for part in self.all_parts:
+            end = first + part.length
+            readings.append((slice(first, end), part.reading))
+            first = end
         return readings
 
     def cache(self, rows: int = 1, shared: bool = False) -> Cache:
@@ -107,15 +128,9 @@ class Memory:
         """
         if self.state is not None:
             return select_rows(self.state, 1, [0] * rows)
-        if not self.parts:
-            # Rows get copies if another library has replaced transformers' attention.
-            return cache_of([self], shared=shared and attention.install())
-        attention.install()
-        layers: list[Any] = []
-        for i, (keys, values) in enumerate(self.layers):
-            parts = [(*part.layers[i], part.reading) for part in self.parts]
-            layers.append(MemoryLayer(keys, values, once=False, parts=parts))
-        return Cache(layers=layers)
+        # Rows get copies if another library has replaced transformers' attention.
+        shared = attention.install() and shared
+        return cache_of([self], shared=shared or bool(self.parts))
 
     def without_last(self, query_start: int) -> Memory:
         """This memory without its last entry, whose token runs again at position `query_start`."""
@@ -304,17 +319,7 @@ def masked_pass(
     if not layers:
         sees = to_device(layout.mask[layout.entries :], device)
         layers = run(additive(sees, model.dtype)[None, None])
-    if len(rows) == 1:
-        return [layers]
-    layers_by_row = []
-    end = 0
-    for row in rows:
-        start = end
-        end += len(row)
-        # A view of one row's keys and values would keep those of all rows from being freed.
-        views = select_entries(layers, slice(start, end))
-        layers_by_row.append([(keys.clone(), values.clone()) for keys, values in views])
-    return layers_by_row
+    return [layers] if len(rows) == 1 else split_entries(layers, list(map(len, rows)))
 
 
 def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = False) -> Cache:
@@ -324,18 +329,16 @@ def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = Fals
         once: the cache is for a single forward pass. It does not store the entries of the pass.
         shared: as for `Memory.cache`.
     """
-    pieces: list[KeyValues] = []
+    parts: list[MemoryPart] = []
     for memory in memories:
         if memory.layers:
-            pieces += (memory.layers, *(part.layers for part in memory.parts))
-    if not pieces:
+            parts += memory.all_parts
+    if not parts:
         return DynamicCache()
     layers: list[Any] = []
-    for layer_pieces in zip(*pieces, strict=True):
-        keys, values = layer_pieces[0]
-        if len(layer_pieces) > 1:
-            keys, values = (torch.cat(parts, dim=-2) for parts in zip(*layer_pieces, strict=True))
-        layers.append(MemoryLayer(keys, values, once, shared))
+    for i in range(len(parts[0].layers)):
+        parts_of_layer = [Part(*part.layers[i], part.reading) for part in parts]
+        layers.append(MemoryLayer(parts_of_layer, once, shared))
     return Cache(layers=layers)
 
 

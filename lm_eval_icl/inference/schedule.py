@@ -162,7 +162,7 @@ def side_by_side(
 ) -> SideBySide:
     """As many contexts, from the index `at` on, as fit into one pass."""
     fitting = SideBySide(0, 0)
-    if not can.can_pack or can.position_switch is not None:
+    if not can.can_divide:
         return fitting
     tree = TokenTree()
     tokens = 0

@@ -160,12 +160,19 @@ class _Trial:
         Args:
             counted: the model is given positions, from 0 on.
         """
-        ids = torch.tensor([[*before, *answer, *after]], device=self.device)
-        read = range(len(before) - 1, len(before) + len(answer) - 1)
-        positions = torch.arange(ids.shape[1], device=self.device)[None] if counted else None
-        logits = run_rows(self.model, ids, read, empty_cache(self.model), positions)
-        logprobs = logits[0].log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        row = [*before, *answer, *after]
+        positions = torch.arange(len(row), device=self.device)[None] if counted else None
+        logits = self.predicting(row, range(len(before), len(before) + len(answer)), positions)
+        logprobs = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         return float(logprobs[range(len(answer)), list(answer)].sum())
+
+    def predicting(
+        self, row: Sequence[int], tokens: range, positions: Tensor | None = None
+    ) -> Tensor:
+        """The logits that predict some tokens of a row, from one pass: [tokens, vocabulary]."""
+        ids = torch.tensor([row], device=self.device)
+        read = range(tokens.start - 1, tokens.stop - 1)
+        return run_rows(self.model, ids, read, empty_cache(self.model), positions)[0]
 
     def run_in_one_pass(self) -> None:
         self.expected = [self.in_one_pass(self.whole, answer) for answer in self.answers]
@@ -340,10 +347,9 @@ class _Trial:
 
         def shortfall(query: Sequence[int], generated: list[int]) -> float:
             """How far the generated tokens' logits are below the largest logits."""
-            row = [*self.context, *query, *generated[:-1]]
-            ids = torch.tensor([row], device=self.device)
-            read = range(len(row) - len(generated), len(row))
-            logits = run_rows(model, ids, read, empty_cache(model))[0]
+            start = len(self.context) + len(query)
+            row = [*self.context, *query, *generated]
+            logits = self.predicting(row, range(start, len(row)))
             return float((logits.amax(-1) - logits[range(len(generated)), generated]).max())
 
         checkpoint = inner.generation_config

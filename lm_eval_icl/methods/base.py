@@ -45,19 +45,14 @@ Positions = Literal["sequential", "symmetric", "none"]
 
 
 class Encoder(Protocol):
-    """A model, and the memories of contexts on it."""
+    """What the runner gives to a method: a model, and the memories of contexts on it."""
 
     model: PreTrainedModel
+    can: Capabilities
+    softmax_dtype: torch.dtype | None  # of the softmax over the vocabulary. None: at least float32.
 
     def memories(self, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of contexts, which may be stored for later queries."""
-
-
-class PackEncoder(Encoder, Protocol):
-    """What the runner gives to a method."""
-
-    can: Capabilities
-    softmax_dtype: torch.dtype | None  # of the softmax over the vocabulary. None: at least float32.
 
     def for_one_pass(self, contexts: Sequence[Context]) -> Sequence[Memory]:
         """The memories of contexts whose queries all run in the next pass. They are not stored."""
@@ -318,7 +313,7 @@ class Method(Arguments, ABC):
         return EncodedContext(encoder.memories(self.contexts(context)))
 
     def scored(
-        self, encoder: PackEncoder, batch: Batch, encoded: EncodedContext | None, states: States
+        self, encoder: Encoder, batch: Batch, encoded: EncodedContext | None, states: States
     ) -> Scores:
         """The scores of a batch.
 
@@ -332,20 +327,20 @@ class Method(Arguments, ABC):
             work = self.side_by_side(encoder, batch)
         else:
             [memory] = encoded.memories
-            queries = [(encoded.rest or query, answers) for _, query, answers in batch.queries]
             if not batch.tokens:
+                queries = [(encoded.rest or query, answers) for _, query, answers in batch.queries]
                 return score_rows(
                     encoder.model, memory, queries, encoder.softmax_dtype, batch.rows, states
                 )
-            pairs: list[Pair] = []
-            for query, answers in queries:
-                pairs += [(query, answer) for answer in answers]
+            pairs: list[Pair] = [
+                (encoded.rest or query, answer) for _, query, answer in batch.requests
+            ]
             work = [(memory, pairs)]
         return score_packed(
             encoder.model, work, encoder.softmax_dtype, states, encoder.can.can_trim
         )
 
-    def side_by_side(self, encoder: PackEncoder, batch: Batch) -> list[tuple[Memory, list[Pair]]]:
+    def side_by_side(self, encoder: Encoder, batch: Batch) -> list[tuple[Memory, list[Pair]]]:
         """The memories of contexts that are encoded with the batch, each with its pairs."""
         from lm_eval_icl.inference.memory import Memory
 

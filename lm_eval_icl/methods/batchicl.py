@@ -177,12 +177,10 @@ class BatchICL(ByQuery):
 
     def _memories(self, shots: Collection[Shot], memories: Memories) -> dict[Shot, Memory]:
         """The memory of each shot."""
-        contexts = dict.fromkeys(shot.context for shot in shots if shot.context.tokens)
-        encoded = dict(zip(contexts, memories(list(contexts)), strict=True))
-        nothing = Memory([], [], 0)
+        encoded = memories([shot.context for shot in shots])
         return {
-            shot: replace(encoded.get(shot.context, nothing), query_start=shot.query_start)
-            for shot in shots
+            shot: replace(memory, query_start=shot.query_start)
+            for shot, memory in zip(shots, encoded, strict=True)
         }
 
     def _streams(

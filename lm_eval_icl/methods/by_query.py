@@ -11,7 +11,7 @@ from lm_eval_icl.inference.memory import Memory, encode_all
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Batch, ContextWork, Text
 from lm_eval_icl.inference.scoring import Pair
-from lm_eval_icl.methods.base import EncodedContext, Encoder, Method, PackEncoder, Rows
+from lm_eval_icl.methods.base import EncodedContext, Encoder, Method, Rows
 from lm_eval_icl.prompts.tokens import Context, Ids
 
 # A context, and the ids of a query.
@@ -85,7 +85,7 @@ class ByQuery(Method):
         [(memory, rest)] = self.encode_queries(encoder.model, [(context, query)], encoder.memories)
         return EncodedContext([memory], rest)
 
-    def side_by_side(self, encoder: PackEncoder, batch: Batch) -> list[tuple[Memory, list[Pair]]]:
+    def side_by_side(self, encoder: Encoder, batch: Batch) -> list[tuple[Memory, list[Pair]]]:
         queries = [(context, query) for context, query, _ in batch.queries]
         encoded = self.encode_queries(encoder.model, queries, encoder.memories, packed=True)
         work: list[tuple[Memory, list[Pair]]] = []

@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from lm_eval_icl.errors import log
-from lm_eval_icl.inference.memory import KeyValues, Memory, kept_of, masked_pass
+from lm_eval_icl.inference.memory import KeyValues, Memory, kept_of, masked_pass, split_entries
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import ContextWork
 from lm_eval_icl.methods.base import Method
@@ -81,7 +81,7 @@ class JoiningEncoder(ContextEncoder):
         other.
         """
         self.joined = {}
-        joined = {context: separated(context) for context in contexts if context.demonstrations}
+        joined = {context: separated(context) for context in contexts if any(context.lengths)}
         # How many unscored contexts have each demonstration.
         self._uses = Counter(chain.from_iterable(joined.values()))
         new = sum(sum(part.lengths) for part in self._uses if part not in self.store)
@@ -138,19 +138,13 @@ class JoiningEncoder(ContextEncoder):
         lengths = [len(part) for part in parts]
         names = {f"D{i + 1}" for i in range(len(parts))}
         layout = self.method.lay_out(len(prefix), lengths).take({"P", *names})
-        row = _on_memory_of({"P"}, layout)
+        row = _on_memory(layout, len(prefix))
         memory = self.store.several([Context(prefix, ())])
         [layers] = masked_pass(self.model, [list(chain(*parts))], [row], memory)
-        split = [
-            (keys.split(lengths, dim=2), values.split(lengths, dim=2)) for keys, values in layers
+        return [
+            Memory(own, list(part), len(prefix) + len(part))
+            for part, own in zip(parts, split_entries(layers, lengths), strict=True)
         ]
-        memories = []
-        for i, part in enumerate(parts):
-            # The entries are copied: a view of one demonstration would keep all of them from being
-            # freed.
-            own = [(keys[i].clone(), values[i].clone()) for keys, values in split]
-            memories.append(Memory(own, list(part), len(prefix) + len(part)))
-        return memories
 
     def together(self, contexts: Sequence[Context]) -> int:
         """How many of the first contexts, or demonstrations, are encoded in one pass."""
@@ -171,32 +165,39 @@ class JoiningEncoder(ContextEncoder):
         parts = list(dict.fromkeys(chain.from_iterable(self.joined[c] for c in contexts)))
         encoded = dict(zip(parts, self.store.several(parts, self.together), strict=True))
         prefixes = self.store.several([Context(context.prefix, ()) for context in contexts])
+        rows = [self.method.row(context) for context in contexts]
         memories = []
-        for context, prefix in zip(contexts, prefixes, strict=True):
+        for context, prefix, row in zip(contexts, prefixes, rows, strict=True):
             own = [encoded[part].layers for part in self.joined[context]]
             layers = _joined([prefix.layers, *own])
-            memories.append(Memory(layers, list(context.tokens), self.method.row(context).end))
-        self._run_later_copies(contexts, memories)
+            memories.append(Memory(layers, list(context.tokens), row.end))
+        if len(rows[0]) > len(memories[0]):
+            memories = self._with_later_copies(contexts, rows, memories)
         return list(map(self.method.read, memories, contexts))
 
-    def _run_later_copies(self, contexts: Sequence[Context], memories: list[Memory]) -> None:
-        """Run the tokens that see several demonstrations, and put whole rows into `memories`."""
-        rows = [self.method.row(context) for context in contexts]
-        longer = [i for i, row in enumerate(rows) if len(row) > len(memories[i])]
-        if not longer:
-            return
-        most = max(len(context.demonstrations) for context in contexts)
-        first_copies = {"P", *(f"D{i + 1}" for i in range(most))}
-        tokens = {i: [contexts[i].tokens[at] for at in rows[i].source] for i in longer}
+    def _with_later_copies(
+        self, contexts: Sequence[Context], rows: Sequence[Layout], memories: Sequence[Memory]
+    ) -> list[Memory]:
+        """The memories of whole rows, after a pass over the tokens that see several demonstrations.
+
+        Args:
+            memories: the memories of prefix and first copies, which a row begins with.
+        """
+        ids_of_rows = [
+            [context.tokens[i] for i in row.source]
+            for context, row in zip(contexts, rows, strict=True)
+        ]
         passes = masked_pass(
             self.model,
-            [tokens[i][len(memories[i]) :] for i in longer],
-            [_on_memory_of(first_copies, rows[i]) for i in longer],
-            [memories[i] for i in longer],
+            [ids[len(memory) :] for ids, memory in zip(ids_of_rows, memories, strict=True)],
+            [_on_memory(row, len(memory)) for row, memory in zip(rows, memories, strict=True)],
+            memories,
         )
-        for i, layers in zip(longer, passes, strict=True):
-            whole = Memory(_joined([memories[i].layers, layers]), tokens[i], rows[i].end)
-            memories[i] = kept_of(rows[i], whole)
+        whole = []
+        for row, ids, memory, layers in zip(rows, ids_of_rows, memories, passes, strict=True):
+            entries = _joined([memory.layers, layers])
+            whole.append(kept_of(row, Memory(entries, ids, row.end)))
+        return whole
 
 
 def near_each_other(
@@ -219,9 +220,12 @@ def near_each_other(
     return [contexts[i] for i in order.tolist() if i < len(contexts)]
 
 
-def _on_memory_of(names: Collection[str], row: Layout) -> Layout:
-    """A row in which the blocks with these names are entries of a memory."""
-    blocks = [replace(block, name="M") if block.name in names else block for block in row.blocks]
+def _on_memory(row: Layout, entries: int) -> Layout:
+    """A row whose first tokens are entries of a memory."""
+    blocks = []
+    for block in row.blocks:
+        blocks.append(replace(block, name="M") if entries > 0 else block)
+        entries -= block.length
     return replace(row, blocks=tuple(blocks))
 
 

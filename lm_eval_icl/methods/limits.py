@@ -1,4 +1,10 @@
-"""Checks that requests fit a model, and leaves demonstrations out of those that do not."""
+"""Checks that requests fit a model, and shortens those that do not.
+
+Whole demonstrations are left out first. A prompt is cut only if it does not even fit without
+demonstrations (`truncated`). `Request.left_out` and `Request.cut` say what a request has lost.
+Under lm-eval, `harness.run` warns about these requests and writes their numbers into the results.
+`methods.predictor` shortens nothing, and refuses prompts that do not fit.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
-from lm_eval_icl.inference.capabilities import Capabilities
+from lm_eval_icl.inference.capabilities import Capabilities, PositionSwitch
 from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
@@ -81,9 +87,8 @@ class PromptLimits:
     positions: int  # how many positions the model has
     # the tokens that a row may have under the method's mask. None: as many as positions.
     window: int | None
-    # The length from which rotary angles change, and whether they change again with every further
-    # token (`positions.position_switch`).
-    switch: tuple[int, bool] | None
+    # Where the model's rotary angles change (`positions.position_switch`).
+    switch: PositionSwitch | None
     hint: str  # advice for the error, in addition to fewer demonstrations
     keeps_window: bool = False  # rows may be longer than the window (`needs.keeps_window`)
     # The limits of other methods, under which prompts must fit too.
@@ -127,12 +132,12 @@ class PromptLimits:
         """Why a request that needs these positions does not fit. Empty if it fits."""
         if needed > self.positions:
             return f"do not fit the model's {self.positions} positions"
-        if self.switch is None or needed <= self.switch[0]:
+        if self.switch is None or needed <= self.switch.length:
             return ""
-        length, always_changes = self.switch
+        length = self.switch.length
         # The memory would have the rotary angles of short sequences, and the query those of long
         # sequences.
-        if always_changes or self.method.footprint(context).shortest_pass <= length:
+        if self.switch.always_changes or self.method.footprint(context).shortest_pass <= length:
             return (
                 f"cross position {length} after their demonstrations, and from there on this model "
                 "computes positions differently (rotary angles of type longrope or dynamic)"
@@ -257,7 +262,7 @@ def truncated(request: Request, limits: PromptLimits) -> Request:
     tokens = (*request.prompt.context.tokens, *request.prompt.query)
     positions = limits.positions
     if limits.switch is not None:
-        positions = min(positions, limits.switch[0])
+        positions = min(positions, limits.switch.length)
     cut = min(len(tokens) + request.answer_positions - positions, len(tokens) - 1)
     if cut <= 0:
         return request

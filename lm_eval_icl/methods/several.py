@@ -17,7 +17,6 @@ from lm_eval_icl.methods.base import (
     EncodedContext,
     Encoder,
     Method,
-    PackEncoder,
     Passes,
     Positions,
     Rows,
@@ -34,7 +33,8 @@ class Several(PCW):
 
     A query runs on every memory, and the predictions of the next token on all memories are
     combined. The memory of each window is stored separately, and shared by all queries. A method
-    defines `next_token`.
+    defines `next_token`. If it divides the demonstrations in another way than into windows of
+    `window_size`, it also defines `contexts` and `invariant`.
 
     Args:
         window_size: how many demonstrations a window has, at most all of them. The last window may
@@ -108,13 +108,15 @@ class Several(PCW):
     ) -> Passes:
         """One pass for each of `contexts`."""
         whole = Context((0,) * prefix, tuple((0,) * length for length in demonstrations))
-        passes = []
-        for i, window in enumerate(self.contexts(whole)):
-            title = f"memory {i + 1}"
+        passes: Passes = []
+        shown = 0
+        for window in self.contexts(whole):
+            title = f"memory {len(passes) + 1}"
             if not window.demonstrations:
                 title += ": no demonstrations"
             layout = self.window_method.lay_out(prefix, window.lengths, query, answer)
-            passes.append((title, layout.numbered_from(i * self.window_size)))
+            passes.append((title, layout.numbered_from(shown)))
+            shown += len(window.demonstrations)
         return passes
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
@@ -124,7 +126,7 @@ class Several(PCW):
     # How the kind of method is run.
 
     def scored(
-        self, encoder: PackEncoder, batch: Batch, encoded: EncodedContext | None, states: States
+        self, encoder: Encoder, batch: Batch, encoded: EncodedContext | None, states: States
     ) -> Scores:
         if encoded is None or len(encoded.memories) == 1:
             return super().scored(encoder, batch, encoded, states)

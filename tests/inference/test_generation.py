@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference import attention, generation
-from lm_eval_icl.inference.attention import install, keys_on_memory
+from lm_eval_icl.inference.attention import Part, install, keys_on_memory
 from lm_eval_icl.inference.caches import MemoryLayer
 from lm_eval_icl.inference.generation import _inputs, continue_from, settings_in_force
 from lm_eval_icl.inference.memory import read_causally
@@ -40,9 +40,9 @@ def always_shared(monkeypatch):
     """Small memories are shared, too; returns how many layers' attention was to a shared memory."""
     count, attend = [0], attention.on_shared_memory
 
-    def counting(*args: Any, **kwargs: Any) -> Any:
+    def counting(*args):
         count[0] += 1
-        return attend(*args, **kwargs)
+        return attend(*args)
 
     monkeypatch.setattr(generation, "SHARED_FROM", 0)
     monkeypatch.setattr(attention, "on_shared_memory", counting)
@@ -53,7 +53,7 @@ def attend(query, key, value, memory, mask, scaling=None):
     module = nn.Module()
     module.num_key_value_groups = query.shape[1] // key.shape[1]
     found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](
-        module, query, keys_on_memory(memory, key), value, mask, scaling=scaling
+        module, query, keys_on_memory([Part(*memory)], key), value, mask, scaling=scaling
     )
     return found
 
@@ -217,7 +217,7 @@ def test_entries_are_appended_in_place():
     """The layer's entries are those of transformers' layer, also of rows that were selected, and in a copy."""
     torch.manual_seed(0)
     memory = torch.randn(2, 1, 2, 5, 4)
-    ours, theirs = MemoryLayer(*memory, once=False), DynamicCache()
+    ours, theirs = MemoryLayer([Part(*memory)]), DynamicCache()
     for step in range(12):
         rows = 3 if step < 8 else 2
         keys, values = torch.randn(2, rows, 2, 4 if step == 0 else 1, 4)

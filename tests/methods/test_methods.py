@@ -780,3 +780,14 @@ def test_a_pattern_of_another_type_is_one_line():
 
     with pytest.raises(InputError, match="mask: pattern: must return a Pattern, not a Tensor"):
         Mask.from_arguments({})
+
+
+def test_parts_of_other_sizes_keep_the_numbers_of_their_demonstrations():
+    class Parts(methods.NBCE):
+        def contexts(self, context):
+            shown = context.demonstrations
+            return [Context((), part) for part in (shown[:1], shown[1:])]
+
+    first, second = (layout for _, layout in Parts().passes(0, [3] * 3))
+    assert [block.name for block in first.blocks] == ["D1"]
+    assert [block.name for block in second.blocks] == ["D2", "D3"]
