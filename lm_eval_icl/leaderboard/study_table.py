@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_eval_icl.leaderboard import numbers
-from lm_eval_icl.leaderboard.parts import Line, in_parts, room_for
+from lm_eval_icl.leaderboard.parts import Line, columns_at_a_time, in_parts, room_for
 from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, shown
 from lm_eval_icl.results.statistics import Estimate
 
 _NUMBER = 8  # the width of "57.9±1.2"
+_WIDEST = 12  # the width of a column whose heading is long
 _SHARE = Column("order flips", "average", "", percent=True, higher_is_better=False, weights={})
 
 
@@ -35,6 +36,7 @@ def table(
     """
     by_name = {column.name: column for column in board.columns}
     headings = [*columns, _SHARE.name] if flips else list(columns)
+    width = _column_width(headings)
     lines = []
     for entry in entries:
         papers = entry.runs[0].study.expected
@@ -44,9 +46,19 @@ def table(
             cells.append(_number(entry.cells.get(name), by_name.get(name), spread))
         if flips:
             cells.append(_flips(flips.get(entry.name), papers.get(_SHARE.name)))
-        lines.append(Line(entry, _name(entry, room_for(_NUMBER, len(headings))), cells))
-    broken = [_broken(shown(heading), _NUMBER) for heading in headings]
-    return in_parts(title, broken, lines, _NUMBER, [_legend(board, entries, bool(flips))])
+        lines.append(Line(entry, _name(entry, room_for(width, len(headings))), cells))
+    broken = [_broken(shown(heading), width) for heading in headings]
+    return in_parts(title, broken, lines, width, [_legend(board, entries, bool(flips))])
+
+
+def _column_width(headings: Sequence[str]) -> int:
+    """The least width at which no heading has more than two lines. Columns stay as narrow as their
+    numbers if fewer of them would stand side by side."""
+    for width in range(_NUMBER, _WIDEST + 1):
+        fits = columns_at_a_time(width, len(headings)) == columns_at_a_time(_NUMBER, len(headings))
+        if fits and all(_broken(shown(heading), width).count("\n") < 2 for heading in headings):
+            return width
+    return _NUMBER
 
 
 def _name(entry: Entry, width: int) -> Text:
