@@ -1,4 +1,4 @@
-"""Puts small faults into the package, one at a time, runs the fast tests of their rooms, and counts the caught faults.
+"""For development: small faults in the package, one at a time, and whether the fast tests of their rooms catch them.
 
     python scripts/mutations.py [JOBS]    # 2 side by side by default
 
