@@ -302,8 +302,29 @@ def test_pictures_of_concepts_are_what_is_drawn_now(tmp_path):
         ).read_bytes(), name
 
 
-def test_readme_is_a_front_door():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 800
+def words(*pages: Path) -> int:
+    return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+
+
+def test_pages_are_short():
+    """Who makes pages shorter lowers the numbers."""
+    reports = sorted((DOCS / "reports").glob("*.md"))
+    assert words(ROOT / "README.md") <= 800
+    assert words(*(page for page in DOCS.rglob("*.md") if page not in reports)) <= 23_000
+    assert words(*reports) <= 12_000
+    assert words(DOCS / "log.md") <= 1_500
+    assert (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").count("\n") <= 60
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_scripts_that_are_named_are_there(page):
+    """With the commands that the benchmark has."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = (ROOT / "scripts/benchmark.py").read_text(encoding="utf-8")
+    for script, argument in re.findall(r"python (scripts/[\w/]+\.py)\s*([\w.-]*)", text):
+        assert (ROOT / script).exists(), script
+        if script == "scripts/benchmark.py":
+            assert f'    "{argument}": ' in commands, argument
 
 
 def test_the_version_is_one():
