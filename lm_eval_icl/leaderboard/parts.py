@@ -26,10 +26,10 @@ class Line(NamedTuple):
 
 def room_for(width: int, columns: int) -> int:
     """How many characters of a name stand beside columns of a width."""
-    return WIDTH - (width + 1) * columns_at_a_time(width, columns) - 1
+    return WIDTH - (width + 1) * _at_a_time(width, columns) - 1
 
 
-def columns_at_a_time(width: int, columns: int) -> int:
+def _at_a_time(width: int, columns: int) -> int:
     """How many columns stand side by side, so that all parts have nearly as many."""
     most = (WIDTH - _NAME) // (width + 1)
     return max(1, math.ceil(columns / math.ceil(max(columns, 1) / most)))
@@ -43,7 +43,7 @@ def in_parts(
     grid = Table.grid()
     grid.add_column(max_width=WIDTH, overflow="fold")
     grid.add_row(Text(shown(title), style="bold"))
-    size = columns_at_a_time(width, len(headings))
+    size = _at_a_time(width, len(headings))
     texts = "\n".join(line.name.plain for line in lines)
     longest = max(map(len, texts.split("\n")))
     room = min(longest, room_for(width, len(headings)))
