@@ -50,7 +50,7 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(1201, 9.1), Limit(12639, 13.7)),
+    "": (Limit(1201, 9.1), Limit(12760, 13.7)),
     "files": (Limit(129, 6.5), None),
     "prompts": (Limit(6741, 10.7), Limit(5721, 13.4)),
     "metaicl": (Limit(3327, 12.9), Limit(5080, 15.4)),
@@ -63,7 +63,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "regression": (None, Limit(3247, 18.0)),
     "harness": (Limit(25985, 12.5), Limit(30208, 14.0)),
     "results": (Limit(31829, 11.7), Limit(28318, 17.3)),
-    "leaderboard": (Limit(14710, 12.4), Limit(4366, 13.7)),
+    "leaderboard": (Limit(14704, 12.4), Limit(4366, 13.7)),
     "studies": (Limit(18542, 12.4), Limit(18422, 16.0)),
     "smoke": (Limit(2853, 11.9), Limit(2568, 20.6)),
     "cli": (Limit(10185, 11.4), Limit(1018, 11.4)),
