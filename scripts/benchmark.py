@@ -64,11 +64,11 @@ def main() -> None:
         numbers = "+" if isinstance(default, list) else None
         help = f"{help} (default: %(default)s)"
         parser.add_argument(name, nargs=numbers, type=int, default=default, help=help)
-    for name, choices, default in (
+    for name, choices, chosen in (
         ("--workloads", WORKLOADS, list(WORKLOADS)),
         ("--methods", METHODS, ["icl", "deepthink"]),
     ):
-        parser.add_argument(name, nargs="+", choices=choices, default=default, metavar="NAME")
+        parser.add_argument(name, nargs="+", choices=choices, default=chosen, metavar="NAME")
     parser.add_argument("--model", choices=CONFIGS, default="gpt2", help="toy for shots")
     parser.add_argument("--figure", type=Path, help="the file of the curves of shots, .svg or .png")
     what = parser.parse_args().what
