@@ -57,7 +57,6 @@ WORKLOADS: dict[str, tuple[list[str], int | None]] = {
     "icl_mmlu": (["icl_mmlu"], 5),
     "icl_bbh": (["icl_bbh"], 3),
     "icl_classification": (["icl_classification"], None),
-    "icl_trec_fine": (["icl_trec_fine"], None),  # 50 labels
     "mmlu_continuation": (["mmlu_continuation"], 5),
     "bbh": (["bbh_cot_fewshot"], 3),  # chain of thought, generated
     "adverse": (["sst2"], 8),  # lm-eval's own SST-2: new random demonstrations for every document
