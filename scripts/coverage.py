@@ -1,8 +1,8 @@
 """How often the intervals of `lm_eval_icl.results.statistics` contain the truth, by simulation.
 
-    python scripts/coverage.py [--trials 2000]
+    python scripts/coverage.py --trials 1000 > docs/reports/coverage.csv
 
-It prints the table of docs/comparing.md. An answer is right with the probability
+For the page docs/comparing.md. An answer is right with the probability
 logistic(level + effects). The effects are normal: of the document (standard deviation 1 for both
 methods, and 0.5 for each), and of the set of demonstrations (0.5 for both, 0.4 for each) unless
 a case says otherwise. The truth is the mean over the population, by quadrature; for a metric that
@@ -27,8 +27,7 @@ SHARE = (0.0, 1.0)
 BOTH, EACH = 1.0, 0.5  # standard deviations of the effects of documents
 METHODS = (0, 1)
 QUADRATURE = np.polynomial.hermite_e.hermegauss(60)
-HEAD = """| case | documents | sets | metric | difference | its width | cell | its width | usual t |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+HEAD = "case,documents,sets,metric,difference,its width,cell,its width,usual t"
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,7 @@ def usual_half(differences: np.ndarray) -> float:
 
 
 def line(case: Case, trials: int) -> str:
-    """A line of the table: in percent how often intervals hold, and their mean widths."""
+    """A line of the file: how often intervals hold, in percent, and their mean widths in points."""
     rng = np.random.default_rng(0)
     metrics = [] if case.metric == "mean" else true_metrics(case, rng)
     has_usual = case.same_sets and case.metric == "mean" and case.tasks == 1
@@ -230,7 +229,7 @@ def line(case: Case, trials: int) -> str:
     if not has_usual:
         percents[-1] = ""
     sets = " and ".join(map(str, dict.fromkeys(case.sets)))
-    return f"| {' | '.join([case.name, str(case.documents), sets, *percents])} |"
+    return ",".join([f'"{case.name}"', str(case.documents), sets, *percents])
 
 
 def family_line(documents: int, sets: int, trials: int) -> str:
@@ -266,8 +265,8 @@ def family_line(documents: int, sets: int, trials: int) -> str:
             x.low <= truths[a] - truths[b] <= x.high for x, (a, b) in zip(found, pairs, strict=True)
         )
         width += sum(x.high - x.low for x in found) / len(pairs)
-    of_all = f"{100 * hold / trials:.1f} | {100 * width / trials:.1f}"
-    return f"| {case.name} | {documents} | {sets} | | {of_all} | | | |"
+    of_all = f"{100 * hold / trials:.1f},{100 * width / trials:.1f}"
+    return f'"{case.name}",{documents},{sets},,{of_all},,,'
 
 
 def main() -> None:

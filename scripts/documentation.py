@@ -1,4 +1,4 @@
-"""Extensions of the documentation site (zensical.toml), which make tables of commands and patches, and check links.
+"""For development: the site's extensions (zensical.toml), which make tables of commands and patches.
 
 Made and checked by: make site
 """

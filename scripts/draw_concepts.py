@@ -1,9 +1,9 @@
-"""Draw the pictures of docs/concepts.md: a prompt's parts, contexts, memory, layout, pack and canonical order.
+"""Draw the pictures of docs/concepts.md: a prompt's parts, contexts, memory, pack and canonical order.
 
     python scripts/draw_concepts.py [--output DIR]
 
-The layout and the pack are drawn from the objects that run (`Method.lay_out`, `TokenTree`). The same code and the same
-matplotlib give the same files, byte for byte.
+The pack is drawn from the object that runs (`TokenTree`). The same code and the same matplotlib give the same files,
+byte for byte.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from lm_eval_icl import methods
 from lm_eval_icl.drawing.drawing import colour
 from lm_eval_icl.drawing.style import FILES
 from lm_eval_icl.inference.packing import TokenTree
@@ -28,7 +27,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {
     **FILES,
     "font.monospace": ["DejaVu Sans Mono", "Menlo", "Consolas"],
-    "hatch.linewidth": 0.7,
 }
 GREY, INK, FAINT = "#555555", "#222222", "#f2f2f2"
 DARK_TEXT = ("#e69f00", "#cc79a7", "#56b4e9")
@@ -243,94 +241,6 @@ def memory() -> Figure:
     return figure
 
 
-def layout() -> Figure:
-    """InvICL's layout of two demonstrations: the blocks, and the same token by token."""
-    row = methods.make("invicl").lay_out(2, (3, 2), 2, 1)
-    n, cell = len(row.blocks), 0.37
-    figure, axes = canvas(9.4, 5.3)
-    left, top = 0.75, 1.45
-    heading(axes, 0.2, "who sees whom, by block", "Layout.blocks and Layout.sees", apart=0.25)
-    for i, block in enumerate(row.blocks):
-        tile(axes, left + i * cell, top - 0.36, cell, 0.32, block.name, kept=row.kept[i], edge=1.0)
-        tile(axes, left - 0.49, top + i * cell, 0.45, cell, block.name, kept=row.kept[i], edge=1.0)
-        for j, seen in enumerate(row.blocks):
-            at = (left + j * cell, top + i * cell)
-            edged(axes, *at, cell, cell, FAINT)
-            if row.sees[i, j]:
-                seen_box(axes, *at, cell, cell, seen.name, row.kept[j])
-            elif i == j:  # itself, causally
-                (x, y), fill = at, colour(seen.name) if row.kept[j] else pale(seen.name)
-                ends = (
-                    [x + 0.01, x + 0.01, x + cell - 0.01],
-                    [y + 0.01, y + cell - 0.01, y + cell - 0.01],
-                )
-                axes.fill(*ends, facecolor=fill, linewidth=0)
-    notes = (
-        "A row of the table sees the coloured columns.\n"
-        "Triangle: the block sees itself causally.\n"
-        "Hatched: a block that is not kept. It is left out\nof the memory, and no query sees it."
-    )
-    write(axes, 0.2, top + n * cell + 0.6, notes, 9, color=GREY, linespacing=1.5)
-
-    small, left = 0.235, 5.35
-    heading(
-        axes, 4.3, "the same row, token by token", "Layout.positions and Layout.mask", apart=0.25
-    )
-    positions, last = row.positions.tolist(), int(row.positions.max())
-    size, starts = len(row), [0]
-    for block in row.blocks:
-        starts.append(starts[-1] + block.length)
-    box(axes, left, top, size * small, size * small, FAINT)
-    for b, block in enumerate(row.blocks):
-        start, across, kept = starts[b], left + starts[b] * small, row.kept[b]
-        how: Any = {"kept": kept, "size": 7.5, "edge": 1.0}
-        tile(axes, across, top - 0.22, block.length * small, 0.19, block.name, **how)
-        tile(axes, left - 0.73, top + start * small, 0.42, block.length * small, block.name, **how)
-        for i in range(start, start + block.length):
-            tall, x = 0.36 * (positions[i] + 1) / (last + 1), left + i * small
-            seen_box(
-                axes, x + 0.03, top - 0.28 - tall, small - 0.06, tall, block.name, kept, hatch=None
-            )
-            write(axes, x + small / 2, top - 0.36 - tall, str(positions[i]), 7, ha="center")
-            write(axes, left - 0.08, top + (i + 0.5) * small, str(positions[i]), 7, ha="right")
-        for i in range(size):
-            # A token sees the first tokens of a block, or all of them.
-            if many := int(row.mask[i, start : start + block.length].sum()):
-                seen_box(
-                    axes, across, top + i * small, many * small, small, block.name, kept, edge=0.0
-                )
-    write(axes, left - 0.08, top - 0.3, "position", 7, ha="right", color=GREY)
-    for i in range(size + 1):
-        how = (
-            {"color": "#333333", "linewidth": 0.7, "zorder": 2.2}
-            if i in starts
-            else {"color": "white"}
-        )
-        line(axes, [left + i * small] * 2, [top, top + size * small], **how)
-        line(axes, [left, left + size * small], [top + i * small] * 2, **how)
-    return figure
-
-
-def seen_box(
-    axes: Axes,
-    x: float,
-    y: float,
-    wide: float,
-    tall: float,
-    name: str,
-    kept: bool,
-    edge: float = 1.0,
-    **how: Any,
-) -> None:
-    """An entry that is seen; it is hatched if it is not kept."""
-    if kept:
-        edged(axes, x, y, wide, tall, name, edge)
-        return
-    box(axes, x, y, wide, tall, pale(name), **{"edgecolor": colour(name), "hatch": "//////", **how})
-    if edge:
-        box(axes, x, y, wide, tall, "none", edgecolor="white", linewidth=edge)
-
-
 def pack() -> Figure:
     """Two queries with three options each as a tree, and the tree as one row."""
     words = ["Review:", "odd", "Mood:", "very", "good", "bad", "fine", "warm"]
@@ -462,7 +372,6 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "parts": parts,
     "context": context,
     "memory": memory,
-    "layout": layout,
     "pack": pack,
     "canonical-order": canonical_order,
 }

@@ -361,17 +361,7 @@ def main() -> None:
         if len(shots):
             points = lines_of(of_the_same(shots, ["shots", "method"]))
             draw_curves(points, "shots", "method", "demonstrations", output / "shots.svg")
-    shown = [
-        *ENTRY,
-        "sets",
-        "orders",
-        "accuracy",
-        "accuracy_low",
-        "accuracy_high",
-        "than_icl",
-        "than_raw",
-    ]
-    print(lines.reindex(columns=[*shown, "predicted"]).round(3).to_string(index=False))
+    print(lines.round(3).to_string(index=False))
 
 
 if __name__ == "__main__":

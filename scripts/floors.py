@@ -1,4 +1,4 @@
-"""Prints the oldest versions that pyproject.toml declares, as constraints for pip: `make floors` installs them."""
+"""For development: prints the oldest versions that pyproject.toml declares, as constraints for pip (`make floors`)."""
 
 from __future__ import annotations
 

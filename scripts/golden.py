@@ -1,4 +1,4 @@
-"""Make golden samples of this package's numbers, and compare the samples of two versions.
+"""For development: golden samples of this package's numbers, and a comparison of two versions' samples.
 
     python scripts/golden.py make /tmp/before      # in one version: some minutes of one core
     python scripts/golden.py make /tmp/after       # in the other

@@ -1,5 +1,4 @@
-"""Puts small faults into the package, one at a time, runs the fast tests of their rooms, and counts
-the caught faults.
+"""For development: small faults in the package, one at a time, and whether the fast tests of their rooms catch them.
 
     python scripts/mutations.py [ROOM ...]    # all rooms; --jobs 2 side by side by default
     python scripts/mutations.py --check       # runs no test: names the faults whose text is gone

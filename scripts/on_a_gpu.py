@@ -1,20 +1,13 @@
-"""All checks that need a GPU, in one command that writes one file.
+"""For development: all checks that need a GPU, in one command that writes one file.
 
-    python scripts/on_a_gpu.py [--output FILE.md] [--model llama-2-7b] [--documents 100] [--workloads NAME ...]
+    python scripts/on_a_gpu.py [--output FILE.md] [--model llama-2-7b] [--documents 100]
 
 The file is in Markdown: the machine with its versions and the commit; the tests that are marked `gpu`; `icl` beside
-lm-eval's `hf` in float32 and bfloat16; whether order-invariant methods give the same bits in any order; how a run goes
-on after it was out of memory; and the benchmark's tables beside `hf`. Models have random weights. A part whose
-requirements are missing (nearly all parts on a CPU) is skipped, and the file says why. The exit code is 1 if a part
-fails. `--parts 0 1` runs the first two parts alone.
+lm-eval's `hf` in float32 and bfloat16; whether order-invariant methods give the same bits in any order; and how a run
+goes on after it was out of memory. Models have random weights. A part whose requirements are missing (on a CPU) is
+skipped, and the file says why. The exit code is 1 if a part fails. `--parts 0 1` runs the first two parts alone.
 
-    python scripts/on_a_gpu.py --parts regression --minutes 480 --runs runs/linear
-
-InvICL's synthetic regression at the paper's size needs a GPU for hours. This part runs for `--minutes`, and goes on
-where the last such run was stopped. It is left out unless it is named.
-
-The tables need the datasets, from the Hub or as folders of the same names below the working directory. `hf` runs with
-flash attention if that is installed, at several batch sizes, and ours with packs of several sizes.
+Times on a GPU are those of scripts/benchmark.py.
 """
 
 from __future__ import annotations
@@ -24,7 +17,6 @@ import contextlib
 import datetime
 import importlib.metadata
 import io
-import json
 import logging
 import os
 import subprocess
@@ -40,27 +32,15 @@ os.environ["TQDM_DISABLE"] = "1"
 
 import torch
 import transformers
-from benchmarks import growth, retrieval, tasks
 from benchmarks.measuring import machine, run
-from benchmarks.workloads import (
-    CONFIGS,
-    METHODS,
-    WORKLOADS,
-    random_model,
-    synthetic,
-    train_tokenizer,
-)
+from benchmarks.workloads import CONFIGS, METHODS, random_model, synthetic, train_tokenizer
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from regression.configuration import CONFIGURATIONS, configured
-from rich.console import Console
 
 from lm_eval_icl import version
-from lm_eval_icl.errors import one_line
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 ROOT = Path(__file__).resolve().parents[1]
-_REGRESSION = ("icl", "invicl")  # the methods of the part Regression
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 
@@ -107,27 +87,12 @@ def gpu_tests(bench: Bench) -> list[str]:
     """The tests that are marked `gpu`."""
     if not ON_GPU:
         raise Skipped("there is no GPU here (torch.cuda.is_available() is False)")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-rfEs",
-        "-m",
-        "gpu",
-        "-p",
-        "no:cacheprovider",
-        "tests",
-    ]
+    command = [sys.executable, *"-m pytest -q -rfEs -m gpu -p no:cacheprovider tests".split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    lines = [
-        line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "SKIPPED"))
-    ]
-    lines = [
-        "`pytest -m gpu`: " + done.stdout.strip().rpartition("\n")[2].strip("= "),
-        "",
-        *(f"- {x}" for x in lines),
-    ]
+    lines = ["`pytest -m gpu`: " + done.stdout.strip().rpartition("\n")[2].strip("= "), ""]
+    for line in done.stdout.splitlines():
+        if line.startswith(("FAILED", "ERROR", "SKIPPED")):
+            lines.append(f"- {line}")
     if done.returncode:
         raise RuntimeError("\n".join([*lines, *done.stdout.splitlines()[-40:]]))
     return lines
@@ -228,94 +193,11 @@ def out_of_memory(bench: Bench) -> list[str]:
     ]
 
 
-def benchmark(bench: Bench) -> list[str]:
-    """The time, compared with that of `hf`."""
-    if not (ON_GPU or bench.options.workloads):
-        raise Skipped(
-            "on a CPU `python scripts/benchmark.py tasks` prints the table, or --workloads says of what"
-        )
-    workloads = bench.options.workloads or ["mmlu", "leaderboard_bbh", "icl_classification", "bbh"]
-    return table_of(
-        tasks.compare,
-        bench,
-        workloads=workloads,
-        methods=["icl", "deepthink"],
-        batch_sizes=[8, 16] if ON_GPU else [8],  # hf's logits of 32 long rows do not fit 80 GB
-        pack_tokens=[1024, 8192] if ON_GPU else [1024],
-        tasks=2,
-        repetitions=2 if ON_GPU else 1,
-        max_gen_toks=32,
-    )
-
-
-def texts(bench: Bench) -> list[str]:
-    """Texts of 48 tokens after 1,000 tokens of demonstrations, compared with `hf`."""
-    if not ON_GPU:
-        raise Skipped("on a CPU `python scripts/benchmark.py generation` prints the table")
-    return table_of(
-        growth.generation, bench, methods=["icl"], texts=[16, 64], repetitions=1, max_gen_toks=48
-    )
-
-
-def retrieved(bench: Bench) -> list[str]:
-    """Demonstrations that are retrieved for each of 1,000 documents (100 where documents share nothing), with a GPT-2
-    of 124 million parameters in float32."""
-    if not ON_GPU:
-        raise Skipped("on a CPU `python scripts/benchmark.py retrieval` prints the tables")
-    return table_of(
-        retrieval.compare, bench, model="gpt2", documents=1000, batch_sizes=[8], store_bytes=2**31
-    )
-
-
-def regression(bench: Bench) -> list[str]:
-    """InvICL's synthetic regression (Figure 3): how far the trainings are. Each method has an equal share of the
-    minutes, and goes on from its last checkpoint. The error is that of the last 50 steps, on functions of the
-    curriculum's present dimensions; predicting 0 has as many as there are dimensions."""
-    options = bench.options
-    configuration = configured(options.regression)
-    if not ON_GPU and options.regression == "linear":
-        raise Skipped("there is no GPU here, and a CPU would need weeks (--regression tiny runs)")
-    for name in _REGRESSION:
-        command = [sys.executable, "-m", "scripts.regression", "train", "--seeds", "0"]
-        command += ["--config", options.regression, "--methods", name, "--device", DEVICE]
-        seconds = 60 * options.minutes / len(_REGRESSION)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the next run goes on
-            subprocess.run(
-                [*command, "--output", str(options.runs.resolve())],
-                cwd=ROOT,
-                check=True,
-                timeout=seconds,
-            )
-    rows = []
-    for name in _REGRESSION:
-        log = options.runs / f"{name}-0/log.jsonl"
-        lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
-        last = json.loads(lines[-1]) if lines else {"step": 0}
-        dimensions, points = configuration.stage(max(0, last["step"] - 1))
-        done = f"{last['step']:,} of {configuration.steps:,}"
-        error = f"{last['loss']:.3f}" if lines else "none yet"
-        rows.append([f"`{name}`", done, str(dimensions), str(points), error])
-    header = ["method", "steps", "dimensions", "points", "squared error"]
-    evaluate = f"python -m scripts.regression evaluate --output {options.runs}"
-    return [*markdown(header, rows), "", f"When all steps are done: `{evaluate}`."]
-
-
-def table_of(compare: Callable[..., Any], bench: Bench, **options: Any) -> list[str]:
-    """What a command of the benchmark prints."""
-    console = Console(width=150, file=io.StringIO(), record=True)
-    compare(argparse.Namespace(**{**vars(bench.options), "device": DEVICE, **options}), console)
-    return ["```", *(line.rstrip() for line in console.export_text().splitlines()), "```"]
-
-
 PARTS: dict[str, Callable[[Bench], list[str]]] = {
     "Tests": gpu_tests,
     "`icl` beside `hf`": beside_hf,
     "Any order": orders,
     "Out of memory": out_of_memory,
-    "Retrieved demonstrations": retrieved,
-    "Texts": texts,
-    "Time": benchmark,
-    "Regression": regression,
 }
 
 
@@ -333,65 +215,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    report = ROOT / "docs/reports/gpu.md"
-    parser.add_argument(
-        "--output", type=Path, default=report, help="the file (default: docs/reports/gpu.md)"
-    )
+    parser.add_argument("--output", type=Path, default=Path("gpu.md"), help="default: gpu.md")
     parser.add_argument("--model", choices=CONFIGS, default="llama-2-7b" if ON_GPU else "toy")
     parser.add_argument(
-        "--documents", type=int, default=100 if ON_GPU else 4, help="default: %(default)s"
+        "--documents", type=int, default=100 if ON_GPU else 4, help="(default: %(default)s)"
     )
-    parser.add_argument(
-        "--workloads",
-        nargs="+",
-        choices=WORKLOADS,
-        metavar="NAME",
-        help="for the benchmark's table",
-    )
-    titles = [title.lower() for title in PARTS]
     parser.add_argument(
         "--parts",
         nargs="+",
-        type=lambda text: int(text) if text.isdecimal() else titles.index(text.lower()),
+        type=int,
         choices=range(len(PARTS)),
-        default=range(len(PARTS) - 1),
+        default=range(len(PARTS)),
         metavar="N",
-        help="numbers or titles of parts (default: all but Regression)",
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=10, help="for the part Regression (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        default=ROOT / "runs/linear",
-        help="the folder of its trainings (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--regression",
-        choices=CONFIGURATIONS,
-        default="linear",
-        help="its configuration (default: %(default)s, the paper's)",
+        help="numbers of parts (default: all)",
     )
     parser.add_argument(
         "--room", type=int, default=4096, help="MiB besides the weights, for the part Out of memory"
     )
     options = parser.parse_args()
-    if options.documents < 1 or options.room < 1:
-        parser.error("--documents and --room must be 1 or more")
-    if not options.output.resolve().parent.is_dir():
-        parser.error(f"--output {options.output}: there is no such folder")
     transformers.logging.set_verbosity_error()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     logging.getLogger("lm_eval.icl").setLevel(logging.WARNING)
-    bench, failed = Bench(options), False
-    lines = [
-        "# On a GPU",
-        "",
-        f"Written by `scripts/on_a_gpu.py --model {options.model}`.",
-        "",
-        about(),
-    ]
+    bench = Bench(options)
+    failed = False
+    lines = ["# On a GPU", "", f"`scripts/on_a_gpu.py --model {options.model}`: {about()}"]
     for title, part in [list(PARTS.items())[n] for n in options.parts]:
         print(f"{title} ...", flush=True)
         try:
@@ -400,10 +247,8 @@ def main() -> None:
             found = [f"Skipped: {why}."]
         except Exception as error:
             traceback.print_exc()
-            failed, found = (
-                True,
-                [f"**Failed**: {one_line(error) if '|' not in str(error) else error}"],
-            )
+            failed = True
+            found = [f"**Failed**: {error}"]
         with contextlib.suppress(RuntimeError):  # a GPU whose context is lost
             torch.cuda.empty_cache()
         print("\n".join(found), flush=True)

@@ -1,4 +1,4 @@
-"""Runs every named study once, small: the papers' models as narrow random stand-ins, at the lengths of the real ones.
+"""For development: every named study once, small. The papers' models are narrow random stand-ins.
 
     python scripts/papers.py OUT [--only NAME ...] [--limit 2] [--jobs 2]
 

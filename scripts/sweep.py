@@ -1,4 +1,4 @@
-"""The smoke test on every model type of transformers, each with what is special about it.
+"""For development: the smoke test on every model type of transformers.
 
     python -m scripts.sweep
 

@@ -1,4 +1,4 @@
-"""Measures milliseconds and peak memory of one inference under each method, as in InvICL's Table 3 and section 5.2.
+"""For development: milliseconds and peak memory of one inference under each method, as in InvICL's Table 3 and section 5.2.
 
     python scripts/time_an_inference.py [--model openai-community/gpt2-large] [--device cuda] [--repeats 20]
 

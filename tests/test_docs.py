@@ -296,22 +296,31 @@ def test_files_that_are_named_are_there(page):
     text = page.read_text(encoding="utf-8")
     named = re.findall(r"`((?:lm_eval_icl|tests|scripts|docs|task_configs)/[\w./-]+\.\w+)`", text)
     named = [name for name in named if "neighbours" not in name]  # of the reader's
+    named += re.findall(r"python (scripts/\w+\.py)", text)
     assert not [name for name in named if not (ROOT / name).exists()]
+    benchmark = (ROOT / "scripts/benchmark.py").read_text(encoding="utf-8")
+    for command in re.findall(r"benchmark\.py (\w+)", text):
+        assert f'"{command}": ' in benchmark, command
 
 
 @pytest.mark.pinned
 def test_pictures_of_concepts_are_what_is_drawn_now(tmp_path):
     """Made again by: python scripts/draw_concepts.py"""
     save = runpy.run_path(str(ROOT / "scripts/draw_concepts.py"))["save"]
-    for name in ("parts", "context", "memory", "layout", "pack", "canonical-order"):
+    for name in ("parts", "context", "memory", "pack", "canonical-order"):
         save(name, tmp_path / f"{name}.svg")
         assert (tmp_path / f"{name}.svg").read_bytes() == (
             DOCS / "concepts" / f"{name}.svg"
         ).read_bytes(), name
 
 
-def test_readme_is_a_front_door():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 800
+def test_pages_are_short():
+    """In words. Who makes pages shorter lowers the numbers."""
+    words = {page: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    reports = sum(words.pop(page) for page in DOCS.glob("reports/*.md"))
+    assert reports <= 12_000 and words[DOCS / "log.md"] <= 1_500
+    assert words.pop(ROOT / "README.md") <= 800 and sum(words.values()) <= 22_600
+    assert (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").count("\n") <= 60
 
 
 def test_the_version_is_one():

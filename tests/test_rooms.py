@@ -50,8 +50,8 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2061, 9.4), Limit(12706, 13.6)),
-    "files": (Limit(332, 8.3), None),
+    "": (Limit(1201, 9.1), Limit(12760, 13.7)),
+    "files": (Limit(129, 6.5), None),
     "prompts": (Limit(6741, 10.7), Limit(5721, 13.4)),
     "metaicl": (Limit(3327, 12.9), Limit(5080, 15.4)),
     "decisions": (Limit(2559, 10.2), Limit(1672, 17.5)),
@@ -63,10 +63,10 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "regression": (None, Limit(3247, 18.0)),
     "harness": (Limit(25984, 10.9), Limit(30216, 14.0)),
     "results": (Limit(31829, 11.7), Limit(28318, 17.3)),
-    "leaderboard": (Limit(14710, 12.4), Limit(4366, 13.7)),
-    "studies": (Limit(18542, 11.4), Limit(18561, 16.0)),
-    "smoke": (Limit(2838, 11.9), Limit(2568, 20.6)),
-    "cli": (Limit(10183, 11.3), Limit(1018, 11.4)),
+    "leaderboard": (Limit(14704, 12.4), Limit(4366, 13.7)),
+    "studies": (Limit(18542, 12.4), Limit(18422, 16.0)),
+    "smoke": (Limit(2853, 11.9), Limit(2568, 20.6)),
+    "cli": (Limit(10185, 11.4), Limit(1018, 11.4)),
 }
 # Lines of a file and of a function of the package. What was longer when the rule came is listed
 # with its length then, and may only become shorter.

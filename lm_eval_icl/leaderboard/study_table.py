@@ -34,7 +34,11 @@ def table(
         name -> order sensitivity.
     """
     by_name = {column.name: column for column in board.columns}
-    headings = [*columns, _SHARE.name] if flips else list(columns)
+    headings = [*columns, _SHARE.name] if flips else columns
+    for width in (_NUMBER, _NUMBER + 1):  # icl_demo_pieces has two lines of 9
+        broken = [_broken(shown(heading), width) for heading in headings]
+        if all(heading.count("\n") < 2 for heading in broken):
+            break
     lines = []
     for entry in entries:
         papers = entry.runs[0].study.expected
@@ -44,19 +48,18 @@ def table(
             cells.append(_number(entry.cells.get(name), by_name.get(name), spread))
         if flips:
             cells.append(_flips(flips.get(entry.name), papers.get(_SHARE.name)))
-        lines.append(Line(entry, _name(entry, room_for(_NUMBER, len(headings))), cells))
-    broken = [_broken(shown(heading), _NUMBER) for heading in headings]
-    return in_parts(title, broken, lines, _NUMBER, [_legend(board, entries, bool(flips))])
+        lines.append(Line(entry, _name(entry, room_for(width, len(headings))), cells))
+    return in_parts(title, broken, lines, width, [_legend(board, entries, bool(flips))])
 
 
 def _name(entry: Entry, width: int) -> Text:
     """The method and, below it, its arguments, conditions and decision rule."""
     rule = [f"decide: {entry.rule}"] if entry.rule is not None else []
     below = [entry.arguments, entry.conditions, ", ".join([*rule, *entry.reads])]
-    details = [_broken(text, width) for text in below if text]
-    return Text("\n").join(
-        [Text(_broken(entry.method, width)), *(Text(text, style="dim") for text in details)]
-    )
+    name = Text(_broken(entry.method, width))
+    for text in filter(None, below):
+        name.append(f"\n{_broken(text, width)}", style="dim")
+    return name
 
 
 def _flips(share: Estimate | None, paper: float | None) -> Text:
@@ -87,8 +90,9 @@ def _number(cell: BoardCell | None, column: Column | None, papers: float | None)
     text = Text(_value(cell.estimate.mean, column, 0.9995))
     interval = _interval(cell.estimate, column)
     if interval:
-        is_long = len(text) + len(interval) > _NUMBER or not interval.startswith("±")
-        text.append("\n" + interval if is_long else interval, style="dim")
+        if len(text) + len(interval) > _NUMBER or not interval.startswith("±"):
+            text.append("\n")
+        text.append(interval, style="dim")
     if cell.expected is not None:
         spread = "" if papers is None else f"\n±{_value(papers, column, 0.9995)}"
         text.append(f"\n({_value(cell.expected, column, 0.9995)}{spread})", style="cyan")
@@ -130,10 +134,12 @@ def _legend(board: Board, entries: Sequence[Entry], flips: bool) -> str:
         text += ", in percent" + (f" but for {', '.join(others)}" if others else "")
     if any(cell.expected is not None for entry in entries for cell in entry.cells.values()):
         text += "; in parentheses, published numbers"
-    sentences = [f"{', '.join(board.common)}." if board.common else "", f"{text}."]
+    text += "."
+    if board.common:
+        text = f"{', '.join(board.common)}. {text}"
     if flips:
-        sentences.append(
-            "Order flips: how often two orders of the same demonstrations give different "
+        text += (
+            " Order flips: how often two orders of the same demonstrations give different "
             "predictions, in percent, with the 95% interval."
         )
-    return " ".join(filter(None, sentences))
+    return text

@@ -1,7 +1,7 @@
 """The checkpoint and the documents that ship with the package, for a first run without any
 download.
 
-scripts/make_demo_model.py makes both; docs/reports/demo-model.md says how.
+`python -m scripts.demo_model` makes both; docs/reports/demo-model.md says how.
 """
 
 from __future__ import annotations

@@ -13,54 +13,16 @@ from lm_eval.tasks import TaskManager
 from rich.console import Console
 
 from benchmarks.measuring import busy, machine, measure, table_of
-from benchmarks.workloads import CONFIGS, METHODS, random_model, requests_of, train_tokenizer
+from benchmarks.workloads import METHODS, random_model, requests_of, train_tokenizer
 from lm_eval_icl.methods import joining
 
 # A workload's task and its pool; 8 demonstrations are retrieved, after 80 fixed ones in the last row.
-WORKLOADS = {
-    "agnews": ("icl_agnews", "similar:pool=5000"),
-    "trec": ("icl_trec", "similar"),
-    "sst2": ("icl_sst2", "similar"),
-}
+WORKLOADS = (
+    ("icl_agnews", "similar:pool=5000"),
+    ("icl_trec", "similar"),
+    ("icl_sst2", "similar"),
+)
 SHOTS, FIXED = 8, 80
-
-
-def shared(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """How many demonstrations and tokens each workload has, if each context is encoded by itself, and if each distinct
-    demonstration is encoded once. No model runs."""
-    found: dict[str, Any] = {}
-    title = "tokens of demonstrations and queries"
-    table = table_of(
-        title, "task", "documents", "distinct demonstrations", "each context", "once", "times fewer"
-    )
-    for name, (task, how) in WORKLOADS.items():
-        instances = retrieved(task, how, SHOTS, options.documents)
-        tokenizer = train_tokenizer(instances, CONFIGS["gpt2"].vocab_size)
-        prompts = {instance.doc_id: instance.args[0] for instance in instances}.values()
-        used = [part for prompt in prompts for part in prompt.demonstrations]
-        length = {
-            text: len(tokenizer(text).input_ids)
-            for text in {*used, *(prompt.query for prompt in prompts)}
-        }
-        queries = sum(length[prompt.query] for prompt in prompts)
-        apart, once = (queries + sum(map(length.__getitem__, parts)) for parts in (used, set(used)))
-        distinct = f"{len(set(used)):,} of {len(used):,}"
-        table.add_row(
-            f"{task}, {how}",
-            f"{len(prompts):,}",
-            distinct,
-            f"{apart:,}",
-            f"{once:,}",
-            f"{apart / once:.2f}",
-        )
-        found[name] = {
-            "documents": len(prompts),
-            "distinct": len(set(used)),
-            "apart": apart,
-            "once": once,
-        }
-    console.print(table)
-    return found
 
 
 def retrieved(task: str, how: str, shots: int, documents: int) -> list[Instance]:
@@ -69,12 +31,11 @@ def retrieved(task: str, how: str, shots: int, documents: int) -> list[Instance]
     return requests_of(loaded, shots, documents)
 
 
-def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def compare(options: argparse.Namespace, console: Console) -> None:
     """Each workload once: hf, icl, pcw that encodes each context by itself, pcw that encodes each demonstration once,
     and icl after demonstrations that all documents share. Only the last two share anything between documents; the
     others run a tenth of the documents, and the table has the time of a document."""
-    found: dict[str, Any] = {}
-    for name, (task, how) in WORKLOADS.items():
+    for task, how in WORKLOADS:
         instances = retrieved(task, how, SHOTS, options.documents)
         few = retrieved(task, how, SHOTS, -(-options.documents // 10))
         longer = retrieved(task, f"{how}:fixed={FIXED}", FIXED + SHOTS, -(-options.documents // 10))
@@ -112,7 +73,5 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             )
             row = f"{documents:,}", f"{tokens / documents:.0f}", f"{runs[contender][2]:.3f}"
             table.add_row(contender, *row, f"{ratio:.2f}" if ratio else "")
-            console.print(f"{name} {contender}: {runs[contender]}")
+            console.print(f"{task} {contender}: {runs[contender]}")
         console.print(table)
-        found[name] = {f"documents, tokens a document, {seconds}": runs}
-    return found

@@ -23,11 +23,10 @@ from benchmarks.workloads import METHODS, WORKLOADS, build_requests, random_mode
 from lm_eval_icl.harness.models import ICLModel
 
 
-def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def compare(options: argparse.Namespace, console: Console) -> None:
     """Each workload: hf at each batch size, on a GPU with flash attention if that is installed, then ours with packs of
     each size, in turns."""
     flash = options.device == "cuda" and transformers.utils.is_flash_attn_2_available()
-    found: dict[str, Any] = {}
     for name in options.workloads:
         names, shots = WORKLOADS[name]
         instances = build_requests(
@@ -92,17 +91,6 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
                 f"{max(run.peak for run in measured) / 2**20:.0f}",
             )
         console.print(table)
-        found[name] = {
-            "documents": documents,
-            "requests": len(instances),
-            "distinct_tokens": tokens,
-            "limit": limits,
-            "runs": {
-                contender: [run._asdict() for run in measured]
-                for contender, measured in runs.items()
-            },
-        }
-    return found
 
 
 def products(model: PreTrainedModel, tokens: int, answers: int, seconds: float = 2.0) -> float:

@@ -50,7 +50,6 @@ CONFIGS = {
     "llama-2-7b": _llama(32000, 4096, 11008, layers=32, heads=32, shared=32, positions=4096),
     "toy": _llama(1000, 96, 256, layers=3, heads=4, positions=10**6),
 }
-TINY = GPT2Config(vocab_size=50_000, n_positions=POSITIONS, n_embd=32, n_layer=1, n_head=2)
 # name -> (tasks, shots; None for the tasks' own)
 WORKLOADS: dict[str, tuple[list[str], int | None]] = {
     "mmlu": (["mmlu"], 5),
@@ -143,10 +142,3 @@ def random_model(kind: str, device: str, dtype: torch.dtype | None = None) -> Pr
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind], dtype=torch.float32)
     return model.to(dtype or (torch.bfloat16 if device == "cuda" else torch.float32)).eval()
-
-
-def tiny_model(instances: Sequence[Instance]) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A random model that takes nearly no time, and a tokenizer as large as real tokenizers."""
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(TINY).eval()
-    return model, train_tokenizer(instances, TINY.vocab_size, most=TINY.vocab_size)

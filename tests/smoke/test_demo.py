@@ -18,7 +18,7 @@ from lm_eval_icl.smoke.demo import documents, model_path
 from tests import processes
 
 TASKS = ["icl_demo_short", "icl_demo_long", "icl_demo_four", "icl_demo_pieces", "icl_demo_unseen"]
-SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts/make_demo_model.py"))
+SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts/demo_model/__main__.py"))
 
 
 def test_checkpoint_is_small_safe_and_roomy() -> None:

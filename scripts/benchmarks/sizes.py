@@ -1,4 +1,4 @@
-"""The cost of methods on requests of chosen sizes: of queries, of growing sizes, and of generated texts."""
+"""The cost of methods on requests of chosen sizes: of queries, of many demonstrations, and of generated texts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from benchmarks.measuring import (
 from benchmarks.workloads import METHODS, build_requests, random_model, synthetic, train_tokenizer
 
 
-def methods(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def methods(options: argparse.Namespace, console: Console) -> None:
     """The time to encode eight demonstrations, and then to run a query, in every method."""
     instances = synthetic(documents=options.documents)
     model = random_model(options.model, options.device)
@@ -57,108 +57,9 @@ def methods(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         query = spread([1e3 * t for t in scoring[name]])
         table.add_row(name, encode, query, spread(ratios), f"{peaks[name] / 2**20:.0f}")
     console.print(table)
-    return {"encode": encoding, "query": scoring, "peak": peaks}
 
 
-def labels(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Tasks with many labels, beside hf: one demonstration for each label, and options of three tokens."""
-    found: dict[str, Any] = {}
-    for number in (77, 150):
-        instances = synthetic(
-            options.documents, demonstrations=number, options=number, length=3, shot=20
-        )
-        model = random_model(options.model, options.device)
-        tokenizer = train_tokenizer(instances, model.config.vocab_size)
-        shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device, "batch_size": 1}
-        lms: dict[str, Any] = {"hf": HFLM(model, **shared)}
-        lms |= {name: METHODS[name](model, **shared) for name in options.methods}
-        title = f"{number} labels, {options.documents} documents, {options.model}, {machine()}"
-        table = table_of(title, "model", "tokens", "seconds", "times hf")
-        runs = {name: measure(lm, instances) for name, lm in lms.items()}
-        for name, own in runs.items():
-            table.add_row(
-                name,
-                f"{own.tokens:,}",
-                f"{own.seconds:.2f}",
-                f"{runs['hf'].seconds / own.seconds:.0f}",
-            )
-        console.print(table)
-        found[str(number)] = {name: own._asdict() for name, own in runs.items()}
-    return found
-
-
-def growth(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """The time of a document, while one size grows at a time."""
-    sizes = {
-        "documents": (8, 16, 32, 64, 128),
-        "demonstrations": (0, 2, 4, 8, 16, 32),
-        "options": (1, 2, 4, 8, 16),
-        "length": (1, 2, 4, 8, 16),
-    }
-    model = random_model(options.model, options.device)
-    tokenizer = train_tokenizer(synthetic(), model.config.vocab_size)
-    lms = {
-        m: METHODS[m](model, tokenizer=tokenizer, device=options.device) for m in options.methods
-    }
-    found: dict[str, Any] = {}
-    for size, values in sizes.items():
-        title = f"milliseconds a document (without encoding) against {size}; {options.model}, {machine()}"
-        table = table_of(title, size, *lms)
-        found[size] = {name: {} for name in lms}
-        for value in values:
-            instances = synthetic(**{"documents": options.documents, size: value})
-            documents = len({i.doc_id for i in instances})
-            cells = []
-            for name, lm in lms.items():
-                whole = [
-                    1e3 * measure(lm, instances).seconds / documents
-                    for _ in range(options.repetitions)
-                ]
-                encoding = [
-                    1e3 * time_encoding(lm, instances) / documents
-                    for _ in range(options.repetitions)
-                ]
-                queries = [total - shared for total, shared in zip(whole, encoding, strict=True)]
-                found[size][name][value] = {"document": whole, "query": queries}
-                cells.append(f"{spread(whole)}; {statistics.median(queries):.1f}")
-            table.add_row(str(value), *cells)
-        console.print(table)
-    if options.figure:
-        draw_growth(found, options.figure)
-    return found
-
-
-def draw_growth(found: dict[str, Any], path: Path) -> None:
-    """The growth curves, as medians of the repetitions. Dotted curves are the time without encoding demonstrations."""
-    figure = Figure(figsize=(13, 3.2), layout="constrained")
-    axes = figure.subplots(1, len(found), sharey=True)
-    for axis, (size, curves) in zip(axes, found.items(), strict=True):
-        for color, (name, curve) in enumerate(curves.items()):
-            for what, style in (("document", "-"), ("query", ":")):
-                times = [statistics.median(point[what]) for point in curve.values()]
-                label = name if what == "document" else f"{name}, demonstrations encoded"
-                axis.plot(
-                    list(curve),
-                    times,
-                    style,
-                    color=f"C{color}",
-                    marker="o",
-                    markersize=3,
-                    label=label,
-                )
-        axis.set_xlabel("tokens an option" if size == "length" else size)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("milliseconds a document")
-    axes[0].set_ylim(
-        bottom=0
-    )  # after the last curve: it fixes the upper end, which all panels share
-    figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False
-    )
-    save(figure, path)
-
-
-def shots(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def shots(options: argparse.Namespace, console: Console) -> None:
     """The processor seconds and the memory with which every method encodes growing numbers of demonstrations."""
     found: dict[str, dict[int, Any]] = {name: {} for name in options.methods}
     title = f"Encoding demonstrations of SST-2, {options.model}, {machine()}"
@@ -200,7 +101,6 @@ def shots(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         if options.figure:  # so far: the last sizes take the longest
             draw_shots(found, options.figure)
     console.print(table)
-    return found
 
 
 def draw_shots(found: dict[str, Any], path: Path) -> None:
@@ -232,7 +132,7 @@ def draw_shots(found: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
-def generation(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def generation(options: argparse.Namespace, console: Console) -> None:
     """1, 16 and 64 texts after 20 demonstrations, and the same texts without demonstrations. On a CPU, `hf` continues
     at most the first 16 texts, and its time is multiplied, since its batches share nothing."""
     most = 16 if options.device == "cpu" else max(options.texts)
@@ -279,7 +179,6 @@ def generation(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             else "",
         )
     console.print(table)
-    return runs
 
 
 def generated(texts: int, demonstrations: int, tokens: int) -> list[Instance]:

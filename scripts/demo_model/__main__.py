@@ -5,8 +5,8 @@ which label goes with which kind of text, under the layout of every method. It i
 text that this script makes up: episodes of classification whose label words are drawn anew each time, so that only
 the demonstrations tell what a label means. See docs/reports/demo-model.md.
 
-    python scripts/make_demo_model.py               # data, tokenizer and model: half an hour on one CPU core
-    python scripts/make_demo_model.py --data-only   # only the tasks' documents: a second
+    python -m scripts.demo_model               # data, tokenizer and model: half an hour on one CPU core
+    python -m scripts.demo_model --data-only   # only the tasks' documents: a second
 
 The same seed gives the same documents everywhere, and the same weights on the same machine and torch.
 """
@@ -32,7 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from lm_eval_icl.methods import make
 from lm_eval_icl.methods.base import Method
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 # ---------------------------------------------------------------------------------------------------------------
 # Words. Each stands in one list only, so that a word says its topic.

@@ -1,0 +1,1 @@
+"""The demonstration checkpoint and its tasks: `python -m scripts.demo_model`."""
