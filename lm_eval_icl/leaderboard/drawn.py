@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl.drawing.style import clipped, one_line
 from lm_eval_icl.results.board import Board, Column, Entry
@@ -25,6 +26,25 @@ class Drawn:
     title: str
     figure: Figure
     lines: list[Numbers]
+
+
+def figure_of(height: float) -> Figure:
+    """An empty figure with this height in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def panels_of(panels: int, across: int, height: float) -> tuple[Figure, list[Any]]:
+    """A figure, and the axes of its panels, which have this height and a common y axis; at most
+    `across` are side by side."""
+    across = min(panels, across)
+    down = math.ceil(panels / across)
+    figure = figure_of(down * height)
+    grid = figure.subplots(down, across, squeeze=False, sharey=True)
+    for axes in grid.flat[panels:]:
+        axes.remove()
+    return figure, list(grid.flat[:panels])
 
 
 def label_of(entry: Entry) -> str:

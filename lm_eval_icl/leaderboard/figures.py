@@ -29,16 +29,18 @@ from lm_eval_icl.drawing.style import (
     styled,
 )
 from lm_eval_icl.errors import InputError, log, writing
+from lm_eval_icl.files import replacing, write_atomically
 from lm_eval_icl.leaderboard import card, curves, numbers
 from lm_eval_icl.leaderboard.drawn import (
-    WIDTH,
     Drawn,
     Numbers,
     axis_of,
     ends_of,
+    figure_of,
     label_of,
     metric_of,
     numbers_of,
+    panels_of,
     scale_of,
 )
 from lm_eval_icl.leaderboard.tables import csv_text
@@ -69,8 +71,8 @@ class _Mark:
 
 
 def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> list[Path]:
-    """Draw each figure for which the board has data, as SVG, PNG and a CSV of its numbers. Return
-    the files' paths.
+    """Draw each figure for which the board has data, as SVG, PNG and a CSV of its numbers, each
+    whole or not at all. Return the files' paths.
 
     Args:
         only: names of figures, out of `FIGURES`; None for all.
@@ -90,9 +92,10 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
                 continue
             for kind, metadata in METADATA.items():
                 paths.append(folder / f"{name}.{kind}")
-                drawn.figure.savefig(paths[-1], dpi=150, metadata=metadata)
+                with replacing(paths[-1]) as half:
+                    drawn.figure.savefig(half, format=kind, dpi=150, metadata=metadata)
             paths.append(folder / f"{name}.csv")
-            paths[-1].write_text(csv_text(drawn.lines), encoding="utf-8")
+            write_atomically(paths[-1], csv_text(drawn.lines))
     return paths
 
 
@@ -129,8 +132,6 @@ def _rows(
         label: that of the x axis.
         references: meaning -> the place of a vertical line.
     """
-    from matplotlib.figure import Figure
-
     if not marks:
         return None
     several = len({entry.on for entry in board.entries}) > 1
@@ -150,7 +151,7 @@ def _rows(
         )
     label = "\n".join([label, *legend])
     height = _ROW * sum(heights) + 0.3 * len(panels) + 0.8 + 0.17 * label.count("\n")
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure = figure_of(height)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     ratios = {"height_ratios": heights}
     grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True, gridspec_kw=ratios)
@@ -292,7 +293,6 @@ def _sets(board: Board, most: int, *, deviations: bool) -> Drawn | None:
 def _heatmap(board: Board, most: int) -> Drawn | None:
     """Differences to the baseline by task, bold if their simultaneous intervals exclude 0."""
     from matplotlib.colors import LinearSegmentedColormap, Normalize
-    from matplotlib.figure import Figure
 
     differences: dict[tuple[str, str], Difference] = {}
     for column in board.columns:
@@ -307,7 +307,7 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     columns = [column for column in board.columns if column.name in in_columns][:_TASKS]
     lines: list[Numbers] = []
     goodness = np.full((len(entries), len(columns)), np.nan)
-    figure = Figure(figsize=(WIDTH, _ROW * len(entries) + 1.7), layout="constrained")
+    figure = figure_of(_ROW * len(entries) + 1.7)
     axes = figure.subplots()
     for (y, entry), (x, column) in itertools.product(enumerate(entries), enumerate(columns)):
         difference = differences.get((entry.name, column.name))
@@ -343,21 +343,14 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
 def _card(board: Board, most: int) -> Drawn | None:
     """The robustness card: a panel for each property, of rows without a decision rule if there are
     some."""
-    from matplotlib.figure import Figure
-
     if board.card is None:
         return None
     properties = board.card.properties
     rows = [row for row in board.card.rows if row.entry.rule is None] or board.card.rows
     rows = rows[:most]
-    across = min(_ACROSS, len(properties))
-    down = math.ceil(len(properties) / across)
-    figure = Figure(figsize=(WIDTH, down * (0.2 * len(rows) + 0.6)), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, sharey=True)
-    for axes in grid.flat[len(properties) :]:
-        axes.remove()
     lines: list[Numbers] = []
-    for axes, prop in zip(grid.flat, properties, strict=False):
+    figure, all_axes = panels_of(len(properties), _ACROSS, 0.2 * len(rows) + 0.6)
+    for axes, prop in zip(all_axes, properties, strict=True):
         scale = 100 if prop.percent else 1
         marks = []
         for row in rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lm_eval_icl.results.board import BoardCell, Column, Entry, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Difference
@@ -112,8 +112,7 @@ class _Writer:
 
     def full(self, entry: Entry) -> str:
         """The entry in words, with its model if there are several, and without its rule."""
-        method = f"{entry.method} {entry.arguments}".strip()
-        label = ", ".join(filter(None, [method, entry.conditions]))
+        label = replace(entry, rule=None).label
         return f"{label} on {entry.on}" if self.several_models else label
 
     def number(self, value: float) -> str:
