@@ -165,7 +165,9 @@ def by_tokens(board: Board) -> Drawn | None:
     points = points[:_MARKED]
     if len(points) < 2:
         return None
-    names = names_of([entry for _, entry in points])
+    # A decision rule reads the same runs, so an entry under a rule is above or below its own.
+    names = names_of([replace(entry, rule=None) for _, entry in points])
+    named: dict[float, dict[str, None]] = {}
     # Of entries with as many tokens, the best comes first.
     points.sort(
         key=lambda point: (point[0], -column.sign * point[1].cells[column.name].estimate.mean)
@@ -184,9 +186,12 @@ def by_tokens(board: Board) -> Drawn | None:
         is_first = not frontier or column.sign * (y - frontier[-1][1]) > 0
         if is_first:
             frontier.append((x, y))
-        name = shortened(names[entry.name], 34)
-        axes.annotate(name, (x, y), (5, 3), textcoords="offset points", fontsize=7)
+        named.setdefault(x, {})[shortened(names[entry.name], 34)] = None
         lines.append(numbers_of(entry, column, tokens=x, frontier=is_first, **numbers))
+    for x, at_x in named.items():
+        text = "\n".join(at_x)
+        above = axes.get_xaxis_transform()
+        axes.text(x, 1.02, text, transform=above, rotation=35, fontsize=7, va="bottom")
     axes.step(*zip(*frontier, strict=True), where="post", color=GREY, linewidth=1, linestyle="--")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

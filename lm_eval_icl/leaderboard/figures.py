@@ -336,7 +336,7 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=ticks)
     bar.ax.set_xticklabels([f"{x:+.1f}" for x in ticks])
     meaning = "points better (blue) or worse than the baseline"
-    bar.set_label(f"{meaning}; bold: shown, with all pairs of rows", fontsize=8)
+    bar.set_label(f"{meaning};\nbold: shown, with all pairs of rows", fontsize=8)
     return Drawn("Differences to the baseline, by task", figure, lines)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lm_eval_icl.leaderboard.drawn import label_of
-from lm_eval_icl.results.board import Board, BoardCell, Column, Entry
+from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, rule_in_words
 from lm_eval_icl.results.comparisons import compare
 from lm_eval_icl.results.statistics import Difference, Estimate
 
@@ -27,16 +26,21 @@ class Headline:
 
 
 def names_of(entries: Sequence[Entry]) -> dict[str, str]:
-    """Entry's name -> its label, with its model if there are several, and without conditions that
-    all of these entries have."""
+    """Entry's name -> its label, with its model and its decision rule if there are several, and
+    without conditions that all of these entries have."""
     several_models = len({entry.on for entry in entries}) > 1
+    several_rules = len({entry.rule for entry in entries}) > 1
     conditions = [entry.conditions.split(", ") for entry in entries]
     common = set(conditions[0]).intersection(*conditions)
     names = {}
     for entry, words in zip(entries, conditions, strict=True):
         apart = ", ".join(word for word in words if word not in common)
-        label = label_of(replace(entry, conditions=apart)).replace("demonstrations=", "")
-        names[entry.name] = f"{label} on {entry.on}" if several_models else label
+        label = replace(entry, conditions=apart, rule=None).label.replace("demonstrations=", "")
+        if several_models:
+            label += f" on {entry.on}"
+        if several_rules:
+            label += f", {rule_in_words(entry.rule)}"
+        names[entry.name] = label
     return names
 
 

@@ -153,8 +153,9 @@ def _difference(difference: Difference, column: Column) -> str:
     """A difference in words, with the family whose comparisons hold together."""
     interval = numbers.interval(difference, column, sign=True)
     mean = signed(difference.mean, column, unit=True)
+    adjusted = "adjusted p" if difference.comparisons > 1 else "p"
     parts = [
-        f"{mean} ({interval}; p {p_value(difference.p)})",
+        f"{mean} ({interval}; {adjusted} {p_value(difference.p)})",
         f"{verdict(difference, column)}, as one of {family(difference.comparisons)}",
         what_decides(difference, column),
         SCOPES[difference.scope],

@@ -9,6 +9,7 @@ script run.
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import json
@@ -19,10 +20,12 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from lm_eval_icl.decisions.how import RULES
 from lm_eval_icl.leaderboard import card, costs, numbers
 from lm_eval_icl.leaderboard.headline import headline
 from lm_eval_icl.leaderboard.opened import MARKS, clean, data, flips_in_words, tail
 from lm_eval_icl.leaderboard.picture import Axis
+from lm_eval_icl.methods import NAMES
 from lm_eval_icl.results.board import Board, rule_in_words
 
 SENTENCE = 20_000  # the most characters of a sentence of the summary
@@ -67,6 +70,7 @@ def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | 
         top=headline(board),
         axis=Axis(board),
         summary=summary,
+        explained=_explained(board),
         **_names(board),
     )
 
@@ -74,6 +78,23 @@ def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | 
 def _file(kind: str) -> str:
     file = resources.files("lm_eval_icl.leaderboard") / f"page.{kind}"
     return file.read_text(encoding="utf-8")
+
+
+def _explained(board: Board) -> dict[str, str]:
+    """Method or decision rule -> the first words of its class's docstring, a rule's with its
+    formula. Classes of methods are read and not imported, which would need torch."""
+    texts: dict[str, str] = {}
+    for entry in board.entries:
+        if entry.method in NAMES:
+            file = resources.files("lm_eval_icl.methods") / f"{entry.method}.py"
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and node.name.lower() == entry.method:
+                    texts[entry.method] = str(ast.get_docstring(node)).partition("\n\n")[0]
+        for part in (entry.rule or "").split("+"):
+            rule = RULES.get(part.partition(":")[0])
+            if rule is not None:
+                texts[f"decide: {rule.name}"] = "".join(str(rule.__doc__).split("\n\n")[:2])
+    return {name: " ".join(text.split()) for name, text in texts.items()}
 
 
 def _base64(content: bytes) -> Markup:
@@ -100,11 +121,16 @@ def _names(board: Board) -> dict[str, Any]:
             name = words.partition(":")[0]
             reads[name] = READS[name]
     marks = dict.fromkeys(mark for cell in cells for mark in cell.marks)
-    notes = [mark for mark in marks if mark not in MARKS]
+    note_numbers: dict[str, int] = {}
+    for note in sorted(marks.keys() - MARKS.keys(), key=lambda note: (len(note), note)):
+        # A group has the notes of its tasks, with the task's name.
+        of_task = note.partition(": ")[2]
+        next_number = len(set(note_numbers.values())) + 1
+        note_numbers[note] = note_numbers.get(of_task, next_number)
     return {
         "everywhere": [mark for mark in marks if all(mark in cell.marks for cell in cells)],
         "meanings": {mark: MARKS[mark] for mark in marks if mark in MARKS} | reads,
-        "note_numbers": {note: place + 1 for place, note in enumerate(notes)},
+        "note_numbers": note_numbers,
     }
 
 
