@@ -17,7 +17,6 @@ from lm_eval_icl.leaderboard.drawn import (
     axis_of,
     ends_of,
     figure_of,
-    label_of,
     numbers_of,
     panels_of,
     scale_of,
@@ -41,7 +40,7 @@ def by_shots(board: Board) -> Drawn | None:
         fewest, most = entry.shots
         if fewest == most:
             conditions = _without(entry.conditions, r"\d+ shots?")
-            places[entry] = label_of(replace(entry, conditions=conditions)), fewest
+            places[entry] = replace(entry, conditions=conditions).label, fewest
     return _against(board, "Results by number of demonstrations", "demonstrations", places)
 
 
@@ -55,7 +54,7 @@ def by_T(board: Board) -> Drawn | None:
             eta = _argument(entry, "eta")
             if eta is not None and "eta=" not in arguments:
                 arguments = ", ".join(filter(None, [f"eta={eta:g}", arguments]))
-            places[entry] = label_of(replace(entry, arguments=arguments)), T
+            places[entry] = replace(entry, arguments=arguments).label, T
     return _against(board, "Results by T", "T", places)
 
 
@@ -104,7 +103,6 @@ def _curves(
     board: Board, title: str, x_name: str, by_panel: Mapping[str, Sequence[pd.DataFrame]]
 ) -> Drawn:
     """The curves of each panel. Those of a method have one colour and other dashes."""
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
     first = board.columns[0]
@@ -115,16 +113,18 @@ def _curves(
     looks = _looks(methods)
     height = 3 if len(by_panel) == 1 else 2.4
     lines: list[Any] = []
-    figure, all_axes = panels_of(len(by_panel), _ACROSS, height)
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + 0.3 + 0.17 * len(looks))  # the legend is above
+    legend = 0.3 + 0.17 * len(looks)
+    figure, all_axes = panels_of(len(by_panel), _ACROSS, height, legend)
+    handles = {}
     for axes, (panel, curves) in zip(all_axes, by_panel.items(), strict=True):
         for curve in curves:
-            look = looks.get(curve["line"].iloc[0])
-            if look is not None:
+            label = curve["line"].iloc[0]
+            if label in looks:
+                look = looks[label]
                 xs = curve[x_name]
                 values = scale_of(first) * curve[["mean", "low", "high"]]
-                axes.plot(xs, values["mean"], linewidth=1.5, markersize=4.5, zorder=3, **look)
+                means = values["mean"]
+                (handles[label],) = axes.plot(xs, means, markersize=4.5, zorder=3, **look)
                 band = {"color": look["color"], "alpha": 0.08, "linewidth": 0}
                 axes.fill_between(xs, values["low"], values["high"], **band)
                 lines += curve.drop(columns="panel").to_dict("records")
@@ -133,9 +133,8 @@ def _curves(
         axes.grid(color=INK, alpha=0.13)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.supylabel(axis_of(board, first).partition(" (")[0], fontsize=9)
-    handles = [Line2D([], [], markersize=4.5, **look) for look in looks.values()]
-    names = [f" {shortened(label)}" for label in looks]
-    figure.legend(handles, names, loc="outside upper left", ncols=2)
+    names = [f" {shortened(label)}" for label in handles]
+    figure.legend(handles.values(), names, loc="outside upper left", ncols=2)
     return Drawn(title, figure, lines)
 
 

@@ -35,20 +35,18 @@ def figure_of(height: float) -> Figure:
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def panels_of(panels: int, across: int, height: float) -> tuple[Figure, list[Any]]:
+def panels_of(
+    panels: int, across: int, height: float, above: float = 0.0
+) -> tuple[Figure, list[Any]]:
     """A figure, and the axes of its panels, which have this height and a common y axis; at most
-    `across` are side by side."""
+    `across` are side by side. `above` is the height of what is above them."""
     across = min(panels, across)
     down = math.ceil(panels / across)
-    figure = figure_of(down * height)
+    figure = figure_of(down * height + above)
     grid = figure.subplots(down, across, squeeze=False, sharey=True)
     for axes in grid.flat[panels:]:
         axes.remove()
     return figure, list(grid.flat[:panels])
-
-
-def label_of(entry: Entry) -> str:
-    return entry.label.replace("decide: ", "")
 
 
 def scale_of(column: Column) -> int:

@@ -11,7 +11,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -37,7 +37,6 @@ from lm_eval_icl.leaderboard.drawn import (
     axis_of,
     ends_of,
     figure_of,
-    label_of,
     metric_of,
     numbers_of,
     panels_of,
@@ -86,10 +85,7 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
     paths = []
     with writing(folder), styled():
         folder.mkdir(parents=True, exist_ok=True)
-        for name, make in FIGURES.items():
-            drawn = make(board, _ROWS) if only is None or name in only else None
-            if drawn is None:
-                continue
+        for name, drawn in _drawn(board, _ROWS, FIGURES if only is None else only):
             for kind, metadata in METADATA.items():
                 paths.append(folder / f"{name}.{kind}")
                 with replacing(paths[-1]) as half:
@@ -99,16 +95,21 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
     return paths
 
 
+def _drawn(board: Board, most: int, names: Collection[str]) -> Iterator[tuple[str, Drawn]]:
+    """The figures with these names for which the board has data."""
+    for name, make in FIGURES.items():
+        drawn = make(board, most) if name in names else None
+        if drawn is not None:
+            yield name, drawn
+
+
 def svgs(board: Board) -> dict[str, str]:
     """The figures of a page, which has its own picture of the results: title -> the text of an SVG
     file. None, and a warning, without matplotlib."""
     files = {}
     try:
         with styled():
-            for name, make in FIGURES.items():
-                drawn = make(board, _ROWS_ON_PAGE) if name != "forest" else None
-                if drawn is None:
-                    continue
+            for _, drawn in _drawn(board, _ROWS_ON_PAGE, FIGURES.keys() - {"forest"}):
                 file = io.StringIO()
                 drawn.figure.savefig(file, format="svg", metadata=METADATA["svg"])
                 # Indentation is a tenth of the file.
@@ -204,15 +205,7 @@ def _marks(
         line = numbers_of(entry, column, **ends_of(estimate, name))
         if isinstance(estimate, Difference):
             line |= {"p": estimate.p, "comparisons": estimate.comparisons}
-        marks.append(
-            _Mark(
-                entry=entry,
-                values=[scale * estimate.mean],
-                ends=ends,
-                text=text_of(estimate),
-                line=line,
-            )
-        )
+        marks.append(_Mark(entry, [scale * estimate.mean], ends, text_of(estimate), line))
     return marks
 
 
@@ -331,7 +324,7 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     image = axes.imshow(goodness, cmap=colors, norm=Normalize(-largest, largest), aspect="auto")
     names = [clipped(column.name, 26) for column in columns]
     axes.set_xticks(range(len(columns)), names, rotation=30, ha="right")
-    axes.set_yticks(range(len(entries)), [shortened(label_of(entry)) for entry in entries])
+    axes.set_yticks(range(len(entries)), [shortened(entry.label) for entry in entries])
     ticks = [-largest, 0, largest]
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=ticks)
     bar.ax.set_xticklabels([f"{x:+.1f}" for x in ticks])

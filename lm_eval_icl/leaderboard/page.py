@@ -22,9 +22,8 @@ from markupsafe import Markup
 
 from lm_eval_icl.decisions.how import RULES
 from lm_eval_icl.leaderboard import card, costs, numbers
-from lm_eval_icl.leaderboard.headline import headline
+from lm_eval_icl.leaderboard.headline import Axis, headline
 from lm_eval_icl.leaderboard.opened import MARKS, clean, data, flips_in_words, tail
-from lm_eval_icl.leaderboard.picture import Axis
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.results.board import Board, rule_in_words
 
@@ -56,7 +55,7 @@ def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | 
     environment.globals.update(numbers=numbers, costs=costs, card=card, marks=MARKS)
     environment.globals["rule_in_words"] = rule_in_words
     script = _file("js")
-    content = data(board, samples)
+    content = {**data(board), "samples": samples}
     summary = [Markup.escape(clean(sentence, SENTENCE)) for sentence in board.summary]
     return environment.from_string(_file("html")).render(
         board=board,

@@ -17,10 +17,9 @@ import pytest
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import figures, tables
-from lm_eval_icl.leaderboard.headline import headline, names_of
+from lm_eval_icl.leaderboard.headline import Axis, headline, names_of
 from lm_eval_icl.leaderboard.opened import data
 from lm_eval_icl.leaderboard.page import page
-from lm_eval_icl.leaderboard.picture import Axis
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
@@ -206,7 +205,7 @@ def test_the_page_is_inert(tmp_path):
     embedded = re.search(
         r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL
     )[1]
-    assert json.loads(embedded) == data(of_hostile) and "<" not in embedded
+    assert json.loads(embedded) == {**data(of_hostile), "samples": None} and "<" not in embedded
     for table in (tables.as_markdown(of_hostile), tables.as_tex(of_hostile)):
         assert not re.search(r"(?<!\\)<script", table)
     assert not re.search(r"^=|\n=|,=", tables.as_csv(of_hostile))
