@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -106,11 +107,15 @@ def _curves(
     from matplotlib.ticker import MaxNLocator
 
     first = board.columns[0]
-    methods: dict[str, str] = {}
+    methods: dict[str, str] = {}  # by label
     for curves in by_panel.values():
         for curve in curves:
             methods.setdefault(curve["line"].iloc[0], curve["method"].iloc[0])
-    looks = _looks(methods)
+    looks: dict[str, Mapping[str, Any]] = {}
+    for method, labels in grouped(list(methods)[:_LINES], methods.__getitem__).items():
+        color, marker = method_style(method)
+        for label, dashes in zip(labels, itertools.cycle(_DASHES), strict=False):
+            looks[label] = {"color": color, "marker": marker, "linestyle": dashes}
     height = 3 if len(by_panel) == 1 else 2.4
     lines: list[Any] = []
     legend = 0.3 + 0.17 * len(looks)
@@ -136,17 +141,6 @@ def _curves(
     names = [f" {shortened(label)}" for label in handles]
     figure.legend(handles.values(), names, loc="outside upper left", ncols=2)
     return Drawn(title, figure, lines)
-
-
-def _looks(methods: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
-    """Label -> how its curves are drawn, for the first labels."""
-    looks: dict[str, Mapping[str, Any]] = {}
-    for method, labels in grouped(list(methods)[:_LINES], methods.__getitem__).items():
-        color, marker = method_style(method)
-        for place, label in enumerate(labels):
-            dashes = _DASHES[place % len(_DASHES)]
-            looks[label] = {"color": color, "marker": marker, "linestyle": dashes}
-    return looks
 
 
 def by_tokens(board: Board) -> Drawn | None:

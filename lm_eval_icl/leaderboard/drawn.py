@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl.drawing.style import clipped, one_line
-from lm_eval_icl.results.board import Board, Column, Entry
+from lm_eval_icl.results.board import Board, Column, Entry, Property
 from lm_eval_icl.results.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def panels_of(
     return figure, list(grid.flat[:panels])
 
 
-def scale_of(column: Column) -> int:
+def scale_of(column: Column | Property) -> int:
     """The factor from the metric to the axis, which has percent if the metric is a share."""
     return 100 if column.percent else 1
 

@@ -313,12 +313,8 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
             text = "•" if is_decided else ""
         weight = "bold" if is_decided else "normal"
         axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
-        values = {
-            "difference": difference.mean,
-            "p": difference.p,
-            "decided": is_decided,
-        }
-        lines.append(numbers_of(entry, column, **values))
+        line = numbers_of(entry, column, difference=difference.mean, p=difference.p)
+        lines.append(line | {"decided": is_decided})
     largest = max(0.1, float(np.nanmax(np.abs(goodness))))
     colors = LinearSegmentedColormap.from_list("", ["#e8752a", "#ffffff", "#2b8fd0"])
     image = axes.imshow(goodness, cmap=colors, norm=Normalize(-largest, largest), aspect="auto")
@@ -344,7 +340,7 @@ def _card(board: Board, most: int) -> Drawn | None:
     lines: list[Numbers] = []
     figure, all_axes = panels_of(len(properties), _ACROSS, 0.2 * len(rows) + 0.6)
     for axes, prop in zip(all_axes, properties, strict=True):
-        scale = 100 if prop.percent else 1
+        scale = scale_of(prop)
         marks = []
         for row in rows:
             estimate = row.values.get(prop)

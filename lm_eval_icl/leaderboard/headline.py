@@ -86,10 +86,9 @@ def _on_a_task(board: Board) -> tuple[Column, Entry, Difference] | None:
     for column in board.columns[1:]:
         for entry in board.entries:
             cell = entry.cells.get(column.name)
-            if cell is None or cell.difference is None:
-                continue
-            if column.judged(cell.difference) == "better":
-                decided.append((column, entry, cell.difference))
+            difference = None if cell is None else cell.difference
+            if difference is not None and column.judged(difference) == "better":
+                decided.append((column, entry, difference))
     return max(decided, key=lambda found: abs(found[2].mean), default=None)
 
 

@@ -29,13 +29,6 @@ from lm_eval_icl.results.board import Board, rule_in_words
 
 SENTENCE = 20_000  # the most characters of a sentence of the summary
 
-# The data that a decision rule uses besides the document and the demonstrations.
-READS = {
-    "transductive": "A decision depends on the other documents of the run, and so on --limit.",
-    "labels": "The rule uses this number of labels besides those of the demonstrations.",
-    "pool": "The rule uses this number of documents of the few-shot split, without their labels.",
-}
-
 
 def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | None = None) -> str:
     """The page as HTML.
@@ -51,24 +44,26 @@ def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | 
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    environment.filters.update(tail=tail, flips=flips_in_words)
-    environment.globals.update(numbers=numbers, costs=costs, card=card, marks=MARKS)
-    environment.globals["rule_in_words"] = rule_in_words
     script = _file("js")
     content = {**data(board), "samples": samples}
-    summary = [Markup.escape(clean(sentence, SENTENCE)) for sentence in board.summary]
     return environment.from_string(_file("html")).render(
         board=board,
+        numbers=numbers,
+        costs=costs,
+        card=card,
+        marks=MARKS,
+        tail=tail,
+        flips_in_words=flips_in_words,
+        rule_in_words=rule_in_words,
         style=Markup(_file("css")),
         script=Markup(script),
         script_hash=_base64(hashlib.sha256(script.encode()).digest()),
         figures={title: _base64(svg.encode()) for title, svg in figures.items()},
+        content=content,
         data=Markup(embed(content)),
-        runs=len(content["runs"]),
-        samples=samples,
         top=headline(board),
         axis=Axis(board),
-        summary=summary,
+        summary=[Markup.escape(clean(sentence, SENTENCE)) for sentence in board.summary],
         explained=_explained(board),
         **_names(board),
     )
@@ -111,14 +106,9 @@ def _finalize(printed: Any) -> Any:
 def _names(board: Board) -> dict[str, Any]:
     """The marks and notes that the board's cells have, with their meanings."""
     cells = []
-    reads: dict[str, str] = {}
     for entry in board.entries:
-        cells += [
-            entry.cells[column.name] for column in board.columns if column.name in entry.cells
-        ]
-        for words in entry.reads:
-            name = words.partition(":")[0]
-            reads[name] = READS[name]
+        columns = [column.name for column in board.columns if column.name in entry.cells]
+        cells += [entry.cells[name] for name in columns]
     marks = dict.fromkeys(mark for cell in cells for mark in cell.marks)
     note_numbers: dict[str, int] = {}
     for note in sorted(marks.keys() - MARKS.keys(), key=lambda note: (len(note), note)):
@@ -128,7 +118,7 @@ def _names(board: Board) -> dict[str, Any]:
         note_numbers[note] = note_numbers.get(of_task, next_number)
     return {
         "everywhere": [mark for mark in marks if all(mark in cell.marks for cell in cells)],
-        "meanings": {mark: MARKS[mark] for mark in marks if mark in MARKS} | reads,
+        "meanings": {mark: MARKS[mark] for mark in marks if mark in MARKS},
         "note_numbers": note_numbers,
     }
 

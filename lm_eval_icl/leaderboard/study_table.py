@@ -35,18 +35,25 @@ def table(
     """
     by_name = {column.name: column for column in board.columns}
     headings = [*columns, _SHARE.name] if flips else list(columns)
+    missing = Text(numbers.DASH, style="dim")
     lines = []
     for entry in entries:
         papers = entry.runs[0].study.expected
         cells = []
         for name in columns:
             cell = entry.cells.get(name)
-            estimate = None if cell is None else cell.estimate
-            paper = None if cell is None else cell.expected
-            spread = papers.get(f"{name} ±")
-            cells.append(_number(estimate, by_name.get(name), paper, spread))
+            column = by_name.get(name)
+            number = missing
+            if cell is not None and column is not None:
+                spread = papers.get(f"{name} ±")
+                number = _number(cell.estimate, column, cell.expected, spread)
+            cells.append(number)
         if flips:
-            cells.append(_number(flips.get(entry.name), _SHARE, papers.get(_SHARE.name)))
+            share = flips.get(entry.name)
+            number = missing
+            if share is not None:
+                number = _number(share, _SHARE, papers.get(_SHARE.name))
+            cells.append(number)
         lines.append(Line(entry, _name(entry, room_for(_NUMBER, len(headings))), cells))
     broken = [_broken(shown(heading), _NUMBER) for heading in headings]
     return in_parts(title, broken, lines, _NUMBER, [_legend(board, entries, bool(flips))])
@@ -73,14 +80,12 @@ def _broken(text: str, width: int) -> str:
 
 
 def _number(
-    estimate: Estimate | None,
-    column: Column | None,
+    estimate: Estimate,
+    column: Column,
     paper: float | None,
     papers_spread: float | None = None,
 ) -> Text:
     """A mean with its interval, and below it the paper's number, with the number after its ±."""
-    if estimate is None or column is None:
-        return Text(numbers.DASH, style="dim")
     text = Text(_value(estimate.mean, column, 0.9995))
     interval = _interval(estimate, column)
     if interval:
