@@ -118,8 +118,8 @@ def _curves(
             looks[label] = {"color": color, "marker": marker, "linestyle": dashes}
     height = 3 if len(by_panel) == 1 else 2.4
     lines: list[Any] = []
-    legend = 0.3 + 0.17 * len(looks)
-    figure, all_axes = panels_of(len(by_panel), _ACROSS, height, legend)
+    # The legend is above the panels.
+    figure, all_axes = panels_of(len(by_panel), _ACROSS, height, 0.3 + 0.17 * len(looks))
     handles = {}
     for axes, (panel, curves) in zip(all_axes, by_panel.items(), strict=True):
         for curve in curves:
@@ -128,8 +128,7 @@ def _curves(
                 look = looks[label]
                 xs = curve[x_name]
                 values = scale_of(first) * curve[["mean", "low", "high"]]
-                means = values["mean"]
-                (handles[label],) = axes.plot(xs, means, markersize=4.5, zorder=3, **look)
+                (handles[label],) = axes.plot(xs, values["mean"], markersize=4.5, zorder=3, **look)
                 band = {"color": look["color"], "alpha": 0.08, "linewidth": 0}
                 axes.fill_between(xs, values["low"], values["high"], **band)
                 lines += curve.drop(columns="panel").to_dict("records")

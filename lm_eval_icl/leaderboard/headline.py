@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lm_eval_icl.leaderboard.drawn import ends_of
-from lm_eval_icl.results.board import Board, Column, Entry, rule_in_words
+from lm_eval_icl.results.board import Board, Column, Entry
 from lm_eval_icl.results.comparisons import compare
 from lm_eval_icl.results.statistics import Difference, Estimate
 
@@ -45,7 +45,7 @@ def names_of(entries: Sequence[Entry]) -> dict[str, str]:
         if several_models:
             label += f" on {entry.on}"
         if several_rules:
-            label += f", {rule_in_words(entry.rule)}"
+            label += ", no rule" if entry.rule is None else f", rule {entry.rule}"
         names[entry.name] = label
     return names
 
