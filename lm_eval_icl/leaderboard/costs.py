@@ -18,8 +18,8 @@ def cost(entry: Entry, column: Column) -> Cost | None:
     alone, if the runs have no samples, or if there is no cell."""
     tasks = set()
     runs = {}
-    for name in column.weights:
-        for prompt_set in entry.cells[name].sets if name in entry.cells else ():
+    for name in column.weights if column.name in entry.cells else ():
+        for prompt_set in entry.cells[name].sets:
             for unit in prompt_set.answered:
                 tasks.add(unit.result.task)
                 runs[unit.run.digest] = unit.run

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl.drawing.style import clipped, one_line
-from lm_eval_icl.results.board import Board, Column, Entry
+from lm_eval_icl.results.board import Board, Column, Entry, Property
 from lm_eval_icl.results.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -27,11 +28,28 @@ class Drawn:
     lines: list[Numbers]
 
 
-def label_of(entry: Entry) -> str:
-    return entry.label.replace("decide: ", "")
+def figure_of(height: float) -> Figure:
+    """An empty figure with this height in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def scale_of(column: Column) -> int:
+def panels_of(
+    panels: int, across: int, height: float, above: float = 0.0
+) -> tuple[Figure, list[Any]]:
+    """A figure, and the axes of its panels, which have this height and a common y axis; at most
+    `across` are side by side. `above` is the height of what is above them."""
+    across = min(panels, across)
+    down = math.ceil(panels / across)
+    figure = figure_of(down * height + above)
+    grid = figure.subplots(down, across, squeeze=False, sharey=True)
+    for axes in grid.flat[panels:]:
+        axes.remove()
+    return figure, list(grid.flat[:panels])
+
+
+def scale_of(column: Column | Property) -> int:
     """The factor from the metric to the axis, which has percent if the metric is a share."""
     return 100 if column.percent else 1
 

@@ -11,7 +11,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -29,16 +29,17 @@ from lm_eval_icl.drawing.style import (
     styled,
 )
 from lm_eval_icl.errors import InputError, log, writing
+from lm_eval_icl.files import replacing, write_atomically
 from lm_eval_icl.leaderboard import card, curves, numbers
 from lm_eval_icl.leaderboard.drawn import (
-    WIDTH,
     Drawn,
     Numbers,
     axis_of,
     ends_of,
-    label_of,
+    figure_of,
     metric_of,
     numbers_of,
+    panels_of,
     scale_of,
 )
 from lm_eval_icl.leaderboard.tables import csv_text
@@ -69,8 +70,8 @@ class _Mark:
 
 
 def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> list[Path]:
-    """Draw each figure for which the board has data, as SVG, PNG and a CSV of its numbers. Return
-    the files' paths.
+    """Draw each figure for which the board has data, as SVG, PNG and a CSV of its numbers, each
+    whole or not at all. Return the files' paths.
 
     Args:
         only: names of figures, out of `FIGURES`; None for all.
@@ -84,16 +85,22 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
     paths = []
     with writing(folder), styled():
         folder.mkdir(parents=True, exist_ok=True)
-        for name, make in FIGURES.items():
-            drawn = make(board, _ROWS) if only is None or name in only else None
-            if drawn is None:
-                continue
+        for name, drawn in _drawn(board, _ROWS, FIGURES if only is None else only):
             for kind, metadata in METADATA.items():
                 paths.append(folder / f"{name}.{kind}")
-                drawn.figure.savefig(paths[-1], dpi=150, metadata=metadata)
+                with replacing(paths[-1]) as half:
+                    drawn.figure.savefig(half, format=kind, dpi=150, metadata=metadata)
             paths.append(folder / f"{name}.csv")
-            paths[-1].write_text(csv_text(drawn.lines), encoding="utf-8")
+            write_atomically(paths[-1], csv_text(drawn.lines))
     return paths
+
+
+def _drawn(board: Board, most: int, names: Collection[str]) -> Iterator[tuple[str, Drawn]]:
+    """The figures with these names for which the board has data."""
+    for name, make in FIGURES.items():
+        drawn = make(board, most) if name in names else None
+        if drawn is not None:
+            yield name, drawn
 
 
 def svgs(board: Board) -> dict[str, str]:
@@ -102,10 +109,7 @@ def svgs(board: Board) -> dict[str, str]:
     files = {}
     try:
         with styled():
-            for name, make in FIGURES.items():
-                drawn = make(board, _ROWS_ON_PAGE) if name != "forest" else None
-                if drawn is None:
-                    continue
+            for _, drawn in _drawn(board, _ROWS_ON_PAGE, FIGURES.keys() - {"forest"}):
                 file = io.StringIO()
                 drawn.figure.savefig(file, format="svg", metadata=METADATA["svg"])
                 # Indentation is a tenth of the file.
@@ -129,8 +133,6 @@ def _rows(
         label: that of the x axis.
         references: meaning -> the place of a vertical line.
     """
-    from matplotlib.figure import Figure
-
     if not marks:
         return None
     several = len({entry.on for entry in board.entries}) > 1
@@ -150,7 +152,7 @@ def _rows(
         )
     label = "\n".join([label, *legend])
     height = _ROW * sum(heights) + 0.3 * len(panels) + 0.8 + 0.17 * label.count("\n")
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure = figure_of(height)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     ratios = {"height_ratios": heights}
     grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True, gridspec_kw=ratios)
@@ -203,15 +205,7 @@ def _marks(
         line = numbers_of(entry, column, **ends_of(estimate, name))
         if isinstance(estimate, Difference):
             line |= {"p": estimate.p, "comparisons": estimate.comparisons}
-        marks.append(
-            _Mark(
-                entry=entry,
-                values=[scale * estimate.mean],
-                ends=ends,
-                text=text_of(estimate),
-                line=line,
-            )
-        )
+        marks.append(_Mark(entry, [scale * estimate.mean], ends, text_of(estimate), line))
     return marks
 
 
@@ -292,7 +286,6 @@ def _sets(board: Board, most: int, *, deviations: bool) -> Drawn | None:
 def _heatmap(board: Board, most: int) -> Drawn | None:
     """Differences to the baseline by task, bold if their simultaneous intervals exclude 0."""
     from matplotlib.colors import LinearSegmentedColormap, Normalize
-    from matplotlib.figure import Figure
 
     differences: dict[tuple[str, str], Difference] = {}
     for column in board.columns:
@@ -307,7 +300,7 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     columns = [column for column in board.columns if column.name in in_columns][:_TASKS]
     lines: list[Numbers] = []
     goodness = np.full((len(entries), len(columns)), np.nan)
-    figure = Figure(figsize=(WIDTH, _ROW * len(entries) + 1.7), layout="constrained")
+    figure = figure_of(_ROW * len(entries) + 1.7)
     axes = figure.subplots()
     for (y, entry), (x, column) in itertools.product(enumerate(entries), enumerate(columns)):
         difference = differences.get((entry.name, column.name))
@@ -320,45 +313,34 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
             text = "•" if is_decided else ""
         weight = "bold" if is_decided else "normal"
         axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
-        values = {
-            "difference": difference.mean,
-            "p": difference.p,
-            "decided": is_decided,
-        }
-        lines.append(numbers_of(entry, column, **values))
+        line = numbers_of(entry, column, difference=difference.mean, p=difference.p)
+        lines.append(line | {"decided": is_decided})
     largest = max(0.1, float(np.nanmax(np.abs(goodness))))
     colors = LinearSegmentedColormap.from_list("", ["#e8752a", "#ffffff", "#2b8fd0"])
     image = axes.imshow(goodness, cmap=colors, norm=Normalize(-largest, largest), aspect="auto")
     names = [clipped(column.name, 26) for column in columns]
     axes.set_xticks(range(len(columns)), names, rotation=30, ha="right")
-    axes.set_yticks(range(len(entries)), [shortened(label_of(entry)) for entry in entries])
+    axes.set_yticks(range(len(entries)), [shortened(entry.label) for entry in entries])
     ticks = [-largest, 0, largest]
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=ticks)
     bar.ax.set_xticklabels([f"{x:+.1f}" for x in ticks])
     meaning = "points better (blue) or worse than the baseline"
-    bar.set_label(f"{meaning}; bold: shown, with all pairs of rows", fontsize=8)
+    bar.set_label(f"{meaning};\nbold: shown, with all pairs of rows", fontsize=8)
     return Drawn("Differences to the baseline, by task", figure, lines)
 
 
 def _card(board: Board, most: int) -> Drawn | None:
     """The robustness card: a panel for each property, of rows without a decision rule if there are
     some."""
-    from matplotlib.figure import Figure
-
     if board.card is None:
         return None
     properties = board.card.properties
     rows = [row for row in board.card.rows if row.entry.rule is None] or board.card.rows
     rows = rows[:most]
-    across = min(_ACROSS, len(properties))
-    down = math.ceil(len(properties) / across)
-    figure = Figure(figsize=(WIDTH, down * (0.2 * len(rows) + 0.6)), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, sharey=True)
-    for axes in grid.flat[len(properties) :]:
-        axes.remove()
     lines: list[Numbers] = []
-    for axes, prop in zip(grid.flat, properties, strict=False):
-        scale = 100 if prop.percent else 1
+    figure, all_axes = panels_of(len(properties), _ACROSS, 0.2 * len(rows) + 0.6)
+    for axes, prop in zip(all_axes, properties, strict=True):
+        scale = scale_of(prop)
         marks = []
         for row in rows:
             estimate = row.values.get(prop)

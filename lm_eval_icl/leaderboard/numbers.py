@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 
-from lm_eval_icl.results.board import BoardCell, Column
+from lm_eval_icl.results.board import Board, BoardCell, Column, shown
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
@@ -86,6 +86,14 @@ def short(cell: BoardCell | None, column: Column) -> str:
     text = f"{value(cell.estimate.mean, column)} {spread(cell.estimate, column)}".rstrip()
     is_different = cell.difference is not None and column.judged(cell.difference) in SIGNS
     return text + "†" if is_different else text
+
+
+def units(board: Board) -> str:
+    """Which numbers of a board are in percent; "" if none are."""
+    others = [shown(column.name) for column in board.columns if not column.percent]
+    if len(others) == len(board.columns):
+        return ""
+    return f"in percent, but for {', '.join(others)}" if others else "in percent"
 
 
 def p_value(p: float | None) -> str:

@@ -67,7 +67,7 @@ def tail(path: Path) -> str:
     return "/".join(path.parts[-2:])
 
 
-def data(board: Board, samples: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def data(board: Board) -> dict[str, Any]:
     """Numbers to sort by, and the titles and texts of opened cells."""
     runs = {run.digest: run for entry in board.entries for run in entry.runs}
     places = {digest: place for place, digest in enumerate(runs)}
@@ -76,15 +76,13 @@ def data(board: Board, samples: Mapping[str, Any] | None = None) -> dict[str, An
         texts = {name: clean(str(getattr(entry, name) or "")) for name in _TEXTS}
         cells = [_cell(board, entry, column, places) for column in board.columns]
         entries.append({**texts, "cells": cells})
-    columns = []
-    for column in board.columns:
-        name = clean(column.name)
-        columns.append({"name": name, "kind": column.kind, "higher": column.higher_is_better})
+    columns = board.columns
     return {
-        "columns": columns,
+        "columns": [
+            {"name": clean(x.name), "kind": x.kind, "higher": x.higher_is_better} for x in columns
+        ],
         "entries": entries,
         "runs": [_run(run) for run in runs.values()],
-        "samples": samples,
     }
 
 
@@ -153,8 +151,9 @@ def _difference(difference: Difference, column: Column) -> str:
     """A difference in words, with the family whose comparisons hold together."""
     interval = numbers.interval(difference, column, sign=True)
     mean = signed(difference.mean, column, unit=True)
+    adjusted = "adjusted p" if difference.comparisons > 1 else "p"
     parts = [
-        f"{mean} ({interval}; p {p_value(difference.p)})",
+        f"{mean} ({interval}; {adjusted} {p_value(difference.p)})",
         f"{verdict(difference, column)}, as one of {family(difference.comparisons)}",
         what_decides(difference, column),
         SCOPES[difference.scope],

@@ -161,7 +161,9 @@
       ["10", "A right, B wrong"], ["01", "A wrong, B right"], ["1", "A right"], ["0", "A wrong"]].map((pair) => option(...pair)));
     const list = make("div");
     const fill = () => {
-      const sides = [sidesOf(own), ...(other.value ? [sidesOf(other.value)] : [])];
+      const sideRows = other.value ? [own, other.value] : [own];
+      const sides = sideRows.map(sidesOf);
+      const kinds = sideRows.map((row) => kind(entries[row]));
       const byId = sides.map(({ documents }) => new Map(documents.map((one) => [one.doc_id, one])));
       const pairs = [...byId[0].keys()].map((id) => byId.map((side) => side.get(id))).filter((pair) => pair.every(Boolean));
       const asked = pairs.filter((pair) => !filter.value
@@ -169,14 +171,15 @@
           : pair.length >= filter.value.length && pair.map((one) => Number(one.is_right)).join("").startsWith(filter.value)));
       list.replaceChildren(
         make("p", { className: "quiet" }, `${asked.length} of ${pairs.length} documents. A: ${sides[0].run}${sides[1] ? `; B: ${sides[1].run}` : ""}`),
-        ...asked.map(sample));
+        ...asked.map((pair) => sample(pair, kinds)));
     };
     other.addEventListener("change", fill);
     filter.addEventListener("change", fill);
     fill();
     return [title, make("p", {}, "A is this row. ", other, " ", filter), list];
   }
-  function sample(pair) {
+  const kind = ({ rule }) => (rule ? `value under the rule ${rule}` : "log-likelihood");
+  function sample(pair, kinds) {
     const verdict = ({ answer, is_right }) => make("span", { className: is_right ? "right" : "wrong" }, isolated(answer), is_right ? " ✓" : " ✗");
     const summary = make("summary", {}, `${pair[0].doc_id}: right answer `, isolated(pair[0].gold),
       pair.map((one, side) => [`; ${"AB"[side]}: `, verdict(one)]).flat());
@@ -186,7 +189,7 @@
       const values = pair[0].options.map((option, place) => [option, ...pair.map((one) => one.values[place]?.toFixed(3) ?? "")]);
       const same = pair.every((one) => one.demonstrations + one.query === pair[0].demonstrations + pair[0].query);
       details.append(
-        plain(["Option", ...pair.map((_, side) => `log-likelihood, or the rule's value, ${"AB"[side]}`)], values),
+        plain(["Option", ...kinds.map((words, side) => (kinds.length > 1 ? `${"AB"[side]}: ${words}` : words))], values),
         make("div", { className: "sides" }, (same ? pair.slice(0, 1) : pair).map(({ demonstrations, query }, side) => make("div", {},
           make("p", { className: "quiet" }, same ? (pair.length > 1 ? "The prompt of both" : "The prompt") : `The prompt of ${"AB"[side]}`), make("pre", {}, query),
           demonstrations && make("details", {}, make("summary", { className: "quiet" }, "its demonstrations"), make("pre", {}, demonstrations))))));

@@ -9,6 +9,7 @@ script run.
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import json
@@ -19,20 +20,14 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from lm_eval_icl.decisions.how import RULES
 from lm_eval_icl.leaderboard import card, costs, numbers
-from lm_eval_icl.leaderboard.headline import headline
+from lm_eval_icl.leaderboard.headline import Axis, headline
 from lm_eval_icl.leaderboard.opened import MARKS, clean, data, flips_in_words, tail
-from lm_eval_icl.leaderboard.picture import Axis
+from lm_eval_icl.methods import NAMES
 from lm_eval_icl.results.board import Board, rule_in_words
 
 SENTENCE = 20_000  # the most characters of a sentence of the summary
-
-# The data that a decision rule uses besides the document and the demonstrations.
-READS = {
-    "transductive": "A decision depends on the other documents of the run, and so on --limit.",
-    "labels": "The rule uses this number of labels besides those of the demonstrations.",
-    "pool": "The rule uses this number of documents of the few-shot split, without their labels.",
-}
 
 
 def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | None = None) -> str:
@@ -49,24 +44,27 @@ def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | 
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    environment.filters.update(tail=tail, flips=flips_in_words)
-    environment.globals.update(numbers=numbers, costs=costs, card=card, marks=MARKS)
-    environment.globals["rule_in_words"] = rule_in_words
     script = _file("js")
-    content = data(board, samples)
-    summary = [Markup.escape(clean(sentence, SENTENCE)) for sentence in board.summary]
+    content = {**data(board), "samples": samples}
     return environment.from_string(_file("html")).render(
         board=board,
+        numbers=numbers,
+        costs=costs,
+        card=card,
+        marks=MARKS,
+        tail=tail,
+        flips_in_words=flips_in_words,
+        rule_in_words=rule_in_words,
         style=Markup(_file("css")),
         script=Markup(script),
         script_hash=_base64(hashlib.sha256(script.encode()).digest()),
         figures={title: _base64(svg.encode()) for title, svg in figures.items()},
+        content=content,
         data=Markup(embed(content)),
-        runs=len(content["runs"]),
-        samples=samples,
         top=headline(board),
         axis=Axis(board),
-        summary=summary,
+        summary=[Markup.escape(clean(sentence, SENTENCE)) for sentence in board.summary],
+        explained=_explained(board),
         **_names(board),
     )
 
@@ -74,6 +72,23 @@ def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | 
 def _file(kind: str) -> str:
     file = resources.files("lm_eval_icl.leaderboard") / f"page.{kind}"
     return file.read_text(encoding="utf-8")
+
+
+def _explained(board: Board) -> dict[str, str]:
+    """Method or decision rule -> the first words of its class's docstring, a rule's with its
+    formula. Classes of methods are read and not imported, which would need torch."""
+    texts: dict[str, str] = {}
+    for entry in board.entries:
+        if entry.method in NAMES:
+            file = resources.files("lm_eval_icl.methods") / f"{entry.method}.py"
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and node.name.lower() == entry.method:
+                    texts[entry.method] = str(ast.get_docstring(node)).partition("\n\n")[0]
+        for part in (entry.rule or "").split("+"):
+            rule = RULES.get(part.partition(":")[0])
+            if rule is not None:
+                texts[f"decide: {rule.name}"] = "".join(str(rule.__doc__).split("\n\n")[:2])
+    return {name: " ".join(text.split()) for name, text in texts.items()}
 
 
 def _base64(content: bytes) -> Markup:
@@ -91,20 +106,20 @@ def _finalize(printed: Any) -> Any:
 def _names(board: Board) -> dict[str, Any]:
     """The marks and notes that the board's cells have, with their meanings."""
     cells = []
-    reads: dict[str, str] = {}
     for entry in board.entries:
-        cells += [
-            entry.cells[column.name] for column in board.columns if column.name in entry.cells
-        ]
-        for words in entry.reads:
-            name = words.partition(":")[0]
-            reads[name] = READS[name]
+        columns = [column.name for column in board.columns if column.name in entry.cells]
+        cells += [entry.cells[name] for name in columns]
     marks = dict.fromkeys(mark for cell in cells for mark in cell.marks)
-    notes = [mark for mark in marks if mark not in MARKS]
+    note_numbers: dict[str, int] = {}
+    for note in sorted(marks.keys() - MARKS.keys(), key=lambda note: (len(note), note)):
+        # A group has the notes of its tasks, with the task's name.
+        of_task = note.partition(": ")[2]
+        next_number = len(set(note_numbers.values())) + 1
+        note_numbers[note] = note_numbers.get(of_task, next_number)
     return {
         "everywhere": [mark for mark in marks if all(mark in cell.marks for cell in cells)],
-        "meanings": {mark: MARKS[mark] for mark in marks if mark in MARKS} | reads,
-        "note_numbers": {note: place + 1 for place, note in enumerate(notes)},
+        "meanings": {mark: MARKS[mark] for mark in marks if mark in MARKS},
+        "note_numbers": note_numbers,
     }
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard.parts import Line, in_parts, room_for
-from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, shown
+from lm_eval_icl.results.board import Board, Column, Entry, shown
 from lm_eval_icl.results.statistics import Estimate
 
 _NUMBER = 8  # the width of "57.9±1.2"
@@ -34,20 +34,30 @@ def table(
         name -> order sensitivity.
     """
     by_name = {column.name: column for column in board.columns}
-    headings = [*columns, _SHARE.name] if flips else columns
+    headings = [*columns, _SHARE.name] if flips else list(columns)
     for width in (_NUMBER, _NUMBER + 1):  # icl_demo_pieces has two lines of 9
         broken = [_broken(shown(heading), width) for heading in headings]
         if all(heading.count("\n") < 2 for heading in broken):
             break
+    missing = Text(numbers.DASH, style="dim")
     lines = []
     for entry in entries:
         papers = entry.runs[0].study.expected
         cells = []
         for name in columns:
-            spread = papers.get(f"{name} ±")
-            cells.append(_number(entry.cells.get(name), by_name.get(name), spread))
+            cell = entry.cells.get(name)
+            column = by_name.get(name)
+            number = missing
+            if cell is not None and column is not None:
+                spread = papers.get(f"{name} ±")
+                number = _number(cell.estimate, column, cell.expected, spread)
+            cells.append(number)
         if flips:
-            cells.append(_flips(flips.get(entry.name), papers.get(_SHARE.name)))
+            share = flips.get(entry.name)
+            number = missing
+            if share is not None:
+                number = _number(share, _SHARE, papers.get(_SHARE.name))
+            cells.append(number)
         lines.append(Line(entry, _name(entry, room_for(width, len(headings))), cells))
     return in_parts(title, broken, lines, width, [_legend(board, entries, bool(flips))])
 
@@ -62,17 +72,6 @@ def _name(entry: Entry, width: int) -> Text:
     return name
 
 
-def _flips(share: Estimate | None, paper: float | None) -> Text:
-    """The share of flips, with its interval below it and the paper's number."""
-    if share is None:
-        return Text(numbers.DASH, style="dim")
-    text = Text(numbers.value(share.mean, _SHARE))
-    text.append("\n" + _interval(share, _SHARE), style="dim")
-    if paper is not None:
-        text.append(f"\n({numbers.value(paper, _SHARE)})", style="cyan")
-    return text
-
-
 def _broken(text: str, width: int) -> str:
     """The text in lines, broken after underscores, blanks and equals signs."""
     lines = [""]
@@ -83,19 +82,23 @@ def _broken(text: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _number(cell: BoardCell | None, column: Column | None, papers: float | None) -> Text:
+def _number(
+    estimate: Estimate,
+    column: Column,
+    paper: float | None,
+    papers_spread: float | None = None,
+) -> Text:
     """A mean with its interval, and below it the paper's number, with the number after its ±."""
-    if cell is None or column is None:
-        return Text(numbers.DASH, style="dim")
-    text = Text(_value(cell.estimate.mean, column, 0.9995))
-    interval = _interval(cell.estimate, column)
+    text = Text(_value(estimate.mean, column, 0.9995))
+    interval = _interval(estimate, column)
     if interval:
-        if len(text) + len(interval) > _NUMBER or not interval.startswith("±"):
-            text.append("\n")
-        text.append(interval, style="dim")
-    if cell.expected is not None:
-        spread = "" if papers is None else f"\n±{_value(papers, column, 0.9995)}"
-        text.append(f"\n({_value(cell.expected, column, 0.9995)}{spread})", style="cyan")
+        is_long = len(text) + len(interval) > _NUMBER or not interval.startswith("±")
+        text.append("\n" + interval if is_long else interval, style="dim")
+    if paper is not None:
+        spread = ""
+        if papers_spread is not None:
+            spread = f"\n±{_value(papers_spread, column, 0.9995)}"
+        text.append(f"\n({_value(paper, column, 0.9995)}{spread})", style="cyan")
     return text
 
 
@@ -124,14 +127,12 @@ def _value(x: float, column: Column, least: float) -> str:
 
 def _legend(board: Board, entries: Sequence[Entry], flips: bool) -> str:
     """Sentences that explain the numbers."""
-    others = [shown(column.name) for column in board.columns if not column.percent]
     several = any(len({run.seed for run in entry.runs}) > 1 for entry in entries)
     over = (
         "documents and sets of demonstrations" if several else "documents, for these demonstrations"
     )
     text = f"Means with 95% intervals over {over}, ± half or from{numbers.DASH}to"
-    if len(others) < len(board.columns):
-        text += ", in percent" + (f" but for {', '.join(others)}" if others else "")
+    text = ", ".join(filter(None, [text, numbers.units(board)]))
     if any(cell.expected is not None for entry in entries for cell in entry.cells.values()):
         text += "; in parentheses, published numbers"
     text += "."

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 from rich import box
@@ -48,23 +47,26 @@ def _plain(value: object) -> object:
 
 def as_csv(board: Board) -> str:
     """The board as CSV, with a line for each entry and column. Numbers are not rounded."""
-    pairs = (
-        (entry, column)
-        for entry in board.entries
-        for column in board.columns
-        if column.name in entry.cells
-    )
-    return csv_text(_all_numbers(board, *pair) for pair in pairs)
+    lines = []
+    for entry in board.entries:
+        columns = [column for column in board.columns if column.name in entry.cells]
+        lines += [_all_numbers(board, entry, column) for column in columns]
+    return csv_text(lines)
 
 
 def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object]:
     cell = entry.cells[column.name]
     estimate = cell.estimate
-    line: dict[str, object] = {"entry": entry.name}
-    for name in ("checkpoint", "details", "method", "arguments", "conditions"):
-        line[name] = getattr(entry, name)
-    line |= {"column": column.name, "kind": column.kind, "metric": column.metric}
-    line |= {
+    line: dict[str, object] = {
+        "entry": entry.name,
+        "checkpoint": entry.checkpoint,
+        "details": entry.details,
+        "method": entry.method,
+        "arguments": entry.arguments,
+        "conditions": entry.conditions,
+        "column": column.name,
+        "kind": column.kind,
+        "metric": column.metric,
         "value": estimate.mean,
         "low": estimate.low,
         "high": estimate.high,
@@ -74,11 +76,13 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         "error_documents": estimate.error_documents,
         "error_sets": estimate.error_sets,
         "interval": estimate.scope,
+        "baseline": board.baseline.get(entry.name),
     }
-    line["baseline"] = board.baseline.get(entry.name)
-    line |= _difference_numbers("difference", cell.difference)
-    line |= _difference_numbers("to_raw", cell.to_raw)
-    line |= _difference_numbers("to_majority", cell.to_majority)
+    for name in ("difference", "to_raw", "to_majority"):
+        difference: Difference | None = getattr(cell, name)
+        line[name] = difference and difference.mean
+        for part in ("low", "high", "p"):
+            line[f"{name}_{part}"] = difference and getattr(difference, part)
     line["comparisons"] = cell.comparisons
     line["compared_over"] = cell.difference and cell.difference.scope
     line["to_conditions"] = "; ".join(
@@ -96,16 +100,6 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
         "reads": "; ".join(entry.reads),
     }
     return line | costs.as_numbers(costs.cost(entry, column))
-
-
-def _difference_numbers(name: str, difference: Difference | None) -> dict[str, object]:
-    """A difference with its simultaneous interval and p."""
-    return {
-        name: difference and difference.mean,
-        f"{name}_low": difference and difference.low,
-        f"{name}_high": difference and difference.high,
-        f"{name}_p": difference and difference.p,
-    }
 
 
 def as_markdown(board: Board) -> str:
@@ -145,11 +139,7 @@ def _texts(board: Board, escaped: Callable[[str], str]) -> list[list[str]]:
 def _note(board: Board, escaped: Callable[[str], str]) -> str:
     """What the numbers of the table are."""
     words = [escaped(word) for word in board.common]
-    others = [column.name for column in board.columns if not column.percent]
-    if not others:
-        words.append("in percent")
-    elif len(others) < len(board.columns):
-        words.append(f"in percent, but for {escaped(', '.join(others))}")
+    words += filter(None, [escaped(numbers.units(board))])
     words.append("mean with the 95% interval, ± half or [both ends].")
     if board.baseline:
         words[-1] += " † is a difference to the baseline that holds with all pairs of rows of a"
@@ -165,11 +155,12 @@ def overview(board: Board, most: int) -> Table:
     """
     column = board.columns[0]
     checkpoints = {entry.on for entry in board.entries}
-    common = [*(checkpoints if len(checkpoints) == 1 else ()), *board.common]
+    several = len(checkpoints) > 1
+    common = board.common if several else (*checkpoints, *board.common)
     in_column = [entry for entry in board.entries if column.name in entry.cells]
     sections = grouped(in_column, lambda entry: entry.rule)
     title = shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else "")
-    names = ["method"] if len(checkpoints) == 1 else ["checkpoint", "method"]
+    names = ["checkpoint", "method"] if several else ["method"]
     by_head = {entry.name: board.differences(entry, column) for entry in in_column}
     heads: dict[str, None] = {}
     for differences in by_head.values():
@@ -193,13 +184,11 @@ def overview(board: Board, most: int) -> Table:
             ]
             differences = by_head[entry.name]
             row += [_compared(differences.get(head), column) for head in compared]
-            labels = [label] if len(checkpoints) == 1 else [entry.on, label]
+            labels = [entry.on, label] if several else [label]
             table.add_row(*map(escape, labels), *row)
     if (majority := board.majority(column)) is not None:
-        names = ["always one answer"]
-        if len(checkpoints) > 1:
-            names = ["", "always the most frequent answer"]
-        table.add_row(*names, numbers.value(majority, column, unit=True), style="dim")
+        labels = ["", "always the most frequent answer"] if several else ["always one answer"]
+        table.add_row(*labels, numbers.value(majority, column, unit=True), style="dim")
     if compared:
         of = family(in_column[0].cells[column.name].comparisons)
         unit = " in points" if column.percent else ""
@@ -254,14 +243,11 @@ def cost_table(board: Board, most: int) -> Table:
 
 
 def titled(title: str, names: Sequence[str], number_names: Sequence[str]) -> Table:
-    left: dict[str, Any] = {
-        "title_justify": "left",
-        "caption_justify": "left",
-        "title_style": "bold",
-    }
     table = Table(
         title=f"\n{escape(title)}",
-        **left,
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
         padding=(0, 1, 0, 0),

@@ -61,11 +61,6 @@ class RowKey:
     # The model of the baseline: without a digest, the only model that has a digest and the same checkpoint's name.
     compared_as: Pairs = ()
 
-    @property
-    def rival(self) -> tuple[Pairs, Pairs, Pairs]:
-        """The fields in which a row agrees with its baseline: all but the method and the switches."""
-        return self.compared_as or self.model, self.setting, self.rule
-
 
 @dataclass(frozen=True, eq=False)
 class TaskRun:
@@ -181,12 +176,9 @@ class Entry:
     @property
     def label(self) -> str:
         """The method with its arguments, the decision rule, and conditions."""
-        rule = f"decide: {self.rule}" if self.rule is not None else ""
-        return ", ".join(
-            filter(
-                None, [" ".join(filter(None, [self.method, self.arguments])), self.conditions, rule]
-            )
-        )
+        method = f"{self.method} {self.arguments}".strip()
+        rule = "" if self.rule is None else f"decide: {self.rule}"
+        return ", ".join(filter(None, [method, self.conditions, rule]))
 
     @property
     def on(self) -> str:

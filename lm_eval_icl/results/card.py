@@ -24,7 +24,7 @@ from lm_eval_icl.results.board import (
     RowKey,
     TaskRun,
 )
-from lm_eval_icl.results.cells import estimated, matrix
+from lm_eval_icl.results.cells import SHARE, estimated, matrix
 from lm_eval_icl.results.comparisons import compare_sets
 from lm_eval_icl.results.metrics import CALIBRATION, pseudo_values
 from lm_eval_icl.results.records import Answers
@@ -62,7 +62,6 @@ CONFIDENCE = {
 }
 # Words in the conditions of rows of the board that are one row of the card.
 _VARIED = r"\d+( to \d+)? shots?|labels=.*|no labels"
-_SHARE = (0.0, 1.0)
 
 Sets = Sequence[PromptSet]
 # Of a row on a task: (labels of the demonstrations, "" for the right ones; their number) -> the sets of demonstrations.
@@ -142,7 +141,7 @@ def _is_varied(by_labels: SetsByLabels) -> bool:
 
 def _bounds(column: Property) -> Bounds:
     if column.percent:
-        return _SHARE
+        return SHARE
     return (0.0, 2.0) if column.better == "lower" else (-math.inf, 0.0)
 
 
@@ -152,7 +151,7 @@ def _mean(column: Property, parts: Sequence[Estimate]) -> Estimate:
     if len(parts) == 1:
         return parts[0]
     if len(differences) == len(parts):
-        return statistics.difference_group(differences, [1] * len(parts), bounds=_SHARE)
+        return statistics.difference_group(differences, [1] * len(parts), bounds=SHARE)
     return statistics.estimate_group(parts, [1] * len(parts), bounds=_bounds(column))
 
 
@@ -170,7 +169,7 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     base = _only(by_labels["", shots], lambda unit: unit.run.format == 0)
     if not base:
         return
-    yield ACCURACY, statistics.estimate(matrix(base), bounds=_SHARE)
+    yield ACCURACY, statistics.estimate(matrix(base), bounds=SHARE)
     predictions = []
     for one_set in base:
         orders = [unit.answers.predictions for unit in one_set.answered]
@@ -183,7 +182,7 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     for (labels, n), sets in sorted(by_labels.items()):
         if not labels or n != shots:
             continue
-        cost = compare_sets(first, _in_first_order(sets), _SHARE)
+        cost = compare_sets(first, _in_first_order(sets), SHARE)
         if cost is not None:
             less = f"less that with {labels} labels in the demonstrations"
             words = "random labels" if labels == "random" else labels.replace(":", " ")
@@ -197,7 +196,7 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     numbers = sorted(n for n in runs if n)
     if len(numbers) > 1:
         most, fewest = (_in_first_order(by_labels["", n]) for n in (numbers[-1], numbers[0]))
-        if (gain := compare_sets(most, fewest, _SHARE)) is not None:
+        if (gain := compare_sets(most, fewest, SHARE)) is not None:
             yield SHOTS, gain
     answers = [unit.answers for one_set in base for unit in one_set.answered]
     if all(one.logprobs is not None and one.golds is not None for one in answers):
@@ -216,7 +215,7 @@ def spread(scores: np.ndarray) -> Estimate:
     mean = float(np.ptp(means, axis=-1).mean())
     sums = np.concatenate([scores, np.ones((*scores.shape[:2], 1))], axis=2)
     values = pseudo_values(sums, lambda sums: np.ptp(sums[..., :-1], axis=-1) / sums[..., -1])
-    return statistics.estimate(values, bounds=_SHARE, mean=mean)
+    return statistics.estimate(values, bounds=SHARE, mean=mean)
 
 
 def _only(sets: Sets, wanted: Callable[[TaskRun], bool]) -> list[PromptSet]:

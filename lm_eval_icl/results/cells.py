@@ -239,11 +239,14 @@ def combined(cells: Mapping[str, BoardCell], units: Sequence[TaskRun], column: C
     for task, part in parts.items():
         for prompts in part.collapsed.values():
             collapsed[task] = prompts
+    sensitivity = None
+    if flips:
+        of_flips = [column.weights[task] for task in flips]
+        sensitivity = statistics.estimate_group(list(flips.values()), of_flips, bounds=SHARE)
+    estimates = [part.estimate for part in parts.values()]
     cell = BoardCell(
-        statistics.estimate_group(
-            [part.estimate for part in parts.values()], weights, bounds=bounds
-        ),
-        sensitivity=_group_sensitivity(flips, column),
+        statistics.estimate_group(estimates, weights, bounds=bounds),
+        sensitivity=sensitivity,
         marks=tuple(dict.fromkeys(marks)),
         left_out=sum(part.left_out for part in parts.values()),
         collapsed=collapsed,
@@ -253,11 +256,3 @@ def combined(cells: Mapping[str, BoardCell], units: Sequence[TaskRun], column: C
         return cell
     shares = [weight * score for weight, score in zip(weights, majorities, strict=True)]
     return replace(cell, majority=math.fsum(shares))
-
-
-def _group_sensitivity(flips: Mapping[str, Estimate], column: Column) -> Estimate | None:
-    """The order sensitivity over the tasks that have one; None if there is none."""
-    if not flips:
-        return None
-    weights = [column.weights[task] for task in flips]
-    return statistics.estimate_group(list(flips.values()), weights, bounds=SHARE)

@@ -392,17 +392,20 @@ def size_of(results: Mapping[str, Any], task: str) -> int:
 
 
 def retrieval_marks(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """A mark that says from how many labeled documents demonstrations were retrieved."""
-    rows = count(at(config, "metadata", "retrieved", "pool", "rows"))
-    own = count(at(config, "metadata", "retrieved", "own_copies"))
+    """A mark that says from how many labeled rows demonstrations were retrieved."""
+    facts = at(config, "metadata", "retrieved")
+    rows = count(at(facts, "pool", "rows"))
+    own = count(at(facts, "own_copies"))
     if rows is None or own is None:
         return ()
-    copies = "it has no copies of documents"
+    pool = f"the {rows:,} rows of the few-shot split"
+    wanted = re.search(r"pool=(\d+)", str(at(facts, "how")))
+    if wanted and int(wanted[1]) < rows:
+        pool = f"{int(wanted[1]):,} of {pool}"
+    copies = "have no copies of documents"
     if own:
-        copies = f"it has copies of {own} documents, which were left out"
-    return (
-        f"Each document's demonstrations are retrieved from a pool of {rows:,} rows; {copies}.",
-    )
+        copies = f"have copies of {own} document{'s' * (own > 1)}, which were left out"
+    return (f"Each document's demonstrations are retrieved from {pool}, which {copies}.",)
 
 
 def metric_of(

@@ -116,14 +116,13 @@ def _counted(items: ArrayLike) -> np.ndarray:
     return np.hstack([np.where(is_number, values, 0), is_number])
 
 
-def _confusions(items: ArrayLike) -> np.ndarray:
-    """Pairs (right answer, prediction), 0 or 1 -> (n, 4) true and false positives, false and true negatives."""
+def _binary_counts(items: ArrayLike) -> np.ndarray:
+    """Pairs (right answer, prediction), 0 or 1 -> (n, 4) right, predicted, both, and 1."""
     values = _items(items, 2)
     if not ((values == 0) | (values == 1)).all():
         raise ValueError("the right answers and predictions must be 0 or 1")
-    is_right, is_predicted = values.T == 1
-    return np.stack([is_right & is_predicted, ~is_right & is_predicted, is_right & ~is_predicted,
-                     ~is_right & ~is_predicted], axis=1).astype(float)  # fmt: skip
+    both = values.prod(axis=1)
+    return np.column_stack([values, both, np.ones_like(both)])
 
 
 def _class_counts(items: ArrayLike) -> np.ndarray:
@@ -157,15 +156,14 @@ def _perplexity(sums: np.ndarray) -> np.ndarray:
 
 
 def _f1(sums: np.ndarray) -> np.ndarray:
-    hits, false_alarms, misses, _ = np.moveaxis(sums, -1, 0)
-    return _ratio(2 * hits, 2 * hits + false_alarms + misses)
+    right, predicted, both, _ = np.moveaxis(sums, -1, 0)
+    return _ratio(2 * both, right + predicted)
 
 
 def _matthews(sums: np.ndarray) -> np.ndarray:
-    hits, false_alarms, misses, rejections = np.moveaxis(sums, -1, 0)
-    of_hits = (hits + false_alarms) * (hits + misses)
-    margins = of_hits * (rejections + false_alarms) * (rejections + misses)
-    return _ratio(hits * rejections - false_alarms * misses, np.sqrt(margins))
+    right, predicted, both, documents = np.moveaxis(sums, -1, 0)
+    margins = right * (documents - right) * predicted * (documents - predicted)
+    return _ratio(documents * both - right * predicted, np.sqrt(margins))
 
 
 def _macro_f1(sums: np.ndarray) -> np.ndarray:
@@ -183,9 +181,9 @@ _pairs = functools.partial(_items, columns=2)
 AGGREGATIONS: Mapping[str, Aggregation] = {
     "mean": Aggregation(_counted, _quotient, None),
     "nanmean": Aggregation(_counted, _quotient, None),
-    "f1": Aggregation(_confusions, _f1, (0, 1)),
+    "f1": Aggregation(_binary_counts, _f1, (0, 1)),
     "macro_f1": Aggregation(_class_counts, _macro_f1, (0, 1)),
-    "matthews_corrcoef": Aggregation(_confusions, _matthews, (-1, 1)),
+    "matthews_corrcoef": Aggregation(_binary_counts, _matthews, (-1, 1)),
     "perplexity": Aggregation(_counted, _perplexity, (0, math.inf)),
     "weighted_perplexity": Aggregation(_pairs, _perplexity, (0, math.inf)),
     "bits_per_byte": Aggregation(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lm_eval_icl.results.board import BoardCell, Column, Entry, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Difference
@@ -24,23 +24,25 @@ def summarize(
     by_rule = grouped(cells, lambda entry: entry.rule)
     sentences = []
     for rule, rule_entries in by_rule.items():
+        compared = [entry for entry in rule_entries if cells[entry].difference is not None]
+        bases = dict.fromkeys(methods[baselines[entry.name]] for entry in compared)
+        base = " or ".join(bases)
+        against: dict[str, list[tuple[Entry, Difference]]] = {base: [], "without the rule": []}
+        for entry in rule_entries:
+            cell = cells[entry]
+            if cell.difference is not None:
+                against[base].append((entry, cell.difference))
+            if cell.to_raw is not None:
+                against["without the rule"].append((entry, cell.to_raw))
+            for words, difference in cell.conditions:
+                against.setdefault(f"the same with {words}", []).append((entry, difference))
         text = writer.best(rule_entries)
-        to_base = [(entry, cells[entry].difference) for entry in rule_entries]
-        bases = [baselines[entry.name] for entry, x in to_base if x is not None]
-        base = " or ".join(dict.fromkeys(methods[name] for name in bases))
-        text += writer.verdicts(_known(to_base), base)
-        to_raw = [(entry, cells[entry].to_raw) for entry in rule_entries]
-        text += writer.verdicts(_known(to_raw), "without the rule")
-        for words, pairs in writer.by_condition(rule_entries).items():
-            text += writer.verdicts(pairs, f"the same with {words}")
+        for words, pairs in against.items():
+            text += writer.verdicts(pairs, words)
         if len(by_rule) > 1:
             text = f"{rule_in_words(rule)}, {text}"
         sentences.append(text[0].upper() + text[1:])
     return (*sentences, *writer.ends())
-
-
-def _known(pairs: Iterable[tuple[Entry, Difference | None]]) -> list[tuple[Entry, Difference]]:
-    return [(entry, difference) for entry, difference in pairs if difference is not None]
 
 
 @dataclass(frozen=True)
@@ -86,14 +88,6 @@ class _Writer:
             sentences.append(f" Nothing is shown to be better or worse than {against}.")
         return "".join(sentences)
 
-    def by_condition(self, entries: Sequence[Entry]) -> dict[str, list[tuple[Entry, Difference]]]:
-        """Reference of a condition -> the entries that differ from it, with their differences."""
-        found: dict[str, list[tuple[Entry, Difference]]] = {}
-        for entry in entries:
-            for words, difference in self.cells[entry].conditions:
-                found.setdefault(words, []).append((entry, difference))
-        return found
-
     def ends(self) -> list[str]:
         """The score of always giving one answer, and of which family the comparisons are."""
         sentences = []
@@ -112,8 +106,7 @@ class _Writer:
 
     def full(self, entry: Entry) -> str:
         """The entry in words, with its model if there are several, and without its rule."""
-        method = f"{entry.method} {entry.arguments}".strip()
-        label = ", ".join(filter(None, [method, entry.conditions]))
+        label = replace(entry, rule=None).label
         return f"{label} on {entry.on}" if self.several_models else label
 
     def number(self, value: float) -> str:
