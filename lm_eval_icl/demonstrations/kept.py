@@ -18,7 +18,7 @@ from lm_eval_icl import version
 from lm_eval_icl.demonstrations.choosing import Chooser, TaskPool
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import naming
-from lm_eval_icl.files import cache_folder, write_atomically
+from lm_eval_icl.files import cache_folder, read_json, write_atomically
 from lm_eval_icl.methods.predictor import Predictor
 
 
@@ -60,14 +60,13 @@ def chosen(wanted: Wanted, predictor: Predictor | Chooser) -> dict[str, Any]:
         _json([request, pool.name, pool.sha256, pool.prompts, version.version(), model])
     ).hexdigest()
     path = folder() / f"{how.name}-{wanted.n}-seed{wanted.seed}-{digest[:16]}.json"
-    if path.is_file():
-        return {**json.loads(path.read_text(encoding="utf-8")), "made_now": False}
+    if (known := read_json(path)) is not None:
+        return {**known, "made_now": False}
     chooser = predictor if isinstance(predictor, Chooser) else Chooser(pool, predictor, how.pool)
     with naming(f"task {pool.name!r}: demonstrations={how}"):
         choice = chooser.choose(how.name, wanted.n, wanted.seed, how.balance, **how.arguments)
     kept = {**request, **choice.as_json()}
     with contextlib.suppress(OSError):  # if the file cannot be written, the next run chooses again
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(kept, indent=1) + "\n")
     return {**kept, "made_now": True}
 

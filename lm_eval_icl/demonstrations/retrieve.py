@@ -21,7 +21,7 @@ from lm_eval_icl import version
 from lm_eval_icl.demonstrations.kept import folder
 from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, refusing, require
-from lm_eval_icl.files import write_atomically
+from lm_eval_icl.files import read_json, write_atomically
 
 # The rows of a pool in the order in which they are to be picked for a document -> their similarities to the document.
 Ranking = dict[int, float]
@@ -199,14 +199,12 @@ class Retriever:
             folder()
             / f"{name}-{self.sha256[:16]}-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
         )
-        if path.is_file():
-            kept = json.loads(path.read_text(encoding="utf-8"))
+        if (kept := read_json(path)) is not None:
             return [dict(zip(*ranking, strict=True)) for ranking in kept], path.name
         rankings = self._ranked(documents, most, features)
         with contextlib.suppress(
             OSError
         ):  # if the file cannot be written, the next run ranks again
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(
                 path, json.dumps([[[*ranking], [*ranking.values()]] for ranking in rankings])
             )

@@ -1,37 +1,60 @@
-"""Files that are written whole or not at all, and the folder of what is kept between runs."""
+"""Files that are written whole or not at all, and the folder of what is kept between runs.
+
+Every file that this package writes goes through `replacing`, except those that a library writes
+into a folder of its own (a checkpoint in training, a cell of a study) and the response cache, which
+grows.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-# The names of files that are being written begin with this. A process that is killed leaves such a file.
+# The names of files that are being written begin with this. A process that is killed leaves such a
+# file.
 HALF = ".half-"
 
 
 def cache_folder() -> Path:
-    """The folder of what is kept between runs: `LM_EVAL_ICL_CACHE`, or a folder of the user's cache."""
+    """The folder of what is kept between runs: `LM_EVAL_ICL_CACHE`, or one in the user's cache."""
     return Path(os.environ.get("LM_EVAL_ICL_CACHE") or Path.home() / ".cache" / "lm-eval-icl")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a new file, which replaces `path` when the block ends. After an error, it is removed.
+    """Yields the path of a new file, which replaces `path` when the block ends. After an error, it
+    is removed. The folder is made if there is none.
 
-    A reader of `path` therefore finds the old file or the whole new file, also after a crash.
+    A reader of `path` finds the old file or the whole new file, also after a crash, and after a
+    power failure, since the new file is on the disk before it gets its name.
 
     Raises:
         OSError: the file cannot be written.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f"{HALF}{uuid.uuid4().hex}")
     try:
         yield half
+        to_disk(half)
         half.replace(path)
     finally:
-        half.unlink(missing_ok=True)
+        with suppress(OSError):  # on a broken disk, the error of the block counts
+            half.unlink(missing_ok=True)
+
+
+def to_disk(path: Path) -> None:
+    """Wait until the disk has all that was written to a file.
+
+    Raises:
+        OSError: the disk reports that it could not be written.
+    """
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -42,3 +65,10 @@ def write_atomically(path: Path, text: str) -> None:
     """
     with replacing(path) as half:
         half.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. None if there is no file, or if it is not whole or cannot be read."""
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_text(encoding="utf-8"))
+    return None

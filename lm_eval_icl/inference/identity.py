@@ -22,7 +22,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from lm_eval_icl.errors import log
-from lm_eval_icl.files import cache_folder, write_atomically
+from lm_eval_icl.files import cache_folder, read_json, write_atomically
 
 # The files of a checkpoint's weights, adapter, configuration, code and tokenizer, without the state
 # of a trainer. GGUF files are not among them, since a folder may have many, and only one is loaded.
@@ -191,14 +191,13 @@ def _tensor_digests(path: Path) -> dict[str, str]:
     facts = file.stat()
     known = f"{file} {facts.st_size} {facts.st_mtime_ns}"
     kept = cache_folder() / "weights" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
-    with suppress(OSError, ValueError):
-        return dict(json.loads(kept.read_text(encoding="utf-8")))
+    if (known_digests := read_json(kept)) is not None:
+        return dict(known_digests)
     digests = _digests_of_safetensors(file) if path.suffix == ".safetensors" else {}
     if not digests:
         with file.open("rb") as opened:
             digests = {path.name: hashlib.file_digest(opened, "sha256").hexdigest()}
     with suppress(OSError):  # then the file is read again next time
-        kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, json.dumps(digests))
     return digests
 

@@ -29,6 +29,7 @@ from lm_eval_icl.drawing.style import (
     styled,
 )
 from lm_eval_icl.errors import InputError, log, writing
+from lm_eval_icl.files import replacing, write_atomically
 from lm_eval_icl.leaderboard import card, curves, numbers
 from lm_eval_icl.leaderboard.drawn import (
     WIDTH,
@@ -83,16 +84,16 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
             raise InputError(f"figures: there is no {name!r}: name some of {', '.join(FIGURES)}.")
     paths = []
     with writing(folder), styled():
-        folder.mkdir(parents=True, exist_ok=True)
         for name, make in FIGURES.items():
             drawn = make(board, _ROWS) if only is None or name in only else None
             if drawn is None:
                 continue
             for kind, metadata in METADATA.items():
                 paths.append(folder / f"{name}.{kind}")
-                drawn.figure.savefig(paths[-1], dpi=150, metadata=metadata)
+                with replacing(paths[-1]) as half:
+                    drawn.figure.savefig(half, format=kind, dpi=150, metadata=metadata)
             paths.append(folder / f"{name}.csv")
-            paths[-1].write_text(csv_text(drawn.lines), encoding="utf-8")
+            write_atomically(paths[-1], csv_text(drawn.lines))
     return paths
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import ProgressCallback, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.files import read_json
 from lm_eval_icl.training.episodes import ATTEMPTS_OF_A_TASK, Episode
 from lm_eval_icl.training.rows import RowMaker, TrainingRow, collate, mean_loss
 from lm_eval_icl.training.settings import Settings
@@ -172,6 +176,16 @@ class LayoutTrainer(Trainer):
                 )
         super().log(logs, start_time)
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with saving(Path(self.args.output_dir)):
+            super()._save_checkpoint(*args, **kwargs)
+
+
+def saving(folder: Path) -> Any:
+    """A context manager in which libraries write a model. Each has an error of its own for a full disk."""
+    advice = "Run the same command with --resume when the disk has room."
+    return refusing(f"--output {folder}: a checkpoint cannot be written", advice)
+
 
 class LossProgress(ProgressCallback):
     """transformers' progress bar, with the last loss at its end in place of a line for each step."""
@@ -185,5 +199,19 @@ class LossProgress(ProgressCallback):
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The last whole checkpoint in a folder, if there is one. Trainer writes its state at the end."""
-    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    states = folder.glob("checkpoint-*/trainer_state.json")
+    whole = [state.parent for state in states if all(map(_is_whole, state.parent.iterdir()))]
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a file of a checkpoint has its end. After a power failure it may have none."""
+    if file.suffix == ".json":
+        return read_json(file) is not None
+    if file.suffix == ".safetensors":
+        with suppress(SafetensorError), safe_open(file, "pt"):
+            return True
+        return False
+    if file.suffix in (".pt", ".pth", ".bin"):  # torch.save makes archives
+        return is_zipfile(file)
+    return file.stat().st_size > 0
