@@ -4,13 +4,18 @@ and the same command continues when there is room."""
 from __future__ import annotations
 
 import ast
+import itertools
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lm_eval.loggers.evaluation_tracker as tracker
 import numpy as np
 import pytest
 
@@ -34,8 +39,10 @@ from lm_eval_icl.studies.cells import Cell, Model
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Variant
 from lm_eval_icl.training import train
+from lm_eval_icl.training.trainer import last_checkpoint
 from tests import boards
 from tests.faults import VANISHES, Disk, faults, files_of, full
+from tests.training import test_training
 
 PACKAGE = Path(lm_eval_icl.__file__).parent
 
@@ -58,10 +65,12 @@ class Writer:
     Attributes:
         names_in_error: a text that names the file in the line; None if no error is raised, since
             what could not be kept is made again.
+        begin: what the next command does first.
     """
 
     write: Callable[[Path, int], Any]
     names_in_error: str | None
+    begin: Callable[[Path], Any] = str
 
 
 def board_files(runs: list[Any]) -> Writer:
@@ -69,8 +78,8 @@ def board_files(runs: list[Any]) -> Writer:
     made = [build(of_runs, []) for of_runs in runs]
 
     def write(folder: Path, number: int) -> None:
-        files: dict[str, Any] = {name: folder / f"board.{name}" for name in ("csv", "md", "tex")}
-        files |= {"output": folder / "board.html", "plots": None, "samples": None}
+        files: dict[str, Any] = dict.fromkeys(("md", "tex", "plots", "samples"))
+        files |= {"csv": folder / "board.csv", "output": folder / "board.html"}
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(figures, "svgs", lambda board: {})
             patched.setattr(pages, "page", lambda board, *_: f"{len(board.entries)} rows\n" * 9)
@@ -185,11 +194,15 @@ def cells(runs: list[Any]) -> Writer:
                 cell = Cell(model, Variant("icl", {}, 0), "t", 4, None, seed, 0)
                 hashes = dict.fromkeys(("doc_hash", "prompt_hash", "target_hash"), "0")
                 sample = {"arguments": [], "resps": [], "filtered_resps": [], "target": ""}
-                samples = {"t": [{**hashes, **sample, "acc": number} for _ in range(200)]}
+                samples = {"t": [{**hashes, **sample, "acc": number} for _ in range(30)]}
                 result = {"results": {"t": {"acc": number}}, "samples": samples, **CELL}
                 study.write(cell, result)
 
-    return Writer(write, "--output")
+    def begin(folder: Path) -> None:
+        with StudyFolder(folder).locked():
+            pass
+
+    return Writer(write, "--output", begin)
 
 
 WRITERS = {
@@ -249,6 +262,7 @@ def test_a_disk_fails_at_every_operation(writer: Writer, tmp_path: Path) -> None
             assert writer.names_in_error and writer.names_in_error in line, (fault, line)
         else:
             assert made == expected, fault
+        writer.begin(folder)
         assert_nothing_is_lost(folder, before, after, fault)
         assert writer.write(folder, 1) == expected
         continued = comparable(files_of(folder))
@@ -305,6 +319,60 @@ def test_a_library_writes_on_a_full_disk(runs: list[Any], tmp_path: Path) -> Non
         assert files_of(tmp_path) == before
         write(new)
         assert files_of(tmp_path) != before
+
+
+@pytest.mark.slow
+def test_a_checkpoint_on_a_full_disk_and_after_a_power_failure(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Trainer writes with safetensors and torch, each with an error of its own."""
+    run = partial(test_training.tiny_run, checkpoint)
+    run(tmp_path / "whole")
+    weights = (tmp_path / "whole/model.safetensors").stat().st_size
+    for limit in (weights // 2, weights + 1000):  # less than weights have, and than the optimizer
+        output = tmp_path / f"{limit}"
+        with full(limit), pytest.raises(InputError, match=r"cannot be written.* --resume when"):
+            run(output)
+        run(output, resume=True)
+        assert test_training.weights(output) == test_training.weights(tmp_path / "whole")
+    checkpoints = tmp_path / "whole/checkpoints"
+    older, last = sorted(checkpoints.iterdir())
+    for file in sorted(last.iterdir()):
+        content = file.read_bytes()
+        for size in (0, len(content) // 2):
+            file.write_bytes(content[:size])
+            assert last_checkpoint(checkpoints) == older, file
+        file.write_bytes(content)
+    assert last_checkpoint(checkpoints) == last
+
+
+def test_a_clock_that_jumps_back_changes_only_dates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look at the clock says a year less than the last one."""
+    first = write_cells(tmp_path / "forward")
+    years = itertools.count()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - next(years) * 365 * 86400)
+
+    class Backward(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.fromtimestamp(time.time(), tz)
+
+    monkeypatch.setattr(tracker, "datetime", Backward)
+    assert write_cells(tmp_path / "back") == first
+    boards.write(tmp_path / "runs", "icl", 0, n=8, put={"date": now})
+    boards.write(tmp_path / "runs", "icl", 1, n=8, put={"date": now - 365 * 86400})
+    (entry,) = build(reading.read([tmp_path / "runs"], quiet=True)[0], []).entries
+    assert len(entry.runs) == 2
+
+
+def write_cells(folder: Path) -> dict[str, bytes]:
+    writer = cells([])
+    for number in (0, 1):
+        writer.write(folder, number)
+    return comparable(files_of(folder))
 
 
 # Where files are written: a file of the package -> what it calls.

@@ -39,7 +39,8 @@ class CommonArguments:
     Args:
         pack_tokens: how many tokens of queries and options, and of contexts that run side by side, share one forward
             pass that scores log-likelihoods.
-        store_bytes: how many bytes of keys and values are stored for contexts that occur again; 0 stores none.
+        store_bytes: how many bytes of keys and values are stored for contexts that occur again; 0 stores none. None:
+            half of the memory that is free on the device when the model is loaded.
         overflow: what is done if a prompt does not fit the model's positions: "drop" leaves out as few whole
             demonstrations as needed (`methods.limits.PromptLimits.leaves_out`), and if the prompt does not fit without
             any, keeps its last tokens, as `hf` does; "error" refuses the run.
@@ -54,14 +55,16 @@ class CommonArguments:
     """
 
     pack_tokens: int = 1024
-    store_bytes: int = 2**31
+    store_bytes: int | None = None
     overflow: str = "drop"
     canonical_order: bool | None = None
     plain: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("pack_tokens", 1), ("store_bytes", 0)):
-            object.__setattr__(self, name, checked_whole(name, getattr(self, name), least))
+        object.__setattr__(self, "pack_tokens", checked_whole("pack_tokens", self.pack_tokens))
+        if self.store_bytes is not None:
+            whole = checked_whole("store_bytes", self.store_bytes, least=0)
+            object.__setattr__(self, "store_bytes", whole)
         if self.overflow not in OVERFLOW:
             raise InputError(f"overflow={self.overflow!r}: must be {' or '.join(OVERFLOW)}.")
         for name in ("canonical_order", "plain"):

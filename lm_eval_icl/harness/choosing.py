@@ -102,7 +102,7 @@ def predictor(model: ICLModel) -> Predictor:
         add_bos_token=model.add_bos_token,
         batch_size=model.texts,
         pack_tokens=model.common.pack_tokens,
-        store_bytes=model.common.store_bytes,
+        store_bytes=model.runner.store_bytes,
         plain=model.common.plain,
     )
 
