@@ -8,6 +8,7 @@
     python scripts/benchmark.py labels     # 77 and 150 labels with a demonstration each, beside hf
     python scripts/benchmark.py retrieval  # demonstrations that are retrieved for each document, beside hf
     python scripts/benchmark.py blocks     # the tokens of retrieval if each distinct demonstration is encoded once
+    python scripts/benchmark.py sharing    # icl beside hf over the length of the demonstrations and the documents
     python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
 
 Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
@@ -27,7 +28,7 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks import growth, retrieval, tasks, whole
+from benchmarks import growth, retrieval, sharing, tasks, whole
 from benchmarks.measuring import machine
 from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS
 from rich.console import Console
@@ -53,6 +54,7 @@ COMPARE = {
     "retrieval": retrieval.compare,
     "blocks": retrieval.shared,
     "shots": growth.shots,
+    "sharing": sharing.compare,
 }
 
 
@@ -91,7 +93,7 @@ def main() -> None:
         help="for hf (default: 1 8; 1 for whole)",
     )
     parser.add_argument(
-        "--store-bytes", type=int, default=2**31, help="of pcw, for retrieval (default: 2 GiB)"
+        "--store-bytes", type=int, help="of pcw, for retrieval (default: half of what is free)"
     )
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument(

@@ -177,11 +177,11 @@ class LayoutTrainer(Trainer):
         super().log(logs, start_time)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        with saving(Path(self.args.output_dir)):
+        with saving(self.args.output_dir):
             super()._save_checkpoint(*args, **kwargs)
 
 
-def saving(folder: Path) -> Any:
+def saving(folder: object) -> Any:
     """A context manager in which libraries write a model. Each has an error of its own for a full disk."""
     advice = "Run the same command with --resume when the disk has room."
     return refusing(f"--output {folder}: a checkpoint cannot be written", advice)
