@@ -375,6 +375,18 @@ def write_cells(folder: Path) -> dict[str, bytes]:
     return comparable(files_of(folder))
 
 
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_half_of_a_results_file_of_lm_eval_is_left_out(tmp_path: Path, share: float) -> None:
+    """With the reason. lm-eval itself only warns if it cannot write one."""
+    whole = boards.write(tmp_path / "whole", "icl", 0, n=8)
+    half = boards.write(tmp_path / "half", "star", 0, n=8)
+    content = half.read_bytes()
+    half.write_bytes(content[: int(share * len(content))])
+    runs, left_out = reading.read([tmp_path], quiet=True)
+    assert [run.path for run in runs] == [whole]
+    assert [file.path for file in left_out] == [half] and left_out[0].why
+
+
 # Where files are written: a file of the package -> what it calls.
 WRITING = {"write_text", "write_bytes", "save_pretrained", "savefig", "write_table", "save_model"}
 PLACES = {
