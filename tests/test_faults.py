@@ -221,7 +221,14 @@ WRITERS = {
 }
 
 
-@pytest.fixture(params=WRITERS)
+SLOW = ("board_files", "cells")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in WRITERS
+    ]
+)
 def writer(
     request: pytest.FixtureRequest, runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> Writer:

@@ -50,7 +50,7 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(1201, 9.1), Limit(17003, 13.7)),
+    "": (Limit(1201, 9.1), Limit(17038, 13.7)),
     "files": (Limit(225, 7.1), None),
     "prompts": (Limit(6741, 10.7), Limit(5721, 13.4)),
     "metaicl": (Limit(3327, 12.9), Limit(5080, 15.4)),
