@@ -61,7 +61,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "demonstrations": (Limit(11880, 12.6), Limit(6789, 16.5)),
     "training": (Limit(7268, 12.8), Limit(5471, 16.1)),
     "regression": (None, Limit(3247, 18.0)),
-    "harness": (Limit(26019, 12.5), Limit(30589, 14.0)),
+    "harness": (Limit(26019, 12.5), Limit(30616, 14.0)),
     "results": (Limit(31814, 11.7), Limit(28318, 17.3)),
     "leaderboard": (Limit(14714, 12.4), Limit(4366, 13.7)),
     "studies": (Limit(18648, 12.4), Limit(18422, 16.0)),
