@@ -8,7 +8,7 @@ PYTEST = -m pytest -n logical --maxprocesses 4 --dist worksteal
 # What the environment has besides the package: extras of pyproject.toml. CI adds cluster, for the tests of Ray.
 EXTRAS ?= dev,docs
 
-.PHONY: demo check hooks test test-plain test-all papers site package floors newest
+.PHONY: demo check hooks test test-plain test-all coverage papers site package floors newest
 demo: $(VENV)/installed
 	$(VENV)/bin/lm-eval-icl demo
 
@@ -33,6 +33,13 @@ test-plain: $(VENV)/installed
 # Every test once: those of `make test`, then the slow ones.
 test-all: test
 	$(VENV)/bin/python $(PYTEST) -m slow
+
+# Which lines and branches the tests of `make test` reach, in one process: a table of what they do not.
+coverage: $(VENV)/installed
+	$(VENV)/bin/python -m coverage erase
+	$(VENV)/bin/python -m coverage run -m pytest -m "not slow"
+	$(VENV)/bin/python -m coverage combine --quiet
+	$(VENV)/bin/python -m coverage report
 
 # Every named study once, on narrow stand-ins of the papers' models: a table, and an error if a cell fails.
 papers: $(VENV)/installed

@@ -4,6 +4,7 @@
     python scripts/benchmark.py methods    # what a query costs in every method, relative to icl
     python scripts/benchmark.py generation # texts after 1,000 tokens of demonstrations, beside hf
     python scripts/benchmark.py retrieval  # demonstrations that are retrieved for each document, beside hf
+    python scripts/benchmark.py sharing    # icl beside hf over the length of the demonstrations and the documents
     python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
 
 Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks import retrieval, sizes, tasks
+from benchmarks import retrieval, sharing, sizes, tasks
 from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS
 from rich.console import Console
 
@@ -42,6 +43,7 @@ COMPARE = {
     "generation": sizes.generation,
     "retrieval": retrieval.compare,
     "shots": sizes.shots,
+    "sharing": sharing.compare,
 }
 
 
@@ -57,7 +59,7 @@ def main() -> None:
         ("--texts", [1, 16, 64], "for generation"),
         ("--tasks", 2, "tasks of a workload; 0 for all"),
         ("--documents", 64, "documents of each task; 0 for all, in tasks"),
-        ("--store-bytes", 2**31, "of pcw, for retrieval"),
+        ("--store-bytes", None, "of pcw, for retrieval, in place of half of what is free"),
         ("--repetitions", 3, "runs of which the median is taken"),
         ("--max-gen-toks", 32, "for generation tasks"),
     ):

@@ -8,8 +8,8 @@ import logging
 import os
 import signal
 
-# Before anything imports huggingface_hub: tests never ask the Hub.
-os.environ["HF_HUB_OFFLINE"] = "1"
+# Before anything imports huggingface_hub: tests never ask the Hub, but for tests/harness/test_recorded.py.
+os.environ["HF_HUB_OFFLINE"] = "0" if os.environ.get("LM_EVAL_RECORDED") else "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Models this small lose more to threads waiting for each other than they gain; and a command that a test starts rounds
 # as the test does.

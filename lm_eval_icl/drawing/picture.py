@@ -12,6 +12,7 @@ import torch
 from lm_eval_icl.drawing.drawing import Drawing, colour, columns, rows
 from lm_eval_icl.drawing.style import FILES
 from lm_eval_icl.errors import InputError, require, writing
+from lm_eval_icl.files import replacing
 from lm_eval_icl.prompts.layouts import Layout, slices
 
 if TYPE_CHECKING:
@@ -65,8 +66,12 @@ def save(drawing: Drawing, path: Path) -> None:
     metadata: dict[str, Any] = {"Title": f"{drawing.name}: which token sees which"}
     if kind == "svg":
         metadata |= {"Date": None, "Creator": None}
-    with style.context(["default", {**FILES, "hatch.linewidth": 0.7}]), writing(f"--output {path}"):
-        _figure(drawing).savefig(path, format=kind, dpi=200, metadata=metadata)
+    with (
+        style.context(["default", {**FILES, "hatch.linewidth": 0.7}]),
+        writing(f"--output {path}"),
+        replacing(path) as half,
+    ):
+        _figure(drawing).savefig(half, format=kind, dpi=200, metadata=metadata)
 
 
 def _figure(drawing: Drawing) -> Figure:

@@ -1,4 +1,9 @@
-"""Files that are written whole or not at all, and what is kept between runs by its inputs."""
+"""Files that are written whole or not at all, and what is kept between runs by its inputs.
+
+Every file that this package writes goes through `replacing`, except those that a library writes
+into a folder of its own (a checkpoint in training, a cell of a study) and the response cache, which
+grows.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +32,7 @@ def digest(text: str) -> str:
 
 
 def cache_folder() -> Path:
-    """The folder of what is kept between runs.
-
-    It is `LM_EVAL_ICL_CACHE`, or a folder of the user's cache.
-    """
+    """The folder of what is kept between runs: `LM_EVAL_ICL_CACHE`, or one in the user's cache."""
     return Path(os.environ.get("LM_EVAL_ICL_CACHE") or Path.home() / ".cache" / "lm-eval-icl")
 
 
@@ -55,32 +57,45 @@ def kept(folder: str, name: str, inputs: Any, make: Callable[[], Any]) -> Kept:
         make: makes the value, which JSON can hold.
     """
     path = cache_folder() / folder / f"{name}-{digest(as_json(inputs))[:16]}.json"
-    with suppress(OSError, ValueError):
-        return Kept(json.loads(path.read_text(encoding="utf-8")), path.name, made_now=False)
+    known = read_json(path)
+    if known is not None:
+        return Kept(known, path.name, made_now=False)
     text = json.dumps(make())
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
     return Kept(json.loads(text), path.name, made_now=True)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a new file, which replaces `path` when the block ends.
+    """Yields the path of a new file, which replaces `path` when the block ends. After an error, it
+    is removed. The folder is made if there is none.
 
-    After an error, it is removed.
-
-    A reader of `path` therefore finds the old file or the whole new file, also after a crash.
+    A reader of `path` finds the old file or the whole new file, also after a crash, and after a
+    power failure, since the new file is on the disk before it gets its name.
 
     Raises:
         OSError: the file cannot be written.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f"{HALF}{uuid.uuid4().hex}")
     try:
         yield half
+        to_disk(half)
         half.replace(path)
     finally:
-        half.unlink(missing_ok=True)
+        with suppress(OSError):  # on a broken disk, the error of the block counts
+            half.unlink(missing_ok=True)
+
+
+def to_disk(path: Path) -> None:
+    """Wait until the disk has all that was written to a file.
+
+    Raises:
+        OSError: the disk reports that it could not be written.
+    """
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -91,3 +106,10 @@ def write_atomically(path: Path, text: str) -> None:
     """
     with replacing(path) as half:
         half.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. None if there is no file, or if it is not whole or cannot be read."""
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_text(encoding="utf-8"))
+    return None

@@ -37,7 +37,8 @@ class CommonArguments(Arguments):
     Args:
         pack_tokens: how many tokens of queries and options, and of contexts that run side by side, share one forward
             pass that scores log-likelihoods.
-        store_bytes: how many bytes of keys and values are stored for contexts that occur again; 0 stores none.
+        store_bytes: how many bytes of keys and values are stored for contexts that occur again; 0 stores none. None:
+            half of the memory that is free on the device when the model is loaded.
         overflow: what is done if a prompt does not fit the model's positions: "drop" leaves out as few whole
             demonstrations as needed (`methods.limits.PromptLimits.leaves_out`), and if the prompt does not fit without
             any, keeps its last tokens, as `hf` does; "error" refuses the run.
@@ -52,7 +53,7 @@ class CommonArguments(Arguments):
     """
 
     pack_tokens: Positive = 1024
-    store_bytes: NotNegative = 2**31
+    store_bytes: NotNegative | None = None
     overflow: Literal["drop", "error"] = "drop"
     canonical_order: bool | None = None
     plain: bool = False

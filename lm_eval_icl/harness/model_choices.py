@@ -96,7 +96,7 @@ def predictor(model: HFLM) -> Predictor:
         options = {
             "batch_size": model.texts,
             "pack_tokens": common.pack_tokens,
-            "store_bytes": common.store_bytes,
+            "store_bytes": model.runner.store_bytes,
             "plain": common.plain,
         }
     return Predictor(model.model, model.tokenizer, ICL(), **limits_of(model), **options)

@@ -20,6 +20,9 @@ from lm_eval_icl.files import as_json, digest
 from lm_eval_icl.prompts.encoded import EncodedPrompt
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
+# How the first line of a file begins.
+_FIRST = b'["run", '
+
 
 class Responses(dict[str, Any]):
     """Responses by key. A response is written to the file, as one line, as soon as it is set. The
@@ -38,15 +41,16 @@ class Responses(dict[str, Any]):
         file = Path(path)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            lines = file.read_bytes().split(b"\n") if file.is_file() else []
+            lines = file.read_bytes().split(b"\n") if file.is_file() else [b""]
+            # A file that ends within its first line holds nothing yet, and is begun again.
+            is_new = len(lines) == 1 and _FIRST.startswith(lines[0][: len(_FIRST)])
             # Open as long as the run.
-            self._file = file.open("a", encoding="utf-8", buffering=1)
+            self._file = file.open("w" if is_new else "a", encoding="utf-8", buffering=1)
         except OSError as error:
             raise InputError(
                 f"the cache {path} cannot be opened: {error}. Correct that, or {another}."
             ) from error
         super().__init__(entry for line in lines if (entry := _entry(line)) is not None)
-        is_new = not any(lines)
         writer = run if is_new else self.pop("run", None)
         if not isinstance(writer, dict):
             raise InputError(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+
+# Where Linux tells the limit of the memory of this process's control group.
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
@@ -19,6 +26,26 @@ def device_of(model: PreTrainedModel) -> torch.device:
     """
     device = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
     return model.device if device is None else torch.device(device)
+
+
+def free_bytes(device: torch.device) -> int:
+    """How many bytes of memory are free on a device, for this process.
+
+    On a CPU, the processes of a launcher divide them, and a control group (a container, a job of
+    Slurm) may have less than the machine. Of accelerators other than CUDA's it is not known, and
+    4 GiB are returned.
+    """
+    if device.type == "cuda":
+        # Torch keeps what it has freed.
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reserved
+    if device.type != "cpu":
+        return 2**32
+    free = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):  # there is no control group, or it has no limit ("max")
+        limit = int((CONTROL_GROUP / "memory.max").read_text())
+        free = min(free, limit - int((CONTROL_GROUP / "memory.current").read_text()))
+    return max(free, 0) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def kept_logits(model: PreTrainedModel, tokens: Sequence[int]) -> Any:

@@ -84,7 +84,6 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
             raise InputError(f"figures: there is no {name!r}: name some of {', '.join(FIGURES)}.")
     paths = []
     with writing(folder), styled():
-        folder.mkdir(parents=True, exist_ok=True)
         for name, drawn in _drawn(board, _ROWS, FIGURES if only is None else only):
             for kind, metadata in METADATA.items():
                 paths.append(folder / f"{name}.{kind}")

@@ -20,7 +20,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from lm_eval_icl.decisions.how import RULES
+from lm_eval_icl.decisions.rules import RULES
 from lm_eval_icl.leaderboard import card, costs, numbers
 from lm_eval_icl.leaderboard.headline import Axis, headline
 from lm_eval_icl.leaderboard.opened import MARKS, clean, data, flips_in_words, tail

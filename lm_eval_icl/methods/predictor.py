@@ -64,7 +64,7 @@ class Predictor:
         add_bos_token: bool | None = None,
         batch_size: int = 8,
         pack_tokens: int = 1024,
-        store_bytes: int = 2**31,
+        store_bytes: int | None = None,
         plain: bool = False,
     ) -> None:
         self.runner = MethodRunner(

@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.declared import NotNegative, Positive, checked
+from lm_eval_icl.errors import log
 from lm_eval_icl.inference.capabilities import Capabilities
-from lm_eval_icl.inference.devices import device_of
+from lm_eval_icl.inference.devices import device_of, free_bytes
 from lm_eval_icl.inference.generation import GenerationSettings, stop_on_nonfinite
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.positions import check_length, position_embeddings
@@ -38,6 +39,19 @@ Grouped = dict[Context, dict[Ids, dict[Ids, list[int]]]]
 PromptAnswer = tuple[TokenizedPrompt, Ids]
 # The requests that a forward pass scored, and their scores in the same order.
 Scored = tuple[list[ContextQueryAnswer], Scores]
+
+
+def _store_bytes(model: PreTrainedModel) -> int:
+    """Half of the memory that is free on a model's device, with a line in the log."""
+    free = free_bytes(device_of(model))
+    log.info(
+        "store_bytes=%d: memories of demonstrations may take half of the %.1f GB that are free on "
+        "%s",
+        free // 2,
+        free / 1e9,
+        device_of(model),
+    )
+    return free // 2
 
 
 def grouped(prompts: Iterable[PromptAnswer]) -> Grouped:
@@ -101,6 +115,7 @@ class MethodRunner(ModelMode):
             scored without packing. On an accelerator, as many queries may also share a packed pass,
             even if they exceed `pack_tokens`.
         store_bytes: how many bytes of keys and values are stored for contexts that occur again.
+            None: half of the memory that is free on the device now, when the model is loaded.
         softmax_dtype: the dtype of the softmax over the vocabulary. None: at least float32.
         mixed_precision_dtype: the dtype of autocast. None: no autocast.
         tensor_parallel: each pass is divided among several processes (tensor parallelism).
@@ -127,7 +142,7 @@ class MethodRunner(ModelMode):
         *,
         pack_tokens: int = 1024,
         batch_size: int = 1,
-        store_bytes: int = 2**31,
+        store_bytes: int | None = None,
         softmax_dtype: torch.dtype | None = None,
         mixed_precision_dtype: torch.dtype | None = None,
         tensor_parallel: bool = False,
@@ -137,6 +152,8 @@ class MethodRunner(ModelMode):
         super().__init__(model, mixed_precision_dtype, plain)
         self.pack_tokens = checked("pack_tokens", pack_tokens, Positive)
         batch_size = checked("batch_size", batch_size, Positive)
+        if store_bytes is None:
+            store_bytes = _store_bytes(model)
         self.store_bytes = checked("store_bytes", store_bytes, NotNegative)
         self.softmax_dtype = softmax_dtype
         self.tensor_parallel = tensor_parallel

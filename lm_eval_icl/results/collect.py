@@ -103,10 +103,8 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
                 table.append(values)
         schema = pa.schema(kinds.items(), {_KEY: json.dumps(run.results).encode()})
         path = folder / "runs" / f"{name_of(run.results, documents)}.parquet"
-        with writing(f"--output {folder}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as half:
-                pq.write_table(pa.Table.from_pylist(table, schema), half, compression="zstd")
+        with writing(f"--output {folder}"), replacing(path) as half:
+            pq.write_table(pa.Table.from_pylist(table, schema), half, compression="zstd")
         written.append(path)
     return written
 

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from lm_eval.loggers import EvaluationTracker
 
 from lm_eval_icl.errors import CannotWrite, InputError, refusing, writing
-from lm_eval_icl.files import write_atomically
+from lm_eval_icl.files import HALF, read_json, to_disk, write_atomically
 from lm_eval_icl.studies.targets import (
     Candidate,
     Cell,
@@ -48,7 +48,8 @@ class StudyFolder:
         self.path = path
         self.cells = path / "cells"
         self.checkpoints = path / "checkpoints"
-        results = {file.parent for file in path.glob("cells/*/*/[!.]*/results_*.json")}
+        files = path.glob("cells/*/*/[!.]*/results_*.json")
+        results = {file.parent for file in files if read_json(file) is not None}
         trained = {folder for folder in path.glob("checkpoints/*") if folder.suffix != ".part"}
         self._choices: dict[str, tuple[Cell, ...]] = {}
         # The paths of the targets that are in the folder.
@@ -66,15 +67,23 @@ class StudyFolder:
                 what = "another process runs a study in this folder: wait until it ends, or give another folder"
                 raise InputError(f"--output {self.path}: {what}.") from error
         with lock:
-            for half in self.path.glob("cells/*/*/.*"):  # half-written by a process that was killed
-                shutil.rmtree(half, ignore_errors=True)
+            self._clean()
             yield
+
+    def _clean(self) -> None:
+        """Remove what a process that was killed had half written, or put back what it was replacing."""
+        for hidden in [*self.path.glob("cells/*/*/.*"), *self.path.glob("checkpoints/.*")]:
+            place = hidden.with_name(hidden.name.removeprefix("."))
+            if hidden.name.startswith(HALF) or place.exists():
+                shutil.rmtree(hidden, ignore_errors=True)
+            else:
+                hidden.rename(place)
 
     @cached_property
     def identity(self) -> str:
         """What the cells of this folder have in common, wherever they are copied to."""
         file = self.path / ".id"
-        if not file.is_file():
+        if not file.is_file() or not file.stat().st_size:
             self.write_file(file.name, uuid.uuid4().hex)
         return file.read_text(encoding="utf-8")
 
@@ -124,10 +133,8 @@ class StudyFolder:
     def failures(self) -> dict[str, str]:
         """Path -> reason of the targets that could not be made when the study ended, from
         `study.json`."""
-        record = self.path / "study.json"
-        if not record.is_file():
-            return {}
-        return dict(json.loads(record.read_text(encoding="utf-8"))["failures"])
+        record = read_json(self.path / "study.json")
+        return dict(record["failures"]) if record else {}
 
     def forget(self, grid: Grid, pattern: str) -> list[str]:
         """Treat the targets whose paths match a pattern, such as "cells/*/icl/*", and all targets
@@ -173,7 +180,7 @@ class StudyFolder:
     def _write_cell(self, cell: Cell, place: Path, results: Mapping[str, Any]) -> None:
         """Write results and samples into a hidden folder, and then rename that to the cell's
         folder."""
-        half = place.with_name(f".{uuid.uuid4().hex}")
+        half = place.with_name(f"{HALF}{uuid.uuid4().hex}")
         tracker = EvaluationTracker(output_path=str(half / "results.json"))
         arguments = dict(results["config"]["model_args"])
         tracker.general_config_tracker.log_experiment_args(
@@ -186,15 +193,16 @@ class StudyFolder:
             tracker.save_results_aggregated(results=aggregated, samples=samples)
             for task, task_samples in samples.items():
                 tracker.save_results_samples(task_name=task, samples=task_samples)
+            # lm-eval only warns if it cannot write a file.
             files = sorted(half.iterdir()) if half.is_dir() else []
-            if len(files) < 1 + len(samples) or any(
-                file.read_bytes().rstrip()[-1:] != b"}" for file in files
-            ):
+            lines = sum(file.read_bytes().count(b"}\n") for file in half.glob("samples_*"))
+            is_whole = any(read_json(file) is not None for file in half.glob("results_*"))
+            if not is_whole or lines < sum(map(len, samples.values())):
                 raise CannotWrite(
                     f"--output {self.path}: {cell.path} cannot be written: is the disk full?"
                 )
-            # lm-eval names them by the date, and only warns if it cannot write one.
-            for file in files:
+            for file in files:  # lm-eval names them by the date
+                to_disk(file)
                 file.rename(half / file.name.replace(str(tracker.date_id), digest(cell.path)))
             _replace(place, half)
         finally:
@@ -210,7 +218,8 @@ class StudyFolder:
 
 
 def _replace(place: Path, folder: Path) -> None:
-    """Move a folder to a place, and remove the folder that was there."""
+    """Move a folder to a place, and remove the folder that was there. If a process is killed between
+    the two steps, `StudyFolder.locked` puts that folder back."""
     old = place.with_name(f".{place.name}")
     with suppress(FileNotFoundError):
         place.rename(old)

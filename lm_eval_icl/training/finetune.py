@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError, writing
-from lm_eval_icl.files import write_atomically
+from lm_eval_icl.files import HALF, read_json, write_atomically
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
 from lm_eval_icl.training.episodes import Episode, EpisodePool, RowDraw, Task, draw_episode
@@ -27,6 +27,7 @@ from lm_eval_icl.training.trainer import (
     HeldOut,
     LayoutTrainer,
     last_checkpoint,
+    saving,
     step_of,
     training_arguments,
 )
@@ -52,16 +53,18 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> Path | None:
     """
     record = output / "training.json"
     known = json.loads(json.dumps(identity))
-    if not record.is_file():
-        if output.is_dir() and any(output.iterdir()):
+    recorded = read_json(record)
+    if recorded is None:
+        # Of a run that was stopped while it began there is a record that is not whole.
+        begun = (record.name, HALF)
+        others = output.iterdir() if output.is_dir() else ()
+        if any(not path.name.startswith(begun) for path in others):
             raise InputError(
                 f"--output {output}: there are other files in it: give an empty or a new folder."
             )
         with writing(f"--output {output}"):
-            output.mkdir(parents=True, exist_ok=True)
             write_atomically(record, json.dumps(known, indent=1) + "\n")
         return None
-    recorded = json.loads(record.read_text(encoding="utf-8"))
     for name in {**known, **recorded}:
         if recorded.get(name) != known.get(name):
             raise InputError(
@@ -150,7 +153,8 @@ def train(
             if trainer.is_world_process_zero():
                 print(f"\n{output}: {_kept(output)}", file=sys.stderr)
             raise
-        _save(trainer, tokenizer, output, method.name)
+        with saving(output):
+            _save(trainer, tokenizer, output, method.name)
 
 
 def _kept(output: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from lm_eval_icl.drawing.style import METADATA, styled
+from lm_eval_icl.files import replacing
 
 
 def draw_losses(log: Sequence[Mapping[str, Any]], path: Path, method: str) -> None:
@@ -46,4 +47,5 @@ def draw_losses(log: Sequence[Mapping[str, Any]], path: Path, method: str) -> No
             right.plot(accuracy, "s--", color="C2")
             right.set(ylim=(0, 1.02), ylabel="accuracy on held-out rows")
             right.yaxis.label.set_color("C2")
-        figure.savefig(path, metadata=METADATA["svg"])
+        with replacing(path) as half:
+            figure.savefig(half, format="svg", metadata=METADATA["svg"])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import ProgressCallback, Trainer, TrainingArguments
@@ -18,6 +21,7 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.files import read_json
 from lm_eval_icl.training.episodes import ATTEMPTS_OF_A_TASK, Episode
 from lm_eval_icl.training.rows import RowMaker, TrainingRow, collate, mean_loss, row_losses
 from lm_eval_icl.training.settings import Settings
@@ -225,6 +229,19 @@ class LayoutTrainer(Trainer):
                 )
         super().log(logs, start_time)
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with saving(self.args.output_dir):
+            super()._save_checkpoint(*args, **kwargs)
+
+
+def saving(folder: object) -> Any:
+    """A context manager in which libraries write a model.
+
+    Each library has an error of its own for a full disk.
+    """
+    advice = "Run the same command with --resume when the disk has room."
+    return refusing(f"--output {folder}: a checkpoint cannot be written", advice)
+
 
 class LossProgress(ProgressCallback):
     """transformers' two progress bars, with labels.
@@ -256,10 +273,24 @@ def last_checkpoint(folder: Path) -> Path | None:
 
     Trainer writes its state at the end.
     """
-    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    states = folder.glob("checkpoint-*/trainer_state.json")
+    whole = [state.parent for state in states if all(map(_is_whole, state.parent.iterdir()))]
     return max(whole, key=step_of, default=None)
 
 
 def step_of(checkpoint: Path) -> int:
     """The step after which a checkpoint was written."""
     return int(checkpoint.name.rpartition("-")[2])
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a file of a checkpoint has its end. After a power failure it may have none."""
+    if file.suffix == ".json":
+        return read_json(file) is not None
+    if file.suffix == ".safetensors":
+        with suppress(SafetensorError), safe_open(file, "pt"):
+            return True
+        return False
+    if file.suffix in (".pt", ".pth", ".bin"):  # torch.save makes archives
+        return is_zipfile(file)
+    return file.stat().st_size > 0

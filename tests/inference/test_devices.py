@@ -1,14 +1,16 @@
-"""On a GPU as on a CPU."""
+"""On a GPU as on a CPU; and how much memory a device has to spare."""
 
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lm_eval_icl import methods
-from lm_eval_icl.methods import Predictor
+from lm_eval_icl.inference import devices
+from lm_eval_icl.methods import Predictor, runner
 from lm_eval_icl.training.finetune import Settings, train
 from tests import evaluation, tiny
 from tests.training.test_training import task
@@ -56,3 +58,43 @@ def test_training_on_a_gpu_as_on_a_cpu(checkpoint, tmp_path):
         log = json.loads((output / "trainer_state.json").read_text())["log_history"]
         losses.append([entry["loss"] for entry in log if "loss" in entry])
     assert len(losses[0]) == 6 and losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_memory_is_what_this_process_may_use(tmp_path, monkeypatch):
+    """The machine's, a control group's if it has less, and a part of it beside other processes."""
+    monkeypatch.setattr(devices, "CONTROL_GROUP", tmp_path)
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(devices.psutil, "virtual_memory", lambda: SimpleNamespace(available=9000))
+    assert devices.free_bytes(cpu) == 9000
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("400\n")
+    assert devices.free_bytes(cpu) == 9000
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert devices.free_bytes(cpu) == 600
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert devices.free_bytes(cpu) == 200
+    (tmp_path / "memory.max").write_text("100\n")
+    assert devices.free_bytes(cpu) == 0
+
+
+@pytest.mark.parametrize("given", [None, 0, 1000])
+def test_stored_memories_take_half_of_what_is_free(checkpoint, given, monkeypatch, caplog):
+    monkeypatch.setattr(runner, "free_bytes", lambda device: 3 * 10**9)
+    model, tokenizer = tiny.load(checkpoint("llama"))
+    with caplog.at_level("INFO", logger="lm_eval.icl"):
+        predictor = Predictor(model, tokenizer, methods.make("icl"), store_bytes=given)
+    expected = 1_500_000_000 if given is None else given
+    assert predictor.runner.store.max_bytes == expected
+    lines = [line for line in caplog.messages if line.startswith("store_bytes=")]
+    said = "store_bytes=1500000000: memories of demonstrations may take half of the 3.0 GB"
+    assert lines == ([] if given is not None else [f"{said} that are free on cpu"])
+
+
+@pytest.mark.gpu
+def test_memory_of_a_gpu_is_what_torch_can_still_take():
+    device = torch.device("cuda")
+    before = devices.free_bytes(device)
+    taken = torch.empty(2**28, dtype=torch.uint8, device=device)
+    assert before - devices.free_bytes(device) >= 2**28
+    del taken
+    assert before - devices.free_bytes(device) < 2**28

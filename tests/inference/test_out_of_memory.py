@@ -83,14 +83,14 @@ def test_what_is_halved_and_what_is_forgotten(make, caplog):
         run(lm)
     said = [record.message for record in caplog.records if "out of memory" in record.message]
     assert any("bytes of memories are kept from here on" in line for line in said)
-    assert lm.runner.store.max_bytes < lm.common.store_bytes
+    assert lm.runner.store.max_bytes < lm.runner.store_bytes
     caplog.clear()
     with (
         device_of(lm, 10**6),
         caplog.at_level(logging.WARNING),
     ):  # a new run begins with all that was asked for
         run(lm)
-    assert lm.runner.store.max_bytes == lm.common.store_bytes
+    assert lm.runner.store.max_bytes == lm.runner.store_bytes
     assert "out of memory" not in caplog.text
 
 
