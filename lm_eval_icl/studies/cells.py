@@ -192,19 +192,20 @@ class Grid:
 
     @cached_property
     def models(self) -> list[Model]:
-        """The study's models; or, of each, one for every training and every method that models are trained under."""
+        """The study's models: as they are, or one for every training and every method that models are trained under."""
         study = self.study
         models = list[Model]()
         metadata = {key: value for key, value in study.metadata.items() if key != "metaicl"}
         for given in study.models:
             arguments = {key: value for key, value in given.items() if key != "resources"}
             resources = {**study.resources, **given.get("resources", {})}
-            if not study.trainings:
-                models.append(Model(arguments, resources=resources))
             for training, under in itertools.product(
-                study.trainings, map(trained_under, study.variants)
+                study.stages, map(trained_under, study.variants)
             ):
-                if (model := Model(arguments, training, under, metadata, resources)) not in models:
+                model = Model(arguments, resources=resources)
+                if training is not None:
+                    model = Model(arguments, training, under, metadata, resources)
+                if model not in models:
                     models.append(model)
         return models
 

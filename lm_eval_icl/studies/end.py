@@ -27,10 +27,11 @@ from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import LeftOutFile, Run
 from lm_eval_icl.results.statistics import Estimate
+from lm_eval_icl.studies import costs
 from lm_eval_icl.studies.cells import Cell, Grid, StudyTask
 from lm_eval_icl.studies.conduct import DONE, KNOWN, READY, WAITING, states
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.grid import Study, Training
+from lm_eval_icl.studies.grid import Study
 
 Results = list[tuple[Cell, Run]]
 _CHOICES = 6  # how many values that were chosen on the dev set are named
@@ -90,6 +91,10 @@ def conclude(
             )
         if board.card is not None:
             console.print(card.table(board.card, title))
+    trained = costs.trainings(grid, folder)
+    if not trained.empty:
+        folder.write_file("trainings.csv", trained.to_csv(index=False))
+        console.print(costs.table(trained))
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
@@ -145,11 +150,10 @@ def columns_of(study: Study, leaves: Mapping[str, StudyTask]) -> Columns:
     if not parts:
         listed = [task if isinstance(task, str) else str(task["task"]) for task in study.tasks]
         parts = {"": list(leaves) if len(leaves) <= _TASKS else listed}
-    trainings: Sequence[Training | None] = study.trainings or [None]
     tasks: dict[str, set[Trained]] = {
         column: set() for columns in parts.values() for column in columns
     }
-    for leaf, training in itertools.product(leaves.values(), trainings):
+    for leaf, training in itertools.product(leaves.values(), study.stages):
         targets = training.targets if training and training.targets else leaf.inside.keys()
         groups = [leaf.inside[name] for name in leaf.inside.keys() & targets]
         for column in {leaf.name, *itertools.chain(*groups)} & tasks.keys() if groups else ():
