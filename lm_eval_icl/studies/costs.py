@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from lm_eval_icl.studies.cells import Grid
 from lm_eval_icl.studies.folder import StudyFolder
@@ -49,7 +50,7 @@ def table(costs: pd.DataFrame) -> Table:
         printed.add_column(name, justify="left" if name == "training" else "right")
     for row in costs.itertuples():
         printed.add_row(
-            f"{row.training}\n{row.method}",
+            Text(f"{row.training}\n{row.method}"),
             f"{row.steps:,}",
             f"{row.tokens:,}",
             f"{row.seconds / 60:,.1f}",

@@ -159,25 +159,25 @@ def _rows(
     makers = [RowMaker(under(fitting)) for fitting in all_methods]
     held_out_rows = settings.eval_documents if settings.eval_steps else 0
     pools = [EpisodePool(task, settings.num_fewshot, held_out_rows) for task in tasks]
+    held_out: list[Any] = [episode for pool in pools for episode in pool.evaluation()]
     draw: Callable[[int, int], Episode]
     if settings.draw == "row":
         # MetaICL cuts rows that are too long. The episodes of all other tasks are used whole or not at all.
-        cut = all(isinstance(task, SettingTask) for task in tasks)
-        draw = RowDraw(
-            pools, settings.seed, (all_methods or [method]) if cut else (), all_remain=bool(fits)
-        )
+        cut = [method, *all_methods] if all(isinstance(task, SettingTask) for task in tasks) else []
+        draw = RowDraw(pools, settings.seed, list(dict.fromkeys(cut)), all_remain=bool(fits))
+        if fits:  # then the loss is that of the same whole prompts under every method
+            held_out = [
+                episode
+                for episode in held_out
+                if all(episode.task.remains(other, episode) for other in cut)
+            ]
     else:
         draw = partial(draw_episode, pools, settings.seed)
     rows = EpisodeRows(draw, make, makers, settings.steps * settings.batch_size)
-    held_out = [episode for pool in pools for episode in pool.evaluation()]
-    answers = RowMaker(
-        predictor
-    )  # only the loss of the query's answer is measured, also if loss="all" trains on more
-    return (
-        predictor,
-        rows,
-        [answers.row(episode) for episode in held_out if not rows.why_not(episode)],
-    )
+    # Only the loss of the query's answer is measured, also if loss="all" trains on more.
+    answers = RowMaker(predictor)
+    measured = [answers.row(episode) for episode in held_out if not rows.why_not(episode)]
+    return predictor, rows, measured
 
 
 def _summary(
