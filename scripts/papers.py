@@ -147,12 +147,12 @@ def options(study: dict[str, Any], metaicl: Path | None, limit: int) -> list[str
             ",".join(way if way in DRAWN else f"{way}:{sizes[way]}" for way in ways),
         ]
     if "train" in study:
-        small += ["--train", "steps=2,train_k=160"]
+        small += ["--train", "steps=2,train_k=160,eval_steps=0"]
         small += ["--metadata", f"metaicl={metaicl},missing=skip"]
-        small += [
-            "--tasks",
-            ",".join(task for task in listed(study["tasks"]) if task not in WITHOUT_ROWS),
-        ]
+        tasks = listed(study["tasks"])
+        with_rows = [task for task in tasks if task not in WITHOUT_ROWS]
+        if with_rows != tasks:
+            small += ["--tasks", ",".join(with_rows)]
     return small
 
 

@@ -2,10 +2,8 @@
 
 import atexit
 import functools
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import torch
@@ -44,21 +42,6 @@ def total(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
         key: total(values) if isinstance(values[0], dict) else sum(values)
         for key, values in lists.items()
     }
-
-
-def peak_bytes(device: torch.device, *, reset: bool = False) -> int:
-    """The most bytes that torch held on a GPU since the last `reset`; elsewhere, the most memory of
-    this process since it began (0 on Windows, which does not tell)."""
-    if device.type == "cuda":
-        if reset:
-            torch.cuda.reset_peak_memory_stats(device)
-        return torch.cuda.max_memory_allocated(device)
-    with suppress(ImportError):
-        import resource
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return 0
 
 
 @functools.cache

@@ -23,11 +23,10 @@ from lm_eval_icl import methods, version
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.arguments import CommonArguments, read_arguments
-from lm_eval_icl.harness.distributed import peak_bytes
 from lm_eval_icl.harness.prepared_run import PreparedRun
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.responses import RespondingLM
-from lm_eval_icl.inference.devices import device_of
+from lm_eval_icl.inference.devices import device_of, peak_bytes
 from lm_eval_icl.inference.identity import source_digest
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.methods.base import Method

@@ -1,8 +1,9 @@
-"""The device on which a model takes its input, and the copying of numbers to it."""
+"""The device on which a model takes its input, the copying of numbers to it, and its memory."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -73,3 +74,18 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     devices may read it later, when its memory is used again (pytorch issue 189690, about MPS).
     """
     return tensor.to(device, non_blocking=device.type == "cuda")
+
+
+def peak_bytes(device: torch.device, *, reset: bool = False) -> int:
+    """The most bytes that torch held on a GPU since the last `reset`; elsewhere, the most memory of
+    this process since it began (0 on Windows, which does not tell)."""
+    if device.type == "cuda":
+        if reset:
+            torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.max_memory_allocated(device)
+    with suppress(ImportError):
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 0

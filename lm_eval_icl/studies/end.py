@@ -27,9 +27,10 @@ from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import LeftOutFile, Run
 from lm_eval_icl.results.statistics import Estimate
+from lm_eval_icl.studies import costs
 from lm_eval_icl.studies.conduct import DONE, KNOWN, READY, WAITING, states
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.grid import Study, Training
+from lm_eval_icl.studies.grid import Study
 from lm_eval_icl.studies.targets import Cell, Grid, StudyTask
 
 Results = list[tuple[Cell, Run]]
@@ -70,6 +71,10 @@ def conclude(
         ]
         number = _write_board(grid, folder, results, failures, console)
         written = f"board.html, study.csv, study.json, {number} files of figures, cells"
+    trained = costs.trainings(grid, folder)
+    if not trained.empty:
+        folder.write_file("trainings.csv", trained.to_csv(index=False))
+        console.print(costs.table(trained))
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
@@ -197,8 +202,7 @@ def columns_of(study: Study, tasks: Mapping[str, StudyTask]) -> Columns:
             averages[names[-1]] = tuple(columns)
     if study.dev and not study.dev.choose:
         names += [DEV.format(task) for task in tasks]
-    trainings: Sequence[Training | None] = study.trainings or [None]
-    for task, training in itertools.product(tasks.values(), trainings):
+    for task, training in itertools.product(tasks.values(), study.stages):
         listed = set(task.inside)  # names in the study's `tasks`
         if training and training.targets:
             listed &= {*training.targets}

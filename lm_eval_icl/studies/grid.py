@@ -243,12 +243,19 @@ class Study(BaseModel):
     trainings: Annotated[
         tuple[Training, ...], BeforeValidator(_trainings), Field(alias="train")
     ] = ()
+    before: bool = False
     metadata: Mapping[str, Any] = {}
     resources: Resources = {}
     columns: Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(_columns)] = {}
     figures: Annotated[tuple[Figure, ...], Several] | None = None
     fits: Annotated[tuple[Variant, ...], BeforeValidator(_variants)] = ()
     expected: Annotated[tuple[Mapping[str, Any], ...], Several] = ()
+
+    @property
+    def stages(self) -> list[Training | None]:
+        """The trainings. None comes first if the models are evaluated as they are, too."""
+        as_they_are = [None] if self.before or not self.trainings else []
+        return [*as_they_are, *self.trainings]
 
     @property
     def rules(self) -> tuple[Rule, ...]:

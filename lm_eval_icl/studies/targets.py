@@ -210,8 +210,8 @@ class Grid:
 
     @cached_property
     def models(self) -> list[Model]:
-        """The study's models; or, of each, one for every training and every method that models are
-        trained under."""
+        """The study's models: as they are, or one for every training and every method that models
+        are trained under."""
         study = self.study
         metadata = {key: value for key, value in study.metadata.items() if key != "metaicl"}
         models = list[Model]()
@@ -219,10 +219,11 @@ class Grid:
             arguments = dict(given)
             own = arguments.pop("resources", {})
             resources = {**study.resources, **own}  # type: ignore[dict-item]
-            if not study.trainings:
-                models.append(Model(arguments, resources=resources))
-            for training, variant in itertools.product(study.trainings, study.variants):
-                model = Model(arguments, training, trained_under(variant), metadata, resources)
+            for training, variant in itertools.product(study.stages, study.variants):
+                model = Model(arguments, resources=resources)
+                if training is not None:
+                    under = trained_under(variant)
+                    model = Model(arguments, training, under, metadata, resources)
                 if model not in models:
                     models.append(model)
         return models

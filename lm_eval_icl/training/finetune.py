@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,20 +183,28 @@ def _rows(
     makers = [RowMaker(under(fitting)) for fitting in all_methods]
     held_out_rows = settings.eval_documents if settings.eval_steps else 0
     pools = [EpisodePool(task, settings.num_fewshot, held_out_rows) for task in tasks]
+    cut: list[Method] = []  # the methods under which MetaICL's rows are cut
     draw: Callable[[int, int], Episode]
     if settings.draw == "row":
         # MetaICL cuts rows that are too long. The episodes of all other tasks are used whole or not
         # at all.
-        cut = all(isinstance(task, SettingTask) for task in tasks)
-        counted = (all_methods or [method]) if cut else []
-        draw = RowDraw(pools, settings.seed, counted, all_remain=bool(fits))
+        if all(isinstance(task, SettingTask) for task in tasks):
+            cut = list(dict.fromkeys([method, *all_methods]))
+        draw = RowDraw(pools, settings.seed, cut, all_remain=bool(fits))
     else:
         draw = partial(draw_episode, pools, settings.seed)
     rows = EpisodeRows(draw, make, makers, settings.steps * settings.batch_size)
-    return predictor, rows, _held_out(pools, rows, predictor)
+    held_out: list[Any] = [episode for pool in pools for episode in pool.evaluation()]
+    if fits:  # then the loss is that of the same whole prompts under every method
+        held_out = [
+            episode
+            for episode in held_out
+            if all(episode.task.remains(other, episode) for other in cut)
+        ]
+    return predictor, rows, _held_out(held_out, rows, predictor)
 
 
-def _held_out(pools: Sequence[EpisodePool], rows: EpisodeRows, predictor: Predictor) -> HeldOut:
+def _held_out(episodes: Iterable[Episode], rows: EpisodeRows, predictor: Predictor) -> HeldOut:
     """The rows of the held-out episodes that fit.
 
     Only the answer of the query is measured, also if loss="all" trains on more. If an option of an
@@ -204,18 +212,17 @@ def _held_out(pools: Sequence[EpisodePool], rows: EpisodeRows, predictor: Predic
     """
     answers = RowMaker(predictor)
     held_out = HeldOut([], [])
-    for pool in pools:
-        for episode in pool.evaluation():
-            if rows.why_not(episode):
-                continue
-            example = episode.example
-            options = list(example.options)
-            right = example.right
-            if any(answers.why_not(episode, option=option) for option in options):
-                options = [example.answer]
-                right = 0
-            held_out.rows += [answers.row(episode, option) for option in options]
-            held_out.choices.append((len(options), right))
+    for episode in episodes:
+        if rows.why_not(episode):
+            continue
+        example = episode.example
+        options = list(example.options)
+        right = example.right
+        if any(answers.why_not(episode, option=option) for option in options):
+            options = [example.answer]
+            right = 0
+        held_out.rows += [answers.row(episode, option) for option in options]
+        held_out.choices.append((len(options), right))
     return held_out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import ProgressCallback, Trainer, TrainingArguments
-from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_callback import ExportableState, PrinterCallback, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.files import read_json
+from lm_eval_icl.inference.devices import peak_bytes
 from lm_eval_icl.training.episodes import ATTEMPTS_OF_A_TASK, Episode
 from lm_eval_icl.training.rows import RowMaker, TrainingRow, collate, mean_loss, row_losses
 from lm_eval_icl.training.settings import Settings
@@ -157,6 +159,7 @@ def training_arguments(
             eval_strategy="steps" if evaluates else "no",
             eval_steps=settings.eval_steps if evaluates else None,
             restore_callback_states_from_checkpoint=True,
+            include_num_input_tokens_seen="all",
             remove_unused_columns=False,
             use_cache=use_cache,
             report_to="none",
@@ -195,6 +198,7 @@ class LayoutTrainer(Trainer):
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         self.add_callback(LossProgress)
+        self.add_callback(Costs)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]  # the draw is random already
@@ -266,6 +270,27 @@ class LossProgress(ProgressCallback):
                 self._numbers[name] = round(logs[name], 4)
         if self.training_bar is not None:
             self.training_bar.set_postfix(self._numbers)
+
+
+class Costs(TrainerCallback, ExportableState):
+    """The seconds of all steps, and the most memory of a process (`peak_bytes`).
+
+    Trainer writes them to `trainer_state.json`, from which a training that continues goes on.
+    """
+
+    def __init__(self, seconds: float = 0.0, memory: int = 0) -> None:
+        self.seconds = seconds
+        self.memory = memory
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"seconds": self.seconds, "memory": self.memory}, "attributes": {}}
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._begun = time.perf_counter()
+
+    def on_step_end(self, args: TrainingArguments, *more: Any, **kwargs: Any) -> None:
+        self.seconds += time.perf_counter() - self._begun
+        self.memory = max(self.memory, peak_bytes(args.device))
 
 
 def last_checkpoint(folder: Path) -> Path | None:

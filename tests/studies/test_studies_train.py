@@ -8,7 +8,7 @@ import pytest
 
 from lm_eval_icl.metaicl.data import SEEDS
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies import end, grid
+from lm_eval_icl.studies import costs, end, grid
 from lm_eval_icl.studies.grid import Training, Variant, trained_under
 from lm_eval_icl.studies.targets import Model
 from lm_eval_icl.studies.unit_runner import Options, UnitRunner
@@ -152,6 +152,41 @@ def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
     shutil.rmtree(checkpoints)  # the cells are there
     conduct(tmp_path / "o", **keys)
     assert steps["done"] == 2 * 3 and len(ran) == 2 and not checkpoints.exists()
+
+
+def test_before_and_after_a_training(tmp_path, steps):
+    """The models as they are have rows of their own, and a training that was interrupted has the
+    costs of both parts. One of the tasks has its own number of demonstrations and decision rule."""
+    keys = {
+        "methods": ["icl", "invicl"],
+        "train": {"tasks": "icl_demo_short", **FEW, "eval_steps": 3, "eval_documents": 4},
+        "before": True,
+        "tasks": [
+            "icl_demo_short",
+            {"task": "icl_demo_four", "num_fewshot": 2, "metadata": {"decide": "batch"}},
+        ],
+        "columns": [*TASKS],
+        "num_fewshot": [1, None],
+    }
+    steps["at"] = 5
+    with pytest.raises(KeyboardInterrupt):
+        conduct(tmp_path / "o", **keys)
+    progress = conduct(tmp_path / "o", **keys)
+    shown = [cell for cell in progress.cells() if cell.num_fewshot == 1]
+    before = [cell for cell in shown if cell.model.training is None]
+    assert len(before) == len(shown) / 2 == 2 * 2
+    for cell in before:
+        alone = running.evaluated(progress, cell)
+        found = progress.results(cell)["results"][cell.task]
+        assert found["acc,none"] == alone["results"][cell.task]["acc,none"]
+        assert ("acc,batch" in found) == (cell.task == "icl_demo_four")
+    assert {cell.num_fewshot for cell in progress.cells() if cell.task == TASKS[1]} == {1, 2}
+    rows = {("trained: " in line.conditions, line.rule) for line in lines(progress)}
+    assert rows == set(itertools.product([False, True], [None, "batch"]))
+    spent = costs.trainings(progress.grid, progress.folder).set_index("method")
+    assert set(spent.steps) == {3} and steps["done"] == 2 * 3
+    assert (spent[["tokens", "seconds", "memory", "loss_before", "loss_after"]] > 0).all(axis=None)
+    assert spent.tokens["invicl"] > spent.tokens["icl"]
 
 
 def test_which_arguments_are_trained_with():
