@@ -111,6 +111,7 @@ class ICLModel(CheckedHFLM):
             canonical=self.canonical_order,
             vocabulary=vocabulary_of(self.model),
             pieces=not self.common.plain,
+            finds_answers=method.learns,
         )
         self.tokenize = RequestTokenizer(prompts, self.max_gen_toks, self.runner)
         self.begin([])

@@ -164,6 +164,9 @@ class Method(ABC):
     rows_may_differ: ClassVar[bool] = True
     # The argument that counts the memories of a method that refines its memory (`Stepwise`).
     counts_memories: ClassVar[str] = ""
+    # The method learns from the answers of its demonstrations (`methods.learned`), which prompts
+    # must therefore tell, and which takes many passes for each context.
+    learns: ClassVar[bool] = False
     # Every query has a memory of its own. The kind of method says so.
     memory_depends_on_query: ClassVar[bool] = False
     # The memory follows from `lay_out` and `reading`, so that demonstrations may be encoded by

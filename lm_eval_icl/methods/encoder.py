@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -16,6 +16,7 @@ from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.inference.schedule import ContextWork, Sizes, side_by_side
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.stepwise import Stepwise
 from lm_eval_icl.prompts.tokens import Context
 
 
@@ -73,6 +74,12 @@ class ContextEncoder:
     def encode(self, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of contexts, from one pass where the method has one."""
         return self.method.encode(self.model, contexts)
+
+    def stepwise(self, context: Context) -> Iterator[Memory]:
+        """The memories of a context after each step of a `Stepwise` method."""
+        assert isinstance(self.method, Stepwise)
+        for [memory] in self.method.memories(self.model, [context]):
+            yield memory
 
     def together(self, contexts: Sequence[Context]) -> int:
         """How many of the first contexts are encoded in one pass."""

@@ -32,6 +32,7 @@ class ModelMode:
             rotary angles. None: the model has its positions.
         tokens_run, passes_run: the tokens and passes that were run through the model inside
             `counting`.
+        learned: what plain mode has learned in this run, by method and context.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ModelMode:
         self.without_positions: list[nn.Embedding] | None = None
         self.tokens_run = 0
         self.passes_run = 0
+        self.learned: dict[Any, Any] = {}
         self._inside = False
 
     @contextmanager

@@ -26,6 +26,7 @@ from lm_eval_icl.methods import joining, needs
 from lm_eval_icl.methods.base import EncodedContext, Method
 from lm_eval_icl.methods.continuing import TextBatch
 from lm_eval_icl.methods.encoder import ContextEncoder
+from lm_eval_icl.methods.learned import Learned, LearningEncoder
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.methods.mode import ModelMode
 from lm_eval_icl.methods.plain import Plain
@@ -162,7 +163,11 @@ class MethodRunner(ModelMode):
         # accelerator is not idle.
         self.packs_ahead = 0 if on_cpu else 1
         joins = self.capabilities.can_divide and joining.has_separate_demonstrations(self.method)
-        make_encoder = joining.JoiningEncoder if joins else ContextEncoder
+        make_encoder: type[ContextEncoder] = ContextEncoder
+        if isinstance(self.method, Learned):
+            make_encoder = LearningEncoder
+        elif joins:
+            make_encoder = joining.JoiningEncoder
         self.encoder = make_encoder(
             self.model,
             self.method,
@@ -176,6 +181,7 @@ class MethodRunner(ModelMode):
         self.budget = self.encoder.budget
         self.tokens_run = 0
         self.passes_run = 0
+        self.learned.clear()
 
     def limits(self, max_length: int) -> PromptLimits:
         """The limits of prompts, for a model that has, or may use, `max_length` positions.
@@ -347,7 +353,7 @@ def score_memories(
     """`MethodRunner.score` on the memories of a context after some steps of a `Stepwise` method.
 
     Args:
-        numbers: the numbers of the memories on which queries are scored, counted from 1.
+        numbers: the numbers of the memories on which queries are scored.
 
     Yields:
         For each forward pass, the number of the memory, the scored requests, and their scores.
@@ -361,10 +367,10 @@ def score_memories(
             for scored in plain.score(replace(method, **steps), {context: queries}):
                 yield number, scored
         return
-    memories = method.memories(runner.model, [context])
-    for number in range(1, max(numbers) + 1):
+    memories = runner.encoder.stepwise(context)
+    for number in range(method.first_number, max(numbers) + 1):
         with runner.counting():
-            encoded = EncodedContext(next(memories))
+            encoded = EncodedContext([next(memories)])
         if number in numbers:
             for scored in runner.score_batches({context: queries}, encoded=encoded):
                 yield number, scored

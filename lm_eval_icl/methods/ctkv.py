@@ -1,0 +1,49 @@
+"""CT-KV: Context Tuning for In-Context Optimization (Lu et al., 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lm_eval_icl.inference.devices import on_device
+from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.methods.base import number
+from lm_eval_icl.methods.learned import LearnedMemory
+
+
+@dataclass(frozen=True)
+class CTKV(LearnedMemory):
+    """Context tuning: the keys and values of the demonstrations are learned.
+
+    All keys and values of plain ICL, as they are cached, are the parameters. A step is one epoch
+    over the demonstrations (see `LearnedMemory`), each left out of the memory that it is predicted
+    from, and each entry dropped with a small probability. Queries see the whole memory.
+    """
+
+    token_dropout: Annotated[
+        float, number("from 0 to below 1", lambda value: 0 <= value < 1)
+    ] = 0.05
+
+    def parameters(self, model: PreTrainedModel, memory: Memory) -> list[Tensor]:
+        entries = list(chain(*memory.layers))
+        # In half precision, most steps would be rounded to nothing.
+        return [entry.to(torch.promote_types(entry.dtype, torch.float32)) for entry in entries]
+
+    def memory(
+        self, model: PreTrainedModel, memory: Memory, parameters: Sequence[Tensor], seen: Tensor
+    ) -> Memory:
+        dtype = memory.layers[0][0].dtype
+        whole = len(seen) == len(memory)
+        entries = []
+        for entry in parameters:
+            if entry.numel() and not whole:
+                entry = entry.index_select(2, on_device(seen.tolist(), entry.device))
+            entries.append(entry.to(dtype, copy=whole))
+        layers = list(zip(entries[::2], entries[1::2], strict=True))
+        return replace(memory, layers=layers, tokens=[memory.tokens[i] for i in seen.tolist()])
