@@ -23,10 +23,11 @@ from lm_eval_icl.decisions.how import read
 from lm_eval_icl.decisions.rule import Comparison, Rule, Shift
 from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.distributed import from_all
+from lm_eval_icl.harness.fitting import give_rows
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.rule_queries import PromptStart, RuleQueries, few_shot_seed, options_of
-from lm_eval_icl.harness.tasks import label_of
+from lm_eval_icl.harness.tasks import label_of, why_no_options
 from lm_eval_icl.inference.scoring import States
 from lm_eval_icl.methods.several import Several
 
@@ -276,6 +277,8 @@ def give_rules(task: Any, model: Any) -> bool:
     Raises:
         InputError: a rule cannot be used with the task.
     """
+    is_fitted = isinstance(model, ICLModel) and model.method.rows_wanted
+    task.fitted_model = model if is_fitted else None
     metadata = task.config.metadata or {}
     if "decide" not in metadata or is_deciding(task):
         return False
@@ -293,14 +296,7 @@ def is_deciding(task: Any) -> bool:
 
 def check_options(task: Task, rules: Sequence[Rule]) -> None:
     """Raise an `InputError` if a task has no options to decide among, or a decision of its own."""
-    why: str = getattr(task, "why_not_decided", "")
-    if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice":
-        why = (
-            why or "decides among options, which this task does not have: leave it out of --tasks."
-        )
-    elif task.multiple_input:
-        why = "every option of this task has a prompt of its own: leave it out of --tasks."
-    if why:
+    if why := why_no_options(task):
         raise InputError(
             f"task {str(task.config.task)!r}: decide={'+'.join(map(str, rules))}: {why}"
         )
@@ -312,17 +308,15 @@ def with_queries(original: Callable[..., None], task: Any, **kwargs: Any) -> Non
     with recording() if is_deciding(task) else nullcontext():
         if not getattr(task, "requests_are_made", False):
             original(task, **kwargs)
+    names = ("system_instruction", "apply_chat_template", "fewshot_as_multiturn", "chat_template")
+    arguments = {name: kwargs[name] for name in names if name in kwargs}
+    if (model := getattr(task, "fitted_model", None)) is not None:
+        give_rows(task, model, arguments)
     if not is_deciding(task):
         return
     # A study builds the requests of a task once, and evaluates them several times.
     if task._instances is not task.deciding.instances:
-        names = (
-            "system_instruction",
-            "apply_chat_template",
-            "fewshot_as_multiturn",
-            "chat_template",
-        )
-        task.deciding.ask(task, {name: kwargs[name] for name in names if name in kwargs})
+        task.deciding.ask(task, arguments)
 
 
 def meaningless(rule: Rule) -> set[str]:

@@ -32,7 +32,7 @@ from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.prompts.tokens import PromptTokenizer
+from lm_eval_icl.prompts.tokens import Context, PromptTokenizer
 from lm_eval_icl.training import record
 
 # Arguments of `HFLM` that are not part of a run's identity: they only say where and how fast the model runs, or their
@@ -84,6 +84,8 @@ class ICLModel(CheckedHFLM):
         self.trained = record.read(self.config)
         # The demonstrations that the model has chosen for the tasks of a run (`harness.choosing`).
         self.chosen: dict[str, Any] = {}
+        # The contexts on whose labeled rows the method is fitted: the task and the rows' numbers.
+        self.fitted: dict[Context, dict[str, Any]] = {}
         if warning := record.mismatch(self.trained, method):
             log.warning("%s: %s.", method.name, warning)
         self.canonical_order = self.common.is_canonical(method)
@@ -111,7 +113,7 @@ class ICLModel(CheckedHFLM):
             canonical=self.canonical_order,
             vocabulary=vocabulary_of(self.model),
             pieces=not self.common.plain,
-            finds_answers=method.learns,
+            finds_answers=method.needs_answers,
         )
         self.tokenize = RequestTokenizer(prompts, self.max_gen_toks, self.runner)
         self.begin([])
@@ -160,6 +162,7 @@ class ICLModel(CheckedHFLM):
                 "tokens_saved": self.run.tokens_alone - ran,
                 "passes": self.runner.passes_run,
                 "shared_demonstrations": self.runner.encoder.counts,
+                "learned": self.runner.encoder.learned,
                 "peak_bytes": peak_bytes(device_of(self.model)),
                 "responses_read": self.responses_read,
             }
@@ -201,9 +204,18 @@ class ICLModel(CheckedHFLM):
                 "canonical_order": self.canonical_order,
                 **({"trained": self.trained} if self.trained else {}),
                 **({"chosen": self.chosen} if self.chosen else {}),
+                **({"fitted": self._weights()} if self.fitted else {}),
                 **self.counts,
             }
         }
+
+    def _weights(self) -> list[dict[str, Any]]:
+        """For each context, its task, the rows that it was fitted on, and what was fitted."""
+        fitted = []
+        for context, facts in self.fitted.items():
+            weights = getattr(self.runner.method_of(context), "weights", None)
+            fitted.append({**facts, "weights": weights})
+        return fitted
 
     def identity(self) -> dict[str, Any]:
         """What responses depend on besides the requests. A cache (`--use_cache`) of another identity is refused."""

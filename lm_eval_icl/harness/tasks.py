@@ -133,6 +133,18 @@ def text_of(task: ConfigurableTask, doc: Doc, template: Any) -> str:
     return as_text(query, map(str, options))
 
 
+def why_no_options(task: Any) -> str:
+    """Why a task has no options to decide among after one query. Empty if it has."""
+    why: str = getattr(task, "why_not_decided", "")
+    if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice":
+        return (
+            why or "decides among options, which this task does not have: leave it out of --tasks."
+        )
+    if task.multiple_input:
+        return "every option of this task has a prompt of its own: leave it out of --tasks."
+    return why
+
+
 def label_of(task: ConfigurableTask, doc: Doc) -> int | None:
     """The index of a document's right option; None if its answer is not among its options."""
     answer, options = task.doc_to_target(doc), task.doc_to_choice(doc)

@@ -72,6 +72,7 @@ def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 Whole = Annotated[int, whole]
+Count = Annotated[int, functools.partial(whole, least=0)]
 Positions = Annotated[str, one_of(*POSITIONS)]
 
 
@@ -164,9 +165,10 @@ class Method(ABC):
     rows_may_differ: ClassVar[bool] = True
     # The argument that counts the memories of a method that refines its memory (`Stepwise`).
     counts_memories: ClassVar[str] = ""
-    # The method learns from the answers of its demonstrations (`methods.learned`), which prompts
-    # must therefore tell, and which takes many passes for each context.
+    # The method learns something for each context, in many passes (`methods.learned`).
     learns: ClassVar[bool] = False
+    # It learns from the answers of its demonstrations, which prompts must therefore tell.
+    needs_answers: ClassVar[bool] = False
     # Every query has a memory of its own. The kind of method says so.
     memory_depends_on_query: ClassVar[bool] = False
     # The memory follows from `lay_out` and `reading`, so that demonstrations may be encoded by
@@ -237,6 +239,19 @@ class Method(ABC):
     def needs_positions(self) -> bool:
         """Whether a token's position can differ from its index. The model must then obey them."""
         return self.needs_mask or self.positions != "sequential"
+
+    @property
+    def rows_wanted(self) -> int:
+        """The number of labeled rows, other than demonstrations, that a context is fitted on."""
+        return 0
+
+    def for_context(self, runner: Any, context: Context) -> Method:
+        """The method for the queries of a context, with what was fitted for it.
+
+        Args:
+            runner: the `MethodRunner`, which has the labeled rows.
+        """
+        return self
 
     def why_not(self, n: int) -> str:
         """Why these arguments do not allow a prompt of n demonstrations. Empty if they do."""

@@ -26,9 +26,9 @@ class CTKV(LearnedMemory):
     from, and each entry dropped with a small probability. Queries see the whole memory.
     """
 
-    token_dropout: Annotated[
-        float, number("from 0 to below 1", lambda value: 0 <= value < 1)
-    ] = 0.05
+    token_dropout: Annotated[float, number("from 0 to below 1", lambda value: 0 <= value < 1)] = (
+        0.05
+    )
 
     def parameters(self, model: PreTrainedModel, memory: Memory) -> list[Tensor]:
         entries = list(chain(*memory.layers))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -34,6 +34,8 @@ class ContextEncoder:
         store: the stored memories.
         budget: how much runs at once.
         counts: what is shared among contexts (`joining.JoiningEncoder`).
+        learned: how many "contexts" were learned in how many "seconds", and in how many "steps"
+            (`learned.LearningEncoder`) or on how many "rows" (`moicl`).
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class ContextEncoder:
         self.can = can
         self.softmax_dtype = softmax_dtype
         self.counts = Counter[str]()
+        self.learned = defaultdict[str, float](float)
         self.store = PrefixCache(self.encode, store_bytes)
         where = f"{type(model).__name__} on {device_of(model)}"
         self.budget = MemoryBudget(self.store, sizes, where, tensor_parallel)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,15 +22,12 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, whole
 from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.inference.memory import Memory, run_after_memory
-from lm_eval_icl.methods.base import Method, must, number, optional
+from lm_eval_icl.methods.base import Count, Method, must, number, optional
 from lm_eval_icl.methods.encoder import ContextEncoder
 from lm_eval_icl.methods.plain import Plain
 from lm_eval_icl.methods.stepwise import Stepwise
 from lm_eval_icl.prompts.layouts import Block, Layout, Pattern, nothing
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
-
-_count = partial(whole, least=0)
-Count = Annotated[int, _count]
 
 
 class Learning(NamedTuple):
@@ -59,13 +56,14 @@ class Learned(Stepwise):
     counts_memories = "after"
     first_number = 0
     learns = True
+    needs_answers = True
     without_demonstrations = "nothing to learn from, evaluated as plain zero-shot"
 
     positions: str = "layout"
     layout: str = "icl"
     steps: Count = 200
     seed: Count = 0
-    after: Annotated[int | None, optional(_count)] = None
+    after: Annotated[int | None, optional(partial(whole, least=0))] = None
     per_document: Annotated[bool, must("True or False", lambda value: isinstance(value, bool))] = (
         False
     )
@@ -172,9 +170,7 @@ class LearnedMemory(Learned):
     needs_mask = True  # a window by index would hide other entries than those that are left out
 
     lr: Annotated[float, number("above 0", lambda value: value > 0)] = 1e-3
-    token_dropout: Annotated[
-        float, number("from 0 to below 1", lambda value: 0 <= value < 1)
-    ] = 0.0
+    token_dropout: Annotated[float, number("from 0 to below 1", lambda value: 0 <= value < 1)] = 0.0
 
     @abstractmethod
     def parameters(self, model: PreTrainedModel, memory: Memory) -> list[Tensor]:
@@ -272,23 +268,15 @@ def answer_loss(
 
 
 class LearningEncoder(ContextEncoder):
-    """Shows how contexts are learned, and counts it.
-
-    Attributes:
-        learned: how many "contexts" were learned in how many "steps" and "seconds".
-    """
+    """Shows how contexts are learned, and counts it."""
 
     method: Learned
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.learned = {"contexts": 0, "steps": 0, "seconds": 0.0}
 
     def steps_of(self, context: Context) -> Iterator[Learning]:
         """What is learned from a context before the first step and after each step."""
         begun = time.perf_counter()
         self.learned["contexts"] += 1
-        title = f"{self.method.name}, context {self.learned['contexts']}"
+        title = f"{self.method.name}, context {self.learned['contexts']:.0f}"
         with tqdm(total=self.method.after, desc=title, leave=False, disable=None) as bar:
             for learning in self.method.steps_of(self.model, context):
                 if not math.isnan(learning.loss):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-
 # The indices (begin, end) of a piece of a text among its characters, or of its tokens.
 Span = tuple[int, int]
 
@@ -43,8 +42,8 @@ class FewShotPrompt(str):
         prefix: the text before the first demonstration: the task's instruction, the system text and
             the beginning of a chat template. The header of a chat turn ("<|user|>") belongs to the
             part before the turn, so that the prefix and every demonstration end in the same way.
-        demonstrations: the demonstrations, each with its answer and the delimiter that follows it. Each whose answer
-            is known is a `Demonstration`.
+        demonstrations: the demonstrations, each with its answer and the delimiter that follows it.
+            One whose answer is known is a `Demonstration`.
         query: the document to answer, up to where the answer begins.
     """
 
