@@ -127,9 +127,8 @@ def _with_parts(marked: str, turns: int) -> str:
     prefix, *parts = marked.split(_MARK)
     if not parts or len(parts) != turns:
         return _MARKS.sub("", marked)
-    return FewShotPrompt(
-        _MARKS.sub("", prefix), map(_with_answer, parts[:-1]), _MARKS.sub("", parts[-1])
-    )
+    demonstrations = [_with_answer(part) for part in parts[:-1]]
+    return FewShotPrompt(_MARKS.sub("", prefix), demonstrations, _MARKS.sub("", parts[-1]))
 
 
 def _with_answer(marked: str) -> str:
