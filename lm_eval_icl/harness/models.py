@@ -151,6 +151,7 @@ class ICLModel(CheckedHFLM):
         """
         self.run.check()  # a process that ran nothing has not yet counted what it left out
         store, ran = self.runner.store, self.runner.tokens_run
+        learned = self.runner.encoder.learned
         self.counts = self.total(
             {
                 "left_out": self.run.left_out,
@@ -162,7 +163,7 @@ class ICLModel(CheckedHFLM):
                 "tokens_saved": self.run.tokens_alone - ran,
                 "passes": self.runner.passes_run,
                 "shared_demonstrations": self.runner.encoder.counts,
-                "learned": self.runner.encoder.learned,
+                **({"learned": dict(learned)} if learned else {}),
                 "peak_bytes": peak_bytes(device_of(self.model)),
                 "responses_read": self.responses_read,
             }

@@ -10,11 +10,12 @@ from itertools import groupby
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
-from lm_eval_icl.errors import log
+from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.distributed import total
 from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests, some
 from lm_eval_icl.methods.limits import PromptLimits, Request
 from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.tokens import Context
 
 # Task -> name of a number -> number.
 Counts = dict[str, dict[str, int]]
@@ -80,10 +81,36 @@ class PreparedRun:
                 [item for item in group if item.request_type == kind] for group in _grouped(tasks)
             ]
             prepared += [pair for group in groups for pair in self._prepare(group)]
+        if self.method.learns:
+            for task in tasks:
+                self._check_learned(task)
         self._warn(prepared)
         for instance in instances:
             if instance.request_type == "loglikelihood_rolling":
                 self.tokenize.check_text(instance)
+
+    def _check_learned(self, task: Task) -> None:
+        """Refuse a task whose documents have many sets of demonstrations, each of which the method
+        would learn, unless the user wants it."""
+        contexts = dict[Context, None]()
+        for instance in task.instances or ():
+            if id(instance) in self._prepared:
+                request = self._prepared[id(instance)][1]
+                if request.prompt.context.demonstrations and not request.left_out:
+                    contexts[request.prompt.context] = None
+        if len(contexts) < 2:
+            return
+        tokens = sum(len(context.tokens) for context in contexts)
+        cost = (
+            f"task {task.config.task!r}: its documents have {len(contexts)} sets of demonstrations "
+            f"({tokens:,} tokens), and {self.method.name} learns from each, in many passes"
+        )
+        if not getattr(self.method, "per_document", False):
+            raise InputError(
+                f"{cost}: draw one set (--metadata demonstrations=stratified), or give "
+                "per_document=True."
+            )
+        log.warning("%s.", cost)
 
     def requests(self, instances: Sequence[Instance]) -> list[Request]:
         """These instances, all of one kind, as requests that fit the model. The requests are stored until `release`.

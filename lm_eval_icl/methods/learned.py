@@ -22,7 +22,7 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, whole
 from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.inference.memory import Memory, run_after_memory
-from lm_eval_icl.methods.base import Count, Method, must, number, optional
+from lm_eval_icl.methods.base import Count, Method, Passes, must, number, optional
 from lm_eval_icl.methods.encoder import ContextEncoder
 from lm_eval_icl.methods.plain import Plain
 from lm_eval_icl.methods.stepwise import Stepwise
@@ -167,10 +167,32 @@ class LearnedMemory(Learned):
             drawn anew for each step and example.
     """
 
+    overflow_hint = "Under a method that learns, a demonstration also runs after all of them. "
     needs_mask = True  # a window by index would hide other entries than those that are left out
 
     lr: Annotated[float, number("above 0", lambda value: value > 0)] = 1e-3
     token_dropout: Annotated[float, number("from 0 to below 1", lambda value: 0 <= value < 1)] = 0.0
+
+    def passes(
+        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
+    ) -> Passes:
+        """The pass of `layout`, a step's pass over the longest demonstration, and the query."""
+        row = self.first.lay_out(prefix, demonstrations, query, answer)
+        if not self.steps or not demonstrations:
+            return [("", row)]
+        first = self.first.lay_out(prefix, demonstrations)
+        i = max(range(len(demonstrations)), key=demonstrations.__getitem__)
+        place = prefix + sum(demonstrations[:i])
+        example = Block(f"D{i + 1}", demonstrations[i], first.end, place)
+        end = first.end + first.step * demonstrations[i]
+        step = Layout((example,), nothing(1), (True,), end, first.step).on_memory(first)
+        own = torch.tensor([block.source == place for block in step.blocks])
+        step.sees[-1] &= ~own
+        return [
+            ("its keys and values are the beginning of the memory M", first),
+            (f"each of {self.steps} steps, for each demonstration: learn to predict it", step),
+            ("query and answer on the last M", row.take("QA").on_memory(first)),
+        ]
 
     @abstractmethod
     def parameters(self, model: PreTrainedModel, memory: Memory) -> list[Tensor]:

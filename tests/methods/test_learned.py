@@ -21,6 +21,10 @@ CONTEXT = Context(
 WORK = {CONTEXT: {(20, 21): [(22, 23), (24,)], (30, 31, 32): [(22, 23)]}}
 
 
+def hiding(sees):
+    return torch.zeros(sees.shape, dtype=torch.double).masked_fill(~sees, -torch.inf)[None, None]
+
+
 def literal_memory(model, first, context, steps, lr, dropout, seed):
     """CT-KV as its paper and `notes` of its code define it: one pass over the demonstrations, then
     steps in which each demonstration runs under a dense mask on all entries.
@@ -33,7 +37,7 @@ def literal_memory(model, first, context, steps, lr, dropout, seed):
     for i, length in enumerate(context.lengths):
         parts += [i] * length
     cache = DynamicCache()
-    mask = torch.where(row.mask, 0.0, -1e300).to(model.dtype)[None, None]
+    mask = hiding(row.mask)
     ids = torch.tensor([[context.tokens[i] for i in row.source]])
     with torch.no_grad():
         model(ids, attention_mask=mask, position_ids=row.positions[None], past_key_values=cache)
@@ -59,7 +63,7 @@ def literal_memory(model, first, context, steps, lr, dropout, seed):
             tokens = context.demonstrations[i][:end]
             n = len(tokens)
             sees = torch.cat([(~hidden).expand(n, -1), torch.ones(n, n).tril().bool()], dim=1)
-            mask = torch.where(sees, 0.0, -1e300).to(model.dtype)[None, None]
+            mask = hiding(sees)
             cache = DynamicCache()
             for number, pair in enumerate(zip(entries[::2], entries[1::2], strict=True)):
                 cache.update(*pair, number)
