@@ -274,8 +274,9 @@ def entry_owners(layout: Layout, context: Context) -> Tensor:
 
 def entry_ranks(owners: Tensor, context: Context) -> Tensor:
     """The place of each entry if the demonstrations stood in canonical order."""
-    ranks = torch.tensor([*canonical(context), -1]).argsort()
-    return ranks[owners].argsort(stable=True).argsort()
+    places = torch.tensor(canonical(context)).argsort()
+    by_demonstration = torch.where(owners < 0, -1, places[owners])
+    return by_demonstration.argsort(stable=True).argsort()
 
 
 def answer_loss(

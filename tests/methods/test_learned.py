@@ -7,6 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.methods import make
 from lm_eval_icl.methods.runner import MethodRunner, score_memories
 from lm_eval_icl.prompts.tokens import Context
@@ -40,7 +41,12 @@ def literal_memory(model, first, context, steps, lr, dropout, seed):
     mask = hiding(row.mask)
     ids = torch.tensor([[context.tokens[i] for i in row.source]])
     with torch.no_grad():
-        model(ids, attention_mask=mask, position_ids=row.positions[None], past_key_values=cache)
+        model(
+            ids,
+            attention_mask=mask,
+            position_ids=row.positions[None],
+            **cache_arguments(model, cache),
+        )
     kept = row.kept_tokens
     owner = [parts[row.source[i]] for i in kept]
     entries = []
@@ -71,7 +77,7 @@ def literal_memory(model, first, context, steps, lr, dropout, seed):
                 torch.tensor([tokens]),
                 attention_mask=mask,
                 position_ids=row.end + torch.arange(n)[None],
-                past_key_values=cache,
+                **cache_arguments(model, cache),
             ).logits[0]
             for at in range(begin, end):
                 loss = loss - logits[at - 1].log_softmax(-1)[tokens[at]] / total
