@@ -181,11 +181,11 @@ class Sequences:
             example.source + example.target + end
             for example, end in zip(shown, separators, strict=True)
         )
-        sources = [len(example.source) for example in shown]
-        answers = tuple(
-            (at, at + len(example.target)) for at, example in zip(sources, shown, strict=True)
-        )
-        return Joined(parts, query, option.target, answers)
+        answers = list[Span]()
+        for example in shown:
+            begin = len(example.source)
+            answers.append((begin, begin + len(example.target)))
+        return Joined(parts, query, option.target, tuple(answers))
 
     def _drop_whole_demonstrations(self, joined: list[Joined], limit: int) -> list[Joined]:
         """Leave out as few whole demonstrations as needed for all sequences to fit, the same ones in every sequence."""

@@ -73,6 +73,8 @@ def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 Whole = Annotated[int, whole]
 Count = Annotated[int, functools.partial(whole, least=0)]
+Flag = Annotated[bool, must("True or False", lambda value: isinstance(value, bool))]
+Positive = Annotated[float, number("above 0", lambda value: value > 0)]
 Positions = Annotated[str, one_of(*POSITIONS)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -13,8 +12,7 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.methods.base import number
-from lm_eval_icl.methods.learned import LearnedMemory
+from lm_eval_icl.methods.learned import LearnedMemory, Probability
 
 
 @dataclass(frozen=True)
@@ -26,9 +24,7 @@ class CTKV(LearnedMemory):
     from, and each entry dropped with a small probability. Queries see the whole memory.
     """
 
-    token_dropout: Annotated[float, number("from 0 to below 1", lambda value: 0 <= value < 1)] = (
-        0.05
-    )
+    token_dropout: Probability = 0.05
 
     def parameters(self, model: PreTrainedModel, memory: Memory) -> list[Tensor]:
         entries = list(chain(*memory.layers))

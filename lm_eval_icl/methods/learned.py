@@ -22,12 +22,14 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, whole
 from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.inference.memory import Memory, run_after_memory
-from lm_eval_icl.methods.base import Count, Method, Passes, must, number, optional
+from lm_eval_icl.methods.base import Count, Flag, Method, Passes, Positive, number, optional
 from lm_eval_icl.methods.encoder import ContextEncoder
 from lm_eval_icl.methods.plain import Plain
 from lm_eval_icl.methods.stepwise import Stepwise
 from lm_eval_icl.prompts.layouts import Block, Layout, Pattern, nothing
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
+
+Probability = Annotated[float, number("from 0 to below 1", lambda value: 0 <= value < 1)]
 
 
 class Learning(NamedTuple):
@@ -64,9 +66,7 @@ class Learned(Stepwise):
     steps: Count = 200
     seed: Count = 0
     after: Annotated[int | None, optional(partial(whole, least=0))] = None
-    per_document: Annotated[bool, must("True or False", lambda value: isinstance(value, bool))] = (
-        False
-    )
+    per_document: Flag = False
 
     def __post_init__(self) -> None:
         first = methods.find(self.layout) if self.layout in methods.NAMES else Learned
@@ -170,8 +170,8 @@ class LearnedMemory(Learned):
     overflow_hint = "Under a method that learns, a demonstration also runs after all of them. "
     needs_mask = True  # a window by index would hide other entries than those that are left out
 
-    lr: Annotated[float, number("above 0", lambda value: value > 0)] = 1e-3
-    token_dropout: Annotated[float, number("from 0 to below 1", lambda value: 0 <= value < 1)] = 0.0
+    lr: Positive = 1e-3
+    token_dropout: Probability = 0.0
 
     def passes(
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0

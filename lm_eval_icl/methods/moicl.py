@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from lm_eval_icl.errors import InputError, is_number
 from lm_eval_icl.inference.devices import to_device
-from lm_eval_icl.methods.base import Count, Method, Whole, must, number, optional
+from lm_eval_icl.methods.base import Count, Flag, Method, Positive, Whole, optional
 from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context, Ids
 
@@ -58,12 +58,10 @@ class MoICL(Several):
 
     rows: Whole = 64
     epochs: Count = 5
-    lr: Annotated[float, number("above 0", lambda value: value > 0)] = 0.1
+    lr: Positive = 0.1
     seed: Count = 0
     weights: Annotated[tuple[float, ...] | None, optional(_weights)] = None
-    per_document: Annotated[bool, must("True or False", lambda value: isinstance(value, bool))] = (
-        False
-    )
+    per_document: Flag = False
 
     @property
     def invariant(self) -> bool:
@@ -86,17 +84,19 @@ class MoICL(Several):
                 "rows: take a task with options, or give weights=[...] or epochs=0."
             )
         begun = time.perf_counter()
-        scores = [torch.empty(len(windows), len(row.options), dtype=torch.double) for row in rows]
         queries = {row.query: row.options for row in rows}
         inner = runner.under(self.window_method)
-        for number_of_window, window in enumerate(windows):
-            values = dict[tuple[Ids, Ids], float]()
+        by_window = []
+        for window in windows:
+            values = {}
             for requests, scored in inner.score({window: queries}):
                 for (_, query, answer), (value, _) in zip(requests, scored, strict=True):
                     values[query, answer] = value
-            for row, of_row in zip(rows, scores, strict=True):
-                row_values = [values[row.query, option] for option in row.options]
-                of_row[number_of_window] = torch.tensor(row_values, dtype=torch.double)
+            by_window.append(values)
+        scores = []
+        for row in rows:
+            table = [[values[row.query, option] for option in row.options] for values in by_window]
+            scores.append(torch.tensor(table, dtype=torch.double))
         labels = [row.label for row in rows]
         weights = fit_weights(scores, labels, self.epochs, self.lr, self.seed)
         runner.tokens_run += inner.tokens_run

@@ -25,6 +25,7 @@ from lm_eval_icl.methods import NAMES, make
 from lm_eval_icl.methods.limits import PromptLimits, Request, fits, truncated
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import PromptTokenizer
+from lm_eval_icl.smoke.smoke import QUICK
 from tests import tiny
 
 CLASSES: dict[str, type[ICLModel]] = {name: model_class(name) for name in NAMES}
@@ -78,7 +79,13 @@ def loaded(checkpoint):
     def load(architecture: str, dtype: str) -> dict[str, Any]:
         if (architecture, dtype) not in kept:
             kept[architecture, dtype] = {
-                name: cls(str(checkpoint(architecture)), device="cpu", dtype=dtype, batch_size=1)
+                name: cls(
+                    str(checkpoint(architecture)),
+                    device="cpu",
+                    dtype=dtype,
+                    batch_size=1,
+                    **QUICK.get(name, {}),
+                )
                 for name, cls in {"hf": exact, **CLASSES}.items()
             }
         return kept[architecture, dtype]

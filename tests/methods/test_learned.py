@@ -202,7 +202,9 @@ def test_in_half_precision_what_is_learned_is_float32(model):
         [memory] = method.encode(half, [CONTEXT])
     assert {x.dtype for x in method.parameters(half, before)} == {torch.float32}
     assert {x.dtype for layer in memory.layers for x in layer} == {torch.bfloat16}
-    moved = [(a != b).float().mean() for a, b in zip(memory.layers[0], before.layers[0])]
+    moved = [
+        (a != b).float().mean() for a, b in zip(memory.layers[0], before.layers[0], strict=True)
+    ]
     assert max(moved) > 0
 
 
