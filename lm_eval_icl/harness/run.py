@@ -90,8 +90,8 @@ class PreparedRun:
                 self.tokenize.check_text(instance)
 
     def _check_learned(self, task: Task) -> None:
-        """Refuse a task whose documents have many sets of demonstrations, each of which the method
-        would learn, unless the user wants it."""
+        """Refuse a task whose documents have many contexts, each of which the method would learn in
+        many passes, unless the user wants it."""
         contexts = dict[Context, None]()
         for instance in task.instances or ():
             if id(instance) in self._prepared:
@@ -102,13 +102,13 @@ class PreparedRun:
             return
         tokens = sum(len(context.tokens) for context in contexts)
         cost = (
-            f"task {task.config.task!r}: its documents have {len(contexts)} sets of demonstrations "
-            f"({tokens:,} tokens), and {self.method.name} learns from each, in many passes"
+            f"task {task.config.task!r}: its documents have {len(contexts)} descriptions or sets "
+            f"of demonstrations ({tokens:,} tokens), and {self.method.name} learns from each"
         )
         if not getattr(self.method, "per_document", False):
             raise InputError(
-                f"{cost}: draw one set (--metadata demonstrations=stratified), or give "
-                "per_document=True."
+                f"{cost}, in many passes: draw one set (--metadata demonstrations=stratified), or "
+                "give per_document=True."
             )
         log.warning("%s.", cost)
 
