@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.methods.learned import LearnedMemory, Probability
+from lm_eval_icl.methods.learned import LearnedMemory, Probability, keeping
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,7 @@ class CTKV(LearnedMemory):
         self, model: PreTrainedModel, memory: Memory, parameters: Sequence[Tensor], seen: Tensor
     ) -> Memory:
         dtype = memory.layers[0][0].dtype
-        whole = len(seen) == len(memory)
-        entries = []
-        for entry in parameters:
-            if entry.numel() and not whole:
-                entry = entry.index_select(2, on_device(seen.tolist(), entry.device))
-            entries.append(entry.to(dtype, copy=whole))
+        # Copies, since a step changes the parameters in place.
+        entries = [entry.to(dtype, copy=True) for entry in parameters]
         layers = list(zip(entries[::2], entries[1::2], strict=True))
-        return replace(memory, layers=layers, tokens=[memory.tokens[i] for i in seen.tolist()])
+        return keeping(replace(memory, layers=layers), seen)

@@ -6,10 +6,11 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +21,9 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, whole
+from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.inference.devices import on_device
-from lm_eval_icl.inference.memory import Memory, run_after_memory
+from lm_eval_icl.inference.memory import Memory, added_to, cache_of, run_after_memory
 from lm_eval_icl.methods.base import Count, Flag, Method, Passes, Positive, number, optional
 from lm_eval_icl.methods.encoder import ContextEncoder
 from lm_eval_icl.methods.plain import Plain
@@ -111,7 +113,7 @@ class Learned(Stepwise):
 
     def steps_of(self, model: PreTrainedModel, context: Context) -> Iterator[Learning]:
         """`learn`. Without answers to learn from, the memory stays as it is."""
-        if any(begin < end for begin, end in context.answers):
+        if examples_of(context):
             return self.learn(model, context)
         [memory] = self.first.encode(model, [context])
         return iter([Learning(math.nan, memory)] * (self.steps + 1))
@@ -119,7 +121,8 @@ class Learned(Stepwise):
     def memories(
         self, model: PreTrainedModel, contexts: Sequence[Context]
     ) -> Iterator[list[Memory]]:
-        for together in zip(*(self.steps_of(model, context) for context in contexts), strict=True):
+        steps = [self.steps_of(model, context) for context in contexts]
+        for together in zip(*steps, strict=True):
             yield [learning.memory for learning in together]
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
@@ -220,31 +223,24 @@ class LearnedMemory(Learned):
         generator = torch.Generator().manual_seed(self.seed)
         owners = entry_owners(self.first.row(context), context)
         ranks = entry_ranks(owners, context)
+        examples = examples_of(context)
+        answer_tokens = sum(len(tokens) - begin for _, tokens, begin in examples)
         everything = torch.arange(len(memory))
-        examples = {}
-        for i in canonical(context):
-            begin, end = context.answers[i]
-            # No token of a demonstration predicts the demonstration's first token.
-            if max(begin, 1) < end:
-                examples[i] = (list(context.demonstrations[i][:end]), max(begin, 1))
-        answer_tokens = sum(len(tokens) - begin for tokens, begin in examples.values())
         yield Learning(math.nan, self.memory(model, memory, parameters, everything))
         for step in range(self.steps):
             optimizer.zero_grad()
             total = 0.0
-            for i, (tokens, begin) in examples.items():
+            for i, tokens, begin in examples:
                 seen = owners != i
                 if self.token_dropout:
                     draws = torch.rand(len(owners), generator=generator)
                     seen &= draws[ranks] >= self.token_dropout
-                with torch.enable_grad():
-                    for part in parameters:
-                        part.requires_grad_()
-                    own = self.memory(model, memory, parameters, seen.nonzero()[:, 0])
+                indices = seen.nonzero()[:, 0]
+                with torch.enable_grad(), requiring_gradients(parameters):
+                    own = self.memory(model, memory, parameters, indices)
                     loss = answer_loss(model, own, tokens, begin) / answer_tokens
                     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
                 for part, gradient in zip(parameters, gradients, strict=True):
-                    part.requires_grad_(False)
                     if gradient is not None:
                         part.grad = gradient if part.grad is None else part.grad + gradient
                 total += loss.item()
@@ -253,10 +249,72 @@ class LearnedMemory(Learned):
                     f"{self.name}: the loss is {total} in step {step + 1}: lower lr={self.lr:g}."
                 )
             clip_grad_norm_(parameters, 1.0)
+            rate = self.lr * (1 + math.cos(math.pi * step / self.steps)) / 2
             for group in optimizer.param_groups:
-                group["lr"] = self.lr * (1 + math.cos(math.pi * step / self.steps)) / 2
+                group["lr"] = rate
             optimizer.step()
             yield Learning(total, self.memory(model, memory, parameters, everything))
+
+
+@contextmanager
+def requiring_gradients(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Inside this context, gradients flow to the parameters."""
+    for part in parameters:
+        part.requires_grad_()
+    try:
+        yield
+    finally:
+        for part in parameters:
+            part.requires_grad_(False)
+
+
+def examples_of(context: Context) -> list[tuple[int, list[int], int]]:
+    """The demonstrations to learn from, in canonical order: their indices, their tokens up to the
+    end of the answer, and the index of the first token that is predicted.
+    """
+    examples = []
+    for i in canonical(context):
+        begin, end = context.answers[i]
+        tokens = list(context.demonstrations[i][:end])
+        # No token of a demonstration predicts the demonstration's first token.
+        begin = max(begin, 1)
+        if begin < len(tokens):
+            examples.append((i, tokens, begin))
+    return examples
+
+
+def keeping(memory: Memory, seen: Tensor) -> Memory:
+    """The entries with the indices `seen`. Later tokens keep their positions."""
+    if len(seen) == len(memory):
+        return memory
+    indices = seen.tolist()
+    layers = []
+    for keys, values in memory.layers:
+        at = on_device(indices, keys.device)
+        # The model leaves out a layer without entries.
+        at = at if keys.numel() else at[:0]
+        layers.append((keys.index_select(2, at), values.index_select(2, at)))
+    return replace(memory, layers=layers, tokens=[memory.tokens[i] for i in indices])
+
+
+def followed_by(model: PreTrainedModel, memory: Memory, vectors: Tensor) -> Memory:
+    """The memory with further entries: those of vectors that run in the place of embeddings.
+
+    Args:
+        vectors: [n, width].
+    """
+    positions = torch.arange(len(vectors), device=vectors.device) + memory.query_start
+    cache = memory.cache()
+    model(
+        inputs_embeds=vectors[None].to(model.dtype),
+        position_ids=positions[None],
+        logits_to_keep=1,
+        **cache_arguments(model, cache),
+    )
+    added = Memory(added_to(cache), [-1] * len(vectors), memory.query_start + len(vectors))
+    both: list[Any] = cache_of([memory, added]).layers
+    tokens = [*memory.tokens, *added.tokens]
+    return replace(added, layers=[layer.memory for layer in both], tokens=tokens)
 
 
 def canonical(context: Context) -> list[int]:
@@ -266,10 +324,11 @@ def canonical(context: Context) -> list[int]:
 
 def entry_owners(layout: Layout, context: Context) -> Tensor:
     """For each entry of a context's memory, the index of its demonstration. -1 for the prefix."""
-    lengths = torch.tensor([len(context.prefix), *context.lengths])
-    owner_of_token = torch.arange(-1, len(lengths) - 1).repeat_interleave(lengths)
-    source = torch.tensor(layout.source, dtype=torch.long)
-    return owner_of_token[source[layout.kept_tokens]]
+    owner_of_token = [-1] * len(context.prefix)
+    for i, length in enumerate(context.lengths):
+        owner_of_token += [i] * length
+    sources = [layout.source[token] for token in layout.kept_tokens]
+    return torch.tensor([owner_of_token[source] for source in sources])
 
 
 def entry_ranks(owners: Tensor, context: Context) -> Tensor:

@@ -71,7 +71,10 @@ class ModelMode:
         """`inference_mode` that also counts tokens and passes."""
 
         def count_tokens(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            self.tokens_run += (args[0] if args else kwargs["input_ids"]).numel()
+            inputs = args[0] if args else kwargs.get("input_ids")
+            if inputs is None:
+                inputs = kwargs["inputs_embeds"][..., 0]
+            self.tokens_run += inputs.numel()
             self.passes_run += 1
 
         with (

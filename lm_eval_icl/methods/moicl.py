@@ -95,7 +95,9 @@ class MoICL(Several):
             by_window.append(values)
         scores = []
         for row in rows:
-            table = [[values[row.query, option] for option in row.options] for values in by_window]
+            table = []
+            for values in by_window:
+                table.append([values[row.query, option] for option in row.options])
             scores.append(torch.tensor(table, dtype=torch.double))
         labels = [row.label for row in rows]
         weights = fit_weights(scores, labels, self.epochs, self.lr, self.seed)

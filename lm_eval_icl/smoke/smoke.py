@@ -22,10 +22,9 @@ TOLERANCE = 1e-4
 _SHORT = [2, 6, 10]
 _LONG = [0, 1, 3, 4, 5, 7, 9, 13]
 # Arguments with which methods that learn take no minutes. The tasks have no further labeled rows.
-QUICK: dict[str, dict[str, Any]] = {
-    "ctkv": {"steps": 2, "per_document": True},
-    "moicl": {"epochs": 0, "per_document": True},
-}
+QUICK = dict[str, dict[str, Any]]()
+QUICK["ctkv"] = {"steps": 2, "per_document": True}
+QUICK["moicl"] = {"epochs": 0, "per_document": True}
 _TASKS_OF_ALL = ("smoke_loglikelihood", "smoke_generation")
 _TASKS_OF_ICL = (*_TASKS_OF_ALL, "smoke_long_loglikelihood", "smoke_long_generation")
 
@@ -86,12 +85,12 @@ def smoke(
             except Exception as error:
                 failures[name] = error
     if failures:
-        messages = (
-            f"{name}: {getattr(error, 'message', error)}"[:300] for name, error in failures.items()
-        )
-        raise InputError(f"smoke test on {arch}: {'; '.join(messages)}") from next(
-            iter(failures.values())
-        )
+        messages = []
+        for name, error in failures.items():
+            message = getattr(error, "message", error)
+            messages.append(f"{name}: {message}"[:300])
+        first = next(iter(failures.values()))
+        raise InputError(f"smoke test on {arch}: {'; '.join(messages)}") from first
     return scores
 
 

@@ -12,6 +12,7 @@ from lm_eval_icl.methods import make
 from lm_eval_icl.methods.runner import MethodRunner, score_memories
 from lm_eval_icl.prompts.tokens import Context
 from tests import tiny
+from tests.test_docs import DOCS, blocks
 
 # A prefix and four demonstrations, each an input, an answer and a delimiter.
 CONTEXT = Context(
@@ -220,3 +221,33 @@ def test_what_is_refused(model):
             make("ctkv", arguments)
     with torch.no_grad(), pytest.raises(InputError, match=r"loss is (nan|inf).*lower lr"):
         make("ctkv", {"steps": 9, "lr": 1e300}).encode(model, [CONTEXT])
+
+
+def test_the_soft_prompt_of_the_page_learns(model, tmp_path, monkeypatch):
+    """docs/add-a-method.md's file; its gradient is that of a literal pass over the whole row."""
+    [text] = [
+        text
+        for _, language, text in blocks(DOCS / "add-a-method.md")
+        if language == "python" and "SoftPrompt" in text
+    ]
+    (tmp_path / "softprompt.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    method = make("softprompt:SoftPrompt", {"steps": 12, "lr": 0.05, "vectors": 3})
+    runner = MethodRunner(model, method)
+    with runner.inference_mode():
+        losses = [learning.loss for learning in method.learn(model, CONTEXT)]
+        [memory] = runner.encoder.memories([CONTEXT])
+        [before] = method.first.encode(model, [CONTEXT])
+    assert losses[-1] < losses[1] - 0.1
+    assert len(memory) == len(before) + 3 and memory.query_start == before.query_start + 3
+    assert runner.tokens_run == 0 and scores(runner) and runner.tokens_run > 0
+
+    embed = model.get_input_embeddings().weight
+    vectors = embed[CONTEXT.tokens[-3:]].detach()
+    first = make("softprompt:SoftPrompt", {"steps": 0, "vectors": 3})
+    for (_, query, answer), score in scores(MethodRunner(model, first)).items():
+        row = torch.cat([embed[CONTEXT.tokens], vectors, embed[[*query, *answer]]])
+        logits = model(inputs_embeds=row[None]).logits[0].log_softmax(-1)
+        at = len(row) - len(answer) - 1
+        expected = sum(float(logits[at + i, token]) for i, token in enumerate(answer))
+        assert score == pytest.approx(expected, abs=1e-6)

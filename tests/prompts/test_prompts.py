@@ -116,21 +116,15 @@ def labels(shots, words):
 def test_the_answer_of_every_demonstration_is_known():
     prompt = first_prompt("one_token", 3)
     assert answers(prompt) == [f" {label}" for label in labels(3, "abc")]
-    assert all(
-        part.endswith(answer + "\n\n")
-        for part, answer in zip(prompt.demonstrations, answers(prompt), strict=True)
-    )
+    for part, answer in zip(prompt.demonstrations, answers(prompt), strict=True):
+        assert part.endswith(answer + "\n\n")
     for config in ("described", "prefixed", "samples", "inputs", "generate"):
         prompt = first_prompt(config, 2)
-        parts = prompt.demonstrations
-        assert all(isinstance(part, Demonstration) for part in parts)
-        assert all(
-            answer.strip() and part.rstrip().endswith(answer.rstrip())
-            for part, answer in zip(parts, answers(prompt), strict=True)
-        )
-        assert all(
-            len(answer) < len(part) / 2 for part, answer in zip(parts, answers(prompt), strict=True)
-        )
+        for part, answer in zip(prompt.demonstrations, answers(prompt), strict=True):
+            assert isinstance(part, Demonstration)
+            assert answer.strip()
+            assert part.rstrip().endswith(answer.rstrip())
+            assert len(answer) < len(part) / 2
 
 
 @pytest.mark.parametrize("multiturn", [True, False])
@@ -144,8 +138,10 @@ def test_answers_are_those_of_other_labels_and_formats():
     config = evaluation.TASKS["one_token"]
     flipped = {**config, "metadata": {"labels": "flipped:1.0"}}
     shown = answers(first_prompt(flipped, 3))
-    assert all(a != b for a, b in zip(shown, answers(first_prompt(config, 3)), strict=True))
-    assert all(answer in (" a", " b", " c") for answer in shown)
+    gold = answers(first_prompt(config, 3))
+    for answer, right in zip(shown, gold, strict=True):
+        assert answer != right
+        assert answer in (" a", " b", " c")
     formatted = first_prompt({**config, "metadata": {"format": 3}}, 3)
     assert formatted != first_prompt(config, 3)
     assert [answer.strip() for answer in answers(formatted)] == labels(3, "abc")
