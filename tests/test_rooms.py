@@ -61,7 +61,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "demonstrations": (Limit(11919, 12.6), Limit(6789, 16.5)),
     "training": (Limit(7077, 12.8), Limit(5471, 16.1)),
     "regression": (None, Limit(3247, 18.0)),
-    "harness": (Limit(26958, 12.5), Limit(31122, 14.0)),
+    "harness": (Limit(26966, 12.5), Limit(31160, 14.0)),
     "results": (Limit(31941, 11.7), Limit(28318, 17.3)),
     "leaderboard": (Limit(14710, 12.4), Limit(4366, 13.7)),
     "studies": (Limit(18544, 12.4), Limit(18422, 16.0)),

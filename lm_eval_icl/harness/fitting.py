@@ -47,7 +47,7 @@ def _fit(queries: RuleQueries, start: Any) -> None:
     for number, query in queries.drawn(model.method.name, start):
         label = label_of(task, queries.pool[number])
         if label is None:
-            raise InputError(f"row {number} of its few-shot documents has no answer among options.")
+            continue  # its answer is none of the options
         requests = [queries.fitting(queries.alone(start, query, option)) for option in options]
         answers = [request.answer for request in requests]
         numbers.append(number)

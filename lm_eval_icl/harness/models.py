@@ -224,6 +224,8 @@ class ICLModel(CheckedHFLM):
             self.model_identity(),
             self.method_class.__module__.partition(".")[0] == "lm_eval_icl",
         )
+        if self.method.rows_wanted:
+            raise InputError("--use_cache: it cannot tell what weights were fitted on: leave it out.")
         nameless = "code of this method" if not (ours or "source" in self._origin) else ""
         if nameless or not (model["model_files_digest"] or model["model_sha"]):
             raise InputError(

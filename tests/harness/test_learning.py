@@ -96,3 +96,5 @@ def test_what_moicl_refuses(checkpoint):
     ):
         with pytest.raises(InputError, match=why):
             evaluation.run("moicl", path, [task], 3, args={"rows": 4, **args})
+    with pytest.raises(InputError, match=r"--use_cache: it cannot tell what weights"):
+        evaluation.run("moicl", path, ["one_token"], 3, args={"rows": 4}, use_cache="unused")
