@@ -52,7 +52,7 @@ class Limit(NamedTuple):
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "": (Limit(1201, 9.1), Limit(12639, 13.7)),
     "files": (Limit(129, 6.5), None),
-    "prompts": (Limit(7086, 10.7), Limit(6697, 13.4)),
+    "prompts": (Limit(7077, 10.7), Limit(6697, 13.4)),
     "metaicl": (Limit(3488, 12.9), Limit(5080, 15.4)),
     "decisions": (Limit(2559, 10.2), Limit(1672, 17.5)),
     "inference": (Limit(21648, 11.4), Limit(23704, 15.0)),
@@ -61,10 +61,10 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "demonstrations": (Limit(11919, 12.6), Limit(6789, 16.5)),
     "training": (Limit(7077, 12.8), Limit(5471, 16.1)),
     "regression": (None, Limit(3247, 18.0)),
-    "harness": (Limit(26966, 12.5), Limit(31160, 14.0)),
+    "harness": (Limit(26954, 12.5), Limit(31160, 14.0)),
     "results": (Limit(31941, 11.7), Limit(28318, 17.3)),
     "leaderboard": (Limit(14710, 12.4), Limit(4366, 13.7)),
-    "studies": (Limit(18544, 12.4), Limit(18422, 16.0)),
+    "studies": (Limit(18569, 12.4), Limit(18422, 16.0)),
     "smoke": (Limit(2929, 11.9), Limit(2568, 20.6)),
     "cli": (Limit(10185, 11.4), Limit(1018, 11.4)),
 }

@@ -212,11 +212,10 @@ class ICLModel(CheckedHFLM):
 
     def _weights(self) -> list[dict[str, Any]]:
         """For each context, its task, the rows that it was fitted on, and what was fitted."""
-        fitted = []
-        for context, facts in self.fitted.items():
-            weights = getattr(self.runner.method_of(context), "weights", None)
-            fitted.append({**facts, "weights": weights})
-        return fitted
+        return [
+            {**facts, "weights": getattr(self.runner.method_of(context), "weights", None)}
+            for context, facts in self.fitted.items()
+        ]
 
     def identity(self) -> dict[str, Any]:
         """What responses depend on besides the requests. A cache (`--use_cache`) of another identity is refused."""
@@ -225,7 +224,9 @@ class ICLModel(CheckedHFLM):
             self.method_class.__module__.partition(".")[0] == "lm_eval_icl",
         )
         if self.method.rows_wanted:
-            raise InputError("--use_cache: it cannot tell what weights were fitted on: leave it out.")
+            raise InputError(
+                "--use_cache: it cannot tell what weights were fitted on: leave it out."
+            )
         nameless = "code of this method" if not (ours or "source" in self._origin) else ""
         if nameless or not (model["model_files_digest"] or model["model_sha"]):
             raise InputError(

@@ -32,7 +32,7 @@ class Demonstration(str):
 
     def __reduce__(self) -> tuple[type, tuple[str, ...]]:
         begin, end = self.answer
-        return Demonstration, (str(self)[:begin], str(self)[begin:end], str(self)[end:])
+        return Demonstration, (self[:begin], self[begin:end], self[end:])
 
 
 class FewShotPrompt(str):
