@@ -105,7 +105,11 @@ class PreparedRun:
             f"task {task.config.task!r}: its documents have {len(contexts)} descriptions or sets "
             f"of demonstrations ({tokens:,} tokens), and {self.method.name} learns from each"
         )
-        if not getattr(self.method, "per_document", False):
+        # Prompts that are too long have a part of the demonstrations.
+        largest = max(contexts, key=lambda context: len(context.demonstrations))
+        parts = {largest.prefix, *largest.demonstrations}
+        drawn = any(not {context.prefix, *context.demonstrations} <= parts for context in contexts)
+        if drawn and not getattr(self.method, "per_document", False):
             raise InputError(
                 f"{cost}, in many passes: draw one set (--metadata demonstrations=stratified), or "
                 "give per_document=True."

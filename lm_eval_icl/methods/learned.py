@@ -6,7 +6,6 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -217,8 +216,10 @@ class LearnedMemory(Learned):
         """
 
     def learn(self, model: PreTrainedModel, context: Context) -> Iterator[Learning]:
+        """See `Learned`. It runs inside `torch.no_grad`."""
         [memory] = self.first.encode(model, [context])
-        parameters = [part.detach().clone() for part in self.parameters(model, memory)]
+        start = self.parameters(model, memory)
+        parameters = [part.detach().clone().requires_grad_() for part in start]
         optimizer = torch.optim.AdamW(parameters, self.lr, weight_decay=0.0)
         generator = torch.Generator().manual_seed(self.seed)
         owners = entry_owners(self.first.row(context), context)
@@ -236,7 +237,7 @@ class LearnedMemory(Learned):
                     draws = torch.rand(len(owners), generator=generator)
                     seen &= draws[ranks] >= self.token_dropout
                 indices = seen.nonzero()[:, 0]
-                with torch.enable_grad(), requiring_gradients(parameters):
+                with torch.enable_grad():
                     own = self.memory(model, memory, parameters, indices)
                     loss = answer_loss(model, own, tokens, begin) / answer_tokens
                     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -254,18 +255,6 @@ class LearnedMemory(Learned):
                 group["lr"] = rate
             optimizer.step()
             yield Learning(total, self.memory(model, memory, parameters, everything))
-
-
-@contextmanager
-def requiring_gradients(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Inside this context, gradients flow to the parameters."""
-    for part in parameters:
-        part.requires_grad_()
-    try:
-        yield
-    finally:
-        for part in parameters:
-            part.requires_grad_(False)
 
 
 def examples_of(context: Context) -> list[tuple[int, list[int], int]]:

@@ -19,7 +19,7 @@ from lm_eval_icl.results.board import (
 )
 from lm_eval_icl.results.columns import differing
 from lm_eval_icl.results.compared import CHOSEN, NOT_RECORDED
-from lm_eval_icl.results.fields import RuleFacts, listed, mapping
+from lm_eval_icl.results.fields import listed, mapping
 from lm_eval_icl.results.records import Run
 
 Row = tuple[RowKey, Sequence[TaskRun], Mapping[str, BoardCell]]
@@ -53,16 +53,13 @@ def entries_of(rows: Sequence[Row]) -> tuple[dict[Entry, RowKey], tuple[str, ...
             runs=runs,
             cells=cells,
             rule=shown(rules[0].name) if rules else None,
-            reads=tuple(dict.fromkeys([*_labels(runs), *_reads(rules)])),
+            reads=tuple(
+                dict.fromkeys([*_labels(runs), *(w for rule in rules for w in rule.reads)])
+            ),
             shots=(min(shots), max(shots)),
         )
         key_of[entry] = key
     return _told_apart(key_of), tuple(common)
-
-
-def _reads(rules: Sequence[RuleFacts]) -> list[str]:
-    """What the decision rules of a row use besides the prompt."""
-    return [words for rule in rules for words in rule.reads]
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
