@@ -424,7 +424,7 @@ class Method(ABC):
             pairs.setdefault(context, []).append((query, answer))
         return list(zip(encoder.for_one_pass([*pairs]), pairs.values(), strict=True))
 
-    def rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
+    def text_rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
         """The rows in which texts are continued. All have one context, or each has another."""
         from lm_eval_icl.inference.memory import Memory
 

@@ -86,8 +86,8 @@ def smoke(
                 failures[name] = error
     if failures:
         messages = []
-        for name, error in failures.items():
-            message = getattr(error, "message", error)
+        for name, failure in failures.items():
+            message = getattr(failure, "message", failure)
             messages.append(f"{name}: {message}"[:300])
         first = next(iter(failures.values()))
         raise InputError(f"smoke test on {arch}: {'; '.join(messages)}") from first

@@ -353,7 +353,7 @@ def _log_likelihoods(
             (request.prompt, request.answer) for request in requests
         ).items():
             if lm.method.counts_memories and context.demonstrations:
-                memories = score_memories(runner, context, queries, numbers)
+                memories: Any = score_memories(runner, context, queries, numbers)
             else:  # the memory is the same for every number of passes
                 memories = ((None, scored) for scored in runner.score({context: queries}))
             for number, scored in memories:

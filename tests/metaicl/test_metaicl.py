@@ -354,8 +354,9 @@ def test_the_answers_of_demonstrations_are_their_targets(made, model, method):
 
 def test_what_is_learned_from_metaicls_demonstrations(made, model):
     """One context, or a few where documents are too long for all demonstrations."""
-    results = evaluate(ours("ctkv", model, steps=1), ["metaicl_openbookqa"], made, limit=3)
-    learned = results["config"]["icl"]["learned"]
+    lm = ours("ctkv", model, steps=1)
+    evaluate(lm, ["metaicl_openbookqa"], made, limit=3)
+    learned = lm.counts["learned"]
     assert 1 <= learned["contexts"] == learned["steps"] <= 3
 
 

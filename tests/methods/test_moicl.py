@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.methods import make
+from lm_eval_icl.methods import Predictor, make
 from lm_eval_icl.methods.moicl import LabeledRow, fit_weights
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
@@ -134,3 +134,17 @@ def test_rows_are_needed(model):
     ):
         with pytest.raises(InputError, match=why):
             make("moicl", arguments)
+
+
+def test_texts_are_generated_with_given_weights(checkpoint):
+    """With all weight on one window, they are those after this window."""
+    shown = ["Review: dull\nSentiment: no\n\n", "Review: warm\nSentiment: yes\n\n"]
+    query = ["Review: odd\nSentiment:"]
+    texts = []
+    for name, arguments, parts in (
+        ("moicl", {"weights": [0, 1]}, shown),
+        ("pcw", {"positions": "sequential"}, shown[1:]),
+    ):
+        predictor = Predictor(*tiny.load(checkpoint("llama")), make(name, arguments))
+        texts.append(predictor.generate(parts, query, max_new_tokens=6))
+    assert texts[0] == texts[1]
