@@ -82,8 +82,8 @@ class Learned(Stepwise):
         if self.after is None:
             object.__setattr__(self, "after", self.steps)
         super().__post_init__()
-        fine = self.after is not None and self.after <= self.steps
-        self._check("after", fine=fine, must=f"at most steps={self.steps}")
+        assert self.after is not None
+        self._check("after", fine=self.after <= self.steps, must=f"at most steps={self.steps}")
 
     @cached_property
     def first(self) -> Method:
