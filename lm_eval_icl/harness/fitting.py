@@ -38,14 +38,13 @@ def give_rows(task: Any, model: ICLModel, arguments: Mapping[str, Any]) -> None:
 
 def _fit(queries: RuleQueries, start: Any) -> None:
     """Draw and tokenize the rows for the demonstrations of `start`."""
-    task = queries.task
     model = queries.model
     wanted = model.method.rows_wanted
     options = options_of(next(iter(queries.documents.values())))
     numbers = []
     rows = []
     for number, query in queries.drawn(model.method.name, start):
-        label = label_of(task, queries.pool[number])
+        label = label_of(queries.task, queries.pool[number])
         if label is None:
             continue  # its answer is none of the options
         requests = [queries.fitting(queries.alone(start, query, option)) for option in options]

@@ -113,7 +113,7 @@ class Learned(Stepwise):
 
     def steps_of(self, model: PreTrainedModel, context: Context) -> Iterator[Learning]:
         """`learn`. Without answers to learn from, the memory stays as it is."""
-        if examples_of(context):
+        if context.answers and examples_of(context):
             return self.learn(model, context)
         [memory] = self.first.encode(model, [context])
         return iter([Learning(math.nan, memory)] * (self.steps + 1))
