@@ -258,14 +258,14 @@ class LearnedMemory(Learned):
             yield Learning(total, self.memory(model, memory, parameters, everything))
 
 
-def examples_of(context: Context) -> list[tuple[int, list[int], int]]:
+def examples_of(context: Context) -> list[tuple[int, Ids, int]]:
     """The demonstrations to learn from, in canonical order: their indices, their tokens up to the
     end of the answer, and the index of the first token that is predicted.
     """
     examples = []
     for i in canonical(context):
         begin, end = context.answers[i]
-        tokens = list(context.demonstrations[i][:end])
+        tokens = context.demonstrations[i][:end]
         # No token of a demonstration predicts the demonstration's first token.
         begin = max(begin, 1)
         if begin < len(tokens):
