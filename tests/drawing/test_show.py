@@ -32,10 +32,8 @@ VARIANTS = [
     ("deepthink", "positions=symmetric,momentum=0.9"),
 ]
 # The steps of ctkv need answers, and are compared in tests/methods/test_learned.py.
-RUN_AS_DRAWN = [
-    *(variant for variant in VARIANTS if variant[0] != "ctkv"),
-    ("ctkv", "steps=0"),
-]
+RUN_AS_DRAWN = [variant for variant in VARIANTS if variant[0] != "ctkv"]
+RUN_AS_DRAWN.append(("ctkv", "steps=0"))
 
 
 # The text, read back.
