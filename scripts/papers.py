@@ -50,6 +50,10 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def is_of_metaicl(study: dict[str, Any]) -> bool:
+    return "train" in study or "metaicl_" in str(study["tasks"])
+
+
 def models(study: dict[str, Any]) -> set[str]:
     """The names of a study's checkpoints."""
     return {
@@ -146,8 +150,11 @@ def options(study: dict[str, Any], metaicl: Path | None, limit: int) -> list[str
             "--demonstrations",
             ",".join(way if way in DRAWN else f"{way}:{sizes[way]}" for way in ways),
         ]
+    if "ctkv" in str(study["methods"]):
+        small += ["--model_args", "steps=2"]
     if "train" in study:
         small += ["--train", "steps=2,train_k=160,eval_steps=0"]
+    if is_of_metaicl(study):
         small += ["--metadata", f"metaicl={metaicl},missing=skip"]
         tasks = listed(study["tasks"])
         with_rows = [task for task in tasks if task not in WITHOUT_ROWS]
@@ -225,7 +232,7 @@ def main() -> int:
 
     def timed(name: str) -> tuple[int, int, float]:
         study = studies[name]
-        if "train" in study and metaicl is None:
+        if is_of_metaicl(study) and metaicl is None:
             print(
                 f"{name:32}left out: no MetaICL data beside the checkout ({TOOLS.parent})",
                 flush=True,

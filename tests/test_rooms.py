@@ -50,22 +50,22 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(1201, 9.1), Limit(17038, 13.7)),
-    "files": (Limit(225, 7.1), None),
-    "prompts": (Limit(6741, 10.7), Limit(5721, 13.4)),
-    "metaicl": (Limit(3327, 12.9), Limit(5080, 15.4)),
+    "": (Limit(1201, 9.1), Limit(12639, 13.7)),
+    "files": (Limit(129, 6.5), None),
+    "prompts": (Limit(7077, 10.7), Limit(6697, 13.4)),
+    "metaicl": (Limit(3488, 12.9), Limit(5331, 15.4)),
     "decisions": (Limit(2559, 10.2), Limit(1672, 17.5)),
-    "inference": (Limit(21735, 11.4), Limit(23682, 15.0)),
-    "methods": (Limit(20747, 11.2), Limit(16743, 15.1)),
-    "drawing": (Limit(3795, 11.0), Limit(2421, 16.5)),
+    "inference": (Limit(21648, 11.4), Limit(23704, 15.0)),
+    "methods": (Limit(25021, 11.2), Limit(21133, 15.1)),
+    "drawing": (Limit(3795, 11.0), Limit(2447, 16.5)),
     "demonstrations": (Limit(11919, 12.6), Limit(6789, 16.5)),
     "training": (Limit(7296, 12.8), Limit(5471, 16.1)),
     "regression": (None, Limit(3247, 18.0)),
-    "harness": (Limit(25889, 12.5), Limit(30208, 14.0)),
-    "results": (Limit(31829, 11.7), Limit(28318, 17.3)),
+    "harness": (Limit(27011, 12.5), Limit(31160, 14.0)),
+    "results": (Limit(31918, 11.7), Limit(28318, 17.3)),
     "leaderboard": (Limit(14710, 12.4), Limit(4366, 13.7)),
-    "studies": (Limit(18958, 12.4), Limit(18800, 16.0)),
-    "smoke": (Limit(2853, 11.9), Limit(2568, 20.6)),
+    "studies": (Limit(18575, 12.4), Limit(18480, 16.0)),
+    "smoke": (Limit(2929, 11.9), Limit(2568, 20.6)),
     "cli": (Limit(10185, 11.4), Limit(1018, 11.4)),
 }
 # Lines of a file and of a function of the package. What was longer when the rule came is listed

@@ -10,16 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from lm_eval.api.task import ConfigurableTask, Task
+from lm_eval.api.task import Task
 
 from lm_eval_icl.decisions.rule import Rule
 from lm_eval_icl.decisions.rules import read
 from lm_eval_icl.errors import InputError, naming
-from lm_eval_icl.harness.metaicl_task import MetaICLTask
+from lm_eval_icl.harness.fitting import give_rows
+from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.private_names import add_filters, remove_filters
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.rule_filters import RulesOfTask
-from lm_eval_icl.harness.rule_queries import few_shot_seed
+from lm_eval_icl.harness.rule_queries import few_shot_seed, why_no_options
 from lm_eval_icl.harness.task_state import state_of
 
 # Metrics that mean nothing with the values of any rule.
@@ -37,6 +38,8 @@ def give_rules(task: Any, model: Any) -> None:
     Raises:
         InputError: a rule cannot be used with the task.
     """
+    is_fitted = isinstance(model, ICLModel) and model.method.rows_wanted
+    state_of(task).fitted_model = model if is_fitted else None
     metadata = task.config.metadata or {}
     if "decide" not in metadata or state_of(task).rules is not None:
         return
@@ -50,16 +53,10 @@ def give_rules(task: Any, model: Any) -> None:
 
 def check_options(task: Task, rules: Sequence[Rule]) -> None:
     """Raise an `InputError` if a task has no options to decide among, or a decision of its own."""
-    if isinstance(task, MetaICLTask):
-        why = "MetaICL's tasks have a decision of their own (pmi=True): leave decide out."
-    elif not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice":
-        why = "decides among options, which this task does not have: leave it out of --tasks."
-    elif task.multiple_input:
-        why = "every option of this task has a prompt of its own: leave it out of --tasks."
-    else:
-        return
-    written = "+".join(map(str, rules))
-    raise InputError(f"task {str(task.config.task)!r}: decide={written}: {why}")
+    why = why_no_options(task)
+    if why:
+        written = "+".join(map(str, rules))
+        raise InputError(f"task {str(task.config.task)!r}: decide={written}: {why}")
 
 
 def with_queries(original: Callable[..., None], task: Any, **kwargs: Any) -> None:
@@ -70,9 +67,12 @@ def with_queries(original: Callable[..., None], task: Any, **kwargs: Any) -> Non
     with recording() if rules is not None else nullcontext():
         if not state.requests_are_made:
             original(task, **kwargs)
+    arguments = {name: kwargs[name] for name in _PROMPT if name in kwargs}
+    if state.fitted_model is not None:
+        give_rows(task, state.fitted_model, arguments)
     # A study asks the rules of a task once, and evaluates the task several times.
     if rules is not None and task.instances is not rules.instances:
-        rules.ask(task, {name: kwargs[name] for name in _PROMPT if name in kwargs})
+        rules.ask(task, arguments)
 
 
 def take_rules(task: Any) -> None:

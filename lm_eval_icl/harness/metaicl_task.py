@@ -258,7 +258,10 @@ def _reader(model: LM, task: str) -> Reader:
         limits = model.runner.limits(model.max_length)
         return dataclasses.replace(
             reader(model.tokenizer, model.add_bos_token, model.max_length),
-            alike=model.method.treats_demonstrations_alike or bool(limits.also),
+            # A demonstration that is cut is another for every query.
+            alike=model.method.treats_demonstrations_alike
+            or model.method.needs_answers
+            or bool(limits.also),
             longest_first=limits.longest_go_first,
             canonical=model.canonical_order,
         )

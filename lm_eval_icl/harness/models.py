@@ -31,7 +31,7 @@ from lm_eval_icl.inference.identity import source_digest
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.prompts.tokens import PromptTokenizer
+from lm_eval_icl.prompts.tokens import Context, PromptTokenizer
 from lm_eval_icl.training import record
 
 # Arguments of `HFLM` that are not part of a run's identity: they only say where and how fast the
@@ -86,6 +86,8 @@ class ICLModel(RespondingLM):
         # The demonstrations that the model has chosen for the tasks of a run
         # (`harness.model_choices`).
         self.chosen: dict[str, Any] = {}
+        # The contexts on whose labeled rows the method is fitted: the task and the rows' numbers.
+        self.fitted: dict[Context, dict[str, Any]] = {}
         if warning := record.mismatch(self.trained, method):
             log.warning("%s: %s.", method.name, warning)
         self.canonical_order = self.common.is_canonical(method)
@@ -113,6 +115,7 @@ class ICLModel(RespondingLM):
             canonical=self.canonical_order,
             vocabulary=vocabulary_of(self.model),
             pieces=not self.common.plain,
+            finds_answers=method.needs_answers,
         )
         self.tokenize = RequestTokenizer(prompts, self.max_gen_toks, self.runner)
         self.begin([])
@@ -151,6 +154,7 @@ class ICLModel(RespondingLM):
         self.run.check()  # a process that ran nothing has not yet counted what it left out
         store = self.runner.store
         ran = self.runner.tokens_run
+        learned = self.runner.encoder.learned
         self.counts = self.total(
             {
                 **self.run.counts,
@@ -160,6 +164,7 @@ class ICLModel(RespondingLM):
                 "tokens_saved": self.run.tokens_alone - ran,
                 "passes": self.runner.passes_run,
                 "shared_demonstrations": self.runner.encoder.counts,
+                **({"learned": dict(learned)} if learned else {}),
                 "peak_bytes": peak_bytes(device_of(self.model)),
                 "responses_read": self.responses_read,
             }
@@ -181,11 +186,24 @@ class ICLModel(RespondingLM):
             icl["trained"] = self.trained
         if self.chosen:
             icl["chosen"] = self.chosen
+        if self.fitted:
+            icl["fitted"] = self._weights()
         return {**super().get_model_info(), "icl": {**icl, **self.counts}}
+
+    def _weights(self) -> list[dict[str, Any]]:
+        """For each context, its task, the rows that it was fitted on, and what was fitted."""
+        return [
+            {**facts, "weights": getattr(self.runner.method_of(context), "weights", None)}
+            for context, facts in self.fitted.items()
+        ]
 
     def identity(self) -> dict[str, Any]:
         """What responses depend on besides the requests. A cache (`--use_cache`) of another
         identity is refused."""
+        if self.method.rows_wanted:
+            raise InputError(
+                "--use_cache: it cannot tell what weights were fitted on: leave it out."
+            )
         model = self.model_identity()
         unknown = ""
         if not (model["model_files_digest"] or model["model_sha"]):

@@ -106,7 +106,7 @@ PATCHES = (
         "prompts:marked_turn",
         OURS,
         EVERY_DOOR,
-        "Each turn of a prompt is marked where it begins.",
+        "Each turn of a prompt is marked where it begins, and a demonstration's answer at its ends.",
         "lm-eval hands a model the turns of a prompt.",
     ),
     Patch(

@@ -10,12 +10,13 @@ from typing import NamedTuple
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
-from lm_eval_icl.errors import log
+from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.distributed import total
 from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests, some
 from lm_eval_icl.harness.samplers import RetrievingSampler, pool_sampler
 from lm_eval_icl.methods.limits import PromptLimits, Request
 from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.tokens import Context
 
 # Task -> name of a number -> number.
 Counts = dict[str, dict[str, int]]
@@ -54,6 +55,7 @@ class PreparedRun:
         logs: bool,
     ) -> None:
         self.tokenize = tokenize
+        self.method = limits.method
         self.limits = limits
         self.overflow = overflow
         self.logs = logs
@@ -82,17 +84,48 @@ class PreparedRun:
         """
         if not self._unchecked:
             return
-        groups = _grouped(self._unchecked)
+        tasks = self._unchecked
         self._unchecked = []
+        groups = _grouped(tasks)
         new = list[Prepared]()
         for kind in ("loglikelihood", "generate_until"):
             for group in groups:
                 new += self._prepare([i for i in group if i.request_type == kind])
+        if self.method.learns:
+            for task in tasks:
+                self._check_learned(task)
         self._warn(new)
         for group in groups:
             for instance in group:
                 if instance.request_type == "loglikelihood_rolling":
                     self.tokenize.check_text(instance)
+
+    def _check_learned(self, task: Task) -> None:
+        """Refuse a task whose documents have many contexts, each of which the method would learn in
+        many passes, unless the user wants it."""
+        contexts = dict[Context, None]()
+        for instance in task.instances or ():
+            if id(instance) in self._prepared:
+                request = self._prepared[id(instance)].request
+                if request.prompt.context.demonstrations and not request.left_out:
+                    contexts[request.prompt.context] = None
+        if len(contexts) < 2:
+            return
+        tokens = sum(len(context.tokens) for context in contexts)
+        cost = (
+            f"task {task.config.task!r}: its documents have {len(contexts)} descriptions or sets "
+            f"of demonstrations ({tokens:,} tokens), and {self.method.name} learns from each"
+        )
+        # Prompts that are too long have a part of the demonstrations.
+        largest = max(contexts, key=lambda context: len(context.demonstrations))
+        parts = {largest.prefix, *largest.demonstrations}
+        drawn = any(not {context.prefix, *context.demonstrations} <= parts for context in contexts)
+        if drawn and not getattr(self.method, "per_document", False):
+            raise InputError(
+                f"{cost}, in many passes: draw one set (--metadata demonstrations=stratified), or "
+                "give per_document=True."
+            )
+        log.warning("%s.", cost)
 
     def requests(self, instances: Sequence[Instance]) -> list[Request]:
         """These instances, all of one kind, as requests that fit the model. The requests are stored

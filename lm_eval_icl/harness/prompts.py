@@ -20,12 +20,15 @@ from lm_eval import utils
 from lm_eval.api.utils import Message
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import Demonstration, FewShotPrompt
 
 # The mark that is put before every turn while lm-eval joins the turns, and is removed afterwards: a
 # code point of Unicode's private use area. If a document contains it, there are more marks than
 # turns, and the prompt is left without parts instead of being divided at the wrong place.
 _MARK = "\U000f1c1e"
+# The mark before and after the answer of a demonstration.
+_ANSWER = "\U000f1c20"
+_MARKS = re.compile(f"[{_MARK}{_ANSWER}]")
 
 
 def structure_error(task_name: str | None) -> InputError:
@@ -70,12 +73,20 @@ def current_document() -> dict[str, Any]:
 def marked_turn(
     original: Callable[..., list[Message]], task: Any, *args: Any, **kwargs: Any
 ) -> list[Message]:
-    """Wrapper of `ConfigurableTask.build_qa_turn`: put a mark before the turn."""
+    """Wrapper of `ConfigurableTask.build_qa_turn`: put a mark before the turn, and two around its
+    answer."""
     messages = original(task, *args, **kwargs)
     turns = _turns.get()
     if turns is not None:
         _turns.set(turns + 1)
         messages[0].content = _MARK + messages[0].content
+        if kwargs.get("a") not in (None, ""):
+            content = messages[1].content
+            # The prefix of generated texts stands before the answer. Templates may strip blanks.
+            answer = content.removeprefix(kwargs.get("gen_prefix") or "")
+            if inner := answer.strip():
+                marked = answer.replace(inner, f"{_ANSWER}{inner}{_ANSWER}", 1)
+                messages[1].content = content.removesuffix(answer) + marked
     return messages
 
 
@@ -122,24 +133,41 @@ def _with_parts(marked: str, turns: int) -> str:
         return marked
     prefix, *parts = marked.split(_MARK)
     if not parts or len(parts) != turns:
-        return prefix + "".join(parts)
-    return FewShotPrompt(prefix, parts[:-1], parts[-1])
+        return _MARKS.sub("", marked)
+    demonstrations = [_with_answer(part) for part in parts[:-1]]
+    return FewShotPrompt(_MARKS.sub("", prefix), demonstrations, _MARKS.sub("", parts[-1]))
+
+
+def _with_answer(marked: str) -> str:
+    """A demonstration without the marks around its answer. The blanks before the answer belong to
+    it, as to the options that lm-eval scores."""
+    pieces = marked.split(_ANSWER)
+    if len(pieces) != 3:
+        return "".join(pieces)
+    before, answer, end = pieces
+    query = before.rstrip()
+    return Demonstration(query, before[len(query) :] + answer, end)
 
 
 def _render(
     chat_template: Callable[..., str], messages: list[dict[str, str]], **kwargs: Any
 ) -> str:
-    """Apply a chat template to marked messages. The result has no marks if marks would change the
-    rest of the text."""
-    plain = chat_template(
-        [{**m, "content": m["content"].replace(_MARK, "")} for m in messages], **kwargs
-    )
+    """Apply a chat template to marked messages. The result has no marks if marks would change the rest of the text."""
+
+    def rendered(change: Callable[[str], str]) -> str:
+        return chat_template([{**m, "content": change(m["content"])} for m in messages], **kwargs)
+
+    plain = rendered(lambda content: _MARKS.sub("", content))
     if not isinstance(plain, str):  # some other models of lm-eval return messages
         return plain
-    # Templates often strip a message, so the mark is moved after the blanks at the beginning of the
-    # message.
-    moved = [
-        {**m, "content": re.sub(rf"^{_MARK}(\s+)", rf"\1{_MARK}", m["content"])} for m in messages
-    ]
-    marked = chat_template(moved, **kwargs)
-    return marked if marked.replace(_MARK, "") == plain else plain
+
+    # Templates often strip a message, so the mark is moved after the blanks at the beginning of the message.
+    def moved(content: str) -> str:
+        return re.sub(rf"^{_MARK}(\s+)", rf"\1{_MARK}", content)
+
+    # If a template does not take the marks around answers, the parts of the prompt are still found.
+    for change in (moved, lambda content: moved(content.replace(_ANSWER, ""))):
+        marked = rendered(change)
+        if _MARKS.sub("", marked) == plain:
+            return marked
+    return plain

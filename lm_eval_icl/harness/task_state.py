@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lm_eval_icl.harness.private_names import STATE
 
 if TYPE_CHECKING:
+    from lm_eval_icl.harness.models import ICLModel
     from lm_eval_icl.harness.rule_filters import RulesOfTask
 
 
@@ -23,6 +24,9 @@ class TaskState:
     # `studies.cell_tasks.prepare` sets it; `deciding.with_queries` and `metaicl_task.MetaICLTask`,
     # which would build them again, read it.
     requests_are_made: bool = False
+    # The model that is fitted on labeled rows of the task. `deciding.give_rules` sets it, and
+    # `deciding.with_queries`, which gives the model these rows, reads it.
+    fitted_model: ICLModel | None = None
 
 
 def state_of(task: Any) -> TaskState:

@@ -306,7 +306,7 @@ def masked_pass(
             logits_to_keep=1,
             **cache_arguments(model, cache),
         )
-        return _added(cache)
+        return added_to(cache)
 
     layers: KeyValues = []
     replaceable = model.config._attn_implementation == "sdpa" and model not in _with_other_attention
@@ -395,10 +395,10 @@ def causal_pass(
             inputs["position_ids"] = to_device(positions[None, piece], device)
         # No logits are needed, but transformers computes them for at least one token.
         model(input_ids=on_device([tokens[piece]], device), logits_to_keep=1, **inputs)
-    return _added(cache)
+    return added_to(cache)
 
 
-def _added(cache: Cache) -> KeyValues:
+def added_to(cache: Cache) -> KeyValues:
     """The keys and values that passes have added to a cache, without those of its memory."""
     cache_layers: list[Any] = cache.layers
     ran = [layer.keys for layer in cache_layers if layer.keys is not None]

@@ -18,6 +18,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.metaicl.data import Row
 from lm_eval_icl.metaicl.reading import Reader
 from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
+from lm_eval_icl.prompts.prompt import Span
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 PER_EXAMPLE = 256  # how many tokens an example may have
@@ -69,11 +70,13 @@ class Joined:
         demonstrations: the ids of each demonstration, with the separator that follows it.
         query: the ids of the query, up to the target.
         target: the ids that are scored.
+        answers: the indices of each demonstration's target among its ids.
     """
 
     demonstrations: tuple[Ids, ...]
     query: Ids
     target: Ids
+    answers: tuple[Span, ...] = ()
 
     def __len__(self) -> int:
         return sum(map(len, (*self.demonstrations, self.query, self.target)))
@@ -177,33 +180,40 @@ class Sequences:
             # of the target.
             separators.append(option.between if option.source else ())
         parts = []
+        answers = list[Span]()
         for example, end in zip(shown, separators, strict=True):
+            begin = len(example.source)
             parts.append(example.source + example.target + end)
-        return Joined(tuple(parts), query, option.target)
+            answers.append((begin, begin + len(example.target)))
+        return Joined(tuple(parts), query, option.target, tuple(answers))
 
     def _drop_whole_demonstrations(self, joined: list[Joined], limit: int) -> list[Joined]:
         """Leave out as few whole demonstrations as needed for all sequences to fit.
 
         The same ones are left out of every sequence.
         """
-        kept = list(joined[0].demonstrations)
+        kept = list(zip(joined[0].demonstrations, joined[0].answers, strict=True))
         longest_query = max(len(sequence.query) + len(sequence.target) for sequence in joined)
-        while kept and sum(map(len, kept)) + longest_query > limit:
+        while kept and sum(len(part) for part, _ in kept) + longest_query > limit:
+            at = 0
             if self.reader.longest_first:
-                kept.remove(max(kept, key=lambda part: (len(part), part)))
-            else:
-                kept.pop(0)
-        return [replace(sequence, demonstrations=tuple(kept)) for sequence in joined]
+                at = max(range(len(kept)), key=lambda i: (len(kept[i][0]), kept[i]))
+            kept.pop(at)
+        parts = tuple(part for part, _ in kept)
+        answers = tuple(answer for _, answer in kept)
+        return [replace(sequence, demonstrations=parts, answers=answers) for sequence in joined]
 
     def _cut_beginning(self, sequence: Joined, limit: int) -> Joined:
         """Cut as few tokens as needed at the beginning of a sequence. The target is never cut."""
-        parts = list(sequence.demonstrations)
         surplus = max(0, len(sequence) - limit)
-        while surplus and parts:
-            first = parts.pop(0)
-            if len(first) > surplus:
-                parts.insert(0, first[surplus:])
-            surplus = max(0, surplus - len(first))
+        parts = list[Ids]()
+        answers = list[Span]()
+        for part, (begin, end) in zip(sequence.demonstrations, sequence.answers, strict=True):
+            cut = min(surplus, len(part))
+            surplus -= cut
+            if cut < len(part) or not cut:
+                parts.append(part[cut:])
+                answers.append((max(begin - cut, 0), max(end - cut, 0)))
         query = sequence.query[surplus:]
         if not query or not sequence.target:
             what = "the target is empty"
@@ -212,7 +222,7 @@ class Sequences:
             raise InputError(
                 f"{what}: the sequence has {len(sequence)} tokens, and may have {limit}."
             )
-        return Joined(tuple(parts), query, sequence.target)
+        return Joined(tuple(parts), query, sequence.target, tuple(answers))
 
 
 def encoded(
@@ -224,7 +234,7 @@ def encoded(
         contexts: the contexts of earlier sequences, so that equal contexts are one object. A new
             context is added.
     """
-    context = Context(reader.prefix, sequence.demonstrations)
+    context = Context(reader.prefix, sequence.demonstrations, sequence.answers)
     context = contexts.setdefault(context, context)
     tokens = TokenizedPrompt(context, sequence.query)
     shown = [reader.decode(ids) for ids in sequence.demonstrations]

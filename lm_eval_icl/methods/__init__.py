@@ -34,6 +34,8 @@ _CLASSES = {
     "Structured": ("#6f83e0", "d"),
     "Ensemble": ("#ee8a7d", "8"),
     "NBCE": ("#00989c", "H"),
+    "MoICL": ("#9a4fb0", "s"),
+    "CTKV": ("#5a7d00", "d"),
 }
 STYLES = {name.lower(): style for name, style in _CLASSES.items()}
 NAMES = tuple(STYLES)
@@ -43,6 +45,7 @@ _OTHERS = {
     "ByQuery": "by_query",
     "Several": "several",
     "Stepwise": "stepwise",
+    "LearnedMemory": "learned",
     "Predictor": "predictor",
 }
 

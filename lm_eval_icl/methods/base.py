@@ -117,6 +117,10 @@ class Method(Arguments, ABC):
     rows_may_differ: ClassVar[bool] = True
     # The argument that counts the memories of a method that refines its memory (`Stepwise`).
     counts_memories: ClassVar[str] = ""
+    # The method learns something for each context, in many passes (`methods.learned`).
+    learns: ClassVar[bool] = False
+    # It learns from the answers of its demonstrations, which prompts must therefore tell.
+    needs_answers: ClassVar[bool] = False
     # Every query has a memory of its own. The kind of method says so.
     memory_depends_on_query: ClassVar[bool] = False
     # The memory follows from `lay_out` and `reading`, so that demonstrations may be encoded by
@@ -184,6 +188,19 @@ class Method(Arguments, ABC):
     def needs_positions(self) -> bool:
         """Whether a token's position can differ from its index. The model must then obey them."""
         return self.needs_mask or self.positions != "sequential"
+
+    @property
+    def rows_wanted(self) -> int:
+        """The number of labeled rows, other than demonstrations, that a context is fitted on."""
+        return 0
+
+    def for_context(self, runner: Any, context: Context) -> Method:
+        """The method for the queries of a context, with what was fitted for it.
+
+        Args:
+            runner: the `MethodRunner`, which has the labeled rows.
+        """
+        return self
 
     def why_not(self, n: int) -> str:
         """Why these arguments do not allow a prompt of n demonstrations. Empty if they do."""
@@ -354,7 +371,7 @@ class Method(Arguments, ABC):
             pairs.setdefault(context, []).append((query, answer))
         return list(zip(encoder.for_one_pass([*pairs]), pairs.values(), strict=True))
 
-    def rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
+    def text_rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
         """The rows in which texts are continued. All have one context, or each has another."""
         from lm_eval_icl.inference.memory import Memory
 

@@ -93,7 +93,7 @@ class ByQuery(Method):
             work.append((memory, [(rest, answer) for answer in answers]))
         return work
 
-    def rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
+    def text_rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
         [text] = texts
         encoded = self.encoded(encoder, text.prompt.context, text.prompt.query)
         assert encoded.rest is not None

@@ -38,7 +38,7 @@ class TextBatch:
         model = self.encoder.model
         can = self.encoder.can
         texts = self.texts()
-        rows = self.method.rows(self.encoder, texts)
+        rows = self.method.text_rows(self.encoder, texts)
         before = max(map(len, rows.memories)) + max(map(len, rows.queries))
         shared = can.can_share and can.sees_all_of(before + self.max_new_tokens)
         together: AbstractContextManager[None] = nullcontext()

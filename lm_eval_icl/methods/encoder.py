@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -16,6 +16,7 @@ from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.inference.schedule import ContextWork, Sizes, side_by_side
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.stepwise import Stepwise
 from lm_eval_icl.prompts.tokens import Context
 
 
@@ -33,6 +34,8 @@ class ContextEncoder:
         store: the stored memories.
         budget: how much runs at once.
         counts: what is shared among contexts (`joining.JoiningEncoder`).
+        learned: how many "contexts" were learned in how many "seconds", and in how many "steps"
+            (`learned.LearningEncoder`) or on how many "rows" (`moicl`).
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class ContextEncoder:
         self.can = can
         self.softmax_dtype = softmax_dtype
         self.counts = Counter[str]()
+        self.learned = defaultdict[str, float](float)
         self.store = PrefixCache(self.encode, store_bytes)
         where = f"{type(model).__name__} on {device_of(model)}"
         self.budget = MemoryBudget(self.store, sizes, where, tensor_parallel)
@@ -73,6 +77,12 @@ class ContextEncoder:
     def encode(self, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of contexts, from one pass where the method has one."""
         return self.method.encode(self.model, contexts)
+
+    def stepwise(self, context: Context) -> Iterator[Memory]:
+        """The memories of a context after each step of a `Stepwise` method."""
+        assert isinstance(self.method, Stepwise)
+        for [memory] in self.method.memories(self.model, [context]):
+            yield memory
 
     def together(self, contexts: Sequence[Context]) -> int:
         """How many of the first contexts are encoded in one pass."""

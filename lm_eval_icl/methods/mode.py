@@ -32,6 +32,7 @@ class ModelMode:
             rotary angles. None: the model has its positions.
         tokens_run, passes_run: the tokens and passes that were run through the model inside
             `counting`.
+        learned: what plain mode has learned in this run, by method and context.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ModelMode:
         self.without_positions: list[nn.Embedding] | None = None
         self.tokens_run = 0
         self.passes_run = 0
+        self.learned: dict[Any, Any] = {}
         self._inside = False
 
     @contextmanager
@@ -69,7 +71,10 @@ class ModelMode:
         """`inference_mode` that also counts tokens and passes."""
 
         def count_tokens(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            self.tokens_run += (args[0] if args else kwargs["input_ids"]).numel()
+            inputs = args[0] if args else kwargs.get("input_ids")
+            if inputs is None:
+                inputs = kwargs["inputs_embeds"][..., 0]
+            self.tokens_run += inputs.numel()
             self.passes_run += 1
 
         with (

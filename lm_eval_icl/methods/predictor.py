@@ -82,6 +82,7 @@ class Predictor:
             canonical=self.runner.invariant,
             vocabulary=vocabulary_of(model),
             pieces=not plain,
+            finds_answers=method.needs_answers,
         )
         self._batch_size = int(batch_size)
         if max_length is None:

@@ -27,8 +27,10 @@ from lm_eval_icl.methods import joining, needs
 from lm_eval_icl.methods.base import EncodedContext, Method
 from lm_eval_icl.methods.continuing import TextBatch
 from lm_eval_icl.methods.encoder import ContextEncoder
+from lm_eval_icl.methods.learned import Learned, LearningEncoder
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.methods.mode import ModelMode
+from lm_eval_icl.methods.moicl import LabeledRow
 from lm_eval_icl.methods.plain import Plain
 from lm_eval_icl.methods.stepwise import Stepwise
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
@@ -129,6 +131,7 @@ class MethodRunner(ModelMode):
             what runs at once.
         fits: further methods under which prompts must fit (`limits`), so that all of these methods
             lose the same demonstrations of a long prompt.
+        rows: the labeled rows on which a context is fitted (`Method.rows_wanted`).
 
     Raises:
         Unsupported: the model does not do what the method needs.
@@ -158,6 +161,7 @@ class MethodRunner(ModelMode):
         self.softmax_dtype = softmax_dtype
         self.tensor_parallel = tensor_parallel
         self.fits: Sequence[Method] = ()
+        self.rows: dict[Context, Sequence[LabeledRow]] = {}
         with self.inference_mode():
             self.capabilities = capabilities or probe(model)
             needs.check(method, model, self.capabilities)
@@ -179,7 +183,11 @@ class MethodRunner(ModelMode):
         # accelerator is not idle.
         self.packs_ahead = 0 if on_cpu else 1
         joins = self.capabilities.can_divide and joining.has_separate_demonstrations(self.method)
-        make_encoder = joining.JoiningEncoder if joins else ContextEncoder
+        make_encoder: type[ContextEncoder] = ContextEncoder
+        if isinstance(self.method, Learned):
+            make_encoder = LearningEncoder
+        elif joins:
+            make_encoder = joining.JoiningEncoder
         self.encoder = make_encoder(
             self.model,
             self.method,
@@ -193,6 +201,8 @@ class MethodRunner(ModelMode):
         self.budget = self.encoder.budget
         self.tokens_run = 0
         self.passes_run = 0
+        self.learned.clear()
+        self._methods: dict[Context, Method] = {}
 
     def limits(self, max_length: int) -> PromptLimits:
         """The limits of prompts, for a model that has, or may use, `max_length` positions.
@@ -215,6 +225,27 @@ class MethodRunner(ModelMode):
     def forget(self, context: Context) -> None:
         """Drop all stored memories of a context that no later request has."""
         self.encoder.forget(context)
+
+    def method_of(self, context: Context) -> Method:
+        """The method for the queries of a context (`Method.for_context`)."""
+        if context not in self._methods:
+            self._methods[context] = self.method.for_context(self, context)
+        return self._methods[context]
+
+    def under(self, method: Method) -> MethodRunner:
+        """A runner of another method with the same settings."""
+        return MethodRunner(
+            self.model,
+            method,
+            pack_tokens=self.pack_tokens,
+            batch_size=self.budget.sizes.texts,
+            store_bytes=self.store_bytes,
+            softmax_dtype=self.softmax_dtype,
+            mixed_precision_dtype=self.mixed_precision_dtype,
+            tensor_parallel=self.tensor_parallel,
+            plain=self.plain,
+            capabilities=self.capabilities,
+        )
 
     # Scores.
 
@@ -252,7 +283,10 @@ class MethodRunner(ModelMode):
             For each forward pass, the requests that it scored, and their scores in the same order.
         """
         if self.plain or self.capabilities.no_memory:
-            yield from Plain(self, self.softmax_dtype).score(self.method, work, states)
+            plain = Plain(self, self.softmax_dtype)
+            for context, queries in work.items():
+                method = self.method_of(context)
+                yield from plain.score(method, {context: queries}, states)
             return
         begun: list[Scored] = []
         for batch in self.score_batches(work, once, states):
@@ -286,11 +320,12 @@ class MethodRunner(ModelMode):
             for batch in schedule(waiting, self.budget.sizes, self.capabilities):
                 context, query, _ = batch.queries[0]
                 with self.counting():
+                    method = self.method_of(context)
                     if batch.encoding == "before" and encoded is None:
-                        encode = partial(self.method.encoded, self.encoder, context, query)
+                        encode = partial(method.encoded, self.encoder, context, query)
                         encoded = self.budget.fit(encode)
                     scores = self.budget.attempt(
-                        partial(self.method.scored, self.encoder, batch, encoded, states),
+                        partial(method.scored, self.encoder, batch, encoded, states),
                         partial(self.budget.halve, batch.tokens, batch.rows_used),
                         None if encoded is None else context,
                     )
@@ -340,9 +375,11 @@ class MethodRunner(ModelMode):
         if self.plain:
             plain = Plain(self, self.softmax_dtype)
             with self.inference_mode(), stop_on_nonfinite(self.model, names):
-                return [plain.generate(self.method, prompts[0], generate)]
+                return [plain.generate(self.method_of(context), prompts[0], generate)]
+        with self.inference_mode():
+            method = self.method_of(context)
         batch = TextBatch(
-            self.method,
+            method,
             self.encoder,
             prompts,
             names,
@@ -364,7 +401,7 @@ def score_memories(
     """`MethodRunner.score` on the memories of a context after some steps of a `Stepwise` method.
 
     Args:
-        numbers: the numbers of the memories on which queries are scored, counted from 1.
+        numbers: the numbers of the memories on which queries are scored.
 
     Yields:
         For each forward pass, the number of the memory, the scored requests, and their scores.
@@ -378,10 +415,10 @@ def score_memories(
             for scored in plain.score(replace(method, **steps), {context: queries}):
                 yield number, scored
         return
-    memories = method.memories(runner.model, [context])
-    for number in range(1, max(numbers) + 1):
+    memories = runner.encoder.stepwise(context)
+    for number in range(method.first_number, max(numbers) + 1):
         with runner.counting():
-            encoded = EncodedContext(next(memories))
+            encoded = EncodedContext([next(memories)])
         if number in numbers:
             for scored in runner.score_batches({context: queries}, encoded=encoded):
                 yield number, scored

@@ -141,11 +141,11 @@ class Several(PCW):
             trim_last_layer=encoder.can.can_trim,
         )
 
-    def rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
+    def text_rows(self, encoder: Encoder, texts: Sequence[Text]) -> Rows:
         """A row for each text and memory. The rows of a text get the same next token."""
         windows = self.contexts(texts[0].prompt.context)
         if len(windows) == 1:
-            return super().rows(encoder, texts)
+            return super().text_rows(encoder, texts)
         memories = encoder.memories(windows)
         queries = []
         for text in texts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from transformers import PreTrainedModel
 
@@ -17,8 +18,11 @@ from lm_eval_icl.prompts.tokens import Context
 class Stepwise(Method):
     """One memory for all queries, refined step by step. Each step can be scored.
 
-    A class says in `counts_memories` which of its arguments is the number of steps.
+    A class says in `counts_memories` which of its arguments is the number of steps, and in
+    `first_number` its value for the first memory.
     """
+
+    first_number: ClassVar[int] = 1
 
     @abstractmethod
     def memories(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import Demonstration, FewShotPrompt, Span
 from lm_eval_icl.prompts.splitting import (
     Encode,
     Encoded,
@@ -26,9 +26,6 @@ from lm_eval_icl.prompts.splitting import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# The indices (begin, end) of a piece among the characters or the tokens of its demonstration.
-Span = tuple[int, int]
-
 
 @dataclass(frozen=True)
 class Context:
@@ -39,6 +36,8 @@ class Context:
 
     prefix: Ids  # BOS, if the tokenizer adds it, and the task's description or system text
     demonstrations: tuple[Ids, ...]
+    # The indices of each demonstration's answer among its tokens, for methods that learn from them.
+    answers: tuple[Span, ...] = ()
 
     @functools.cached_property
     def _hash(self) -> int:
@@ -83,9 +82,11 @@ class TokenizedPrompt:
 
         Indices beyond the last demonstration are ignored.
         """
-        demonstrations = self.context.demonstrations
-        kept = tuple(demonstrations[i] for i in indices if i < len(demonstrations))
-        return TokenizedPrompt(Context(self.context.prefix, kept), self.query)
+        context = self.context
+        kept = [i for i in indices if i < len(context.demonstrations)]
+        demonstrations = tuple(context.demonstrations[i] for i in kept)
+        answers = tuple(context.answers[i] for i in kept if context.answers)
+        return TokenizedPrompt(Context(context.prefix, demonstrations, answers), self.query)
 
 
 class _SharedContext:
@@ -93,6 +94,27 @@ class _SharedContext:
 
     context: Context | None = None
     head: Head | None = None
+    spans: list[Span] | None = None  # the answers of the demonstrations, by character
+    answers: tuple[Span, ...] = ()  # and by token
+
+
+def answer_spans(prompt: FewShotPrompt) -> list[Span]:
+    """The indices of each demonstration's answer among its characters.
+
+    Raises:
+        InputError: the answer of a demonstration is not known, or is empty.
+    """
+    spans = []
+    for number, part in enumerate(prompt.demonstrations, 1):
+        begin, end = part.answer if isinstance(part, Demonstration) else (0, 0)
+        if begin == end:
+            raise InputError(
+                f"the answer of demonstration {number} is not known ({part[-40:]!r}), and the "
+                "method learns from it: give a Demonstration(query, answer, end), or take a task "
+                "whose prompts lm-eval builds from queries and answers."
+            )
+        spans.append((begin, end))
+    return spans
 
 
 class PairEncoder:
@@ -107,12 +129,21 @@ class PairEncoder:
     Args:
         encode, bare, by_line: as for `WholeSplitter`.
         by_part: divide prompts by `PartSplitter`.
+        finds_answers: contexts have the answers of their demonstrations (`Context.answers`).
     """
 
-    def __init__(self, encode: Encode, bare: Encode, by_part: bool = False, by_line: bool = False):
+    def __init__(
+        self,
+        encode: Encode,
+        bare: Encode,
+        by_part: bool = False,
+        by_line: bool = False,
+        finds_answers: bool = False,
+    ):
         self.encode = encode
         self.bare = bare
         self.by_line = by_line
+        self.finds_answers = finds_answers
         alone = encode("x")
         # True if a token is put at the end of every text.
         self._closes = len(alone.ids) > alone.added + len(bare("x").ids)
@@ -134,6 +165,12 @@ class PairEncoder:
             parts, shared.head = self._split_whole(prompt, text, shared.head)
         prefix, *demonstrations, query = parts
         context = Context(prefix, tuple(demonstrations))
+        if self.finds_answers:
+            spans = answer_spans(prompt)
+            if shared.spans != spans:
+                shared.spans = spans
+                shared.answers = tuple(self.inside(prompt, spans))
+            context = Context(prefix, tuple(demonstrations), shared.answers)
         if shared.context != context:
             shared.context = context
         return TokenizedPrompt(shared.context, query)
@@ -198,6 +235,8 @@ class PromptTokenizer:
         pieces: tokenize pieces of a text by themselves where this gives the same ids. If False,
             the text (or, with `by_part`, each part) is tokenized as a whole.
         vocabulary: the number of token ids that the model has. None: accept all ids.
+        finds_answers: find the answers of the demonstrations (`Context.answers`), and refuse a
+            prompt whose answers are not known.
 
     Raises:
         InputError: the tokenizer is not fast.
@@ -212,6 +251,7 @@ class PromptTokenizer:
         canonical: bool = False,
         vocabulary: int | None = None,
         pieces: bool = True,
+        finds_answers: bool = False,
     ):
         if not tokenizer.is_fast:
             raise InputError(
@@ -227,6 +267,7 @@ class PromptTokenizer:
         self.prefix_token_id = prefix_token_id
         self.canonical = canonical
         self.vocabulary = vocabulary
+        self.finds_answers = finds_answers
         self.bare = encoder(tokenizer, add_special_tokens=False)
         default = encoder(tokenizer, add_bos_token is not False)
         by_line = pieces and tokenizes_by_line(tokenizer)
@@ -238,7 +279,7 @@ class PromptTokenizer:
                     return self.bare(text)
                 return default(text)
 
-            return PairEncoder(encode, self.bare, by_part, by_line)
+            return PairEncoder(encode, self.bare, by_part, by_line, finds_answers)
 
         self._pair = pair_encoder(str(tokenizer.decode(prefix_token_id)))
         self._continued = pair_encoder(tokenizer.bos_token)

@@ -88,7 +88,8 @@ NEITHER = {
         icl.own_demonstrations task.metadata.retrieved""",
     "counts": """
         icl.contexts_encoded icl.contexts_reused icl.tokens_run icl.tokens_saved
-        icl.responses_read icl.passes icl.peak_bytes icl.shared_demonstrations""",
+        icl.responses_read icl.passes icl.peak_bytes icl.shared_demonstrations
+        icl.learned icl.fitted""",
     "rounding": """
         icl.plain model_args.plain icl.pack_tokens icl.store_bytes
         model_args.pack_tokens model_args.store_bytes

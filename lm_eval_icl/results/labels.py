@@ -19,6 +19,7 @@ from lm_eval_icl.results.board import (
 )
 from lm_eval_icl.results.columns import differing
 from lm_eval_icl.results.compared import CHOSEN, NOT_RECORDED
+from lm_eval_icl.results.fields import listed, mapping
 from lm_eval_icl.results.records import Run
 
 Row = tuple[RowKey, Sequence[TaskRun], Mapping[str, BoardCell]]
@@ -52,11 +53,22 @@ def entries_of(rows: Sequence[Row]) -> tuple[dict[Entry, RowKey], tuple[str, ...
             runs=runs,
             cells=cells,
             rule=shown(rules[0].name) if rules else None,
-            reads=tuple(dict.fromkeys(words for rule in rules for words in rule.reads)),
+            reads=tuple(
+                dict.fromkeys([*_labels(runs), *(w for rule in rules for w in rule.reads)])
+            ),
             shots=(min(shots), max(shots)),
         )
         key_of[entry] = key
     return _told_apart(key_of), tuple(common)
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """How many labeled rows the method was fitted on, besides its demonstrations."""
+    numbers = []
+    for run in runs:
+        for fitted in listed(run.icl.get("fitted")):
+            numbers.append(len(listed(mapping(fitted).get("labels"))))
+    return [f"labels: {number}" for number in numbers]
 
 
 def _conditions(key: RowKey, units: Sequence[TaskRun]) -> list[str]:

@@ -409,7 +409,7 @@ def trained_under(variant: Variant) -> Variant:
     method = variant.make()
     name = variant.method if method.one_pass else method.trained_under
     trained = methods.make(name)
-    shared = {field.name: getattr(method, field.name) for field in fields(trained)}
+    shared = {field.name: getattr(method, field.name, field.default) for field in fields(trained)}
     return Variant(
         name, {key: value for key, value in shared.items() if value != getattr(trained, key)}, 0
     )

@@ -310,9 +310,10 @@ def batches(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
     longer prompts may fit."""
     alike: dict[Any, list[Cell]] = defaultdict(list)
     for cell in cells:
-        name, passes = passes_of(cell.variant)
+        name, _ = passes_of(cell.variant)
+        alone = name and len(cell.variant.make().passes(0, [1, 1])) == 1
         first = replace(cell.without(name), order=0, chosen=(), rule="")
-        alike[first.path, passes == 1].append(cell)
+        alike[first.path, alone].append(cell)
     return [tuple(batch) for batch in alike.values()]
 
 

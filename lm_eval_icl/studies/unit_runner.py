@@ -378,14 +378,14 @@ def _log_likelihoods(
     with runner.mixed_precision():
         for context, queries in contexts.items():
             if lm.method.counts_memories and context.demonstrations:
-                memories = score_memories(runner, context, queries, numbers)
+                memories: Any = score_memories(runner, context, queries, numbers)
             else:  # the memory is the same for every number of passes
-                memories = ((0, scored) for scored in runner.score({context: queries}))
+                memories = ((None, scored) for scored in runner.score({context: queries}))
             for number, scored in memories:
                 for (_, query, ids), value in zip(*scored, strict=True):
                     for i in queries[query][ids]:
                         check_finite(instances[i], value[0], runner.model)
-                        for passes in [number] if number else numbers:
+                        for passes in numbers if number is None else [number]:
                             answers[passes][id(instances[i])] = itertools.repeat(value)
             runner.forget(context)
     return answers

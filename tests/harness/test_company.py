@@ -15,6 +15,7 @@ from datasets import Dataset, DatasetDict
 
 from lm_eval_icl import methods
 from lm_eval_icl.decisions.rules import RULES, read
+from lm_eval_icl.smoke.every_method import QUICK
 from tests import evaluation, processes, tiny
 
 BOUND = 1e-5  # float32
@@ -117,7 +118,7 @@ def test_the_values_of_rules_are_the_same_in_any_company(checkpoint):
 
 @pytest.mark.parametrize("model", tiny.slow_but(["icl", "invicl"], methods.NAMES))
 def test_documents_of_every_kind_have_the_same_responses_in_any_company(checkpoint, model):
-    in_any_company(model, checkpoint("llama"), list(KINDS))
+    in_any_company(model, checkpoint("llama"), list(KINDS), args=QUICK.get(model, {}))
 
 
 @pytest.mark.slow
@@ -128,7 +129,10 @@ def test_retrieved_demonstrations_are_the_same_in_any_company(checkpoint):
 
 def all_methods(folder: Path) -> list:
     path = folder / "llama"
-    by_method = {name: answers(name, path, list(KINDS), DOCUMENTS) for name in methods.NAMES}
+    by_method = {
+        name: answers(name, path, list(KINDS), DOCUMENTS, args=QUICK.get(name, {}))
+        for name in methods.NAMES
+    }
     rules = answers("icl", path, ["options"], DOCUMENTS, metadata={"decide": DECIDE})
     return [list(by_key.items()) for by_key in (*by_method.values(), rules)]
 

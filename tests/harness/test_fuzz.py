@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from lm_eval_icl.smoke.smoke import QUICK
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import ICLModel, model_class
@@ -78,7 +79,13 @@ def loaded(checkpoint):
     def load(architecture: str, dtype: str) -> dict[str, Any]:
         if (architecture, dtype) not in kept:
             kept[architecture, dtype] = {
-                name: cls(str(checkpoint(architecture)), device="cpu", dtype=dtype, batch_size=1)
+                name: cls(
+                    str(checkpoint(architecture)),
+                    device="cpu",
+                    dtype=dtype,
+                    batch_size=1,
+                    **QUICK.get(name, {}),
+                )
                 for name, cls in {"hf": exact, **CLASSES}.items()
             }
         return kept[architecture, dtype]

@@ -11,6 +11,7 @@ import torch
 from lm_eval_icl import methods
 from lm_eval_icl.inference import devices
 from lm_eval_icl.methods import Predictor, runner
+from lm_eval_icl.smoke.every_method import QUICK
 from lm_eval_icl.training.finetune import Settings, train
 from tests import evaluation, tiny
 from tests.training.test_training import task
@@ -35,7 +36,9 @@ def test_on_a_gpu_as_on_a_cpu(checkpoint, method):
     found = []
     for device in ("cpu", "cuda"):
         model, tokenizer = tiny.load(checkpoint("llama"))
-        predictor = Predictor(model.to(device), tokenizer, methods.make(method))
+        predictor = Predictor(
+            model.to(device), tokenizer, methods.make(method, QUICK.get(method, {}))
+        )
         found.append(scores_of(predictor))
     evaluation.assert_same(found[1], found[0], 1e-3)
     torch.cuda.set_sync_debug_mode("error")

@@ -332,6 +332,34 @@ def test_whole_demonstrations_leave_where_none_may_be_cut(made, model, channel):
     ]
 
 
+@pytest.mark.parametrize("method", ["icl", "invicl", "ctkv"])
+def test_the_answers_of_demonstrations_are_their_targets(made, model, method):
+    """Also where the beginning is cut, or whole demonstrations leave."""
+    lm = ours(method, model, max_length=700)
+    documents, task = built(lm, "metaicl_openbookqa", made)
+    encoded = task._sequences.encoded_demonstrations(task._rows)
+    targets = {example.target for example in encoded}
+    for requests in documents:
+        for prompt, _ in requests:
+            context = prompt.tokens.context
+            assert 0 < len(context.answers) == len(context.demonstrations) < 16
+            pairs = list(zip(context.demonstrations, context.answers, strict=True))
+            for number, (ids, (begin, end)) in enumerate(pairs):
+                answer = ids[begin:end]
+                if number or method != "icl":
+                    assert answer in targets
+                else:
+                    assert any(target[len(target) - len(answer) :] == answer for target in targets)
+
+
+def test_what_is_learned_from_metaicls_demonstrations(made, model):
+    """One context, or a few where documents are too long for all demonstrations."""
+    lm = ours("ctkv", model, steps=1)
+    evaluate(lm, ["metaicl_openbookqa"], made, limit=3)
+    learned = lm.counts["learned"]
+    assert 1 <= learned["contexts"] == learned["steps"] <= 3
+
+
 # Decision and metric.
 
 

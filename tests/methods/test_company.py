@@ -8,6 +8,7 @@ import functools
 
 import pytest
 import torch
+from lm_eval_icl.smoke.smoke import QUICK
 
 from lm_eval_icl import methods
 from lm_eval_icl.methods.runner import MethodRunner
@@ -16,7 +17,7 @@ from tests import tiny
 
 # Norms of llama round to float32, so that float64 is told from rounding where norms are LayerNorm.
 BOUNDS = [("gpt2", torch.float64, 1e-10), ("llama", torch.float32, 1e-5)]
-VARIANTS = [(name, {}) for name in methods.NAMES] + [
+VARIANTS = [(name, QUICK.get(name, {})) for name in methods.NAMES] + [
     ("pcw", {"window_size": 2}),
     ("ensemble", {"combine": "moe", "window_size": 2}),
     ("deepthink", {"layout": "invicl", "T": 3, "eta": 0.5}),

@@ -6,20 +6,21 @@ import itertools
 import pytest
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval_icl.smoke.smoke import QUICK
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.methods.limits import PromptLimits
-from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import Demonstration, FewShotPrompt
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import tiny
 
 DEMONSTRATIONS = [
-    "Review: dull and long\nSentiment: no\n\n",
-    "Review: warm\nSentiment: yes\n\n",
-    "Review: odd\nSentiment: no\n\n",
+    Demonstration("Review: dull and long\nSentiment:", " no", "\n\n"),
+    Demonstration("Review: warm\nSentiment:", " yes", "\n\n"),
+    Demonstration("Review: odd\nSentiment:", " no", "\n\n"),
 ]
 QUERIES = [
     "Review: a film\nSentiment:",
@@ -37,8 +38,9 @@ load = functools.partial(tiny.load, dtype=torch.float64)
 )
 def test_it_gives_what_the_lm_eval_model_gives(checkpoint, name):
     path = checkpoint("llama")
-    predictor = Predictor(*load(path), methods.make(name))
-    lm = model_class(name)(str(path), device="cpu", dtype="float64", batch_size=8)
+    arguments = QUICK.get(name, {})
+    predictor = Predictor(*load(path), methods.make(name, arguments))
+    lm = model_class(name)(str(path), device="cpu", dtype="float64", batch_size=8, **arguments)
     prompts = [FewShotPrompt("Tell. ", DEMONSTRATIONS, query) for query in QUERIES]
     scored = [
         Instance("loglikelihood", {}, pair, 0) for pair in itertools.product(prompts, OPTIONS)
@@ -81,8 +83,9 @@ def test_texts_are_those_of_whole_passes(checkpoint, name):
 @pytest.mark.parametrize("name", tiny.slow_but(["invicl", "saicl", "nbce", "ape"], methods.NAMES))
 def test_texts_are_those_of_the_lm_eval_model(checkpoint, name):
     path = checkpoint("llama")
-    predictor = Predictor(*load(path), methods.make(name))
-    lm = model_class(name)(str(path), device="cpu", dtype="float64", batch_size=8)
+    arguments = QUICK.get(name, {})
+    predictor = Predictor(*load(path), methods.make(name, arguments))
+    lm = model_class(name)(str(path), device="cpu", dtype="float64", batch_size=8, **arguments)
     prompts = [FewShotPrompt("Tell. ", DEMONSTRATIONS, query) for query in QUERIES]
     arguments = {"until": ["e"], "max_gen_toks": 6}
     requests = [Instance("generate_until", {}, (prompt, arguments), 0) for prompt in prompts]
@@ -210,3 +213,13 @@ def test_a_model_that_somebody_owns_is_left_as_it_was(checkpoint):
     predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
     assert model.generation_config.cache_implementation == "static"
     assert torch.equal(model(ids).logits, before)
+
+
+def test_a_method_that_learns_needs_the_answers_of_demonstrations(checkpoint):
+    predictor = Predictor(*load(checkpoint("llama")), methods.make("ctkv", {"steps": 2}))
+    plain = [str(demonstration) for demonstration in DEMONSTRATIONS]
+    with pytest.raises(InputError, match=r"query 0: the answer of demonstration 1 is not known"):
+        predictor.score(plain, QUERIES, OPTIONS)
+    assert predictor.score([], QUERIES[:1], OPTIONS) == Predictor(
+        *load(checkpoint("llama")), methods.make("icl")
+    ).score([], QUERIES[:1], OPTIONS)

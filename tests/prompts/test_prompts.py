@@ -13,7 +13,7 @@ from lm_eval.models.api_models import JsonChatStr
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.prompts import _MARK, _compiled, recording
-from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import Demonstration, FewShotPrompt
 from tests import evaluation
 
 
@@ -104,6 +104,65 @@ def test_blanks_that_a_chat_template_strips():
     assert prompt.query == f"{evaluation.documents(1, 0)[0]['other']} is</user><assistant>"
 
 
+def answers(prompt):
+    """Of each demonstration, with the blanks before it."""
+    return [part[slice(*part.answer)] for part in prompt.demonstrations]
+
+
+def labels(shots, words):
+    return [words[doc["label"]] for doc in evaluation.documents(shots, 50)]
+
+
+def test_the_answer_of_every_demonstration_is_known():
+    prompt = first_prompt("one_token", 3)
+    assert answers(prompt) == [f" {label}" for label in labels(3, "abc")]
+    for part, answer in zip(prompt.demonstrations, answers(prompt), strict=True):
+        assert part.endswith(answer + "\n\n")
+    for config in ("described", "prefixed", "samples", "inputs", "generate"):
+        prompt = first_prompt(config, 2)
+        for part, answer in zip(prompt.demonstrations, answers(prompt), strict=True):
+            assert isinstance(part, Demonstration)
+            assert answer.strip()
+            assert part.rstrip().endswith(answer.rstrip())
+            assert len(answer) < len(part) / 2
+
+
+@pytest.mark.parametrize("multiturn", [True, False])
+def test_answers_are_known_under_a_chat_template(multiturn):
+    kwargs = {"apply_chat_template": True, "chat_template": chat, "fewshot_as_multiturn": multiturn}
+    prompt = first_prompt("described", 2, **kwargs)
+    assert answers(prompt) == (["no", "yes"] if multiturn else [" no", " yes"])
+
+
+def test_answers_are_those_of_other_labels_and_formats():
+    config = evaluation.TASKS["one_token"]
+    flipped = {**config, "metadata": {"labels": "flipped:1.0"}}
+    shown = answers(first_prompt(flipped, 3))
+    gold = answers(first_prompt(config, 3))
+    for answer, right in zip(shown, gold, strict=True):
+        assert answer != right
+        assert answer in (" a", " b", " c")
+    formatted = first_prompt({**config, "metadata": {"format": 3}}, 3)
+    assert formatted != first_prompt(config, 3)
+    assert [answer.strip() for answer in answers(formatted)] == labels(3, "abc")
+
+
+def test_a_template_that_takes_no_marks_in_answers_leaves_the_parts():
+    def quoting(messages, add_generation_prompt=True):
+        turns = []
+        for message in messages:
+            content = message["content"].strip()
+            if message["role"] == "assistant":
+                content = f"{len(content)}:{content}"
+            turns.append(f"<{message['role']}>{content}")
+        return "".join(turns) + "<assistant>"
+
+    kwargs = {"apply_chat_template": True, "fewshot_as_multiturn": True, "chat_template": quoting}
+    prompt = first_prompt("one_token", 2, **kwargs)
+    assert len(prompt.demonstrations) == 2
+    assert not any(isinstance(part, Demonstration) for part in prompt.demonstrations)
+
+
 def test_what_leaves_no_structure():
     """A template that depends on what it is given, that of a model with an API, and a document that holds the
     mark."""
@@ -146,6 +205,9 @@ def test_copies_and_other_processes_keep_the_parts():
     for other in (pickle.loads(pickle.dumps(prompt)), copy.copy(prompt), copy.deepcopy(prompt)):
         assert type(other) is FewShotPrompt
         assert (other, other.prefix, other.demonstrations, other.query) == ("pdq", "p", ("d",), "q")
+    part = Demonstration("q:", " a", "\n")
+    for other in (pickle.loads(pickle.dumps(part)), copy.copy(part), copy.deepcopy(part)):
+        assert type(other) is Demonstration and (other, other.answer) == ("q: a\n", (2, 4))
 
 
 def test_the_request_cache_is_refused(checkpoint):

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import Demonstration, FewShotPrompt
 from lm_eval_icl.prompts.splitting import encoder, tokenizes_by_line
-from lm_eval_icl.prompts.tokens import Context, PairEncoder
+from lm_eval_icl.prompts.tokens import Context, PairEncoder, PromptTokenizer
 from tests import evaluation, tiny
 
 TEXT = st.text(alphabet="ab Q:.\n\té12", max_size=12)
@@ -382,3 +382,37 @@ def test_scores_of_a_tokenizer_whose_words_reach_over_line_breaks_are_those_of_h
     check_scores_are_those_of_hf(
         tmp_path, tokenizer, FewShotPrompt("", ["Qd\n"], "a\nb"), ("cdddd",)
     )
+
+
+@pytest.mark.parametrize("by_part", [False, True])
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_tokens_of_answers_are_found(kind, by_part):
+    """Also after demonstrations are sorted or left out; and they are those of the option itself."""
+    tokenizer = TOKENIZERS[kind]
+    parts = [
+        Demonstration("Review: the plot is dull\nSentiment:", " negative", "\n\n"),
+        Demonstration("Review: a gripping film\nSentiment:", " positive", "\n\n"),
+        Demonstration("Review: warm\nAnswer:\n", "12 + 30", "\n\n"),
+    ]
+    prompts = PromptTokenizer(tokenizer, by_part=by_part, canonical=True, finds_answers=True)
+    prompt = prompts.arranged(FewShotPrompt("Tell. ", parts, "Review: odd\nSentiment:"), (1,))
+    tokens = prompts.pair(prompt, " negative")[0]
+    kept = [part for i, part in enumerate(sorted(parts)) if i != 1]
+    context = tokens.context
+    assert len(context.answers) == len(kept) == 2
+    for part, ids, (begin, end) in zip(kept, context.demonstrations, context.answers, strict=True):
+        answer = part[slice(*part.answer)]
+        assert tokenizer.decode(ids[begin:end]).strip() == answer.strip()
+        assert 0 < begin < end < len(ids)
+    assert tokens.keeping([1]).context.answers == context.answers[1:]
+    same = PromptTokenizer(tokenizer, by_part=by_part, canonical=True)
+    assert same.pair(prompt, " negative")[0].context.demonstrations == context.demonstrations
+    assert same.pair(prompt, " negative")[0].context.answers == ()
+
+
+def test_unknown_answers_are_refused():
+    prompts = PromptTokenizer(tiny.byte_level(), finds_answers=True)
+    parts = [Demonstration("q:", " a", "\n"), "q: b\n"]
+    with pytest.raises(InputError, match=r"answer of demonstration 2 is not known \('q: b"):
+        prompts.pair(FewShotPrompt("", parts, "q:"), " a")
+    assert prompts.pair(FewShotPrompt("", (), "q:"), " a")[0].context.answers == ()

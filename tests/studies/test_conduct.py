@@ -235,6 +235,8 @@ def test_batches_are_scored_together():
     for cells in alike:
         assert len({(c.model.name, c.task, c.seed, c.split, c.variant.method) for c in cells}) == 1
     assert batches([]) == []
+    learned = grid(methods=[{"ctkv": {"steps": 4, "after": [0, 1, 4]}}], tasks=["a"], seeds=0)
+    assert list(map(len, batches(known(learned)))) == [3]  # which all have the same prompts
 
 
 # The choice.

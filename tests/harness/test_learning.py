@@ -1,0 +1,100 @@
+"""Methods that learn, in runs of lm-eval."""
+
+import logging
+
+import pytest
+import torch
+
+from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.methods import Predictor
+from tests import evaluation, tiny
+from tests.methods.test_moicl import literal_weights
+
+
+def facts(results):
+    return results["config"]["icl"]
+
+
+def learned(results):
+    counts = facts(results)["learned"]
+    assert counts.pop("seconds") > 0
+    return counts
+
+
+def test_a_context_is_learned_once_for_all_documents_and_rules(checkpoint):
+    path = checkpoint("llama")
+    args = {"steps": 2, "lr": 0.1}
+    plain = evaluation.run("icl", path, ["one_token"], 2)
+    ruled = evaluation.run(
+        "ctkv", path, ["one_token"], 2, args=args, metadata={"decide": "contextual+batch"}
+    )
+    alone = evaluation.run("ctkv", path, ["one_token"], 2, args=args)
+    assert learned(ruled) == learned(alone) == {"contexts": 1, "steps": 2}
+    assert evaluation.responses(alone) != evaluation.responses(plain)
+    start = evaluation.run("ctkv", path, ["one_token", "generate"], 2, args={"steps": 0})
+    same = evaluation.run("icl", path, ["one_token", "generate"], 2)
+    evaluation.assert_same(evaluation.responses(start), evaluation.responses(same), 1e-5)
+
+
+def test_a_context_for_each_document_is_refused_unless_it_is_wanted(checkpoint, caplog):
+    path = checkpoint("llama")
+    why = (
+        r"'described': its documents have 6 descriptions or sets of demonstrations \([\d,]+ "
+        r"tokens\), and ctkv learns from each, in many passes: .*per_document=True"
+    )
+    with pytest.raises(InputError, match=why):
+        evaluation.run("ctkv", path, ["described"], 2, args={"steps": 1})
+    with caplog.at_level(logging.WARNING):
+        args = {"steps": 1, "per_document": True}
+        results = evaluation.run("ctkv", path, ["described"], 2, args=args)
+    assert learned(results) == {"contexts": 6, "steps": 6}
+    assert "6 descriptions or sets of demonstrations" in caplog.text
+
+
+def test_moicl_is_fitted_on_rows_that_are_read_nowhere_else(checkpoint):
+    path = checkpoint("llama")
+    args = {"rows": 5, "epochs": 2, "dtype": "float64"}
+    results = evaluation.run("moicl", path, ["one_token"], 3, args=args)
+    [fitted] = facts(results)["fitted"]
+    assert fitted["task"] == "one_token" and len(set(fitted["labels"])) == 5
+    pool = evaluation.splits()["train"].to_list()
+    queries = [f"Review: {doc['text']}\nSentiment:" for doc in pool]
+    options = [" a", " b", " c"]
+    # In canonical order.
+    answers = [options[doc["label"]] for doc in pool]
+    windows = sorted(f"{queries[i]}{answers[i]}\n\n" for i in range(3))
+    assert not set(fitted["labels"]) & {0, 1, 2}  # the demonstrations
+    # Demonstrations are tokenized each by itself, as under pcw, which has one window here.
+    alone = Predictor(
+        *tiny.load(path, dtype=torch.float64), methods.make("pcw", {"positions": "sequential"})
+    )
+
+    def by_window(query):
+        return [
+            [score for score, _ in alone.score([window], [query], options)[0]] for window in windows
+        ]
+
+    scores = [by_window(queries[row]) for row in fitted["labels"]]
+    labels = [pool[row]["label"] for row in fitted["labels"]]
+    weights = literal_weights(scores, labels, 2, 0.1, 0)
+    assert fitted["weights"] == pytest.approx(weights, abs=1e-6)
+    for sample in results["samples"]["one_token"]:
+        table = by_window(f"Review: {sample['doc']['text']}\nSentiment:")
+        expected = [sum(w * row[y] for w, row in zip(weights, table, strict=True)) for y in (0, 1)]
+        found = [float(response[0][0]) for response in sample["resps"][:2]]
+        assert found == pytest.approx(expected, abs=1e-4)
+    assert learned(results) == {"contexts": 1, "rows": 5}
+
+
+def test_what_moicl_refuses(checkpoint):
+    path = checkpoint("llama")
+    for task, args, why in (
+        ("generate", {}, r"'generate': moicl: decides among options, which this task does not"),
+        ("one_token", {"rows": 50}, r"rows=50: only \d few-shot documents are neither"),
+        ("inputs", {}, r"every option of this task has a prompt of its own"),
+    ):
+        with pytest.raises(InputError, match=why):
+            evaluation.run("moicl", path, [task], 3, args={"rows": 4, **args})
+    with pytest.raises(InputError, match=r"--use_cache: it cannot tell what weights"):
+        evaluation.run("moicl", path, ["one_token"], 3, args={"rows": 4}, use_cache="unused")

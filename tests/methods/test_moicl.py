@@ -1,0 +1,150 @@
+"""Mixtures of windows, whose weights are fitted, against a loop written from the paper."""
+
+import math
+
+import pytest
+import torch
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.methods import Predictor, make
+from lm_eval_icl.methods.moicl import LabeledRow, fit_weights
+from lm_eval_icl.methods.runner import MethodRunner
+from lm_eval_icl.prompts.tokens import Context
+from tests import tiny
+
+CONTEXT = Context((1, 60), ((15, 26, 37, 8), (9, 40, 11, 12, 13), (14, 75, 16)))
+OPTIONS = [(22, 23), (24,), (70, 5, 6)]
+ROWS = [
+    LabeledRow((20 + i, 30 + i), OPTIONS, label) for i, label in enumerate([0, 1, 2, 2, 0, 2, 2])
+]
+QUERIES = {(50, 51): OPTIONS, (52,): OPTIONS}
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def model(request):
+    return tiny.build(request.param, torch.float64)
+
+
+def log_likelihood(model, window, query, answer):
+    """Of an answer after a window, in one ordinary pass."""
+    before = [*CONTEXT.prefix, *window, *query]
+    with torch.no_grad():
+        logprobs = model(torch.tensor([[*before, *answer]])).logits[0].log_softmax(-1)
+    return sum(float(logprobs[len(before) + i - 1, token]) for i, token in enumerate(answer))
+
+
+def windows_of(size):
+    parts = CONTEXT.demonstrations
+    return [sum(parts[i : i + size], ()) for i in range(0, len(parts), size)]
+
+
+def literal_weights(scores, labels, epochs, lr, seed):
+    """Adam by hand, on the weighted cross-entropy of one row a step."""
+    n = len(scores[0])
+    weights, mean, square, t = [1 / n] * n, [0.0] * n, [0.0] * n, 0
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        for row in torch.randperm(len(labels), generator=generator).tolist():
+            t += 1
+            by_window, label = scores[row], labels[row]
+            values = [
+                sum(weights[b] * by_window[b][y] for b in range(n))
+                for y in range(len(by_window[0]))
+            ]
+            largest = max(values)
+            exps = [math.exp(value - largest) for value in values]
+            shares = [e / sum(exps) for e in exps]
+            factor = len(labels) / labels.count(label)
+            for b in range(n):
+                expected = sum(p * s for p, s in zip(shares, by_window[b], strict=True))
+                g = factor * (expected - by_window[b][label])
+                mean[b] = 0.9 * mean[b] + 0.1 * g
+                square[b] = 0.999 * square[b] + 0.001 * g * g
+                corrected = mean[b] / (1 - 0.9**t)
+                weights[b] -= lr * corrected / (math.sqrt(square[b] / (1 - 0.999**t)) + 1e-8)
+    return weights
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("size", [1, 2])
+def test_weights_and_scores_are_those_of_a_literal_loop(model, size, plain):
+    arguments = {"window_size": size, "rows": len(ROWS), "epochs": 2, "seed": 4}
+    runner = MethodRunner(model, make("moicl", arguments), plain=plain)
+    runner.rows[CONTEXT] = ROWS
+    values = {}
+    with runner.inference_mode():
+        for requests, scored in runner.score({CONTEXT: QUERIES}):
+            values |= zip(requests, [score for score, _ in scored], strict=True)
+        weights = runner.method_of(CONTEXT).weights
+    windows = windows_of(size)
+    labels = [row.label for row in ROWS]
+    scores = [
+        [[log_likelihood(model, w, row.query, o) for o in OPTIONS] for w in windows] for row in ROWS
+    ]
+    expected = literal_weights(scores, labels, 2, 0.1, 4)
+    assert weights == pytest.approx(expected, abs=1e-9)
+    assert min(weights) < 0 or max(weights) > 1 / len(windows) + 0.05
+    assert len(values) == 6
+    for (_, query, answer), value in values.items():
+        by_window = [log_likelihood(model, window, query, answer) for window in windows]
+        mixed = sum(w * s for w, s in zip(expected, by_window, strict=True))
+        assert value == pytest.approx(mixed, abs=1e-8)
+    assert runner.encoder.learned["rows"] == len(ROWS)
+
+
+def test_without_epochs_it_is_the_ensemble(model):
+    def scores(method):
+        runner = MethodRunner(model, method)
+        with runner.inference_mode():
+            return {
+                request: score
+                for requests, scored in runner.score({CONTEXT: QUERIES})
+                for request, (score, _) in zip(requests, scored, strict=True)
+            }
+
+    assert scores(make("moicl", {"epochs": 0})) == pytest.approx(scores(make("ensemble")))
+    given = scores(make("moicl", {"weights": [1, 0, 0]}))
+    window = Context(CONTEXT.prefix, CONTEXT.demonstrations[:1])
+    for (_, query, answer), value in given.items():
+        alone = log_likelihood(model, window.demonstrations[0], query, answer)
+        assert value == pytest.approx(alone, abs=1e-9)
+
+
+def test_a_window_that_misleads_gets_a_negative_weight():
+    """Window 1 prefers the right option, window 2 the wrong one."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(2, (40,), generator=generator).tolist()
+    scores = []
+    for label in labels:
+        row = torch.randn(2, 2, generator=generator, dtype=torch.double)
+        row[0, label] += 1
+        row[1, label] -= 1
+        scores.append(row)
+    right, wrong = fit_weights(scores, labels, 5, 0.1, 0).tolist()
+    assert right > 0.5 and wrong < -0.5
+
+
+def test_rows_are_needed(model):
+    runner = MethodRunner(model, make("moicl"))
+    with pytest.raises(InputError, match=r"labeled rows.*take a task with options"):
+        list(runner.score({CONTEXT: QUERIES}))
+    for arguments, why in (
+        ({"weights": ["a"]}, "must be a list of numbers"),
+        ({"rows": 0}, "rows=0: must be a whole number, 1 or more"),
+    ):
+        with pytest.raises(InputError, match=why):
+            make("moicl", arguments)
+
+
+def test_texts_are_generated_with_given_weights(checkpoint):
+    """With all weight on one window, they are those after this window."""
+    shown = ["Review: dull\nSentiment: no\n\n", "Review: warm\nSentiment: yes\n\n"]
+    query = ["Review: odd\nSentiment:"]
+    texts = []
+    for name, arguments, parts in (
+        ("moicl", {"weights": [0, 1]}, shown),
+        ("pcw", {"positions": "sequential"}, shown[1:]),
+    ):
+        predictor = Predictor(*tiny.load(checkpoint("llama")), make(name, arguments))
+        texts.append(predictor.generate(parts, query, max_new_tokens=6))
+    assert texts[0] == texts[1]
