@@ -2,7 +2,8 @@
 
 Whole demonstrations are left out first. A prompt is cut only if it does not even fit without
 demonstrations (`truncated`). `Request.left_out` and `Request.cut` say what a request has lost.
-Under lm-eval, `harness.run` warns about these requests and writes their numbers into the results.
+Under lm-eval, `harness.prepared_run` warns about these requests and writes their numbers into the
+results.
 `methods.predictor` shortens nothing, and refuses prompts that do not fit.
 """
 

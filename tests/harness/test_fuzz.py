@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from lm_eval_icl.smoke.smoke import QUICK
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import ICLModel, model_class
@@ -26,6 +25,7 @@ from lm_eval_icl.methods import NAMES, make
 from lm_eval_icl.methods.limits import PromptLimits, Request, fits, truncated
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import PromptTokenizer
+from lm_eval_icl.smoke.every_method import QUICK
 from tests import tiny
 
 CLASSES: dict[str, type[ICLModel]] = {name: model_class(name) for name in NAMES}

@@ -8,11 +8,11 @@ import functools
 
 import pytest
 import torch
-from lm_eval_icl.smoke.smoke import QUICK
 
 from lm_eval_icl import methods
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from lm_eval_icl.smoke.every_method import QUICK
 from tests import tiny
 
 # Norms of llama round to float32, so that float64 is told from rounding where norms are LayerNorm.

@@ -6,7 +6,6 @@ import itertools
 import pytest
 import torch
 from lm_eval.api.instance import Instance
-from lm_eval_icl.smoke.smoke import QUICK
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
@@ -15,6 +14,7 @@ from lm_eval_icl.methods import Predictor
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.prompts.prompt import Demonstration, FewShotPrompt
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from lm_eval_icl.smoke.every_method import QUICK
 from tests import tiny
 
 DEMONSTRATIONS = [
