@@ -50,21 +50,21 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2061, 9.4), Limit(17211, 12.9)),
+    "": (Limit(2061, 9.4), Limit(17236, 12.9)),
     "files": (Limit(398, 8.0), None),
     "prompts": (Limit(7077, 10.7), Limit(6697, 13.4)),
     "metaicl": (Limit(3478, 11.4), Limit(5328, 15.1)),
     "decisions": (Limit(2005, 10.1), Limit(1627, 17.5)),
     "inference": (Limit(21676, 11.2), Limit(24072, 14.9)),
-    "methods": (Limit(24485, 11.1), Limit(21245, 15.1)),
+    "methods": (Limit(24519, 11.1), Limit(21245, 15.1)),
     "drawing": (Limit(3811, 11.1), Limit(2447, 16.5)),
     "demonstrations": (Limit(11153, 11.5), Limit(6781, 16.3)),
     "training": (Limit(8523, 11.3), Limit(5827, 15.7)),
     "regression": (None, Limit(3237, 17.8)),
-    "harness": (Limit(26791, 10.8), Limit(31573, 13.9)),
+    "harness": (Limit(26797, 10.8), Limit(31573, 13.9)),
     "results": (Limit(31744, 11.7), Limit(28411, 17.2)),
     "leaderboard": (Limit(14695, 12.3), Limit(4480, 13.6)),
-    "studies": (Limit(19093, 11.4), Limit(19004, 16.0)),
+    "studies": (Limit(19093, 11.4), Limit(18995, 16.0)),
     "smoke": (Limit(2914, 11.9), Limit(2568, 20.6)),
     "cli": (Limit(10148, 11.2), Limit(1018, 11.4)),
 }

@@ -15,12 +15,12 @@ from lm_eval.api.task import Task
 from lm_eval_icl.decisions.rule import Rule
 from lm_eval_icl.decisions.rules import read
 from lm_eval_icl.errors import InputError, naming
-from lm_eval_icl.harness.fitting import give_rows
+from lm_eval_icl.harness.fitting import give_rows, why_no_options
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.private_names import add_filters, remove_filters
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.rule_filters import RulesOfTask
-from lm_eval_icl.harness.rule_queries import few_shot_seed, why_no_options
+from lm_eval_icl.harness.rule_queries import few_shot_seed
 from lm_eval_icl.harness.task_state import state_of
 
 # Metrics that mean nothing with the values of any rule.

@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lm_eval.api.task import ConfigurableTask
+
 from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.documents import label_of
+from lm_eval_icl.harness.metaicl_task import MetaICLTask
 from lm_eval_icl.harness.models import ICLModel
-from lm_eval_icl.harness.rule_queries import RuleQueries, few_shot_seed, options_of, why_no_options
+from lm_eval_icl.harness.rule_queries import RuleQueries, few_shot_seed, options_of
 from lm_eval_icl.methods.moicl import LabeledRow
+
+
+def why_no_options(task: Any) -> str:
+    """Why a task has no options to decide among after one query. Empty if it has."""
+    if isinstance(task, MetaICLTask):
+        return "MetaICL's tasks have a decision of their own (pmi=True): leave decide out."
+    if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice":
+        return "decides among options, which this task does not have: leave it out of --tasks."
+    if task.multiple_input:
+        return "every option of this task has a prompt of its own: leave it out of --tasks."
+    return ""
 
 
 def give_rows(task: Any, model: ICLModel, arguments: Mapping[str, Any]) -> None:

@@ -22,7 +22,6 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.files import as_json
 from lm_eval_icl.harness.documents import Doc, evaluated, texts_in, with_texts
-from lm_eval_icl.harness.metaicl_task import MetaICLTask
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.private_names import copied
 from lm_eval_icl.harness.prompts import structure_error
@@ -48,17 +47,6 @@ def few_shot_seed(task: Any) -> int:
     if sampler is None or sampler.seed is None:
         return copy.copy(task.fewshot_rnd).getrandbits(32)
     return sampler.seed % 2**32
-
-
-def why_no_options(task: Any) -> str:
-    """Why a task has no options to decide among after one query. Empty if it has."""
-    if isinstance(task, MetaICLTask):
-        return "MetaICL's tasks have a decision of their own (pmi=True): leave decide out."
-    if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice":
-        return "decides among options, which this task does not have: leave it out of --tasks."
-    if task.multiple_input:
-        return "every option of this task has a prompt of its own: leave it out of --tasks."
-    return ""
 
 
 class RuleQueries:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -24,7 +24,7 @@ from lm_eval_icl.declared import NotNegative
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.inference.devices import on_device
-from lm_eval_icl.inference.memory import Memory, added_to, cache_of, run_after_memory
+from lm_eval_icl.inference.memory import Memory, added_to, run_after_memory
 from lm_eval_icl.methods.base import Method, Passes, Positions
 from lm_eval_icl.methods.encoder import ContextEncoder
 from lm_eval_icl.methods.plain import Plain
@@ -305,9 +305,10 @@ def followed_by(model: PreTrainedModel, memory: Memory, vectors: Tensor) -> Memo
         **cache_arguments(model, cache),
     )
     added = Memory(added_to(cache), [-1] * len(vectors), memory.query_start + len(vectors))
-    both: list[Any] = cache_of([memory, added]).layers
-    tokens = [*memory.tokens, *added.tokens]
-    return replace(added, layers=[layer.memory for layer in both], tokens=tokens)
+    layers = []
+    for (keys, values), (more_keys, more_values) in zip(memory.layers, added.layers, strict=True):
+        layers.append((torch.cat([keys, more_keys], -2), torch.cat([values, more_values], -2)))
+    return replace(added, layers=layers, tokens=[*memory.tokens, *added.tokens])
 
 
 def canonical(context: Context) -> list[int]:

@@ -106,8 +106,7 @@ def train(
         tokenizer: its tokenizer, a fast one.
         method: the method. An episode is one row in its layout.
         tasks: the tasks from which episodes are drawn.
-        output: the folder.
-        settings: how training goes.
+        output: the folder. settings: how training goes.
         fits: other methods. An episode is used only if its rows under `method` and under all of
             these methods have no more tokens than the model has positions (InvICL, appendix A.4).
         source: the name or folder of the model, for the record.
@@ -145,8 +144,8 @@ def train(
     arguments.eval_on_start = arguments.do_eval and resume_from is None
     write(model.config, record)
     with predictor.runner.method_positions():
-        trained = _with_lora(model, settings) if settings.lora else model
-        trainer = LayoutTrainer(trained, arguments, rows, held_out)
+        model = _with_lora(model, settings) if settings.lora else model
+        trainer = LayoutTrainer(model, arguments, rows, held_out)
         try:
             trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
         except KeyboardInterrupt:

@@ -129,7 +129,7 @@ def test_rows_are_needed(model):
     with pytest.raises(InputError, match=r"labeled rows.*take a task with options"):
         list(runner.score({CONTEXT: QUERIES}))
     for arguments, why in (
-        ({"weights": ["a"]}, "must be a list of numbers"),
+        ({"weights": ["a"]}, "must be a list, each a number"),
         ({"rows": 0}, "rows=0: must be a whole number, 1 or more"),
     ):
         with pytest.raises(InputError, match=why):
