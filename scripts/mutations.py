@@ -74,7 +74,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
     ],
     "decisions": [
         ("- np.log(len(scores))", "- np.log(1 + len(scores))"),
-        ("cdist(states, centroids)", "cdist(states, centroids, 'cityblock')"),
+        ("cdist(states, np.stack(centroids))", "cdist(states, np.stack(centroids), 'cityblock')"),
         ("divergences = entropy - np.stack", "divergences = -entropy - np.stack"),
         ("return log_mean_exp(log_normalized(query_scores))", "return log_mean_exp(query_scores)"),
     ],
@@ -89,10 +89,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("probabilities / probabilities.sum(1, keepdims=True)", "probabilities"),
     ],
     "training": [
-        (
-            "self.rows = rows[:held_out], sorted(rows[held_out:])",
-            "self.rows = rows[:held_out], sorted(rows)",
-        ),
+        ("self.rows = sorted(rows[held_out:])", "self.rows = sorted(rows)"),
         ('Random(f"{seed} {number} {attempt}")', 'Random(f"{seed} {number}")'),
         ('/ batch["target_share"]).sum()', '/ batch["target_share"]).mean()'),
         ("loss_is_scaled_for_ga = False", "loss_is_scaled_for_ga = True"),
@@ -104,7 +101,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
             "example.between + example.source)[:-too_many]",
             "example.between + example.source)[too_many:]",
         ),
-        ("parts.insert(0, first[surplus:])", "parts.insert(0, first[:surplus])"),
+        ("parts.append(part[cut:])", "parts.append(part[:-cut])"),
         ("max(range(len(kept)), key=lambda i", "min(range(len(kept)), key=lambda i"),
     ],
     "harness": [
@@ -119,7 +116,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("min(1.0, alone * self.comparisons)", "min(1.0, alone)"),
         ("if agree is False:", "if agree:"),
         ("options[counts.argmax()]", "options[counts.argmin()]"),
-        ("or self.model, self.setting, self.rule", "or self.model, self.setting, ()"),
+        ("str(key.compared_as or key.model)", "str(key.model)"),
         ("np.ceil(confidence * BINS) - 1", "np.floor(confidence * BINS) - 1"),
         ("special.log_softmax(x)[gold]", "x[gold]"),
     ],
