@@ -62,7 +62,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "training": (Limit(8523, 11.3), Limit(5827, 15.7)),
     "regression": (None, Limit(3237, 17.8)),
     "harness": (Limit(26797, 10.8), Limit(31573, 13.9)),
-    "results": (Limit(31744, 11.7), Limit(28411, 17.2)),
+    "results": (Limit(31744, 11.7), Limit(28444, 17.2)),
     "leaderboard": (Limit(14695, 12.3), Limit(4480, 13.6)),
     "studies": (Limit(19093, 11.4), Limit(18995, 16.0)),
     "smoke": (Limit(2914, 11.9), Limit(2568, 20.6)),

@@ -276,12 +276,14 @@ def test_verdicts() -> None:
     assert [verdict(0.1, 3, 2), verdict(-3, 1, 2)] == ["higher", "undecided"]
 
 
+@pytest.mark.parametrize("comparisons", [1, 10])
 @pytest.mark.parametrize("margin", [None, 0.2])
-def test_how_many_would_decide(margin: float | None) -> None:
+def test_how_many_would_decide(margin: float | None, comparisons: int) -> None:
     """The interval of so many documents, or sets, decides; that of a few less does not."""
     rng = np.random.default_rng(3)
     effects = rng.normal(0, 0.3, (30, 1)) + rng.normal(0, 0.03, 8) + rng.normal(0, 0.5, (30, 8))
-    found = difference(effects + 0.06, np.zeros((30, 8)))
+    alone = difference(effects + 0.06, np.zeros((30, 8)))
+    found = dataclasses.replace(alone, comparisons=comparisons)
     assert found.verdict(margin) == "undecided"
     target = max(found.mean, (margin or 0) - found.mean)
     documents, sets = found.needed(margin)
@@ -289,7 +291,7 @@ def test_how_many_would_decide(margin: float | None) -> None:
         if needed is not None:
             for number, decides in ((needed + 1, True), (0.97 * needed, False)):
                 spread = found.spread.with_more(**{name: number / now})
-                assert (spread.half(0.05) < target) == decides
+                assert (spread.half(0.05 / comparisons) < target) == decides
     assert documents is not None and 30 < documents < 10_000
 
 
