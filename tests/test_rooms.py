@@ -56,7 +56,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "metaicl": (Limit(3478, 11.4), Limit(5328, 15.1)),
     "decisions": (Limit(2005, 10.1), Limit(1627, 17.5)),
     "inference": (Limit(21676, 11.2), Limit(24072, 14.9)),
-    "methods": (Limit(24519, 11.1), Limit(21245, 15.1)),
+    "methods": (Limit(24376, 11.1), Limit(21245, 15.1)),
     "drawing": (Limit(3811, 11.1), Limit(2447, 16.5)),
     "demonstrations": (Limit(11153, 11.5), Limit(6781, 16.3)),
     "training": (Limit(8523, 11.3), Limit(5827, 15.7)),

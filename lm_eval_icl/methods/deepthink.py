@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain, product
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,6 @@ from pydantic import Field
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from lm_eval_icl import methods
 from lm_eval_icl.declared import Positive
 from lm_eval_icl.inference.memory import (
     KeyValues,
@@ -26,15 +24,15 @@ from lm_eval_icl.inference.memory import (
     kept_of,
     masked_pass,
 )
-from lm_eval_icl.methods.base import Method, Passes, Positions
+from lm_eval_icl.methods.base import Passes, Positions
 from lm_eval_icl.methods.plain import Plain
-from lm_eval_icl.methods.stepwise import Stepwise
-from lm_eval_icl.prompts.layouts import Layout, Pattern
+from lm_eval_icl.methods.stepwise import FromLayout
+from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 
 @dataclass(frozen=True)
-class DeepThink(Stepwise):
+class DeepThink(FromLayout):
     """Deep-Thinking: the demonstrations run T times, which refines their keys and values.
 
     Pass 1 is plain ICL. In pass t, the context is run again on the memory of pass t-1 (Eq. 3; at
@@ -81,36 +79,10 @@ class DeepThink(Stepwise):
     reads: Literal["all", "layout"] | None = None
 
     def __post_init__(self) -> None:
-        first = methods.find(self.layout) if self.layout in methods.NAMES else DeepThink
-        fine = first.one_pass and not first.memory_depends_on_query
-        self._check(
-            "layout",
-            fine=fine,
-            must="a method of one pass for all queries: icl, nope, prefixicl, pcw, ...",
-        )
-        if self.positions == "layout":
-            object.__setattr__(self, "positions", first.positions)
+        self._begin()
         if self.reads is None:
             object.__setattr__(self, "reads", "all" if self.layout == "icl" else "layout")
         super().__post_init__()
-
-    @cached_property
-    def first(self) -> Method:
-        """The method of pass 1, from which this method takes its properties."""
-        # The positions are no longer "layout" (`__post_init__`).
-        return methods.find(self.layout)(positions=self.positions, repeat=self.repeat)  # type: ignore[arg-type]
-
-    @property
-    def trained_under(self) -> str:
-        return self.first.name
-
-    @property
-    def needs_training(self) -> bool:  # type: ignore[override]
-        return self.first.needs_training
-
-    @property
-    def treats_demonstrations_alike(self) -> bool:  # type: ignore[override]
-        return self.first.treats_demonstrations_alike
 
     @property
     def needs_mask(self) -> bool:  # type: ignore[override]
@@ -121,9 +93,6 @@ class DeepThink(Stepwise):
     def needs_positions(self) -> bool:
         """Whether pass 1 needs `position_ids`, or the passes 2..T restart at position 0."""
         return super().needs_positions or self.restart_positions
-
-    def pattern(self, n: int) -> Pattern:
-        return self.first.pattern(n)
 
     def passes(
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0

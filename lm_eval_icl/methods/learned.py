@@ -7,7 +7,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import islice
 from typing import Annotated, Literal, NamedTuple
 
@@ -19,17 +18,16 @@ from torch.nn.utils import clip_grad_norm_
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from lm_eval_icl import methods
 from lm_eval_icl.declared import NotNegative
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.inference.memory import Memory, added_to, run_after_memory
-from lm_eval_icl.methods.base import Method, Passes, Positions
+from lm_eval_icl.methods.base import Passes, Positions
 from lm_eval_icl.methods.encoder import ContextEncoder
 from lm_eval_icl.methods.plain import Plain
-from lm_eval_icl.methods.stepwise import Stepwise
-from lm_eval_icl.prompts.layouts import Block, Layout, Pattern, nothing
+from lm_eval_icl.methods.stepwise import FromLayout
+from lm_eval_icl.prompts.layouts import Block, Layout, nothing
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -44,7 +42,7 @@ class Learning(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Learned(Stepwise):
+class Learned(FromLayout):
     """One memory for all queries, which is learned from the demonstrations in steps.
 
     A class defines `learn`. Each context is learned once in a run, by itself.
@@ -73,40 +71,12 @@ class Learned(Stepwise):
     per_document: bool = False
 
     def __post_init__(self) -> None:
-        first = methods.find(self.layout) if self.layout in methods.NAMES else Learned
-        fine = first.one_pass and not first.memory_depends_on_query
-        self._check(
-            "layout",
-            fine=fine,
-            must="a method of one pass for all queries: icl, nope, prefixicl, pcw, ...",
-        )
-        if self.positions == "layout":
-            object.__setattr__(self, "positions", first.positions)
+        self._begin()
         if self.after is None:
             object.__setattr__(self, "after", self.steps)
         super().__post_init__()
         assert self.after is not None
         self._check("after", fine=self.after <= self.steps, must=f"at most steps={self.steps}")
-
-    @cached_property
-    def first(self) -> Method:
-        """The method whose memory is the beginning."""
-        return methods.find(self.layout)(positions=self.positions, repeat=self.repeat)  # type: ignore[arg-type]
-
-    @property
-    def trained_under(self) -> str:
-        return self.first.name
-
-    @property
-    def needs_training(self) -> bool:  # type: ignore[override]
-        return self.first.needs_training
-
-    @property
-    def treats_demonstrations_alike(self) -> bool:  # type: ignore[override]
-        return self.first.treats_demonstrations_alike
-
-    def pattern(self, n: int) -> Pattern:
-        return self.first.pattern(n)
 
     @abstractmethod
     def learn(self, model: PreTrainedModel, context: Context) -> Iterator[Learning]:
