@@ -13,6 +13,9 @@ ON = os.environ.get("PLAIN") == "1"
 # Why tests cannot pass under plain mode -> the tests: a file, or a file and the beginning of a name.
 SKIPPED: dict[str, tuple[str, ...]] = {
     "counts tokens, passes or memories": (
+        "harness/test_learning.py::test_a_context_for_each_document_is_refused",
+        "harness/test_learning.py::test_a_context_is_learned_once_for_all_documents_and_rules",
+        "harness/test_runs.py::test_a_model_that_changed_between_runs_is_read_anew",
         "inference/test_hybrids.py::test_every_query_goes_on_from_the_same_state",
         "inference/test_invariance.py::test_permuted_contexts_share_one_memory",
         "inference/test_many_shots.py::test_scores_are_handed_on_while_the_next_pack_runs",
@@ -20,7 +23,9 @@ SKIPPED: dict[str, tuple[str, ...]] = {
         "inference/test_memories.py::test_windows_are_encoded_once_for_all_packs_and_released",
         "inference/test_out_of_memory.py::test_what_is_halved_and_what_is_forgotten",
         "inference/test_reuse.py",
+        "inference/test_side_by_side.py::test_how_texts_begin",
         "inference/test_side_by_side.py::test_scores_are_those_of_contexts_that_run_alone",
+        "metaicl/test_metaicl.py::test_what_is_learned_from_metaicls_demonstrations",
         "methods/test_joining.py",
         "methods/test_predictor.py::test_one_memory_for_many_calls",
     ),
@@ -29,6 +34,9 @@ SKIPPED: dict[str, tuple[str, ...]] = {
         "inference/test_memories.py::test_texts_are_chosen_by_all_memories_together",
         "inference/test_memories.py::test_texts_are_generated_in_parts",
         "inference/test_out_of_memory.py::test_auto_generates_as_many_side_by_side_as_fit",
+    ),
+    "breaks an optimized function, which plain mode does not call": (
+        "cli/test_cli.py::test_smoke_notices_what_hf_does_not_say",
     ),
     "runs a method with code of its own to encode, which plain mode refuses": (
         "inference/test_side_by_side.py::test_a_method_that_overrides_encode_alone",

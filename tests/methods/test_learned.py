@@ -11,7 +11,7 @@ from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.methods import make
 from lm_eval_icl.methods.runner import MethodRunner, score_memories
 from lm_eval_icl.prompts.tokens import Context
-from tests import tiny
+from tests import plain, tiny
 from tests.test_docs import DOCS, blocks
 
 # A prefix and four demonstrations, each an input, an answer and a delimiter.
@@ -131,12 +131,18 @@ def test_the_memory_of_ctkv_is_that_of_a_literal_loop(model, layout, dropout):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def equal_to(expected):
+    """To the bit. In plain mode to rounding, since there a layout's query runs in the pass of its
+    context, and a learned memory's query runs after it."""
+    return pytest.approx(expected, rel=0, abs=1e-12 if plain.ON else 0)
+
+
 @pytest.mark.parametrize("layout", ["icl", "nope", "pcw", "prefixicl", "invicl"])
 def test_without_steps_it_is_the_layout(model, layout):
     if layout == "nope" and model.config.model_type == "gpt2":
         layout = "star"
     ctkv = scores(MethodRunner(model, make("ctkv", {"layout": layout, "steps": 0})))
-    assert ctkv == scores(MethodRunner(model, make(layout)))
+    assert ctkv == equal_to(scores(MethodRunner(model, make(layout))))
 
 
 @pytest.mark.parametrize("layout", ["icl", "invicl"])
@@ -162,7 +168,7 @@ def test_every_step_can_be_scored_on_the_way(model):
     for number, values in by_number.items():
         stopped = MethodRunner(model, make("ctkv", {**arguments, "after": number}))
         assert scores(stopped) == values
-    assert by_number[0] == scores(MethodRunner(model, make("icl")))
+    assert by_number[0] == equal_to(scores(MethodRunner(model, make("icl"))))
     assert by_number[2] != by_number[4]
 
 
