@@ -5,6 +5,7 @@
     python scripts/benchmark.py generation # texts after 1,000 tokens of demonstrations, beside hf
     python scripts/benchmark.py retrieval  # demonstrations that are retrieved for each document, beside hf
     python scripts/benchmark.py sharing    # icl beside hf over the length of the demonstrations and the documents
+    python scripts/benchmark.py engine     # icl beside CTranslate2, and how far their numbers are apart
     python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
 
 Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks import retrieval, sharing, sizes, tasks
+from benchmarks import engine, retrieval, sharing, sizes, tasks
 from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS
 from rich.console import Console
 
@@ -44,6 +45,7 @@ COMPARE = {
     "retrieval": retrieval.compare,
     "shots": sizes.shots,
     "sharing": sharing.compare,
+    "engine": engine.compare,
 }
 
 

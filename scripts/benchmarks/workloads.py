@@ -92,9 +92,15 @@ def requests_of(task: Task, shots: int | None, documents: int) -> list[Instance]
 
 
 def synthetic(
-    documents: int = 64, demonstrations: int = 8, options: int = 4, length: int = 1, shot: int = 60
+    documents: int = 64,
+    demonstrations: int = 8,
+    options: int = 4,
+    length: int = 1,
+    shot: int = 60,
+    query: int = 50,
 ) -> list[Instance]:
-    """Requests of chosen sizes, in words of about one token: `length` of an option, `shot` of a demonstration."""
+    """Requests of chosen sizes, in words of about one token: `length` of an option, `shot` of a demonstration, `query`
+    of a query."""
     random = Random(0)
 
     def words(n: int) -> str:
@@ -102,7 +108,7 @@ def synthetic(
 
     shots = [f"{words(shot)}\n\n" for _ in range(demonstrations)]
     answers = [f" {words(length)}" for _ in range(options)]
-    prompts = [FewShotPrompt("", shots, words(50)) for _ in range(documents)]
+    prompts = [FewShotPrompt("", shots, words(query)) for _ in range(documents)]
     return [
         Instance("loglikelihood", {}, (prompt, answer), i, metadata=("synthetic", document, 1))
         for document, prompt in enumerate(prompts)
