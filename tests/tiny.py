@@ -236,3 +236,12 @@ def encoded_alone(
     encoded = method.encoded(encoder, context, query)
     [memory] = encoded.memories
     return memory, encoded.rest or query
+
+
+def scores(runner: Any, work: dict, once: bool = False) -> dict:
+    """The runner's scores: {(context, query, answer): (log-likelihood, is greedy)}."""
+    by_request: dict = {}
+    with runner.inference_mode():
+        for requests, scored in runner.score(work, once):
+            by_request |= zip(requests, scored, strict=True)
+    return by_request
