@@ -307,10 +307,13 @@ def generated(
     return [texts[i] for i in range(len(prompts))], batches
 
 
-# One after no demonstrations, one after nothing, and two after the same context.
 SHARED = context(9, 3)
 # One after no demonstrations, one after nothing, and two after the same context.
-PROMPTS = [
+PROMPTS = []
+for seed in range(5):
+    query = tuple(range(20, 22 + seed))
+    PROMPTS.append(TokenizedPrompt(context(seed, 1 + seed % 3), query))
+PROMPTS += [
     TokenizedPrompt(Context((3, 4, 5), ()), (20, 21)),
     TokenizedPrompt(Context((), ()), (20, 21, 22)),
     TokenizedPrompt(SHARED, (30, 31)),
@@ -320,10 +323,6 @@ PROMPTS = [
 
 # The contexts of one prompt each.
 NOT_SHARED = {prompt.context for prompt in PROMPTS} - {SHARED}
-
-
-for seed in range(5):
-    PROMPTS.append(TokenizedPrompt(context(seed, 1 + seed % 3), tuple(range(20, 22 + seed))))
 
 
 @pytest.mark.slow
