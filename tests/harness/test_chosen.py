@@ -28,14 +28,15 @@ def cache(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def chosen(monkeypatch) -> list[str]:
     """The methods that have chosen, one entry a choice."""
-    found, choose = [], Chooser.choose
+    methods = []
+    choose = Chooser.choose
 
     def counted(self, how, *args, **kwargs):
-        found.append(how)
+        methods.append(how)
         return choose(self, how, *args, **kwargs)
 
     monkeypatch.setattr(Chooser, "choose", counted)
-    return found
+    return methods
 
 
 def loaded(how, task=TASK):
