@@ -60,7 +60,7 @@ def test_what_documents_cannot_show_is_said(checkpoint, caplog):
 
     def warned(limit, **config):
         caplog.clear()
-        task = evaluation.task("t", **evaluation.CHOICE, doc_to_choice=["a", "b"], **config)
+        task = evaluation.choice("t", "a", "b", **config)
         with caplog.at_level("WARNING"):
             evaluation.run("icl", checkpoint("gpt2"), [task], 2, limit=limit)
         return [line for line in caplog.messages if "documents" in line]

@@ -84,7 +84,7 @@ def test_files_that_cannot_be_used(tmp_path, content, n, says):
         sampled(str(path), n)
 
 
-OWN = evaluation.task("own", **evaluation.CHOICE, doc_to_choice=["a", "b"])
+OWN = evaluation.choice("own", "a", "b")
 
 
 def load(name, **metadata):

@@ -20,11 +20,9 @@ def tasks(order, delimiter="\n\n"):
         "description": "Tell what it is. ",
         "doc_to_text": "{{text}}\nSentiment:",
     }
-    options = ["very bad", "bad", "good."]
-    choice = evaluation.task(name, **config, **evaluation.CHOICE, doc_to_choice=options)
-    until = {"until": ["\n\n"], "max_gen_toks": 6, "do_sample": False}
-    config |= {"output_type": "generate_until", "doc_to_target": "{{other}}"}
-    generate = evaluation.task(f"generate_{name}", **config, generation_kwargs=until)
+    choice = evaluation.choice(name, "very bad", "bad", "good.", **config)
+    settings = {"until": ["\n\n"], "max_gen_toks": 6}
+    generate = evaluation.generation(f"generate_{name}", settings, **config)
     return [choice, generate]
 
 

@@ -191,7 +191,7 @@ def test_a_task_that_builds_its_own_prompts(checkpoint):
             # Its turns are not the prompt's: what build_qa_turn makes here must not be marked.
             return "".join(m.to_text() for m in self.build_qa_turn(q=doc["text"], a="x"))
 
-    task = Own(config=evaluation.task("own", **evaluation.CHOICE, doc_to_choice=["a", "b"]))
+    task = Own(config=evaluation.choice("own", "a", "b"))
     task.set_config("num_fewshot", 0)
     task.set_fewshot_seed(0)
     with pytest.raises(InputError, match=r"'own'.*without its structure.*--model hf"):
