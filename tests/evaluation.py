@@ -85,8 +85,6 @@ def generation(name: str, settings: dict[str, Any], **config: Any) -> dict[str, 
 
 # winogrande's kind: the options are contexts, the continuation is shared.
 CONTEXTS = {"doc_to_choice": "{{[text + ' ' + other, other + ' ' + text]}}"}
-
-
 # Every shape of prompt and answer that lm-eval's ConfigurableTask makes.
 TASKS: dict[str, dict[str, Any]] = {
     "one_token": choice("one_token", "a", "b", "c"),

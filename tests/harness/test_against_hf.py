@@ -43,8 +43,6 @@ ZERO_SHOT = ["llama3", "mistral_window", "qwen3_next"]
 FAST = itertools.product(["llama", "bloom"], [3], [4])
 # Queries that cannot be packed are the rows of batches, in which texts are continued too.
 IN_BATCHES = [("qwen3_next", 3, 16), ("mistral_window", 3, 3), ("bloom", 3, "auto")]
-
-
 CASES = [*itertools.product(tiny.ARCHITECTURES, [3], [4]), *itertools.product(ZERO_SHOT, [0], [4])]
 
 
@@ -111,11 +109,7 @@ def test_every_method_is_plain_where_no_demonstration_is_left(checkpoint, model)
 
 # Eager attention adds the mask where sdpa may select by it, and has float32 inside.
 PACKED = {"pack_tokens": 60}
-
-
 EAGER = {"attn_implementation": "eager"}
-
-
 ONE_BY_ONE = {"pack_tokens": 1}
 
 

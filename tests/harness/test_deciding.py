@@ -16,28 +16,16 @@ from tests import evaluation
 
 RULES = "contextual+batch+batch:by=difference+domain:n=4+dcpmi+pmi+batch:m=5:of=pool"
 TASKS = {
-    "three": evaluation.task("three", **evaluation.CHOICE, doc_to_choice=["no", "yes", "maybe so"]),
-    "described": {
-        **evaluation.task(
-            "described",
-            **evaluation.CHOICE,
-            doc_to_choice=["no", "yes"],
-            description="Tell what it is.\n\n",
-        ),
-        "class": ICLTask,
-    },
+    "three": evaluation.choice("three", "no", "yes", "maybe so"),
+    "described": evaluation.choice(
+        "described", "no", "yes", description="Tell what it is.\n\n", **{"class": ICLTask}
+    ),
 }
-BOTH_METRICS = [
-    {"metric": "acc", "aggregation": "mean", "higher_is_better": True},
-    {"metric": "acc_mutual_info", "aggregation": "mean", "higher_is_better": True},
-]
-
-
 OPTIONS = evaluation.task(
     "options",
     **evaluation.CHOICE,
     doc_to_choice="{{[other, 'no ' + other, 'yes']}}",
-    metric_list=BOTH_METRICS,
+    metric_list=evaluation.metrics("acc", "acc_mutual_info"),
 )
 
 
@@ -374,14 +362,11 @@ def test_with_a_chat_template(chat_checkpoint, kwargs):
 # Content-free queries.
 
 
-CHOICES = {"doc_to_choice": ["no", "yes"]}
-
-
 DOC = evaluation.documents(1, 0)[0]
 
 
 def queries(**changes):
-    task = evaluation.load_task(evaluation.task("t", **evaluation.CHOICE, **CHOICES | changes))
+    task = evaluation.load_task(evaluation.choice("t", "no", "yes", **changes))
     task._instances = []
     return RuleQueries(task, None, {}, seed=0)
 

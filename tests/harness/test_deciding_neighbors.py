@@ -9,19 +9,9 @@ from tests import evaluation, tiny
 from tests.harness.test_deciding import TASKS, assert_close, before_query, query_of, run, values
 
 RULES = "hidden:m=3+knn:m=2+knn:k=1:m=3"
-METRICS = [
-    {"metric": "acc", "aggregation": "mean", "higher_is_better": True},
-    {"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True},
-]
-
-
-BOTH = evaluation.task(
-    "both",
-    **evaluation.CHOICE,
-    doc_to_choice=["very negative", "positive"],
-    metric_list=METRICS,
-)
-PAIR = {"two": {**TASKS["described"]}, "both": BOTH}
+METRICS = evaluation.metrics("acc", "acc_norm")
+BOTH = evaluation.choice("both", "very negative", "positive", metric_list=METRICS)
+PAIR = {"two": TASKS["described"], "both": BOTH}
 
 
 def literal_values(said, state, log_probs, anchors, labels):

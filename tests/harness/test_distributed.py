@@ -60,14 +60,13 @@ def flat(values: object) -> list:
 
 # Evaluations by one process and by two.
 
-CHOSEN = evaluation.task(  # demonstrations that the model chooses
-    "chosen",
-    **evaluation.CHOICE,
-    doc_to_choice=["no", "yes"],
-    metadata={"version": 1, "demonstrations": "herding"},
-)
-DECIDED = {**CHOSEN, "task": "decided", "metadata": {"version": 1, "decide": "contextual+batch"}}
-TASKS = evaluation.TASKS | {task["task"]: task for task in (DECIDED, CHOSEN)}
+HERDING = {"version": 1, "demonstrations": "herding"}  # the model chooses demonstrations
+DECIDE = {"version": 1, "decide": "contextual+batch"}
+TASKS = {
+    **evaluation.TASKS,
+    "chosen": evaluation.choice("chosen", "no", "yes", metadata=HERDING),
+    "decided": evaluation.choice("decided", "no", "yes", metadata=DECIDE),
+}
 
 
 def run(

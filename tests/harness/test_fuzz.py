@@ -41,8 +41,6 @@ PIECES = [
 ]
 # Two in three from those that break things; a lone surrogate now and then.
 ANY = st.characters(exclude_categories=["Cs"])
-
-
 # fmt: on
 # Two in three from those that break things; a lone surrogate now and then.
 CHARACTERS = st.sampled_from(PIECES) | st.sampled_from(PIECES) | ANY
@@ -147,8 +145,6 @@ def test_any_prompt(loaded, architecture, arguments, data):
 # What is left out of prompts that do not fit.
 
 PIECES_OF_WORDS = ["a", " film", " dull", "!\n", " 12", "\n\n", " positive", "é", "  "]
-
-
 WORDS = st.lists(st.sampled_from(PIECES_OF_WORDS), max_size=9).map("".join)
 SEQUENTIAL = [make("icl"), make("deepthink"), make("nope")]
 LONGEST = [make(name) for name in ("prefixicl", "pcw", "saicl", "invicl", "batchicl")]

@@ -134,8 +134,6 @@ def test_a_run_in_a_format(checkpoint, number):
 
 
 OF_LABELS = "labels are changed only in tasks with"
-
-
 OF_FORMATS = "the template '{{text}}' has no line `Field: val"
 
 

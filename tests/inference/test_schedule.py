@@ -148,15 +148,11 @@ def test_halving_ends_with_one_row():
 
 # Three texts, each with a context of its own; and the same after one context.
 OWN = []
-
-
 for i, n in enumerate((4, 4, 3)):
     OWN.append(Text(TokenizedPrompt(context(i, 3), (5,) * n), 5, single=True))
 
 
 ON_ONE_MEMORY = []
-
-
 for text in OWN:
     prompt = replace(text.prompt, context=context(9, 3))
     ON_ONE_MEMORY.append(replace(text, prompt=prompt, single=False))

@@ -32,8 +32,6 @@ from tests.smoke import model_types as smoke_models
 
 # Of those left out a query reads several memories, or a memory of its own, or one that is learned.
 SEVERAL_PASSES = ("deepthink", "batchicl", "saicl", "ensemble", "nbce", "moicl", "ctkv")
-
-
 METHODS = [
     *(methods.make(name) for name in methods.NAMES if name not in SEVERAL_PASSES),
     methods.make("pcw", {"window_size": 2}),
@@ -65,8 +63,6 @@ GENERATING = [
     ("saicl",),
 ]
 ANSWERS = [(9,), (10, 11, 12), (10, 11, 13)]
-
-
 for positions in POSITIONS[:2]:
     BY_QUERY.append(methods.make("saicl", {"positions": positions}))
     BY_QUERY.append(methods.make("batchicl", {"positions": positions}))
@@ -123,8 +119,6 @@ def taken_at_a_time(monkeypatch):
 
 
 SOME_METHODS = {"bloom": [ICL()], "qwen3_next": [ICL()], "opt": A_FEW, "gemma2_window": A_FEW}
-
-
 # RMSNorm is in float32.
 WITHIN = {"gpt2": 1e-10, "opt": 1e-10, "bloom": 0, "qwen3_next": 0}
 

@@ -781,8 +781,6 @@ def classes_of_the_page():
     return names
 
 
-
-
 def scores_of(method, context):
     """(query, answer) -> the log-probability of the answer."""
     runner = MethodRunner(tiny_model("llama"), method)

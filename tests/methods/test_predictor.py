@@ -45,8 +45,6 @@ def predictor_of(name, path, **settings):
 
 
 PREFIX = "Tell. "
-
-
 PROMPTS = [FewShotPrompt(PREFIX, DEMONSTRATIONS, query) for query in QUERIES]
 
 

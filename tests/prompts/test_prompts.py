@@ -95,9 +95,7 @@ def test_chat_template(multiturn):
 
 def test_blanks_that_a_chat_template_strips():
     """The mark before a turn does not keep them."""
-    config = evaluation.task(
-        "blanks", **evaluation.CHOICE, doc_to_choice=["a", "b"], doc_to_text="\n {{other}} is"
-    )
+    config = evaluation.choice("blanks", "a", "b", doc_to_text="\n {{other}} is")
     kwargs = {"apply_chat_template": True, "chat_template": chat, "fewshot_as_multiturn": True}
     prompt = first_prompt(config, 1, **kwargs)
     assert isinstance(prompt, FewShotPrompt) and len(prompt.demonstrations) == 1
