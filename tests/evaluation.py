@@ -151,13 +151,13 @@ def task_file(
     return path
 
 
-def load_task(config: dict[str, Any], **metadata: Any) -> Any:
+def load_task(config, **metadata):
     """The task of an inline configuration, as lm-eval makes it with --metadata."""
     tasks = TaskManager(include_defaults=False, metadata=metadata).load([{**config}])["tasks"]
     return tasks[config["task"]]
 
 
-def answers(model: Any, path: Any, names: list[Any], shots: int | None, **kwargs: Any) -> list[Any]:
+def answers(model, path, names, shots, **kwargs):
     """Every response of an evaluation, in order."""
     return responses(run(model, path, names, shots, **kwargs))
 
@@ -199,9 +199,9 @@ def run(
     return results
 
 
-def responses(results: dict) -> list[Any]:
+def responses(results):
     """Every response in order: (log-likelihood, is_greedy) or text."""
-    in_order: list[Any] = []
+    in_order = []
     for name in sorted(results["samples"]):
         for sample in results["samples"][name]:
             for (response,) in sample["resps"]:
@@ -213,7 +213,7 @@ def responses(results: dict) -> list[Any]:
     return in_order
 
 
-def assert_same(ours: list[Any], expected: list[Any], tolerance: float) -> None:
+def assert_same(ours, expected, tolerance):
     """Equal texts and greedy flags, log-likelihoods within the tolerance."""
     assert len(ours) == len(expected) > 0
     for mine, theirs in zip(ours, expected, strict=True):
@@ -226,7 +226,7 @@ def assert_same(ours: list[Any], expected: list[Any], tolerance: float) -> None:
         assert greedy == expected_greedy
 
 
-def shared_length(tokenizer: Any, prompt: Any) -> int:
+def shared_length(tokenizer, prompt):
     """How many tokens of a (byte-level) prompt come before its query, found by spelling them out."""
     ids = tokenizer.encode(str(prompt))
     before = len(prompt.prefix + "".join(prompt.demonstrations))
