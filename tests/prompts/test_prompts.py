@@ -1,6 +1,7 @@
 """The recorded parts of prompts, against what the task's own documents say."""
 
 import copy
+import itertools
 import pickle
 
 import lm_eval
@@ -198,14 +199,22 @@ def test_a_task_that_builds_its_own_prompts(checkpoint):
         )
 
 
-def test_copies_and_other_processes_keep_the_parts():
-    prompt = FewShotPrompt("p", ["d"], "q")
-    for other in (pickle.loads(pickle.dumps(prompt)), copy.copy(prompt), copy.deepcopy(prompt)):
-        assert type(other) is FewShotPrompt
-        assert (other, other.prefix, other.demonstrations, other.query) == ("pdq", "p", ("d",), "q")
-    part = Demonstration("q:", " a", "\n")
-    for other in (pickle.loads(pickle.dumps(part)), copy.copy(part), copy.deepcopy(part)):
-        assert type(other) is Demonstration and (other, other.answer) == ("q: a\n", (2, 4))
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("copied", [pickled, copy.copy, copy.deepcopy])
+def test_copies_and_other_processes_keep_the_parts(copied):
+    prompt = copied(FewShotPrompt("p", ["d"], "q"))
+    assert type(prompt) is FewShotPrompt
+    assert prompt == "pdq"
+    assert prompt.prefix == "p"
+    assert prompt.demonstrations == ("d",)
+    assert prompt.query == "q"
+    part = copied(Demonstration("q:", " a", "\n"))
+    assert type(part) is Demonstration
+    assert part == "q: a\n"
+    assert part.answer == (2, 4)
 
 
 def test_the_request_cache_is_refused(checkpoint):
@@ -225,26 +234,29 @@ TEMPLATES = [
 
 def test_templates_are_compiled_once_and_rendered_as_before(monkeypatch):
     """In runs of our models."""
-    documents = [
-        {"text": f" été {i}", "question": f"{i}? ", "choices": [i, "x"], "label": i % 2}
-        for i in range(4)
-    ]
-    compiled, compile_template = [], Environment.compile
+    documents = []
+    for i in range(4):
+        documents.append(
+            {"text": f" été {i}", "question": f"{i}? ", "choices": [i, "x"], "label": i % 2}
+        )
+    compiled = []
+    compile_template = Environment.compile
 
     def counted(environment, source, *args):
         compiled.append(source)
         return compile_template(environment, source, *args)
 
     def rendered():
-        return [utils.apply_template(template, doc) for doc in documents for template in TEMPLATES]
+        pairs = itertools.product(documents, TEMPLATES)
+        return [utils.apply_template(template, doc) for doc, template in pairs]
 
     monkeypatch.setattr(Environment, "compile", counted)
-    monkeypatch.delattr(
-        utils.env, "from_string"
-    )  # which the tests replace by one that compiles once (`once.py`)
+    # Which the tests replace by one that compiles once (`once.py`).
+    monkeypatch.delattr(utils.env, "from_string")
     patches.install()
     _compiled.cache_clear()
     expected = rendered()
     assert compiled == TEMPLATES * 4
     with recording():
-        assert rendered() == expected and compiled == TEMPLATES * 5
+        assert rendered() == expected
+    assert compiled == TEMPLATES * 5
