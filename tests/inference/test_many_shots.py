@@ -18,11 +18,11 @@ QUERY = (5, 6, 7, 8)
 
 
 def context(demonstrations: int, longest: int = 12) -> Context:
-    lengths = [1 + (7 * i) % longest for i in range(demonstrations)]
-    return Context(
-        (3, 4),
-        tuple(tuple(20 + (11 * i + 3 * j) % 90 for j in range(n)) for i, n in enumerate(lengths)),
-    )
+    shown = []
+    for i in range(demonstrations):
+        length = 1 + (7 * i) % longest
+        shown.append(tuple(20 + (11 * i + 3 * j) % 90 for j in range(length)))
+    return Context((3, 4), tuple(shown))
 
 
 def entries(method, model, given):
@@ -62,7 +62,8 @@ class NoSquare(TorchDispatchMode):
 @torch.no_grad()
 def test_nothing_is_as_large_as_the_square(rows):
     """A context of n tokens under all methods: no array has n * n bytes, of which a boolean takes one."""
-    model, given = tiny.build("llama", num_hidden_layers=1), context(180)
+    model = tiny.build("llama", num_hidden_layers=1)
+    given = context(180)
     square = len(given.tokens) ** 2
     assert square > 10**6
     rows(128)

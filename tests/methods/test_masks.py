@@ -92,7 +92,8 @@ def test_the_three_are_different():
 
 # Propositions 3.4 to 3.6: layers of softmax attention (Eq. 2) with random weights.
 
-WIDTH, LAYERS = 5, 4
+WIDTH = 5
+LAYERS = 4
 
 
 def every_mask(n):
