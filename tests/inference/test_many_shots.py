@@ -3,6 +3,8 @@ large as the square of a context; and an accelerator runs a pack while the one b
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,7 +30,7 @@ def context(demonstrations: int, longest: int = 12) -> Context:
 def entries(method, model, given):
     """All keys and values that a query attends to."""
     found, _ = tiny.encoded_alone(method, model, given, QUERY)
-    return [entry for layer in found.layers for entry in layer]
+    return list(itertools.chain(*found.layers))
 
 
 @pytest.fixture

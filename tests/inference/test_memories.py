@@ -29,7 +29,9 @@ from tests.methods.test_methods import greedy, read
 MODELS = ["gpt2", "llama", "gpt_neox"]
 CONTEXT = Context((5, 9), ((20, 21, 22), (30, 31), (40, 41, 42, 43), (50, 51, 52)))
 QUERIES = {(60, 61, 62): [(70,), (71, 72), (71, 73, 74)], (63, 64): [(70, 75), (76,)]}
-PAIRS = [(query, answer) for query in QUERIES for answer in QUERIES[query]]
+PAIRS = []
+for query, answers in QUERIES.items():
+    PAIRS += [(query, answer) for answer in answers]
 TOLERANCE = 1e-6  # rotary angles are computed in float32
 
 

@@ -125,7 +125,7 @@ def encodings(name, method, prefix, examples):
     (memory,) = method.encode(tiny_model(name), [context])
     assert memory.tokens == context.tokens
     # [2 layers, 1, heads, tokens, width]
-    entries = torch.stack([entry for layer in memory.layers for entry in layer])
+    entries = torch.stack(list(itertools.chain(*memory.layers)))
     entries = entries.permute(3, 0, 1, 2, 4).flatten(1)
     by_input = []
     start = len(context.prefix)
