@@ -57,8 +57,8 @@ def answered(name, method, context, query=(60, 61), answers=((70,), (71, 72))):
     method = method.bind(model)
     memory, rest = tiny.encoded_alone(method, model, context, query)
     pairs = [(rest, answer) for answer in answers]
-    scores = score_rows(model, memory, [(rest, answers)])
-    scores += score_packed(model, [(memory, pairs)])
+    one_by_one = score_rows(model, memory, [(rest, answers)])
+    scores = [*one_by_one, *score_packed(model, [(memory, pairs)])]
     return torch.tensor([logprob for logprob, _ in scores], dtype=torch.float64)
 
 
