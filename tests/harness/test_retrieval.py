@@ -10,6 +10,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval_icl.demonstrations.chooser import read_queries
 from lm_eval_icl.demonstrations.retrieve import Retriever
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.harness.training import Examples
 from lm_eval_icl.methods import ICL, Predictor
 from tests import evaluation, tiny
@@ -177,6 +178,7 @@ def test_other_tasks(name, checkpoint):
     assert len(set(prompts)) > 3
 
 
+@pytest.mark.usefixtures("own_tasks")
 def test_a_study_has_one_cell_whatever_the_seed(tmp_path):
     study = running.conduct(
         tmp_path / "study", demonstrations=["similar"], methods="pcw", seeds=[0, 1]
@@ -207,7 +209,9 @@ def test_trec_has_no_test_question_among_its_demonstrations(hub, monkeypatch):
     """Eleven of its 500 test questions stand in its training rows, where retrieval finds them
     first."""
     monkeypatch.chdir(hub)
-    manager = TaskManager(metadata={"demonstrations": "similar"})
+    metadata = {"demonstrations": "similar"}
+    folder = str(task_dir())
+    manager = TaskManager(include_defaults=False, include_path=folder, metadata=metadata)
     task = manager.load(["icl_trec"])["tasks"]["icl_trec"]
     task.set_fewshot_seed(0)
 
