@@ -18,10 +18,6 @@ import numpy as np
 from lm_eval_icl.results.fields import fields_of
 from lm_eval_icl.results.records import Answers, Fields, Run, StudyFacts, TaskResult
 
-# ---------------------------------------------------------------------------------------------------------------
-# Files.
-
-
 LABELS = ("good", "bad")
 CONFIG = {"model_args": {"pretrained": "org/model"}, "limit": None, "use_cache": None}
 
@@ -58,11 +54,24 @@ def sample(name, number, before, wanted, predicted):
 
 
 def write(
-    folder: Path | str, model: str = "icl", seed: int = 0, *, task: str | Sequence[str] = "t", n: int = 40,
-    says: Sequence[int] | None = None, gold: Sequence[int] | None = None, right: float | Sequence[float] | None = None,
-    first: int = 0, order: int = 0, shots: int = 4, samples: bool = True, evil: str = "",
-    rules: Mapping[str, Mapping[str, Any]] | None = None, put: Mapping[str, Any] | None = None, **of_task: Any,
-) -> Path:  # fmt: skip
+    folder: Path | str,
+    model: str = "icl",
+    seed: int = 0,
+    *,
+    task: str | Sequence[str] = "t",
+    n: int = 40,
+    says: Sequence[int] | None = None,
+    gold: Sequence[int] | None = None,
+    right: float | Sequence[float] | None = None,
+    first: int = 0,
+    order: int = 0,
+    shots: int = 4,
+    samples: bool = True,
+    evil: str = "",
+    rules: Mapping[str, Mapping[str, Any]] | None = None,
+    put: Mapping[str, Any] | None = None,
+    **of_task: Any,
+) -> Path:
     """Write the results file of a run and its samples.
 
     Args:

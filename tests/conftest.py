@@ -8,16 +8,17 @@ import logging
 import os
 import signal
 
-# Before anything imports huggingface_hub: tests never ask the Hub, but for tests/harness/test_recorded.py.
+# Before anything imports huggingface_hub: tests never ask the Hub, but for
+# tests/harness/test_recorded.py.
 os.environ["HF_HUB_OFFLINE"] = "0" if os.environ.get("LM_EVAL_RECORDED") else "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Models this small lose more to threads waiting for each other than they gain; and a command that a test starts rounds
-# as the test does.
+# Models this small lose more to threads waiting for each other than they gain; and a command that a
+# test starts rounds as the test does.
 os.environ["OMP_NUM_THREADS"] = "1"
 # lm-eval forks processes to resample scores, which may hang where other threads run.
 os.environ["DISABLE_MULTIPROC"] = "1"
-# Ray's workers would wait for all other tests; and the first cluster that a process starts makes a token and asks for
-# it from then on, of which processes that were made before would not know.
+# Ray's workers would wait for all other tests; and the first cluster that a process starts makes a
+# token and asks for it from then on, of which processes that were made before would not know.
 os.environ |= {
     "RAY_worker_niceness": "0",
     "RAY_AUTH_MODE": "token",
@@ -39,12 +40,14 @@ settings.load_profile("short")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
-# A shell has background processes ignore Ctrl-C, and so would the commands that the tests start and interrupt.
+# A shell has background processes ignore Ctrl-C, and so would the commands that the tests start and
+# interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files that `make test` leaves out as a whole: studies from end to end. Faster files have most of their parts.
+# Files that `make test` leaves out as a whole: studies from end to end. Faster files have most of
+# their parts.
 SLOW = ("test_robustness", "test_studies", "test_studies_choices", "test_studies_train")
 
 

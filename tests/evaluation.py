@@ -129,7 +129,8 @@ TASKS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def manager(defaults: bool) -> TaskManager:
-    """lm-eval's task index: reading its 14,000 files takes seconds, and inline tasks need none of them."""
+    """lm-eval's task index: reading its 14,000 files takes seconds, and inline tasks need none of
+    them."""
     return TaskManager(include_defaults=defaults)
 
 
@@ -227,7 +228,8 @@ def assert_same(ours, expected, tolerance):
 
 
 def shared_length(tokenizer, prompt):
-    """How many tokens of a (byte-level) prompt come before its query, found by spelling them out."""
+    """How many tokens of a (byte-level) prompt come before its query, found by spelling them
+    out."""
     ids = tokenizer.encode(str(prompt))
     before = len(prompt.prefix + "".join(prompt.demonstrations))
     return next(n for n in range(len(ids) + 1) if len(tokenizer.decode(ids[:n])) >= before)

@@ -1,4 +1,5 @@
-"""What the pages under docs/ say is so: their code runs, their links lead somewhere, their pictures are today's."""
+"""What the pages under docs/ say is so: their code runs, their links lead somewhere, their pictures
+are today's."""
 
 import argparse
 import dataclasses
@@ -51,7 +52,8 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
 
 
 def commands_of(page: Path) -> list[str]:
-    """The commands of a page, indented or fenced, that start one of our programs, from its name on."""
+    """The commands of a page, indented or fenced, that start one of our programs, from its name
+    on."""
     text = read(page).replace("\\\n", " ")
     shown = re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)
     for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
@@ -63,7 +65,8 @@ def commands_of(page: Path) -> list[str]:
 
 @functools.cache
 def known_tasks() -> set[str]:
-    """The names of lm-eval's tasks and of ours. (Importing this package may have put in the patch already.)"""
+    """The names of lm-eval's tasks and of ours. (Importing this package may have put in the patch
+    already.)"""
     patches.install("lm_eval.tasks.manager")
     return set(TaskManager().all_tasks)
 
@@ -215,7 +218,8 @@ def check_lines(printed: list[str], expected: list[str], within: float) -> None:
 
 
 def printed(command: str, folder: Path) -> list[str]:
-    """What a command of a page prints in a folder; of lm-eval's output the pages have the tables alone."""
+    """What a command of a page prints in a folder; of lm-eval's output the pages have the tables
+    alone."""
     program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
     done = processes.command(*arguments, program=program, cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -75,7 +75,8 @@ class Writer:
 
 
 def board_files(runs: list[Any]) -> Writer:
-    """What `lm-eval-icl leaderboard` writes. What a page says takes long and is tested elsewhere."""
+    """What `lm-eval-icl leaderboard` writes. What a page says takes long and is tested
+    elsewhere."""
     made = [build(of_runs, []) for of_runs in runs]
 
     def write(folder: Path, number: int) -> None:

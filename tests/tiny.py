@@ -37,8 +37,10 @@ from tests.smoke.model_types import TYPES
 CORPUS = [
     "Review: a gripping film , warm and funny .\nSentiment: positive\n\n",
     "Review: the plot is dull and the jokes fall flat\nSentiment: negative\n\n",
-    "Question: What is the capital of France ?\nAnswer: Paris\n\nThe following are multiple choice questions.",
-    "Q: Is the following sentence plausible?\nOptions:\n(A) Yes\n(B) No\nA: (A)\n\n\n  indented text, 12 + 30 = 42",
+    "Question: What is the capital of France ?\nAnswer: Paris\n\n"
+    "The following are multiple choice questions.",
+    "Q: Is the following sentence plausible?\nOptions:\n(A) Yes\n(B) No\nA: (A)\n\n\n"
+    "  indented text, 12 + 30 = 42",
 ] * 4
 
 
@@ -65,7 +67,8 @@ def train_on_bytes(tokenizer: Tokenizer, *special_tokens: str) -> None:
 
 
 def sentencepiece() -> PreTrainedTokenizerFast:
-    """Llama-2's kind: BPE over the whole text with blanks as "▁", bytes as a fallback, BOS in front."""
+    """Llama-2's kind: BPE over the whole text with blanks as "▁", bytes as a fallback, BOS in
+    front."""
     trainer = trainers.BpeTrainer(
         vocab_size=500,
         special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
@@ -75,7 +78,8 @@ def sentencepiece() -> PreTrainedTokenizerFast:
     base.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
-    # For training alone: no token may hold a line break or reach over a blank, as in Llama-2's vocabulary.
+    # For training alone: no token may hold a line break or reach over a blank, as in Llama-2's
+    # vocabulary.
     base.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split("\n", "removed"),
@@ -114,8 +118,8 @@ def llama3() -> PreTrainedTokenizerFast:
     """Llama-3's kind: byte-level BPE after a regular expression of its own, BOS in front."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-        r"|\s+(?!\S)|\s+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -18,8 +18,9 @@ SCORED = [
     "likelihood",
 ]
 GENERATED = ["generate", "samples"]
-# transformers multiplies with the weights of experts in float32 at most, and computes linear attention and state spaces
-# in float32. Elsewhere a difference in float64 is a different computation; rotary angles and norms stay float32 there.
+# transformers multiplies with the weights of experts in float32 at most, and computes linear
+# attention and state spaces in float32. Elsewhere a difference in float64 is a different
+# computation; rotary angles and norms stay float32 there.
 DTYPE = {"qwen3_next": "float32", "jamba": "float32"}
 TOLERANCE = {"qwen3_5": 2e-3, "qwen3_next": 2e-3, "jamba": 2e-3}
 
@@ -38,7 +39,8 @@ def assert_as_hf(path, names, shots, **kwargs):
     evaluation.assert_same(ours, expected, 1e-5)
 
 
-# Without demonstrations, one for each way to read a prompt: with BOS, with a window, and with other states.
+# Without demonstrations, one for each way to read a prompt: with BOS, with a window, and with other
+# states.
 ZERO_SHOT = ["llama3", "mistral_window", "qwen3_next"]
 FAST = itertools.product(["llama", "bloom"], [3], [4])
 # Queries that cannot be packed are the rows of batches, in which texts are continued too.

@@ -1,4 +1,5 @@
-"""`demonstrations=HOW` in a run: its model chooses, once for all methods, before anything else is run."""
+"""`demonstrations=HOW` in a run: its model chooses, once for all methods, before anything else is
+run."""
 
 import functools
 import re

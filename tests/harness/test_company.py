@@ -1,4 +1,5 @@
-"""Independence of company through lm-eval: a document's numbers do not depend on the documents and tasks beside it.
+"""Independence of company through lm-eval: a document's numbers do not depend on the documents and
+tasks beside it.
 
 Rules that say that they read other documents (`Rule.is_transductive`) are left out.
 """

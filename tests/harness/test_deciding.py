@@ -1,4 +1,5 @@
-"""Decision rules in runs of lm-eval, against literal computations from `hf`'s own log-likelihoods."""
+"""Decision rules in runs of lm-eval, against literal computations from `hf`'s own
+log-likelihoods."""
 
 import json
 import math

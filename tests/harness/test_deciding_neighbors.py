@@ -1,4 +1,5 @@
-"""Rules that compare a document with labeled rows, in runs of lm-eval, against what transformers itself computes."""
+"""Rules that compare a document with labeled rows, in runs of lm-eval, against what transformers
+itself computes."""
 
 import numpy as np
 import pytest

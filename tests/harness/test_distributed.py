@@ -127,8 +127,8 @@ def everything_of_two(line: list[str]) -> None:
     found = everything(folder)
     if os.environ["RANK"] == "0":
         (folder / "found.json").write_text(json.dumps(found, default=str))
-    # PyTorch's caches hold on to the groups of a model that was split by tensor parallelism, and with them to threads
-    # of gloo, which now and then abort a Python interpreter that is ending.
+    # PyTorch's caches hold on to the groups of a model that was split by tensor parallelism, and
+    # with them to threads of gloo, which now and then abort a Python interpreter that is ending.
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,4 +1,5 @@
-"""No document is answered after a demonstration that is that document: what is drawn, chosen and trained on."""
+"""No document is answered after a demonstration that is that document: what is drawn, chosen and
+trained on."""
 
 import json
 import random
@@ -18,7 +19,8 @@ TEST = [{"id": i, "text": f"Question {i} of the test", "label": i % 2} for i in 
 TRAIN = [
     {"id": 100 + i, "text": f"question {i} of the training", "label": i % 2} for i in range(40)
 ]
-# Copies of documents that are evaluated, and that --limit leaves out: with another id, case, and blanks.
+# Copies of documents that are evaluated, and that --limit leaves out: with another id, case, and
+# blanks.
 COPIES = {3: 9, 8: 6, 17: 5, 22: 8, 30: 4}
 for _row, _of in COPIES.items():
     TRAIN[_row] = {"id": 100 + _row, "text": f"  QUESTION {_of}   of the\ttest", "label": _row % 2}

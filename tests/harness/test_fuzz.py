@@ -1,7 +1,7 @@
 """Any prompt: numbers or one clear line, and the same numbers whatever runs beside it.
 
-25 prompts a run, 5 where a prompt is run many times over, and every run draws others; `pytest --hypothesis-profile=long
-tests/harness/test_fuzz.py` tries 160 times as many, in about an hour.
+25 prompts a run, 5 where a prompt is run many times over, and every run draws others; `pytest
+--hypothesis-profile=long tests/harness/test_fuzz.py` tries 160 times as many, in about an hour.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ CLASSES: dict[str, type[ICLModel]] = {name: model_class(name) for name in NAMES}
 # RMSNorm rounds to float32 where all else is float64.
 TOLERANCE = {"gpt2": 1e-8, "llama": 1e-4}
 
-# fmt: off
-PIECES = [
-    "a", " ", "  ", "\n", "\n\n", "\t", "\r\n", "Review:", " positive", " film", ".", "Answer: ", "1", "12 + 30", "Q",
-    "é", "e\u0301", "\u0301", "👩\u200d👩\u200d👧", "👩\u200d", "🇩", "🇪", "👍🏽", "漢字", "אב",
-    "\u202e", "\u200b", "\ufeff", "ﬃ", "\0", "\x1b[0m", "\x7f", "\x85", "\u2028", "\u00a0", "\u3000", "\U0010ffff",
-    "\ufffd", "\ue000", "▁", "Ġ", "<0x0A>", "<|endoftext|>", "<s>", "</s>", "<unk>", "{{text}}", "%s", "\\n", "x" * 60,
-]
+TEXTS = ["a", "Review:", " positive", " film", ".", "Answer: ", "1", "12 + 30", "Q", "x" * 60]
+BLANKS = [" ", "  ", "\n", "\n\n", "\t", "\r\n", "\x85", "\u2028", "\u00a0", "\u3000", "\u200b"]
+LETTERS = ["é", "e\u0301", "\u0301", "漢字", "אב", "\u202e", "\ufeff", "ﬃ", "\ue000"]
+EMOJI = ["👩\u200d👩\u200d👧", "👩\u200d", "🇩", "🇪", "👍🏽"]
+CONTROL = ["\0", "\x1b[0m", "\x7f", "\U0010ffff", "\ufffd"]
+OF_TOKENIZERS = ["▁", "Ġ", "<0x0A>", "<|endoftext|>", "<s>", "</s>", "<unk>"]
+OF_FORMATS = ["{{text}}", "%s", "\\n"]
+PIECES = [*TEXTS, *BLANKS, *LETTERS, *EMOJI, *CONTROL, *OF_TOKENIZERS, *OF_FORMATS]
 # Two in three from those that break things; a lone surrogate now and then.
 ANY = st.characters(exclude_categories=["Cs"])
-# fmt: on
-# Two in three from those that break things; a lone surrogate now and then.
 CHARACTERS = st.sampled_from(PIECES) | st.sampled_from(PIECES) | ANY
 TEXT = st.lists(CHARACTERS, max_size=8).map("".join)
 

@@ -1,4 +1,5 @@
-"""Arguments of `hf`'s loading do here what they do there: `icl` gives `hf`'s numbers with each of them."""
+"""Arguments of `hf`'s loading do here what they do there: `icl` gives `hf`'s numbers with each of
+them."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Every change made to lm-eval: that what it changes is still there, and that other models do not notice."""
+"""Every change made to lm-eval: that what it changes is still there, and that other models do not
+notice."""
 
 import functools
 import importlib

@@ -1,4 +1,5 @@
-"""A run with `--use_cache` that is stopped at any moment ends, started again, as if nothing had happened."""
+"""A run with `--use_cache` that is stopped at any moment ends, started again, as if nothing had
+happened."""
 
 import dataclasses
 import itertools
@@ -46,7 +47,8 @@ for name, config in zip(
 
 
 def run(path, where, out=None, model="deepthink", **kwargs):
-    """Evaluate in small passes, each stored; write what came out, and how much of it was computed."""
+    """Evaluate in small passes, each stored; write what came out, and how much of it was
+    computed."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     computed = []
@@ -192,8 +194,8 @@ def test_responses_read_back_to_the_bit(tmp_path, response):
 
 
 def test_nothing_is_unpickled(gpt2, tmp_path, monkeypatch):
-    """lm-eval's own caches are pickles, which may run any code: one of another model stays as it is,
-    and the file that lm-eval opens for our model is removed."""
+    """lm-eval's own caches are pickles, which may run any code: one of another model stays as it
+    is, and the file that lm-eval opens for our model is removed."""
     with SqliteDict(str(tmp_path / "c_rank0.db"), autocommit=True) as theirs:
         theirs["lm-eval-icl"] = "text"
     monkeypatch.setattr(pickle, "loads", None)

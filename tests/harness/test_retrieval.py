@@ -1,4 +1,5 @@
-"""`demonstrations=similar` in a run: the same prompts under every model, none of which has its own document."""
+"""`demonstrations=similar` in a run: the same prompts under every model, none of which has its own
+document."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""Models that keep more than keys and values: attention beside linear attention, state spaces and convolutions."""
+"""Models that keep more than keys and values: attention beside linear attention, state spaces and
+convolutions."""
 
 import pytest
 import torch

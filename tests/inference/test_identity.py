@@ -1,4 +1,5 @@
-"""What tells one model from another: the files that it was loaded from, its commit on the Hub, its configuration."""
+"""What tells one model from another: the files that it was loaded from, its commit on the Hub, its
+configuration."""
 
 import json
 import shutil

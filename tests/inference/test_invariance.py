@@ -1,4 +1,5 @@
-"""Order-invariant methods through lm-eval: not a bit of a result depends on the order of the demonstrations."""
+"""Order-invariant methods through lm-eval: not a bit of a result depends on the order of the
+demonstrations."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 """Methods that refine, read or combine memories, against literal computations in float64.
 
-The literal computations share nothing with the package but the models: attention is a function of this file, which
-makes every score of every head at once, and who sees whom is said token by token.
+The literal computations share nothing with the package but the models: attention is a function of
+this file, which makes every score of every head at once, and who sees whom is said token by token.
 """
 
 import functools
@@ -61,8 +61,9 @@ def probe_of(model):
 
 @dataclass
 class Spec:
-    """sees: [n, columns] whether a token sees a column. part: [n, columns] the columns that a token reads apart, with
-    this temperature, this factor of their log-sum-exp and this weight; None for none."""
+    """sees: [n, columns] whether a token sees a column. part: [n, columns] the columns that a token
+    reads apart, with this temperature, this factor of their log-sum-exp and this weight; None for
+    none."""
 
     sees: torch.Tensor
     part: torch.Tensor | None = None
@@ -335,7 +336,8 @@ def moved(one, other):
 @pytest.mark.parametrize("layout", ["icl", "pcw", "invicl", "star", "prefixicl"])
 def test_nothing_leaks_that_did_not_leak_in_one_pass(layout, reads):
     """Not one bit of an entry before a demonstration's last token, its answer, depends on that
-    token. If passes read all of the memory, an input reads its own answer's entry from pass 2 on."""
+    token. If passes read all of the memory, an input reads its own answer's entry from pass 2
+    on."""
     model = model_of("llama")
     first, _, *rest = CONTEXT.demonstrations
     changed = Context(CONTEXT.prefix, (first, (30, 99), *rest))

@@ -67,7 +67,8 @@ never  | pack of 22 | 1:56>9,8  2:567>9
 never  | pack of 8  | 3:5>999
 before | pack of 1  | 4:5>9
 never  | pack of 9  | 5:56>9  5:567>9,88  5:59>9""",
-    # Here they are encoded side by side; the second copies of demonstrations take as many tokens again.
+    # Here they are encoded side by side; the second copies of demonstrations take as many tokens
+    # again.
     ("invicl", CAN): """
 now    | pack of 18 | 1:56>9,8
 now    | pack of 17 | 2:567>9
@@ -80,7 +81,8 @@ now    | pack of 13 | 1:56>9,8
 now    | pack of 23 | 2:567>9  3:5>999
 now    | pack of 23 | 4:5>9  5:56>9  5:567>9,88
 now    | pack of 8  | 5:59>9""",
-    # Nothing is packed: the rows of a batch, in which queries with longer answers have the same length.
+    # Nothing is packed: the rows of a batch, in which queries with longer answers have the same
+    # length.
     ("icl", CANNOT): """
 before | rows, 2    | 1:56>9,8
 before | rows, 1    | 2:567>9

@@ -177,7 +177,8 @@ def test_a_method_that_overrides_encode_alone():
 
 
 def test_what_a_method_must_say_of_itself():
-    """A method with an `encode` of its own, run as if it had none, would have wrong numbers and no error."""
+    """A method with an `encode` of its own, run as if it had none, would have wrong numbers and no
+    error."""
 
     assert ICL.one_pass and not Scaled.one_pass and not Scaled.encodes_by_layout
     for member in ("memory_depends_on_query", "encode_queries"):

@@ -1,7 +1,8 @@
-"""Independence of company: what a request scores does not depend on the requests, batches and packs beside it.
+"""Independence of company: what a request scores does not depend on the requests, batches and packs
+beside it.
 
-The company is permuted, doubled and halved, and divided otherwise; and every request is also computed in plain mode.
-Numbers differ by rounding only, and no prediction does.
+The company is permuted, doubled and halved, and divided otherwise; and every request is also
+computed in plain mode. Numbers differ by rounding only, and no prediction does.
 """
 
 import functools
@@ -36,7 +37,8 @@ def model_of(architecture, dtype):
 
 
 def requests():
-    """Requests of three contexts with common demonstrations, and of one without any, in no order."""
+    """Requests of three contexts with common demonstrations, and of one without any, in no
+    order."""
     contexts = [Context(PREFIX, tuple(DEMONSTRATIONS[i:] + DEMONSTRATIONS[:i])) for i in range(3)]
     contexts.append(Context(PREFIX, ()))
     prompts = []

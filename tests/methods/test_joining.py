@@ -1,5 +1,5 @@
-"""Demonstrations that are encoded once and joined for each context, and beginnings that contexts share: the scores are
-those of each context encoded by itself, and fewer tokens are run."""
+"""Demonstrations that are encoded once and joined for each context, and beginnings that contexts
+share: the scores are those of each context encoded by itself, and fewer tokens are run."""
 
 import functools
 import itertools

@@ -1,7 +1,8 @@
-"""Every method against a literal computation of its definition: no layout, mask, memory or packing of ours.
+"""Every method against a literal computation of its definition: no layout, mask, memory or packing
+of ours.
 
-InvICL is computed twice: line by line as the paper's Algorithm 1 from GPT-2's weights, and for every family by
-ordinary passes after joined keys and values.
+InvICL is computed twice: line by line as the paper's Algorithm 1 from GPT-2's weights, and for
+every family by ordinary passes after joined keys and values.
 """
 
 import contextlib
@@ -28,11 +29,11 @@ from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import evaluation, tiny
 
-# How far log-likelihoods agree, in float64 models. Where norms are LayerNorm everything that differs between two ways
-# of computing the same is float64 (rotary angles are float32, but the same for equal positions): 1e-14 was measured.
-# RMSNorm rounds to float32: here both ways to the same number (1e-14 too), though a value that lies between two could
-# be rounded either way, and then 1e-7 of it is gone. Gemma's eager attention has its softmax in float32 as well:
-# 1e-6 was measured.
+# How far log-likelihoods agree, in float64 models. Where norms are LayerNorm everything that
+# differs between two ways of computing the same is float64 (rotary angles are float32, but the same
+# for equal positions): 1e-14 was measured. RMSNorm rounds to float32: here both ways to the same
+# number (1e-14 too), though a value that lies between two could be rounded either way, and then
+# 1e-7 of it is gone. Gemma's eager attention has its softmax in float32 as well: 1e-6 was measured.
 TOLERANCE = {
     "gpt2": 1e-10,
     "opt": 1e-10,
@@ -80,8 +81,9 @@ def without_positions(name):
     return model
 
 
-# The references. Each takes a context and returns a function of a query and an answer: the logits that predict the
-# answer's tokens. Keys and values are a list of (keys, values), one a layer; None for those of no token.
+# The references. Each takes a context and returns a function of a query and an answer: the logits
+# that predict the answer's tokens. Keys and values are a list of (keys, values), one a layer; None
+# for those of no token.
 
 
 def span(start, tokens):
@@ -89,8 +91,8 @@ def span(start, tokens):
 
 
 def run(model, tokens, positions, past=None):
-    """An ordinary causal pass after keys and values that exist already, at these positions: its own keys and values,
-    and its logits."""
+    """An ordinary causal pass after keys and values that exist already, at these positions: its own
+    keys and values, and its logits."""
     if not tokens:
         return None, None
     cache = DynamicCache(past) if past else DynamicCache()
@@ -135,9 +137,10 @@ def in_one_row(model, parts, sees):
     """One pass over everything.
 
     Args:
-        parts: (label, tokens, position of the first of them) in the order of the row; the last part is the answer.
-        sees: called with the labels of two tokens, and whether the second is the first or before it: whether the
-            first sees the second.
+        parts: (label, tokens, position of the first of them) in the order of the row; the last part
+            is the answer.
+        sees: called with the labels of two tokens, and whether the second is the first or before
+            it: whether the first sees the second.
     """
     tokens = []
     labels = []
@@ -193,7 +196,8 @@ def all_demonstrations(of, other, before):
 
 
 def the_query_but_no_other_demonstration(of, other, before):
-    """Appendix A.2: demonstrations do not see each other, but the query, which stands after them."""
+    """Appendix A.2: demonstrations do not see each other, but the query, which stands after
+    them."""
     if not isinstance(of, int):
         return before
     return other in ("P", "Q") or (other == of and before)
@@ -229,7 +233,8 @@ def pcw(model, context, window_size=1, positions="symmetric", repeat=1):
 
 
 def invicl(model, context, positions="symmetric", repeat=1):
-    """Algorithm 1 pass by pass: after the keys of a pass, every layer attends to those of the same layer."""
+    """Algorithm 1 pass by pass: after the keys of a pass, every layer attends to those of the same
+    layer."""
     demonstrations = context.demonstrations * repeat
     p = len(context.prefix)
     lengths = [len(demonstration) for demonstration in demonstrations]
@@ -268,9 +273,11 @@ def stream_of(output):
 
 
 def batchicl(model, context, layer=3, positions="sequential", repeat=1):
-    """One-shot passes over whole rows, averaged, and the average put into a zero-shot pass over a whole row.
+    """One-shot passes over whole rows, averaged, and the average put into a zero-shot pass over a
+    whole row.
 
-    With symmetric positions the query comes after the longest demonstration in all of them, the last one included.
+    With symmetric positions the query comes after the longest demonstration in all of them, the
+    last one included.
     """
     p = len(context.prefix)
     longest = max(map(len, context.demonstrations), default=0)
@@ -319,7 +326,8 @@ def deepthink(
     positions="sequential",
     repeat=1,
 ):
-    """Deep-Thinking's Eq. 3 and 4 with its Appendix D: later passes stand where the query will, or where pass 1 did."""
+    """Deep-Thinking's Eq. 3 and 4 with its Appendix D: later passes stand where the query will, or
+    where pass 1 did."""
     *parts, (_, _, start), _ = parts_of(context, context.demonstrations * repeat, (), (), positions)
     tokens = []
     first = []
@@ -413,7 +421,8 @@ def referred(name, case, context):
 
 
 def read(logits, answer):
-    """An answer's log-likelihood, and whether it is the greedy one, from the logits that predict it."""
+    """An answer's log-likelihood, and whether it is the greedy one, from the logits that predict
+    it."""
     logprobs = logits.log_softmax(-1)[range(len(answer)), list(answer)]
     return logprobs.sum().item(), logits.argmax(-1).tolist() == list(answer)
 
@@ -594,8 +603,9 @@ def test_half_precision_keeps_small_steps():
 
 
 def aggregate(block, heads, own, *others):
-    """`aggr{others, own}`: one layer's update of the hidden states `own`, [tokens, width], which attend to all of
-    the others' and causally to themselves; all are those that the layer before left."""
+    """`aggr{others, own}`: one layer's update of the hidden states `own`, [tokens, width], which
+    attend to all of the others' and causally to themselves; all are those that the layer before
+    left."""
 
     def normed(hidden, norm):
         return layer_norm(hidden, hidden.shape[-1:], norm.weight, norm.bias, norm.eps)
@@ -623,10 +633,11 @@ def aggregate(block, heads, own, *others):
 
 
 def algorithm_1(model, context, query, answer):
-    """The logits that predict the answer. h_bar are the independent encodings, h the leave-one-out ones.
+    """The logits that predict the answer. h_bar are the independent encodings, h the leave-one-out
+    ones.
 
-    In line 8 the query reads h, as section 3.3 and Figure 2d have it. The prefix, which the paper does not have, is
-    read by all.
+    In line 8 the query reads h, as section 3.3 and Figure 2d have it. The prefix, which the paper
+    does not have, is read by all.
     """
     body = model.transformer
     p = len(context.prefix)
@@ -658,7 +669,8 @@ def algorithm_1(model, context, query, answer):
 @pytest.mark.parametrize("context", CONTEXTS)
 @torch.no_grad()
 def test_invicl_is_algorithm_1(context):
-    """On GPT-2 literally; the passes after joined keys, which the other families are compared with, agree."""
+    """On GPT-2 literally; the passes after joined keys, which the other families are compared with,
+    agree."""
     model = tiny_model("gpt2")
     context = CONTEXTS[context]
     passes = invicl(model, context)
@@ -679,7 +691,8 @@ LAID_OUT = [case for case in PLAIN + TURNED if case[0] not in ("BatchICL", "Deep
 @pytest.mark.parametrize("case", LAID_OUT, ids=title)
 @torch.no_grad()
 def test_the_layout_drawn_is_the_one_that_runs(case):
-    """Query and continuation in the layout, all in one row, give the same as both after the memory."""
+    """Query and continuation in the layout, all in one row, give the same as both after the
+    memory."""
     context = CONTEXTS["prefix"]
     query = (60, 61, 62, 63)
     answer = (71, 72, 73)
@@ -705,7 +718,8 @@ def test_the_layout_drawn_is_the_one_that_runs(case):
 @pytest.mark.parametrize("case", PLAIN, ids=title)
 @torch.no_grad()
 def test_generation_goes_on_from_any_memory(case):
-    """Also from one without a single entry, and from the residual stream that only the first pass replaces."""
+    """Also from one without a single entry, and from the residual stream that only the first pass
+    replaces."""
     name = "llama"
     model = tiny_model(name)
     method = method_of(case).bind(model)

@@ -1,4 +1,5 @@
-"""What a model does is found out by trying: every method works on it exactly, or is refused in one line."""
+"""What a model does is found out by trying: every method works on it exactly, or is refused in one
+line."""
 
 import peft
 import pytest
@@ -35,7 +36,8 @@ def refusal(name, path, **args):
         (
             "nope",
             {},
-            "nope (positions=none) needs a model that obeys given positions, and BloomForCausalLM has no",
+            "nope (positions=none) needs a model that obeys given positions, "
+            "and BloomForCausalLM has no",
         ),
         (
             "icl",
@@ -168,7 +170,8 @@ def test_blocks_that_are_not_found():
 
 @pytest.mark.parametrize("architecture", ["gpt2", "qwen3_next"])
 def test_answers_that_see_each_other_are_noticed(monkeypatch, architecture):
-    """Every answer goes on from a copy of the cache. Without copies the second answer would see the first."""
+    """Every answer goes on from a copy of the cache. Without copies the second answer would see the
+    first."""
     monkeypatch.setattr(scoring, "select_rows", lambda cache, batch, rows: cache)
     with torch.no_grad():
         assert "continued from its cache, it gives" in probe(tiny.build(architecture)).no_memory
@@ -192,7 +195,8 @@ def test_a_mask_that_leaks_a_little_is_not_obeyed(share):
 
 @torch.no_grad()
 def test_a_model_that_never_looks_ahead():
-    """GPT-Neo hides what comes after a token whatever the mask shows; its masks can only hide more."""
+    """GPT-Neo hides what comes after a token whatever the mask shows; its masks can only hide
+    more."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         assert probe(tiny.build("llama", dtype)).sees_ahead
         model = tiny.build("gpt_neo", dtype)
@@ -207,7 +211,8 @@ def test_a_model_that_never_looks_ahead():
 
 @torch.no_grad()
 def test_positions_that_do_not_begin_at_zero():
-    """RoBERTa counts from its padding token's number, so positions that are counted from 0 are not its own."""
+    """RoBERTa counts from its padding token's number, so positions that are counted from 0 are not
+    its own."""
     model = AutoModelForCausalLM.from_config(configuration("roberta", 500, is_decoder=True)).eval()
     assert not probe(model).obeys_positions
     MethodRunner(model, methods.make("icl"))
@@ -231,7 +236,8 @@ def test_attention_that_is_scaled_by_index():
 @pytest.mark.parametrize(("kind", "pads"), [("whisper", False), ("git", False), ("opt", True)])
 @torch.no_grad()
 def test_batches_whose_padding_shifts_tokens(kind, pads):
-    """Whisper's decoder counts padding, and GIT masks other tokens than the padding if it has a cache."""
+    """Whisper's decoder counts padding, and GIT masks other tokens than the padding if it has a
+    cache."""
     abilities = probe(smoke_models.build(kind))
     assert abilities.can_pad == pads and abilities.can_pack and abilities.sees_ahead
 

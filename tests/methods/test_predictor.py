@@ -183,8 +183,8 @@ NO_LIST = "must be a list of texts"
             ["many " * 3000] * 2,
             QUERIES,
             OPTIONS,
-            r"query 0, option 0: prompts do not fit the model's 4096 positions; this one needs \d+: "
-            r"prefix and demonstrations \d+ \+ query \d+"
+            r"query 0, option 0: prompts do not fit the model's 4096 positions; this one needs "
+            r"\d+: prefix and demonstrations \d+ \+ query \d+"
             r"( \+ answer without its last token \d+)?\. Give fewer .*\.$",
         ),
         ("Review", ["a"], [" yes"], f"demonstrations='Review': {NO_LIST}"),

@@ -1,5 +1,5 @@
-"""What InvICL (ICLR 2025) proves and claims of the methods, over random demonstrations: Table 1 row by row, what the
-methods are to each other, and Theorem 4.1."""
+"""What InvICL (ICLR 2025) proves and claims of the methods, over random demonstrations: Table 1 row
+by row, what the methods are to each other, and Theorem 4.1."""
 
 import contextlib
 import functools
@@ -16,8 +16,9 @@ from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.prompts.tokens import Context
 from tests import tiny
 
-# What is the same in real numbers differs by the order of summation: by 1e-14 where all is float64, and by up to 1e-7
-# where RMSNorm rounds to float32 in between. What differs is asked to differ by far more.
+# What is the same in real numbers differs by the order of summation: by 1e-14 where all is float64,
+# and by up to 1e-7 where RMSNorm rounds to float32 in between. What differs is asked to differ by
+# far more.
 TOLERANCE = {"gpt2": 1e-9, "llama": 1e-6}
 CLEARLY = 1e-4
 INVARIANT = [
@@ -114,8 +115,8 @@ def test_what_depends_on_the_order(name, method):
         assert distance(one, other) > CLEARLY
 
 
-# Definitions 3.2 and 3.3: what the encoding of a demonstration's input, from which its label is predicted, depends on.
-# It is read where queries read it: in the memory, at the input's tokens.
+# Definitions 3.2 and 3.3: what the encoding of a demonstration's input, from which its label is
+# predicted, depends on. It is read where queries read it: in the memory, at the input's tokens.
 
 
 @torch.no_grad()
@@ -148,7 +149,8 @@ def influence(name, method, prefix, examples, i, j):
     return distance(before, after)
 
 
-# Which demonstration's label reaches which demonstration's input. Its own reaches it where a method leaks.
+# Which demonstration's label reaches which demonstration's input. Its own reaches it where a method
+# leaks.
 REACHES = {
     methods.ICL(): lambda i, j: j < i,  # partial: Table 1
     methods.PrefixICL(): lambda i, j: True,
@@ -194,10 +196,12 @@ def test_batchicl_averages_repeated_demonstrations_away(name, prefix, examples, 
 
 
 def mask_of(method, n):
-    """Which token sees which where every demonstration is a single token, and so is the query, as 0 and 1."""
+    """Which token sees which where every demonstration is a single token, and so is the query, as 0
+    and 1."""
     mask = method.lay_out(0, [1] * n, query=1).mask.double()
-    # A token of a model always sees itself. The sums of Eq. 14 leave a token's own term out for the second copies and
-    # the query, which are all from n on; the first copies have nothing but their own.
+    # A token of a model always sees itself. The sums of Eq. 14 leave a token's own term out for the
+    # second copies and the query, which are all from n on; the first copies have nothing but their
+    # own.
     mask.diagonal()[n:] = 0
     return mask
 
@@ -222,10 +226,10 @@ def linear_attention(z, mask, w, eta):
 def step(method, x, y, w, eta):
     """The weights after w, as the query reads them off.
 
-    The first layer moves the demonstrations' targets; the second is the first in which the query reads moved ones, and
-    adds -x_t (w' - w) to its last component (a prediction is minus that component, as with von Oswald et al., 2023).
-    With the unit vectors for x_t that is w' - w entry by entry. The next step has w' for the w_0 of Eq. 11, and begins
-    with the targets as they were.
+    The first layer moves the demonstrations' targets; the second is the first in which the query
+    reads moved ones, and adds -x_t (w' - w) to its last component (a prediction is minus that
+    component, as with von Oswald et al., 2023). With the unit vectors for x_t that is w' - w entry
+    by entry. The next step has w' for the w_0 of Eq. 11, and begins with the targets as they were.
     """
     n, d = x.shape
     mask = mask_of(method, n)

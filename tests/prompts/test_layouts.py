@@ -1,4 +1,5 @@
-"""A layout is made from lengths; its mask, its rule, its positions and what is read off it say the same."""
+"""A layout is made from lengths; its mask, its rule, its positions and what is read off it say the
+same."""
 
 import pytest
 import torch
@@ -132,6 +133,6 @@ def test_masks_of_thousands_of_demonstrations_are_made_from_blocks():
     assert layout.sees.shape == (2003, 2003)
     first = torch.tensor([2, 2 + 30 * 1000, len(layout) - 1])
     seen = layout.rule(first[:, None], torch.arange(len(layout)))
-    # A first copy: the prefix and itself. A second: the prefix, 999 first copies, itself. The answer: prefix, second
-    # copies, query, itself.
+    # A first copy: the prefix and itself. A second: the prefix, 999 first copies, itself. The
+    # answer: prefix, second copies, query, itself.
     assert seen.sum(dim=1).tolist() == [3, 2 + 999 * 30 + 1, 2 + 1000 * 30 + 50 + 1]

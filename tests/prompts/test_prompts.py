@@ -163,8 +163,8 @@ def test_a_template_that_takes_no_marks_in_answers_leaves_the_parts():
 
 
 def test_what_leaves_no_structure():
-    """A template that depends on what it is given, that of a model with an API, and a document that holds the
-    mark."""
+    """A template that depends on what it is given, that of a model with an API, and a document that
+    holds the mark."""
 
     def shouting(messages, add_generation_prompt=True):
         return "".join(f"{len(m['content'])}:{m['content']}" for m in messages)
@@ -218,16 +218,19 @@ def test_copies_and_other_processes_keep_the_parts(copied):
 
 
 def test_the_request_cache_is_refused(checkpoint):
-    """lm-eval's --cache_requests knows prompts by task and shots, so one seed would read another's demonstrations."""
+    """lm-eval's --cache_requests knows prompts by task and shots, so one seed would read another's
+    demonstrations."""
     with pytest.raises(InputError, match=r"--cache_requests: .*not by seed"):
         evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 2, cache_requests=True)
 
 
 TEMPLATES = [
     "Review: {{text}}\nSentiment:",
-    "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nAnswer:\n",  # a line break at the end stays
+    # A line break at the end stays.
+    "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nAnswer:\n",
     "{{['A', 'B'][label]}}",
-    "{% set n = namespace(i=0) %}{% for c in choices %}{% set n.i = n.i + label %}{{c}}{{n.i}} {% endfor %}",
+    "{% set n = namespace(i=0) %}"
+    "{% for c in choices %}{% set n.i = n.i + label %}{{c}}{{n.i}} {% endfor %}",
     "{{text | regex_replace('[aeiou]', '_')}}",
 ]
 

@@ -19,6 +19,7 @@ from lm_eval_icl.prompts.tokens import Context, PairEncoder, PromptTokenizer
 from tests import evaluation, tiny
 
 TEXT = st.text(alphabet="ab Q:.\n\té12", max_size=12)
+ANSWER = st.text(alphabet="ab Q.\né1", min_size=1, max_size=8)
 TOKENIZERS = {name: make() for name, make in tiny.TOKENIZERS.items()}
 
 
@@ -107,7 +108,7 @@ def assert_as_hf(tokenizer, prompt, tokens, answer, ids):
     prefix=TEXT,
     parts=st.lists(TEXT, max_size=3),
     query=st.one_of(TEXT, TEXT.map(lambda text: text + "\nAnswer:")),
-    answers=st.lists(st.text(alphabet="ab Q.\né1", min_size=1, max_size=8), min_size=1, max_size=3),
+    answers=st.lists(ANSWER, min_size=1, max_size=3),
 )
 def test_ids_are_those_of_the_whole_string(kind, prefix, parts, query, answers):
     prompt = FewShotPrompt(prefix, parts, query)
@@ -182,7 +183,8 @@ def test_a_shared_context_is_tokenized_once(kind):
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_parts_decode_to_the_parts(kind):
-    """Where no token straddles a boundary, a part's tokens spell the part. BOS belongs to the prefix."""
+    """Where no token straddles a boundary, a part's tokens spell the part. BOS belongs to the
+    prefix."""
     tokenizer = TOKENIZERS[kind]
     for prefix in ("Task:\n", ""):
         shots = ["Review: dull film\nSentiment: no\n\n", "Review: café\nSentiment: yes\n\n"]
@@ -205,7 +207,8 @@ def test_a_token_over_a_boundary_belongs_to_where_it_begins():
     tokens = encode.split(prompt, prompt)
     assert tokenizer.decode(tokens.context.prefix) == "is: the"
     assert tokenizer.decode(tokens.context.demonstrations[0]) == " plot\n\n"
-    # Equal contexts are one object: fourteen thousand documents of MMLU have 57 sets of demonstrations.
+    # Equal contexts are one object: fourteen thousand documents of MMLU have 57 sets of
+    # demonstrations.
     other = FewShotPrompt("is: ", ["the plot\n\n"], "y")
     assert encode.split(other, other).context is tokens.context
 
@@ -249,7 +252,7 @@ def test_by_part_the_ids_are_those_of_the_whole_string_where_no_token_straddles(
     prefix=TEXT,
     parts=st.lists(TEXT.filter(bool), min_size=2, max_size=4),
     query=TEXT.filter(str.strip),
-    answer=st.text(alphabet="ab Q.\né1", min_size=1, max_size=8),
+    answer=ANSWER,
     data=st.data(),
 )
 def test_by_part_nothing_depends_on_the_order(kind, prefix, parts, query, answer, data):
@@ -294,7 +297,8 @@ def dropping_blanks(pre_tokenizer):
 
 
 def marking_words():
-    """XLM-RoBERTa's kind: blanks are dropped, and then words begin with a mark that is no character of the text."""
+    """XLM-RoBERTa's kind: blanks are dropped, and then words begin with a mark that is no character
+    of the text."""
     tokenizer = unigram()
     split = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
@@ -382,7 +386,8 @@ def test_scores_of_a_tokenizer_that_ends_every_text_are_those_of_hf(make, query,
 
 
 def test_scores_of_a_tokenizer_whose_words_reach_over_line_breaks_are_those_of_hf(tmp_path):
-    """Unigram with a token in which the context's last line, a line break and the answer's first letters are one."""
+    """Unigram with a token in which the context's last line, a line break and the answer's first
+    letters are one."""
     pieces = ["<s>", "<unk>", *"abcdQ\n", "a\nbc"]
     scores = [0.0, -10.0, *[-3.0] * 6, -1.0]
     backend = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), unk_id=1))
