@@ -118,10 +118,10 @@ def test_a_run_forgets_what_never_comes_up_again(checkpoint):
     """Other demonstrations for every document: at no time more than one memory is kept."""
     # One context at a time.
     lm = ICL(str(checkpoint("gpt2")), device="cpu", batch_size=4, pack_tokens=1)
-    store = lm.runner.store
     kept: list[int] = []
-    lm.model.register_forward_pre_hook(lambda *_: kept.append(len(store._kept)))
+    lm.model.register_forward_pre_hook(lambda *_: kept.append(len(lm.runner.store._kept)))
     evaluation.run(lm, "", ["described"], 2)
+    store = lm.runner.store
     assert store.encoded == 6
     assert max(kept) == 1
     assert not store._kept
