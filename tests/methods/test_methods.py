@@ -149,18 +149,18 @@ def in_one_row(model, parts, sees):
         tokens += ids
         labels += [label] * len(ids)
         positions += span(start, ids)
-    n = len(tokens)
+    shown = []
+    for i, label in enumerate(labels):
+        shown.append([sees(label, other, j <= i) for j, other in enumerate(labels)])
+    hidden = ~torch.tensor([[shown]])
     # Always given: without a mask transformers takes positions that jump back for the beginning
     # of another text.
-    mask = torch.zeros(1, 1, n, n, dtype=torch.float64)
-    for i, label in enumerate(labels):
-        for j, other in enumerate(labels):
-            if not sees(label, other, j <= i):
-                mask[0, 0, i, j] = torch.finfo(torch.float64).min
+    mask = torch.zeros(hidden.shape, dtype=torch.float64)
+    mask.masked_fill_(hidden, torch.finfo(torch.float64).min)
     arguments = {"position_ids": torch.tensor([positions]), "attention_mask": mask}
     logits = model(torch.tensor([tokens]), **arguments, use_cache=False).logits[0]
     _, answer, _ = parts[-1]
-    return logits[n - len(answer) - 1 : -1]
+    return logits[len(tokens) - len(answer) - 1 : -1]
 
 
 def parts_of(context, demonstrations, query, answer, positions):
