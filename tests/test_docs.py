@@ -3,7 +3,6 @@ are today's."""
 
 import argparse
 import dataclasses
-import functools
 import inspect
 import itertools
 import json
@@ -61,14 +60,6 @@ def commands_of(page: Path) -> list[str]:
     programs = r"lm_eval_icl|lm_eval|lm-eval-icl|python -m scripts\.regression"
     pattern = rf"(?:(?:\w+=\w+ )?(?:accelerate launch|torchrun) .*-m )?(({programs}) .*)"
     return [found[1] for line in shown if (found := re.match(pattern, line))]
-
-
-@functools.cache
-def known_tasks() -> set[str]:
-    """The names of lm-eval's tasks and of ours. (Importing this package may have put in the patch
-    already.)"""
-    patches.install("lm_eval.tasks.manager")
-    return set(TaskManager().all_tasks)
 
 
 # What `hf` takes, and hands on.
@@ -131,7 +122,7 @@ def test_pictures_are_what_is_drawn_now(name, tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_are_ones_that_we_take(page):
-    """Methods, arguments and tasks exist; what the commands do is tested elsewhere."""
+    """Methods and arguments exist; what the commands do is tested elsewhere."""
     for command in commands_of(page):
         words = shlex.split(command, comments=True)
         given = dict(itertools.pairwise(words))
@@ -143,21 +134,33 @@ def test_commands_are_ones_that_we_take(page):
             if hasattr(options, "config"):
                 configured(options.config, options.set)
         elif "train" in words[:10]:
-            options = train.read_options(
-                argparse.ArgumentParser(), words[words.index("train") + 1 :]
-            )
+            options = training_options(words)
             methods.find(options["method"])
-            if "metaicl" in options:
-                assert options["metaicl"] in SETTINGS
-            else:
-                assert all(task in known_tasks() for task in options["tasks"].split(","))
+            assert options.get("metaicl") in (None, *SETTINGS)
         elif words[0] == "lm_eval":
             own = methods.arguments_of(methods.find(given["--model"]))
             arguments = simple_parse_args_string(given["--model_args"])
             assert arguments.pop("pretrained")
             assert set(arguments) <= own | COMMON_ARGUMENTS | HF_ARGUMENTS
-            for task in given["--tasks"].split(","):
-                assert task in known_tasks()
+
+
+def training_options(words):
+    return train.read_options(argparse.ArgumentParser(), words[words.index("train") + 1 :])
+
+
+def test_tasks_of_commands_exist():
+    """Those of lm-eval, and ours. (Importing this package may have put in the patch already.)"""
+    patches.install("lm_eval.tasks.manager")
+    known = {*TaskManager().all_tasks}
+    for command in itertools.chain(*map(commands_of, PAGES)):
+        words = shlex.split(command, comments=True)
+        tasks = []
+        if "train" in words[:10]:
+            options = training_options(words)
+            tasks = [] if "metaicl" in options else options["tasks"].split(",")
+        elif words[0] == "lm_eval":
+            tasks = dict(itertools.pairwise(words))["--tasks"].split(",")
+        assert set(tasks) <= known, command
 
 
 def table(page: Path, heading: str) -> dict[str, list[str]]:

@@ -195,7 +195,11 @@ def test_a_task_that_builds_its_own_prompts(checkpoint):
     task.set_fewshot_seed(0)
     with pytest.raises(InputError, match=r"'own'.*without its structure.*--model hf"):
         lm_eval.simple_evaluate(
-            "icl", {"pretrained": str(checkpoint("gpt2"))}, tasks=[task], device="cpu"
+            "icl",
+            {"pretrained": str(checkpoint("gpt2"))},
+            tasks=[task],
+            task_manager=evaluation.manager(False),
+            device="cpu",
         )
 
 
