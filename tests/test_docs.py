@@ -155,7 +155,7 @@ def test_tasks_of_commands_exist():
     for command in itertools.chain(*map(commands_of, PAGES)):
         words = shlex.split(command, comments=True)
         tasks = []
-        if "train" in words[:10]:
+        if words[0] != "python" and "train" in words[:10]:
             options = training_options(words)
             tasks = [] if "metaicl" in options else options["tasks"].split(",")
         elif words[0] == "lm_eval":

@@ -49,7 +49,7 @@ PACKAGE = Path(lm_eval_icl.__file__).parent
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def runs(tmp_path_factory):
     """What two evaluations are read as: the first, and both."""
     folder = tmp_path_factory.mktemp("runs")
     boards.write(folder, "icl", 0, n=8)
@@ -231,9 +231,7 @@ SLOW = ("board_files", "cells")
         pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in WRITERS
     ]
 )
-def writer(
-    request: pytest.FixtureRequest, runs: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> Writer:
+def writer(request, runs, monkeypatch):
     monkeypatch.setattr(version, "version", lambda: "1")  # which asks git
     return WRITERS[request.param](runs)
 
