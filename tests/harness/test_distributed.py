@@ -181,6 +181,13 @@ def requested(counts: dict) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.pinned
+def test_one_model_over_two_processes(runs):
+    two, one = runs
+    assert_same_run(two["tensor parallel"], one["tensor parallel"])
+
+
+@pytest.mark.slow
 def test_the_results_file_counts_what_both_did(runs):
     two, one = map(counts, runs)
     assert one["left out"]["left_out"]["many_tokens"]["documents"] == 5

@@ -57,10 +57,6 @@ MEMORIES = [
     ("deepthink", {"layout": "pcw", "reads": "all", "T": 3, "eta": 0.5}),
     ("deepthink", {"layout": "invicl", "reads": "layout", "T": 3, "eta": 0.5}),
 ]
-MEMORIES += [
-    ("deepthink", {"layout": layout, "reads": reads, "T": 3, "eta": 0.5})
-    for layout, reads in (("pcw", "all"), ("invicl", "layout"))
-]
 
 
 @pytest.mark.parametrize(("model", "args"), tiny.slow_but([("ape", {}), ("nbce", {})], MEMORIES))
