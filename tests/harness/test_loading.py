@@ -59,6 +59,7 @@ def test_adapter(checkpoint, tmp_path, name):
     model.merge_and_unload().save_pretrained(merged)
     answers = run(name, path, peft=str(adapter))
     evaluation.assert_same(answers, run(name, merged), 1e-4)
+    assert answers != run(name, path)
 
 
 def test_code_of_the_checkpoint_s_own(tmp_path):
