@@ -17,7 +17,7 @@ from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.methods import ICL, Predictor
 from tests import evaluation, tiny
 
-TASK = {**evaluation.TASKS["one_token"], "task": "chosen", "doc_to_choice": ["no", "yes"]}
+TASK = evaluation.choice("chosen", "no", "yes")
 
 
 @pytest.fixture(autouse=True)

@@ -30,12 +30,7 @@ def data(**_):
     return DatasetDict(train=Dataset.from_list(train), test=Dataset.from_list(test))
 
 
-TASK = {
-    **evaluation.TASKS["one_token"],
-    "task": NAME,
-    "custom_dataset": data,
-    "doc_to_choice": ["no", "yes"],
-}
+TASK = evaluation.choice(NAME, "no", "yes", custom_dataset=data)
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +94,7 @@ def rows_of(how, n=3, seed=0):
     return [task.sampler.retrieved(n, doc) for doc in task.eval_docs]
 
 
-def test_a_seed_is_for_what_is_drawn(checkpoint):
+def test_a_seed_is_for_what_is_drawn():
     first = rows_of("similar:order=first")
     assert [rows[::-1] for rows in rows_of("similar")] == first
     assert rows_of("similar:order=first", seed=1) == first
@@ -108,7 +103,7 @@ def test_a_seed_is_for_what_is_drawn(checkpoint):
     assert rows_of("similar:order=random", seed=1) != shuffled
 
 
-def test_rows_are_taken_by_label_after_fixed_ones_and_from_a_smaller_pool(checkpoint):
+def test_rows_are_taken_by_label_after_fixed_ones_and_from_a_smaller_pool():
     labels = data()["train"]["label"]
     for rows in rows_of("similar:per_label=1", 2):
         assert {labels[row] for row in rows} == {0, 1}
