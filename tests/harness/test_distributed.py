@@ -201,8 +201,7 @@ def test_the_results_file_counts_what_both_did(runs):
         assert two[name]["tokens_run"] > one[name]["tokens_run"] or name == "saicl"
     assert two["icl"]["contexts_encoded"] == 2 * one["icl"]["contexts_encoded"]
     # What came from a cache was not run, and not saved by us.
-    assert one[CACHED]["tokens_run"] == 0
-    assert one[CACHED]["tokens_saved"] == 0
+    assert one[CACHED]["tokens_run"] == one[CACHED]["tokens_saved"] == 0
     assert 0 < two[CACHED]["tokens_run"] < two["cache written"]["tokens_run"]
 
 
