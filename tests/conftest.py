@@ -135,6 +135,16 @@ def checkpoint(tmp_path_factory):
     return saved
 
 
+@pytest.fixture(scope="module")
+def tried_once():
+    """What a model can do is found out once for all tests of a file."""
+    from lm_eval_icl.methods import runner
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runner, "probe", functools.cache(runner.probe))
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
     """What a run's model chooses is not kept in the user's cache. (Commands that tests start

@@ -18,12 +18,12 @@ from lm_eval_icl.inference.attention import AttentionCall
 from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.scoring import score_packed, score_rows
-from lm_eval_icl.inference.trials import probe
-from lm_eval_icl.methods import runner
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import tiny
 from tests.methods.test_methods import greedy, read
+
+pytestmark = pytest.mark.usefixtures("tried_once")
 
 # Of three layers; llama has two key-value heads for four heads.
 MODELS = ["gpt2", "llama", "gpt_neox"]
@@ -43,17 +43,6 @@ def model_of(name):
             if parameter.dim() > 1:
                 parameter.mul_(1.5)
     return model
-
-
-@pytest.fixture(autouse=True)
-def tried_once(monkeypatch):
-    """What a model can do is found out once for all tests."""
-    monkeypatch.setattr(runner, "probe", probe_of)
-
-
-@functools.cache
-def probe_of(model):
-    return probe(model)
 
 
 # Literal attention.

@@ -30,6 +30,8 @@ from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import tiny
 from tests.smoke import model_types as smoke_models
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 # Of those left out a query reads several memories, or a memory of its own, or one that is learned.
 SEVERAL_PASSES = ("deepthink", "batchicl", "saicl", "ensemble", "nbce", "moicl", "ctkv")
 METHODS = [

@@ -17,6 +17,8 @@ from lm_eval_icl.prompts.tokens import Context
 from tests import tiny
 from tests.evaluation import WORDS
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 load = functools.cache(tiny.load)
 POOL = [
     f"Review: {' '.join(WORDS[i : i + 2 + i % 5])}\nSentiment: {'yes' if i % 2 else 'no'}\n\n"

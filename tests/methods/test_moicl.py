@@ -12,6 +12,8 @@ from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 CONTEXT = Context((1, 60), ((15, 26, 37, 8), (9, 40, 11, 12, 13), (14, 75, 16)))
 OPTIONS = [(22, 23), (24,), (70, 5, 6)]
 ROWS = [
