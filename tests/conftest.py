@@ -51,7 +51,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SLOW = ("test_robustness", "test_studies", "test_studies_choices", "test_studies_train")
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
+def pytest_sessionstart(session):
     """The process of pytest-xdist that hands tests out runs none, and need not wait for PyTorch."""
     option = session.config.option
     if getattr(option, "dist", "no") == "no" or hasattr(session.config, "workerinput"):
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items):
         plain.skip(items)
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu"):
         import torch
 

@@ -163,16 +163,7 @@ def answers(model, path, names, shots, **kwargs):
     return responses(run(model, path, names, shots, **kwargs))
 
 
-def run(
-    model: str,
-    path: Any,
-    names: list[Any],
-    shots: int | None,
-    *,
-    args: dict | None = None,
-    metadata: dict | None = None,
-    **kwargs: Any,
-) -> dict:
+def run(model, path, names, shots, *, args=None, metadata=None, **kwargs):
     """Evaluate a model on some of `TASKS`, on other tasks by their names, or on tasks by their
     configurations."""
     tasks = []

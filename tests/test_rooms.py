@@ -50,13 +50,13 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2061, 9.4), Limit(17220, 11.8)),
+    "": (Limit(2061, 9.4), Limit(17231, 11.8)),
     "files": (Limit(398, 8.0), None),
     "prompts": (Limit(7077, 10.7), Limit(6612, 12.2)),
     "metaicl": (Limit(3478, 11.4), Limit(5328, 15.1)),
     "decisions": (Limit(2005, 10.1), Limit(1627, 17.5)),
-    "inference": (Limit(21676, 11.2), Limit(23954, 12.7)),
-    "methods": (Limit(24376, 11.1), Limit(21124, 13.0)),
+    "inference": (Limit(21676, 11.2), Limit(23920, 12.7)),
+    "methods": (Limit(24376, 11.1), Limit(21145, 13.0)),
     "drawing": (Limit(3811, 11.1), Limit(2447, 16.5)),
     "demonstrations": (Limit(11153, 11.5), Limit(6781, 16.3)),
     "training": (Limit(8523, 11.3), Limit(5827, 15.7)),
