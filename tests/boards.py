@@ -18,115 +18,142 @@ import numpy as np
 from lm_eval_icl.results.fields import fields_of
 from lm_eval_icl.results.records import Answers, Fields, Run, StudyFacts, TaskResult
 
-# ---------------------------------------------------------------------------------------------------------------
-# Files.
+LABELS = ("good", "bad")
+CONFIG = {"model_args": {"pretrained": "org/model"}, "limit": None, "use_cache": None}
+
+
+def drawn(right, n, seed, name):
+    """Of documents whose first option is right, the predicted options."""
+    if isinstance(right, float):
+        draws = np.random.default_rng([seed, *map(ord, name)]).random(n)
+        return [int(draw >= right) for draw in draws]
+    return [int(not score) for score in right]
+
+
+def sample(name, number, before, wanted, predicted):
+    """A document's entry in a file of samples, without the name of its filter."""
+    prompt = f"{before}Text: document {number}\nLabel:"
+    arguments = {}
+    scores = []
+    for option, label in enumerate(LABELS):
+        arguments[f"gen_args_{option}"] = {"arg_0": prompt, "arg_1": f" {label}"}
+        scores.append(["-1.0" if option == predicted else "-2.0", "False"])
+    return {
+        "doc_id": number,
+        "doc": {"text": f"{name} document {number}"},
+        "target": str(wanted),
+        "arguments": arguments,
+        "metrics": ["acc"],
+        "doc_hash": digest(name, number),
+        "target_hash": digest(wanted),
+        "prompt_hash": digest(before, number),
+        "resps": [[["-1.0", "False"]], [["-2.0", "False"]]],
+        "filtered_resps": scores,
+        "acc": float(wanted == predicted),
+    }
 
 
 def write(
-    folder: Path | str, model: str = "icl", seed: int = 0, *, task: str | Sequence[str] = "t", n: int = 40,
-    says: Sequence[int] | None = None, gold: Sequence[int] | None = None, right: float | Sequence[float] | None = None,
-    first: int = 0, order: int = 0, shots: int = 4, samples: bool = True, evil: str = "",
-    rules: Mapping[str, Mapping[str, Any]] | None = None, put: Mapping[str, Any] | None = None, **of_task: Any,
-) -> Path:  # fmt: skip
+    folder: Path | str,
+    model: str = "icl",
+    seed: int = 0,
+    *,
+    task: str | Sequence[str] = "t",
+    n: int = 40,
+    says: Sequence[int] | None = None,
+    gold: Sequence[int] | None = None,
+    right: float | Sequence[float] | None = None,
+    first: int = 0,
+    order: int = 0,
+    shots: int = 4,
+    samples: bool = True,
+    evil: str = "",
+    rules: Mapping[str, Mapping[str, Any]] | None = None,
+    put: Mapping[str, Any] | None = None,
+    **of_task: Any,
+) -> Path:
     """Write the results file of a run and its samples.
 
     Args:
         task: one, or several.
         says: the number of the option that is predicted for each document; None for the right ones.
         gold: the right option of each document; None for every second one.
-        right: instead of both, the score of each document; or the share of right ones, drawn for seed, model and task.
+        right: instead of both, the score of each document; or the share of right ones, drawn for
+            seed, model and task.
         first: the number of the first document.
         evil: text in front of the prompts.
-        rules: by the name of a decision rule, what the results say of it; and under "says" the number of the option
-            that it predicts for each document.
+        rules: by the name of a decision rule, what the results say of it; and under "says" the
+            number of the option that it predicts for each document.
         put: what is put into the results, as {"config.limit": 3}.
         of_task: of the tasks' configuration.
 
     Returns:
         The results file.
     """
-    folder, tasks = Path(folder), [task] if isinstance(task, str) else task
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    number, shots = len(list(folder.glob("results_*"))), of_task.get("num_fewshot", shots)
-    stamp = f"2026-11-22T10-{number // 60:02}-{number % 60:02}.5"
-    of_tasks: dict[str, dict[str, Any]] = {}
-    for name in tasks:
+    number = len(list(folder.glob("results_*")))
+    path = folder / f"results_2026-11-22T10-{number // 60:02}-{number % 60:02}.5.json"
+    shown = [f"Text: demonstration {seed} {which}\nLabel: good\n\n" for which in "ab"]
+    before = evil + "".join(shown[::-1] if order else shown)
+    numbers = {}
+    sizes = {}
+    for name in [task] if isinstance(task, str) else task:
         wanted = [i % 2 for i in range(n)] if gold is None else gold
-        given = wanted if says is None else says
+        predicted = wanted if says is None else says
         if right is not None:
-            draws = np.random.default_rng([seed, *map(ord, model + name)]).random(n)
-            scores = draws < right if isinstance(right, float) else np.asarray(right, bool)
-            wanted, given = [0] * len(scores), (~scores).astype(int).tolist()
-        demonstrations = [f"Text: demonstration {seed} {which}\nLabel: good\n\n" for which in "ab"]
-        before = evil + "".join(demonstrations[::-1] if order else demonstrations)
-        of_tasks[name], lines = {}, []
-        for filter_, predicted in {
-            "none": given,
-            **{rule: of["says"] for rule, of in (rules or {}).items()},
-        }.items():
-            scores = [float(a == b) for a, b in zip(wanted, predicted, strict=True)]
+            predicted = drawn(right, n, seed, model + name)
+            wanted = [0] * len(predicted)
+        by_filter = {"none": predicted}
+        for rule, facts in (rules or {}).items():
+            by_filter[rule] = facts["says"]
+        numbers[name] = {}
+        lines = []
+        for filter_, options in by_filter.items():
+            scores = []
+            for i, (right_option, option) in enumerate(zip(wanted, options, strict=True)):
+                line = sample(name, first + i, before, right_option, option)
+                lines.append({**line, "filter": filter_})
+                scores.append(line["acc"])
             error = stdev(scores) / len(scores) ** 0.5 if samples and len(scores) > 1 else 0.05
-            of_tasks[name] |= {f"acc,{filter_}": fmean(scores), f"acc_stderr,{filter_}": error}
-            lines += [
-                {
-                    "doc_id": first + i,
-                    "doc": {"text": f"{name} document {first + i}"},
-                    "target": str(wanted[i]),
-                    "arguments": {
-                        f"gen_args_{j}": {
-                            "arg_0": f"{before}Text: document {first + i}\nLabel:",
-                            "arg_1": f" {label}",
-                        }
-                        for j, label in enumerate(("good", "bad"))
-                    },
-                    "filter": filter_,
-                    **{
-                        "metrics": ["acc"],
-                        "doc_hash": digest(name, first + i),
-                        "target_hash": digest(wanted[i]),
-                    },
-                    "prompt_hash": digest(before, first + i),
-                    "resps": [[["-1.0", "False"]], [["-2.0", "False"]]],
-                    "filtered_resps": [
-                        ["-1.0" if option == predicted[i] else "-2.0", "False"]
-                        for option in range(2)
-                    ],
-                    "acc": score,
-                }
-                for i, score in enumerate(scores)
-            ]
-        of_tasks[name]["sample_len"] = len(wanted)
+            numbers[name] |= {f"acc,{filter_}": fmean(scores), f"acc_stderr,{filter_}": error}
+        numbers[name]["sample_len"] = len(wanted)
+        sizes[name] = {"original": len(wanted), "effective": len(wanted)}
         if samples:
-            write_samples(folder / f"results_{stamp}.json", name, lines)
-    config = {"output_type": "multiple_choice", "num_fewshot": shots, "fewshot_delimiter": "\n\n",
-              "doc_to_text": "Text: {{text}}\nLabel:", "doc_to_choice": ["good", "bad"], "test_split": "test",
-              **of_task}  # fmt: skip
-    results = {
-        "results": of_tasks,
-        **{key: dict.fromkeys(tasks, value) for key, value in (
-            ("configs", config), ("n-shot", shots), ("versions", 1.0), ("higher_is_better", {"acc": True}))},
-        "n-samples": {
-            name: {"original": of["sample_len"], "effective": of["sample_len"]} for name, of in of_tasks.items()
-        },
-        "config": {"model": model, "model_args": {"pretrained": "org/model"}, "fewshot_seed": seed, "limit": None,
-                   "use_cache": None},
-        "date": 1790000000.0 + number,
-    }  # fmt: skip
+            write_samples(path, name, lines)
+    config = {
+        "output_type": "multiple_choice",
+        "num_fewshot": shots,
+        "fewshot_delimiter": "\n\n",
+        "doc_to_text": "Text: {{text}}\nLabel:",
+        "doc_to_choice": LABELS,
+        "test_split": "test",
+        **of_task,
+    }
     if rules:
-        of_rules = {
-            rule: {key: facts[key] for key in facts if key != "says"}
-            for rule, facts in rules.items()
-        }
-        config["metadata"] = {**config.get("metadata", {}), "decided": of_rules}
+        decided = {}
+        for rule, facts in rules.items():
+            decided[rule] = {key: value for key, value in facts.items() if key != "says"}
+        config["metadata"] = {**config.get("metadata", {}), "decided": decided}
+    results = {
+        "results": numbers,
+        "configs": dict.fromkeys(numbers, config),
+        "n-shot": dict.fromkeys(numbers, config["num_fewshot"]),
+        "versions": dict.fromkeys(numbers, 1.0),
+        "higher_is_better": {name: {"acc": True} for name in numbers},
+        "n-samples": sizes,
+        "config": {**CONFIG, "model": model, "fewshot_seed": seed},
+        "date": 1790000000.0 + number,
+    }
     results = json.loads(json.dumps(results))  # tasks share nothing
-    for path, value in (put or {}).items():
-        *outer, last = path.split(".")
+    for place, value in (put or {}).items():
+        *outer, last = place.split(".")
         inside = results
         for key in outer:
             inside = inside.setdefault(key, {})
         inside[last] = json.loads(json.dumps(value))
-    (folder / f"results_{stamp}.json").write_text(json.dumps(results))
-    return folder / f"results_{stamp}.json"
+    path.write_text(json.dumps(results))
+    return path
 
 
 def samples_of(results: Path, task: str) -> Path:
@@ -146,32 +173,50 @@ def make_result(task, model, seed, order, *, scores, shots=4, metric="acc"):
     """What a run gave on a task: 0 or 1 for each document."""
     items = np.asarray(scores, float)
     documents = digest("documents", task, len(items))
-    prompts, demonstrations = digest(task, documents, shots, seed, order), digest(task, shots, seed)
-    answers = Answers(documents, prompts, demonstrations, items, predictions=items.astype(int))
-    fields = Fields({}, {}, {}, {"shots": str(shots)}, {}, {})
+    answers = Answers(
+        documents=documents,
+        prompts=digest(task, documents, shots, seed, order),
+        demonstrations=digest(task, shots, seed),
+        items=items,
+        predictions=items.astype(int),
+    )
     return TaskResult(
-        task=task, metric=metric, filter="none", value=float(items.mean()), stderr=0.05, higher_is_better=True,
-        aggregation="mean", shots=shots, documents=len(items), answers=answers, fields=fields,
-    )  # fmt: skip
+        task=task,
+        metric=metric,
+        filter="none",
+        value=float(items.mean()),
+        stderr=0.05,
+        higher_is_better=True,
+        aggregation="mean",
+        shots=shots,
+        documents=len(items),
+        answers=answers,
+        fields=Fields({}, {}, {}, {"shots": str(shots)}, {}, {}),
+    )
 
 
 def make_run(model, result, seed, order, arguments, study, path, pretrained="M"):
     """A run of a study on one task."""
     icl = {"method": model, **arguments, "study": study}
+    config = {"model": model, "model_args": {"pretrained": pretrained, **arguments}, "icl": icl}
+    config |= {"fewshot_seed": seed, "use_cache": None}
     results = {
-        "config": {
-            "model": model,
-            "model_args": {"pretrained": pretrained, **arguments},
-            "icl": icl,
-        },
+        "config": config,
         "configs": {result.task: {}},
         "results": {result.task: {}},
+        "n-shot": {result.task: result.shots},
     }
-    results["config"] |= {"fewshot_seed": seed, "use_cache": None}
-    results["n-shot"] = {result.task: result.shots}
     study["order"] = order
     result = replace(result, fields=fields_of(results, result.task))
     return Run(
-        path=path, digest=digest(str(path)), arguments=arguments, icl=icl, date=1000.0 + 10 * seed + order, limit=None,
-        tasks={result.task: result}, groups={}, results=results, study=StudyFacts.of(study, study),
-    )  # fmt: skip
+        path=path,
+        digest=digest(str(path)),
+        arguments=arguments,
+        icl=icl,
+        date=1000.0 + 10 * seed + order,
+        limit=None,
+        tasks={result.task: result},
+        groups={},
+        results=results,
+        study=StudyFacts.of(study, study),
+    )

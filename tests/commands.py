@@ -17,6 +17,8 @@ def refused(*arguments: object) -> str:
     """The one line with which `lm-eval-icl ARGUMENTS` ends, without the name of the command."""
     with pytest.raises(InputError) as refusal:
         run(*arguments)
-    line, begin = str(refusal.value), f"lm-eval-icl: {arguments[0]}: "
-    assert line.startswith(begin) and "\n" not in line
+    line = str(refusal.value)
+    begin = f"lm-eval-icl: {arguments[0]}: "
+    assert line.startswith(begin)
+    assert "\n" not in line
     return line.removeprefix(begin)

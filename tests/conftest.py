@@ -8,23 +8,23 @@ import logging
 import os
 import signal
 
-# Before anything imports huggingface_hub: tests never ask the Hub, but for tests/harness/test_recorded.py.
+# Before anything imports huggingface_hub: tests never ask the Hub, but for
+# tests/harness/test_recorded.py.
 os.environ["HF_HUB_OFFLINE"] = "0" if os.environ.get("LM_EVAL_RECORDED") else "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Models this small lose more to threads waiting for each other than they gain; and a command that a test starts rounds
-# as the test does.
+# Models this small lose more to threads waiting for each other than they gain; and a command that a
+# test starts rounds as the test does.
 os.environ["OMP_NUM_THREADS"] = "1"
 # lm-eval forks processes to resample scores, which may hang where other threads run.
 os.environ["DISABLE_MULTIPROC"] = "1"
-# Ray's workers would wait for all other tests; and the first cluster that a process starts makes a token and asks for
-# it from then on, of which processes that were made before would not know.
+# Ray's workers would wait for all other tests; and the first cluster that a process starts makes a
+# token and asks for it from then on, of which processes that were made before would not know.
 os.environ |= {
     "RAY_worker_niceness": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "a token of the tests",
 }
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,16 +40,18 @@ settings.load_profile("short")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
-# A shell has background processes ignore Ctrl-C, and so would the commands that the tests start and interrupt.
+# A shell has background processes ignore Ctrl-C, and so would the commands that the tests start and
+# interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files that `make test` leaves out as a whole: studies from end to end. Faster files have most of their parts.
+# Files that `make test` leaves out as a whole: studies from end to end. Faster files have most of
+# their parts.
 SLOW = ("test_robustness", "test_studies", "test_studies_choices", "test_studies_train")
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
+def pytest_sessionstart(session):
     """The process of pytest-xdist that hands tests out runs none, and need not wait for PyTorch."""
     option = session.config.option
     if getattr(option, "dist", "no") == "no" or hasattr(session.config, "workerinput"):
@@ -62,17 +64,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.stem in SLOW or "nodes" in getattr(
-            item, "fixturenames", ()
-        ):  # nodes: two of Ray, in 20 seconds
+        # nodes: two of Ray, in 20 seconds
+        if item.path.stem in SLOW or "nodes" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
     if plain.ON:
         plain.skip(items)
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu"):
         import torch
 
@@ -81,7 +82,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
+def shared():
     """The folder of real datasets and checkpoints beside the checkout."""
     if not (SHARED / "data").is_dir():
         pytest.skip(f"no real data beside the checkout ({SHARED})")
@@ -89,7 +90,7 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
-def hub(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hub(shared, tmp_path_factory):
     """The real datasets, laid out under their Hub names."""
     import runpy
 
@@ -99,61 +100,67 @@ def hub(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def own_tasks() -> Iterator[None]:
-    """The index of tasks has this package's alone. That of all of lm-eval's takes six seconds, for each metadata."""
+def own_tasks():
+    """The index of tasks has this package's alone. That of all of lm-eval's takes six seconds, for
+    each metadata."""
     from lm_eval.tasks import TaskManager
 
     from lm_eval_icl.harness.plugin import task_dir
 
     @functools.cache
-    def manager(include_path: str | None, metadata: str) -> TaskManager:
-        paths = [str(task_dir()), *([include_path] if include_path else [])]
-        return TaskManager(
-            include_defaults=False, include_path=paths, metadata=json.loads(metadata)
-        )
+    def manager(include_path, metadata):
+        paths = [str(task_dir())]
+        if include_path:
+            paths.append(include_path)
+        metadata = json.loads(metadata)
+        return TaskManager(include_defaults=False, include_path=paths, metadata=metadata)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("lm_eval_icl.harness.training._manager", manager)
         yield
 
 
-def folders(root: Path, save: Callable[[str, Path], None]) -> Callable[[str], Path]:
-    """A function: architecture -> folder of a checkpoint, which is saved when it is first asked for."""
-
-    def make(name: str) -> Path:
-        folder = root / name
-        if not folder.exists():
-            save(name, folder)
-        return folder
-
-    return make
-
-
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def checkpoint(tmp_path_factory):
     """A function: architecture -> folder of a tiny random checkpoint with its tokenizer."""
     from tests import tiny
 
-    return folders(tmp_path_factory.mktemp("models"), tiny.save)
+    root = tmp_path_factory.mktemp("models")
+
+    @functools.cache
+    def saved(name):
+        tiny.save(name, root / name)
+        return root / name
+
+    return saved
+
+
+@pytest.fixture(scope="module")
+def tried_once():
+    """What a model can do is found out once for all tests of a file."""
+    from lm_eval_icl.methods import runner
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runner, "probe", functools.cache(runner.probe))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What a run's model chooses is not kept in the user's cache. (Commands that tests start inherit this.)"""
+def _own_cache(tmp_path_factory):
+    """What a run's model chooses is not kept in the user's cache. (Commands that tests start
+    inherit this.)"""
     os.environ["LM_EVAL_ICL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
+def _quiet():
     import torch
     import transformers
 
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
-    for name in (
-        "lm_eval",
-        "lm_eval.icl",
-    ):  # commands that ran here before may have set another level
+    # Commands that ran here before may have set another level.
+    for name in ("lm_eval", "lm_eval.icl"):
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
@@ -165,16 +172,20 @@ CHAT_TEMPLATE = (
 
 
 @pytest.fixture(scope="session")
-def chat_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def chat_checkpoint(tmp_path_factory):
     """As `checkpoint`, with a chat template that strips its messages, as most do."""
     import transformers
 
     from tests import tiny
 
-    def save(name: str, folder: Path) -> None:
-        tiny.save(name, folder)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        tokenizer.chat_template = CHAT_TEMPLATE
-        tokenizer.save_pretrained(folder)
+    root = tmp_path_factory.mktemp("chat")
 
-    return folders(tmp_path_factory.mktemp("chat"), save)
+    @functools.cache
+    def saved(name):
+        tiny.save(name, root / name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(root / name)
+        tokenizer.chat_template = CHAT_TEMPLATE
+        tokenizer.save_pretrained(root / name)
+        return root / name
+
+    return saved

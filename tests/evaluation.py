@@ -21,29 +21,28 @@ once.install()
 
 ROOT = Path(__file__).resolve().parent.parent
 
-ICL, DeepThink = model_class("icl"), model_class("deepthink")
-
+ICL = model_class("icl")
+DeepThink = model_class("deepthink")
+FIRST_N = {"sampler": "first_n"}
 WORDS = "film plot actor music story scene joke dull warm sharp slow bright long quiet odd".split()
 
 
 def documents(n: int, offset: int) -> list[dict[str, Any]]:
-    """Texts of different lengths, some with blank lines, blanks at the end, digits and an accent."""
+    """Texts of different lengths, some with blank lines, blanks at the end, digits and an
+    accent."""
     docs = []
     for i in range(offset, offset + n):
         words = [WORDS[(i * 7 + j * (i % 5 + 1)) % len(WORDS)] for j in range(3 + i % 6)]
         extra = ["", "\n\nIt ends.", " 12 + 30", " café "][i % 4]
-        docs.append(
-            {"text": " ".join(words) + extra, "label": i % 2, "other": WORDS[i % len(WORDS)]}
-        )
+        text = " ".join(words) + extra
+        docs.append({"text": text, "label": i % 2, "other": WORDS[i % len(WORDS)]})
     return docs
 
 
 @functools.cache
 def splits() -> dict[str, Dataset]:
-    return {
-        "train": Dataset.from_list(documents(12, 50)),
-        "test": Dataset.from_list(documents(6, 0)),
-    }
+    train = Dataset.from_list(documents(12, 50))
+    return {"train": train, "test": Dataset.from_list(documents(6, 0))}
 
 
 def load(**_: Any) -> DatasetDict:
@@ -60,51 +59,50 @@ def task(name: str, **config: Any) -> dict[str, Any]:
         "test_split": "test",
         "doc_to_text": "Review: {{text}}\nSentiment:",
         "doc_to_target": "label",
-        "fewshot_config": {"sampler": "first_n"},
+        "fewshot_config": {**FIRST_N},
         **config,
     }
 
 
+def metrics(*names: str) -> list[dict[str, Any]]:
+    return [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in names]
+
+
 CHOICE = {"output_type": "multiple_choice"}
+
+
+def choice(name: str, *options: str, **config: Any) -> dict[str, Any]:
+    """A task that decides among options."""
+    return task(name, **CHOICE, doc_to_choice=list(options), **config)
+
+
+def generation(name: str, settings: dict[str, Any], **config: Any) -> dict[str, Any]:
+    """A task whose answers are texts."""
+    settings = {"do_sample": False, **settings}
+    config = {"output_type": "generate_until", "doc_to_target": "{{other}}", **config}
+    return task(name, **config, generation_kwargs=settings)
+
+
+# winogrande's kind: the options are contexts, the continuation is shared.
+CONTEXTS = {"doc_to_choice": "{{[text + ' ' + other, other + ' ' + text]}}"}
 # Every shape of prompt and answer that lm-eval's ConfigurableTask makes.
 TASKS: dict[str, dict[str, Any]] = {
-    "one_token": task("one_token", **CHOICE, doc_to_choice=["a", "b", "c"]),
-    "many_tokens": task(
-        "many_tokens", **CHOICE, doc_to_choice=["very negative indeed", "very negative", "positive"]
+    "one_token": choice("one_token", "a", "b", "c"),
+    "many_tokens": choice("many_tokens", "very negative indeed", "very negative", "positive"),
+    "described": choice(
+        "described", "no", "yes", description="Tell, of {{other}}, what it is.\n\nNow: "
     ),
-    "described": task(
-        "described",
-        **CHOICE,
-        doc_to_choice=["no", "yes"],
-        description="Tell, of {{other}}, what it is.\n\nNow: ",
-    ),
-    "spaces": task(
-        "spaces",
-        **CHOICE,
-        doc_to_choice=["no", "yes"],
-        doc_to_text="{{text}} ?  ",
-        target_delimiter="",
-    ),
-    "prefixed": task("prefixed", **CHOICE, doc_to_choice=["no", "yes"], gen_prefix="I say"),
-    "inputs": task(  # winogrande's kind: the options are contexts, the continuation is shared
+    "spaces": choice("spaces", "no", "yes", doc_to_text="{{text}} ?  ", target_delimiter=""),
+    "prefixed": choice("prefixed", "no", "yes", gen_prefix="I say"),
+    "inputs": task(
         "inputs",
         **CHOICE,
+        **CONTEXTS,
         doc_to_text="label",
-        doc_to_choice="{{[text + ' ' + other, other + ' ' + text]}}",
         doc_to_target="and so on {{other}}",
-        fewshot_config={
-            "sampler": "first_n",
-            "doc_to_choice": "{{[text + ' ' + other, other + ' ' + text]}}",
-        },
+        fewshot_config=FIRST_N | CONTEXTS,
     ),
-    "mutual": task(
-        "mutual",
-        **CHOICE,
-        doc_to_choice=["no", "yes"],
-        metric_list=[
-            {"metric": "acc_mutual_info", "aggregation": "mean", "higher_is_better": True}
-        ],
-    ),
+    "mutual": choice("mutual", "no", "yes", metric_list=metrics("acc_mutual_info")),
     "likelihood": task(
         "likelihood",
         output_type="loglikelihood",
@@ -118,27 +116,21 @@ TASKS: dict[str, dict[str, Any]] = {
         doc_to_target="{{text}}",
         target_delimiter="",
     ),
-    "generate": task(
-        "generate",
-        output_type="generate_until",
-        doc_to_target="{{other}}",
-        generation_kwargs={"until": ["\n\n", "film"], "max_gen_toks": 12, "do_sample": False},
-    ),
-    "samples": task(
+    "generate": generation("generate", {"until": ["\n\n", "film"], "max_gen_toks": 12}),
+    "samples": generation(
         "samples",
-        output_type="generate_until",
-        doc_to_target="{{other}}",
+        {"until": ["?"], "max_gen_toks": 7},
         fewshot_split=None,
         training_split=None,
-        fewshot_config={"sampler": "first_n", "samples": documents(5, 80)},
-        generation_kwargs={"until": ["?"], "max_gen_toks": 7, "do_sample": False},
+        fewshot_config=FIRST_N | {"samples": documents(5, 80)},
     ),
 }
 
 
 @functools.cache
 def manager(defaults: bool) -> TaskManager:
-    """lm-eval's task index: reading its 14,000 files takes seconds, and inline tasks need none of them."""
+    """lm-eval's task index: reading its 14,000 files takes seconds, and inline tasks need none of
+    them."""
     return TaskManager(include_defaults=defaults)
 
 
@@ -146,52 +138,48 @@ def task_file(
     folder: Path, name: str, rows: dict[str, list[dict[str, Any]]], **config: Any
 ) -> Path:
     """A task's YAML file, beside JSON files of the rows of its splits."""
+    files = {}
     for split, docs in rows.items():
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
-    files = {split: str(folder / f"{split}.jsonl") for split in rows}
-    data = {"dataset_path": "json", "dataset_kwargs": {"data_files": files}, "test_split": "test"}
+        file = folder / f"{split}.jsonl"
+        file.write_text("".join(json.dumps(doc) + "\n" for doc in docs))
+        files[split] = str(file)
+    data: dict[str, Any] = {"task": name, **CHOICE, "test_split": "test"}
+    data |= {"dataset_path": "json", "dataset_kwargs": {"data_files": files}}
     if "train" in rows:
         data |= {"training_split": "train", "fewshot_split": "train"}
     path = folder / f"{name}.yaml"
-    path.write_text(
-        yaml.safe_dump({"task": name, "output_type": "multiple_choice", **data, **config})
-    )
+    path.write_text(yaml.safe_dump(data | config))
     return path
 
 
-def load_task(config: dict[str, Any], **metadata: Any) -> Any:
+def load_task(config, **metadata):
     """The task of an inline configuration, as lm-eval makes it with --metadata."""
-    return TaskManager(include_defaults=False, metadata=metadata).load([{**config}])["tasks"][
-        config["task"]
-    ]
+    tasks = TaskManager(include_defaults=False, metadata=metadata).load([{**config}])["tasks"]
+    return tasks[config["task"]]
 
 
-def answers(model: Any, path: Any, names: list[Any], shots: int | None, **kwargs: Any) -> list[Any]:
+def answers(model, path, names, shots, **kwargs):
     """Every response of an evaluation, in order."""
     return responses(run(model, path, names, shots, **kwargs))
 
 
-def run(
-    model: str,
-    path: Any,
-    names: list[Any],
-    shots: int | None,
-    *,
-    args: dict | None = None,
-    metadata: dict | None = None,
-    **kwargs: Any,
-) -> dict:
-    """Evaluate a model on some of `TASKS`, on other tasks by their names, or on tasks by their configurations."""
-    # lm-eval writes --gen_kwargs into the configuration it is given.
-    tasks = [
-        copy.deepcopy(TASKS.get(name, name) if isinstance(name, str) else name) for name in names
-    ]
-    own = TaskManager(include_defaults=False, metadata=metadata) if metadata else None
+def run(model, path, names, shots, *, args=None, metadata=None, **kwargs):
+    """Evaluate a model on some of `TASKS`, on other tasks by their names, or on tasks by their
+    configurations."""
+    tasks = []
+    for name in names:
+        config = TASKS.get(name, name) if isinstance(name, str) else name
+        # lm-eval writes --gen_kwargs into the configuration it is given.
+        tasks.append(copy.deepcopy(config))
+    if metadata:
+        tasks_of = TaskManager(include_defaults=False, metadata=metadata)
+    else:
+        tasks_of = manager(any(isinstance(task, str) for task in tasks))
     results = lm_eval.simple_evaluate(
         model=model,
         model_args={"pretrained": str(path), **(args or {})},
         tasks=tasks,
-        task_manager=own or manager(any(isinstance(task, str) for task in tasks)),
+        task_manager=tasks_of,
         num_fewshot=shots,
         device="cpu",
         bootstrap_iters=0,
@@ -203,30 +191,36 @@ def run(
     return results
 
 
-def responses(results: dict) -> list[Any]:
+def responses(results):
     """Every response in order: (log-likelihood, is_greedy) or text."""
-    found = []
+    in_order = []
     for name in sorted(results["samples"]):
         for sample in results["samples"][name]:
             for (response,) in sample["resps"]:
-                text = isinstance(response, str)
-                found.append(response if text else (float(response[0]), str(response[1]) == "True"))
-    return found
+                if isinstance(response, str):
+                    in_order.append(response)
+                else:
+                    logprob, greedy = response
+                    in_order.append((float(logprob), str(greedy) == "True"))
+    return in_order
 
 
-def assert_same(ours: list[Any], expected: list[Any], tolerance: float) -> None:
+def assert_same(ours, expected, tolerance):
     """Equal texts and greedy flags, log-likelihoods within the tolerance."""
     assert len(ours) == len(expected) > 0
     for mine, theirs in zip(ours, expected, strict=True):
         if isinstance(mine, str):
             assert mine == theirs
-        else:
-            assert abs(mine[0] - theirs[0]) <= tolerance, (mine, theirs)
-            assert mine[1] == theirs[1]
+            continue
+        logprob, greedy = mine
+        expected_logprob, expected_greedy = theirs
+        assert abs(logprob - expected_logprob) <= tolerance, (mine, theirs)
+        assert greedy == expected_greedy
 
 
-def shared_length(tokenizer: Any, prompt: Any) -> int:
-    """How many tokens of a (byte-level) prompt come before its query, found by spelling them out."""
+def shared_length(tokenizer, prompt):
+    """How many tokens of a (byte-level) prompt come before its query, found by spelling them
+    out."""
     ids = tokenizer.encode(str(prompt))
     before = len(prompt.prefix + "".join(prompt.demonstrations))
     return next(n for n in range(len(ids) + 1) if len(tokenizer.decode(ids[:n])) >= before)

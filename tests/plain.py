@@ -1,4 +1,5 @@
-"""The tests under plain mode (`make test-plain`): its default is switched on, in this process and in forked ones."""
+"""The tests under plain mode (`make test-plain`): its default is switched on, in this process and
+in forked ones."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import pytest
 
 ON = os.environ.get("PLAIN") == "1"
 
-# Why tests cannot pass under plain mode -> the tests: a file, or a file and the beginning of a name.
+# Why tests cannot pass under plain mode -> the tests: a file, or a file and the beginning of a
+# name.
 SKIPPED: dict[str, tuple[str, ...]] = {
     "counts tokens, passes or memories": (
         "harness/test_learning.py::test_a_context_for_each_document_is_refused",

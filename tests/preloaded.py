@@ -1,4 +1,5 @@
-"""What the processes of `tests.processes` begin with: all that a command imports, and lm-eval's task files read."""
+"""What the processes of `tests.processes` begin with: all that a command imports, and lm-eval's
+task files read."""
 
 import torch
 import torch.utils.collect_env

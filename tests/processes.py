@@ -1,9 +1,11 @@
-"""Commands in processes that are forked from one with everything imported and lm-eval's task files read.
+"""Commands in processes that are forked from one with everything imported and lm-eval's task files
+read.
 
-Measured on two idle cores: a command that is started takes 12 seconds of processor time before it does anything, four
-to import what an evaluation needs and eight to read the task files. Forked, it takes half a second. What comes of a
-command's arguments (output, errors, exit status) is tested here; what comes of starting it (imports, the start-up hook,
-an interrupt meanwhile) on programs that are started as users start them.
+Measured on two idle cores: a command that is started takes 12 seconds of processor time before it
+does anything, four to import what an evaluation needs and eight to read the task files. Forked, it
+takes half a second. What comes of a command's arguments (output, errors, exit status) is tested
+here; what comes of starting it (imports, the start-up hook, an interrupt meanwhile) on programs
+that are started as users start them.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ Environment = dict[str, str]
 
 
 class Process:
-    """A function of these arguments in a process of its own; its output and errors go into files."""
+    """A function of these arguments in a process of its own; its output and errors go into
+    files."""
 
     def __init__(
         self,
@@ -99,7 +102,8 @@ def command(
 
 
 def refusal(*arguments: object, **kwargs: Any) -> str:
-    """The line with which a command ends that refuses something: with exit status 1 and no traceback."""
+    """The line with which a command ends that refuses something: with exit status 1 and no
+    traceback."""
     done = command(*arguments, **kwargs)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     return done.stderr.splitlines()[-1]
@@ -113,7 +117,8 @@ def python(code: str, **place: Any) -> subprocess.CompletedProcess[str]:
 def ranks(
     function: Callable[[list[str]], object], *arguments: object
 ) -> list[subprocess.CompletedProcess[str]]:
-    """A function of arguments in two processes of one group, which find each other as those of torchrun do."""
+    """A function of arguments in two processes of one group, which find each other as those of
+    torchrun do."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         env = {

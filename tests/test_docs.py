@@ -1,8 +1,8 @@
-"""What the pages under docs/ say is so: their code runs, their links lead somewhere, their pictures are today's."""
+"""What the pages under docs/ say is so: their code runs, their links lead somewhere, their pictures
+are today's."""
 
 import argparse
 import dataclasses
-import functools
 import inspect
 import itertools
 import json
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -39,17 +40,20 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
 def blocks(page: Path) -> list[tuple[str, str, str]]:
     """A page's fenced blocks: (the `file` named on the line before it, language, text)."""
-    found = re.finditer(
-        r"(?:`([\w.]+)`:\n\n|)```(\w+)\n(.*?)```\n", page.read_text(encoding="utf-8"), re.DOTALL
-    )
+    found = re.finditer(r"(?:`([\w.]+)`:\n\n|)```(\w+)\n(.*?)```\n", read(page), re.DOTALL)
     return [(match[1] or "", match[2], match[3]) for match in found]
 
 
 def commands_of(page: Path) -> list[str]:
-    """The commands of a page, indented or fenced, that start one of our programs, from its name on."""
-    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    """The commands of a page, indented or fenced, that start one of our programs, from its name
+    on."""
+    text = read(page).replace("\\\n", " ")
     shown = re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)
     for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
         shown += [line.strip() for line in block.splitlines()]
@@ -58,18 +62,10 @@ def commands_of(page: Path) -> list[str]:
     return [found[1] for line in shown if (found := re.match(pattern, line))]
 
 
-@functools.cache
-def known_tasks() -> set[str]:
-    """The names of lm-eval's tasks and of ours. (Importing this package may have put in the patch already.)"""
-    patches.install("lm_eval.tasks.manager")
-    return set(TaskManager().all_tasks)
-
-
 # What `hf` takes, and hands on.
 HF_ARGUMENTS = {
-    name
-    for each in (HFLM, transformers.BitsAndBytesConfig)
-    for name in inspect.signature(each.__init__).parameters
+    *inspect.signature(HFLM.__init__).parameters,
+    *inspect.signature(transformers.BitsAndBytesConfig.__init__).parameters,
 }
 COMMON_ARGUMENTS = {field.name for field in dataclasses.fields(CommonArguments)}
 
@@ -78,13 +74,13 @@ COMMON_ARGUMENTS = {field.name for field in dataclasses.fields(CommonArguments)}
 
 def anchors(page: Path) -> set[str]:
     """The names that a page's headings have on GitHub."""
-    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    heads = re.findall(r"^#+ (.*)$", read(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_resolve(page):
-    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([^)\s]+)\)", read(page))
     for link in links:
         if re.match(r"\w+:", link):
             continue
@@ -100,12 +96,12 @@ def test_relative_links_resolve(page):
 @pytest.mark.parametrize("name", NAMES)
 def test_method_page_names_every_argument_with_its_default(name):
     """Those that all methods have are on one page; the index has the default of `positions`."""
-    page = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    page = read(DOCS / "methods" / f"{name}.md")
     written = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE))
     fields = {field.name: str(field.default) for field in dataclasses.fields(methods.find(name))}
     positions = fields.pop("positions")
     assert fields.pop("repeat") == "1" and written == fields
-    index = (DOCS / "methods" / "README.md").read_text(encoding="utf-8")
+    index = read(DOCS / "methods" / "README.md")
     row = re.search(rf"^\| \[{name}\]\({name}\.md\) \|.* \| (\w+)[^|]* \|$", index, re.MULTILINE)
     assert row and row[1] == {"layout": "sequential"}.get(positions, positions)
 
@@ -114,19 +110,19 @@ def test_method_page_names_every_argument_with_its_default(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_pictures_are_what_is_drawn_now(name, tmp_path):
     """Made again by: lm-eval-icl show NAME --output docs/methods/NAME.svg"""
-    page, drawn = DOCS / "methods" / f"{name}.md", tmp_path / f"{name}.svg"
-    assert f"]({name}.svg)" in page.read_text(encoding="utf-8")
+    file = f"{name}.svg"
+    drawn = tmp_path / file
+    assert f"]({file})" in read(DOCS / "methods" / f"{name}.md")
     picture.save(drawing.draw(methods.make(name), 3), drawn)
-    committed = (DOCS / "methods" / drawn.name).read_text(encoding="utf-8")
-    same = drawn.read_text(encoding="utf-8") == committed
-    assert same, (
-        f"lm-eval-icl show {name} --output docs/methods/{name}.svg (with matplotlib as in constraints.txt)"
+    command = f"lm-eval-icl show {name} --output docs/methods/{file}"
+    assert read(drawn) == read(DOCS / "methods" / file), (
+        f"{command} (with matplotlib as in constraints.txt)"
     )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_are_ones_that_we_take(page):
-    """Methods, arguments and tasks exist; what the commands do is tested elsewhere."""
+    """Methods and arguments exist; what the commands do is tested elsewhere."""
     for command in commands_of(page):
         words = shlex.split(command, comments=True)
         given = dict(itertools.pairwise(words))
@@ -138,33 +134,44 @@ def test_commands_are_ones_that_we_take(page):
             if hasattr(options, "config"):
                 configured(options.config, options.set)
         elif "train" in words[:10]:
-            options = train.read_options(
-                argparse.ArgumentParser(), words[words.index("train") + 1 :]
-            )
+            options = training_options(words)
             methods.find(options["method"])
-            if "metaicl" in options:
-                assert options["metaicl"] in SETTINGS
-            else:
-                assert all(task in known_tasks() for task in options["tasks"].split(","))
+            assert options.get("metaicl") in (None, *SETTINGS)
         elif words[0] == "lm_eval":
             own = methods.arguments_of(methods.find(given["--model"]))
             arguments = simple_parse_args_string(given["--model_args"])
             assert arguments.pop("pretrained")
             assert set(arguments) <= own | COMMON_ARGUMENTS | HF_ARGUMENTS
-            for task in given["--tasks"].split(","):
-                assert task in known_tasks()
+
+
+def training_options(words):
+    return train.read_options(argparse.ArgumentParser(), words[words.index("train") + 1 :])
+
+
+def test_tasks_of_commands_exist():
+    """Those of lm-eval, and ours. (Importing this package may have put in the patch already.)"""
+    patches.install("lm_eval.tasks.manager")
+    known = {*TaskManager().all_tasks}
+    for command in itertools.chain(*map(commands_of, PAGES)):
+        words = shlex.split(command, comments=True)
+        tasks = []
+        if words[0] != "python" and "train" in words[:10]:
+            options = training_options(words)
+            tasks = [] if "metaicl" in options else options["tasks"].split(",")
+        elif words[0] == "lm_eval":
+            tasks = dict(itertools.pairwise(words))["--tasks"].split(",")
+        assert set(tasks) <= known, command
 
 
 def table(page: Path, heading: str) -> dict[str, list[str]]:
     """The rows of the table whose second column has this heading, by the names in their first."""
-    rows = [
-        line.strip("| ").split(" | ")
-        for line in page.read_text(encoding="utf-8")
-        .split(f" | {heading}")[1]
-        .split("\n\n")[0]
-        .splitlines()[2:]
-    ]
-    return {name: row[1:] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    _, after, *_ = read(page).split(f" | {heading}")
+    rows = {}
+    for line in after.split("\n\n")[0].splitlines()[2:]:
+        first, *others = line.strip("| ").split(" | ")
+        for name in re.findall(r"`(\w+)`", first):
+            rows[name] = others
+    return rows
 
 
 def test_the_table_of_readme_is_the_methods():
@@ -178,7 +185,7 @@ def test_the_table_of_readme_is_the_methods():
 
 
 def test_the_list_of_arguments_is_their_declaration():
-    _, section, *_ = (DOCS / "arguments.md").read_text(encoding="utf-8").split("\n## ")
+    _, section, *_ = read(DOCS / "arguments.md").split("\n## ")
     listed = dict(re.findall(r"^- `(\w+)(?:=(\w+))?`", section, re.MULTILINE))
     for field in dataclasses.fields(CommonArguments):
         default = "" if field.default is None else str(field.default)
@@ -198,36 +205,42 @@ def lines(text: str) -> list[str]:
 NUMBER = r"-?\d+(?:\.\d+)?"
 
 
+def without_numbers(lines: list[str]) -> list[str]:
+    return [re.sub(NUMBER, "#", line) for line in lines]
+
+
+def numbers(line: str) -> list[float]:
+    return list(map(float, re.findall(NUMBER, line)))
+
+
 def check_lines(printed: list[str], expected: list[str], within: float) -> None:
     """The lines are the same, but for numbers, which differ by no more than `within`."""
-    assert [re.sub(NUMBER, "#", line) for line in printed] == [
-        re.sub(NUMBER, "#", line) for line in expected
-    ]
+    assert without_numbers(printed) == without_numbers(expected)
     for line, says in zip(printed, expected, strict=True):
-        mine, theirs = (
-            [float(number) for number in re.findall(NUMBER, text)] for text in (line, says)
-        )
-        assert mine == pytest.approx(theirs, abs=within), line
+        assert numbers(line) == pytest.approx(numbers(says), abs=within), line
 
 
 def printed(command: str, folder: Path) -> list[str]:
-    """What a command of a page prints in a folder; of lm-eval's output the pages have the tables alone."""
+    """What a command of a page prints in a folder; of lm-eval's output the pages have the tables
+    alone."""
     program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
     done = processes.command(*arguments, program=program, cwd=folder)
     assert done.returncode == 0, done.stderr
     return [line for line in lines(done.stdout) if program != "lm_eval" or line.startswith("|")]
 
 
+def joined(page: Path, wanted: str) -> str:
+    """The text of all blocks of a language."""
+    return "\n".join(text for _, language, text in blocks(page) if language == wanted)
+
+
 @pytest.mark.slow
 def test_python_blocks_print_what_the_page_says(tmp_path):
     """All Python blocks of docs/python.md run in one process, in their order."""
-    code, expected = (
-        "\n".join(text for _, language, text in blocks(DOCS / "python.md") if language == wanted)
-        for wanted in ("python", "console")
-    )
-    done = processes.python(code, cwd=tmp_path)
+    page = DOCS / "python.md"
+    done = processes.python(joined(page, "python"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    check_lines(lines(done.stdout), lines(expected), within=0.003)
+    check_lines(lines(done.stdout), lines(joined(page, "console")), within=0.003)
 
 
 @pytest.mark.slow
@@ -247,46 +260,44 @@ def test_the_tutorial_prints_what_it_says(tmp_path):
                 else:
                     check_lines(printed(command, tmp_path), lines(expected), within=2)
     assert ran == ["lm_eval", "python", "lm_eval", "lm-eval-icl"]
-    assert (
-        (tmp_path / "results/compare/figures/sensitivity.svg")
-        .read_text(encoding="utf-8")
-        .startswith("<?xml")
-    )
+    assert read(tmp_path / "results/compare/figures/sensitivity.svg").startswith("<?xml")
 
 
 @pytest.mark.slow
 def test_the_cells_of_the_notebook_run():
     """Stored without outputs. What it says of orders is so."""
-    cells = json.loads((DOCS / "quickstart.ipynb").read_text(encoding="utf-8"))["cells"]
-    names: dict[str, object] = {}
+    cells = json.loads(read(DOCS / "quickstart.ipynb"))["cells"]
+    names: dict[str, Any] = {}
     matplotlib.use("agg")
     for cell in cells:
         if cell["cell_type"] == "code":
-            assert cell["outputs"] == [] and cell["execution_count"] is None
+            assert cell["outputs"] == []
+            assert cell["execution_count"] is None
             exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
     plt.close("all")
     values = names["orders"].groupby(["method", "text"])["amber - square"]
-    assert (values.nunique()["icl"] > 1).all() and (values.nunique()["invicl"] == 1).all()
-    assert values.min()["icl", names["texts"][2]] < 0 < values.max()["icl", names["texts"][2]]
-    assert names["evaluated"]["icl"]["acc,none"] == names["evaluated"]["hf"]["acc,none"]
+    assert (values.nunique()["icl"] > 1).all()
+    assert (values.nunique()["invicl"] == 1).all()
+    last = ("icl", names["texts"][2])
+    assert values.min()[last] < 0 < values.max()[last]
+    evaluated = names["evaluated"]
+    assert evaluated["icl"]["acc,none"] == evaluated["hf"]["acc,none"]
 
 
 @pytest.mark.slow
 @pytest.mark.pinned
 def test_adding_a_method_works_as_written(tmp_path):
-    """With the page's first file in the working directory, the commands draw its picture and print what it says."""
-    shown, evaluated = (
-        text.removeprefix("$ ").partition("\n")
-        for _, language, text in blocks(PAGE)
-        if language == "console"
-    )
+    """With the page's first file in the working directory, the commands draw its picture and print
+    what it says."""
     name, _, text = blocks(PAGE)[0]
     (tmp_path / name).write_text(text, encoding="utf-8")
-    assert printed(shown[0], tmp_path) == lines(shown[2])
-    assert (tmp_path / "neighbours.svg").read_bytes() == (
-        DOCS / "concepts/neighbours.svg"
-    ).read_bytes()
-    check_lines(printed(evaluated[0], tmp_path), lines(evaluated[2]), within=0.011)
+    show, evaluate = (text for _, language, text in blocks(PAGE) if language == "console")
+    command, _, says = show.removeprefix("$ ").partition("\n")
+    assert printed(command, tmp_path) == lines(says)
+    expected = DOCS / "concepts/neighbours.svg"
+    assert (tmp_path / "neighbours.svg").read_bytes() == expected.read_bytes()
+    command, _, says = evaluate.removeprefix("$ ").partition("\n")
+    check_lines(printed(command, tmp_path), lines(says), within=0.011)
 
 
 # What is said of the code.
@@ -294,12 +305,12 @@ def test_adding_a_method_works_as_written(tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_are_there(page):
-    text = page.read_text(encoding="utf-8")
+    text = read(page)
     named = re.findall(r"`((?:lm_eval_icl|tests|scripts|docs|task_configs)/[\w./-]+\.\w+)`", text)
     named = [name for name in named if "neighbours" not in name]  # of the reader's
     named += re.findall(r"python (scripts/\w+\.py)", text)
     assert not [name for name in named if not (ROOT / name).exists()]
-    benchmark = (ROOT / "scripts/benchmark.py").read_text(encoding="utf-8")
+    benchmark = read(ROOT / "scripts/benchmark.py")
     for command in re.findall(r"benchmark\.py (\w+)", text):
         assert f'"{command}": ' in benchmark, command
 
@@ -309,26 +320,28 @@ def test_pictures_of_concepts_are_what_is_drawn_now(tmp_path):
     """Made again by: python scripts/draw_concepts.py"""
     save = runpy.run_path(str(ROOT / "scripts/draw_concepts.py"))["save"]
     for name in ("parts", "context", "memory", "pack", "canonical-order"):
-        save(name, tmp_path / f"{name}.svg")
-        assert (tmp_path / f"{name}.svg").read_bytes() == (
-            DOCS / "concepts" / f"{name}.svg"
-        ).read_bytes(), name
+        file = f"{name}.svg"
+        save(name, tmp_path / file)
+        expected = DOCS / "concepts" / file
+        assert (tmp_path / file).read_bytes() == expected.read_bytes(), name
 
 
 def test_pages_are_short():
     """In words. Who makes pages shorter lowers the numbers."""
-    words = {page: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    words = {page: len(read(page).split()) for page in PAGES}
     reports = sum(words.pop(page) for page in DOCS.glob("reports/*.md"))
-    assert reports <= 12_000 and words[DOCS / "log.md"] <= 1_500
-    assert words.pop(ROOT / "README.md") <= 814 and sum(words.values()) <= 23_987
-    assert (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").count("\n") <= 60
+    assert reports <= 12_000
+    assert words[DOCS / "log.md"] <= 1_500
+    assert words.pop(ROOT / "README.md") <= 814
+    assert sum(words.values()) <= 23_987
+    assert read(ROOT / "CHANGELOG.md").count("\n") <= 60
 
 
 def test_the_version_is_one():
     """Before a release, pages name the version that will be released."""
     given = [version.VERSION.removesuffix(".dev0")]
-    given += re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    given += re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[:1]
+    given += re.findall(r"^version: (.*)$", read(ROOT / "CITATION.cff"), re.MULTILINE)
+    given += re.findall(r"^## \[(.*?)\]", read(ROOT / "CHANGELOG.md"), re.MULTILINE)[:1]
     assert len(given) == 3 and len(set(given)) == 1, given
 
 
@@ -340,23 +353,19 @@ def pages_in(entries: object) -> list[str]:
     if isinstance(entries, str):
         return [entries]
     parts = entries.values() if isinstance(entries, dict) else entries
-    return [page for part in parts for page in pages_in(part)]
+    return list(itertools.chain(*map(pages_in, parts)))
 
 
 def test_the_navigation_has_every_page_once():
-    navigation = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    navigation = tomllib.loads(read(ROOT / "zensical.toml"))["project"]["nav"]
     pages = [file.relative_to(ROOT / "docs").as_posix() for file in (ROOT / "docs").rglob("*.md")]
     assert sorted(pages_in(navigation)) == sorted(pages)
 
 
 def test_the_reference_has_every_command_and_method_once():
-    fences = re.findall(
-        r"^```command\n(.*)\n```$", (DOCS / "reference/commands.md").read_text(), re.MULTILINE
-    )
+    page = read(DOCS / "reference/commands.md")
+    fences = re.findall(r"^```command\n(.*)\n```$", page, re.MULTILINE)
     assert sorted(fences) == sorted(COMMANDS)
-    classes = re.findall(
-        r"^::: lm_eval_icl\.methods\.(\w+)\.(\w+)$",
-        (DOCS / "reference/method-classes.md").read_text(),
-        re.M,
-    )
+    page = read(DOCS / "reference/method-classes.md")
+    classes = re.findall(r"^::: lm_eval_icl\.methods\.(\w+)\.(\w+)$", page, re.MULTILINE)
     assert [module for module, _ in classes] == [name.lower() for _, name in classes] == list(NAMES)

@@ -49,7 +49,7 @@ PACKAGE = Path(lm_eval_icl.__file__).parent
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def runs(tmp_path_factory):
     """What two evaluations are read as: the first, and both."""
     folder = tmp_path_factory.mktemp("runs")
     boards.write(folder, "icl", 0, n=8)
@@ -75,7 +75,8 @@ class Writer:
 
 
 def board_files(runs: list[Any]) -> Writer:
-    """What `lm-eval-icl leaderboard` writes. What a page says takes long and is tested elsewhere."""
+    """What `lm-eval-icl leaderboard` writes. What a page says takes long and is tested
+    elsewhere."""
     made = [build(of_runs, []) for of_runs in runs]
 
     def write(folder: Path, number: int) -> None:
@@ -230,9 +231,7 @@ SLOW = ("board_files", "cells")
         pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in WRITERS
     ]
 )
-def writer(
-    request: pytest.FixtureRequest, runs: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> Writer:
+def writer(request, runs, monkeypatch):
     monkeypatch.setattr(version, "version", lambda: "1")  # which asks git
     return WRITERS[request.param](runs)
 
@@ -247,7 +246,7 @@ def counts(line: bytes) -> bool:
     return bool(line) and not is_unfinished and b"_time" not in line
 
 
-def test_a_disk_fails_at_every_operation(writer: Writer, tmp_path: Path) -> None:
+def test_a_disk_fails_at_every_operation(writer, tmp_path):
     undisturbed = tmp_path / "undisturbed"
     undisturbed.mkdir()
     writer.write(undisturbed, 0)
@@ -291,9 +290,7 @@ def assert_nothing_is_lost(
 
 
 @pytest.mark.parametrize("size", [0, 0.5])
-def test_after_a_power_failure_a_file_is_read_as_missing(
-    writer: Writer, size: float, tmp_path: Path
-) -> None:
+def test_after_a_power_failure_a_file_is_read_as_missing(writer, size, tmp_path):
     """Any file that was being written has no bytes, or half of them."""
     writer.write(tmp_path, 0)
     disk = Disk(tmp_path)
@@ -310,7 +307,7 @@ def test_after_a_power_failure_a_file_is_read_as_missing(
         assert comparable(files_of(tmp_path)) == after, place
 
 
-def test_a_library_writes_on_a_full_disk(runs: list[Any], tmp_path: Path) -> None:
+def test_a_library_writes_on_a_full_disk(runs, tmp_path):
     """pyarrow and matplotlib. The old files stay, and the same call writes the new ones."""
     for write, old, new in (
         (lambda board_runs: collect(board_runs, tmp_path / "c"), runs[0], runs[1]),
@@ -330,9 +327,7 @@ def test_a_library_writes_on_a_full_disk(runs: list[Any], tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_checkpoint_on_a_full_disk_and_after_a_power_failure(
-    checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_checkpoint_on_a_full_disk_and_after_a_power_failure(checkpoint, tmp_path):
     """Trainer writes with safetensors and torch, each with an error of its own."""
     run = partial(test_training.tiny_run, checkpoint)
     run(tmp_path / "whole")
@@ -354,9 +349,7 @@ def test_a_checkpoint_on_a_full_disk_and_after_a_power_failure(
     assert last_checkpoint(checkpoints) == last
 
 
-def test_a_clock_that_jumps_back_changes_only_dates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_jumps_back_changes_only_dates(tmp_path, monkeypatch):
     """Each look at the clock says a year less than the last one."""
     first = write_cells(tmp_path / "forward")
     years = itertools.count()
@@ -384,7 +377,7 @@ def write_cells(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("share", [0, 0.5])
-def test_half_of_a_results_file_of_lm_eval_is_left_out(tmp_path: Path, share: float) -> None:
+def test_half_of_a_results_file_of_lm_eval_is_left_out(tmp_path, share):
     """With the reason. lm-eval itself only warns if it cannot write one."""
     whole = boards.write(tmp_path / "whole", "icl", 0, n=8)
     half = boards.write(tmp_path / "half", "star", 0, n=8)
@@ -408,7 +401,7 @@ PLACES = {
 }
 
 
-def test_every_writer_goes_through_the_one_place() -> None:
+def test_every_writer_goes_through_the_one_place():
     """Or is named here. Two files open others for writing: `files`, and the response cache."""
     places: dict[str, set[str]] = {}
     opened = set()

@@ -1,4 +1,5 @@
-"""Named studies and the commands of the pages, on narrow stand-ins of the papers' models at their real lengths."""
+"""Named studies and the commands of the pages, on narrow stand-ins of the papers' models at their
+real lengths."""
 
 import re
 import runpy
@@ -35,7 +36,8 @@ KINDS = {
     ),
     "orders are compared, and rules decide": ("cloze", ["--tasks", "icl_bbh_navigate"]),
 }
-# Pages whose commands differ in kind from those of others. (tests/test_docs.py reads the commands of all.)
+# Pages whose commands differ in kind from those of others. (tests/test_docs.py reads the commands
+# of all.)
 RUN = (
     "README.md",
     *(f"docs/{name}.md" for name in ("deciding", "metaicl", "selecting", "studies", "training")),
@@ -46,9 +48,11 @@ OTHERS = ("M", "YOURS", "SmolLM2-135M-Instruct")
 NOT_HERE = (
     "wandb|trackio|accelerate|torchrun|srun|load_in_8bit|parallelize|tp_plan|--arch|--lora|--ray|"
     "^python -m|^lm_eval_icl |"
-    "^lm-eval-icl (leaderboard|compare|collect|demo|findings)"  # test_docs and others run what reads results
+    # test_docs and others run what reads results.
+    "^lm-eval-icl (leaderboard|compare|collect|demo|findings)"
 )
-# Warnings of lm-eval about what is added here to make a command small, and those that it has for each task.
+# Warnings of lm-eval about what is added here to make a command small, and those that it has for
+# each task.
 ADDED = (
     "--limit (SHOULD ONLY|takes the first rows)|the documents are few|"
     "generation_kwargs: .* through cli|Overwriting default num_fewshot"
@@ -61,7 +65,8 @@ def out(shared, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("papers")
     if not shutil.which("npm"):
         pytest.skip(
-            "no npm, from which ../shared/tools/paper_models.py has the tokenizers of GPT-2 and Llama"
+            "no npm, from which ../shared/tools/paper_models.py has the tokenizers of GPT-2 and "
+            "Llama"
         )
     names = set().union(
         *(PAPERS["models"](yaml.safe_load(path.read_text())) for path in PAPERS["STUDIES"].values())

@@ -37,8 +37,10 @@ from tests.smoke.model_types import TYPES
 CORPUS = [
     "Review: a gripping film , warm and funny .\nSentiment: positive\n\n",
     "Review: the plot is dull and the jokes fall flat\nSentiment: negative\n\n",
-    "Question: What is the capital of France ?\nAnswer: Paris\n\nThe following are multiple choice questions.",
-    "Q: Is the following sentence plausible?\nOptions:\n(A) Yes\n(B) No\nA: (A)\n\n\n  indented text, 12 + 30 = 42",
+    "Question: What is the capital of France ?\nAnswer: Paris\n\n"
+    "The following are multiple choice questions.",
+    "Q: Is the following sentence plausible?\nOptions:\n(A) Yes\n(B) No\nA: (A)\n\n\n"
+    "  indented text, 12 + 30 = 42",
 ] * 4
 
 
@@ -65,7 +67,8 @@ def train_on_bytes(tokenizer: Tokenizer, *special_tokens: str) -> None:
 
 
 def sentencepiece() -> PreTrainedTokenizerFast:
-    """Llama-2's kind: BPE over the whole text with blanks as "▁", bytes as a fallback, BOS in front."""
+    """Llama-2's kind: BPE over the whole text with blanks as "▁", bytes as a fallback, BOS in
+    front."""
     trainer = trainers.BpeTrainer(
         vocab_size=500,
         special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
@@ -75,7 +78,8 @@ def sentencepiece() -> PreTrainedTokenizerFast:
     base.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
-    # For training alone: no token may hold a line break or reach over a blank, as in Llama-2's vocabulary.
+    # For training alone: no token may hold a line break or reach over a blank, as in Llama-2's
+    # vocabulary.
     base.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split("\n", "removed"),
@@ -114,8 +118,8 @@ def llama3() -> PreTrainedTokenizerFast:
     """Llama-3's kind: byte-level BPE after a regular expression of its own, BOS in front."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-        r"|\s+(?!\S)|\s+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -143,16 +147,16 @@ TOKENIZERS = {"byte_level": byte_level, "sentencepiece": sentencepiece, "llama3"
 _WIDTH: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 _SIZES = {**_WIDTH, "intermediate_size": 64, "max_position_embeddings": 4096}
 _LLAMA = {**_SIZES, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": None}
+_WINDOW = {**_LLAMA, "sliding_window": 24}
 _GPT_NEO = {**_SIZES, "num_hidden_layers": 2, "window_size": 24, "intermediate_size": None}
-_QWEN = {**_LLAMA, "use_sliding_window": False, "layer_types": ["full_attention"] * 3}
-_LINEAR = {**_LLAMA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
-_JAMBA = {
-    "attn_layer_period": 2,
-    "attn_layer_offset": 1,
-    "expert_layer_period": 2,
-    "num_experts": 2,
-    "mamba_dt_rank": 4,
-}
+_FULL = "full_attention"
+_QWEN = {**_LLAMA, "use_sliding_window": False, "layer_types": [_FULL] * 3}
+_LINEAR = {**_LLAMA, "layer_types": ["linear_attention", _FULL, "linear_attention"]}
+_GEMMA = {**_WINDOW, "layer_types": ["sliding_attention", _FULL, "sliding_attention"]}
+_JAMBA = {**_LLAMA, "attn_layer_period": 2, "attn_layer_offset": 1}
+_JAMBA |= {"expert_layer_period": 2, "num_experts": 2, "mamba_dt_rank": 4}
+
+
 # name -> (model type, settings, tokenizer)
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "gpt2": ("gpt2", {**_WIDTH, "max_position_embeddings": 4096, "n_inner": None}, "byte_level"),
@@ -162,47 +166,42 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("llama", _LLAMA, "sentencepiece"),
     "llama3": ("llama", _LLAMA, "llama3"),
     "qwen3": ("qwen3", _QWEN, "byte_level"),
-    "mistral_window": ("mistral", {**_LLAMA, "sliding_window": 24}, "sentencepiece"),
-    "gemma2_window": (
-        "gemma2",
-        {
-            **_LLAMA,
-            "sliding_window": 24,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
-        "sentencepiece",
-    ),
+    "mistral_window": ("mistral", _WINDOW, "sentencepiece"),
+    "gemma2_window": ("gemma2", _GEMMA, "sentencepiece"),
     "phi": ("phi", _LLAMA, "byte_level"),
     "bloom": ("bloom", _WIDTH, "byte_level"),
-    # Attention beside linear attention, beside gated linear attention with experts, and beside state spaces.
+    # Attention beside linear attention, beside gated linear attention with experts, and beside
+    # state spaces.
     "qwen3_5": ("qwen3_5_text", _LINEAR, "byte_level"),
     "qwen3_next": ("qwen3_next", {**_LINEAR, "num_experts": 4}, "byte_level"),
-    "jamba": ("jamba", {**_LLAMA, **_JAMBA}, "sentencepiece"),
+    "jamba": ("jamba", _JAMBA, "sentencepiece"),
 }
 
 
 def slow_but(fast: Iterable[object], values: Iterable[object]) -> list[Any]:
-    """Values of a test's parameter, or tuples of several parameters' values. `make test` takes the fast ones alone."""
+    """Values of a test's parameter, or tuples of several parameters' values. `make test` takes the
+    fast ones alone."""
     fast = [*fast]
-    return [
-        pytest.param(
-            *value if isinstance(value, tuple) else [value],
-            marks=() if value in fast else pytest.mark.slow,
-        )
-        for value in values
-    ]
+    parameters = []
+    for value in values:
+        several = value if isinstance(value, tuple) else [value]
+        marks = () if value in fast else pytest.mark.slow
+        parameters.append(pytest.param(*several, marks=marks))
+    return parameters
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, **overrides: object) -> PreTrainedModel:
     """A random model of an architecture, its weights far enough from zero that answers differ."""
     kind, settings, tokenizer = ARCHITECTURES[name]
     tok = TOKENIZERS[tokenizer]()
-    tokens = {
+    settings = {
         "bos_token_id": tok.bos_token_id,
         "eos_token_id": tok.eos_token_id,
         "pad_token_id": None,
+        **settings,
+        **overrides,
     }
-    config = configuration(kind, len(tok), TYPES, **{**tokens, **settings, **overrides})
+    config = configuration(kind, len(tok), TYPES, **settings)
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -215,24 +214,38 @@ def build(name: str, dtype: torch.dtype = torch.float32, **overrides: object) ->
 def save(name: str, folder: Path, **overrides: object) -> None:
     """Write the checkpoint and its tokenizer."""
     build(name, **overrides).save_pretrained(folder)
-    TOKENIZERS[ARCHITECTURES[name][2]]().save_pretrained(folder)
+    _, _, tokenizer = ARCHITECTURES[name]
+    TOKENIZERS[tokenizer]().save_pretrained(folder)
 
 
 def load(path: Path, **kwargs: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A checkpoint's model and its tokenizer."""
-    return AutoModelForCausalLM.from_pretrained(
-        path, **kwargs
-    ).eval(), AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path, **kwargs).eval()
+    return model, AutoTokenizer.from_pretrained(path)
 
 
 def encoded_alone(
     method: Method, model: PreTrainedModel, context: Context, query: Sequence[int]
 ) -> tuple[Memory, Sequence[int]]:
-    """The memory of a query, whose contexts are encoded one by one, and the query's tokens still to be run."""
-    encoder = SimpleNamespace(
-        model=model,
-        memories=lambda contexts: [method.encode(model, [alone])[0] for alone in contexts],
-    )
+    """The memory of a query, whose contexts are encoded one by one, and the query's tokens still to
+    be run."""
+
+    def memories(contexts: Sequence[Context]) -> list[Memory]:
+        encoded = []
+        for alone in contexts:
+            encoded += method.encode(model, [alone])
+        return encoded
+
+    encoder = SimpleNamespace(model=model, memories=memories)
     encoded = method.encoded(encoder, context, query)
     [memory] = encoded.memories
     return memory, encoded.rest or query
+
+
+def scores(runner: Any, work: dict, once: bool = False) -> dict:
+    """The runner's scores: {(context, query, answer): (log-likelihood, is greedy)}."""
+    by_request: dict = {}
+    with runner.inference_mode():
+        for requests, scored in runner.score(work, once):
+            by_request |= zip(requests, scored, strict=True)
+    return by_request

@@ -25,15 +25,15 @@ TASK = "icl_demo_four"
 
 
 def load(task: str = TASK, **metadata):
-    manager = TaskManager(
-        include_path=task_dir() / "demo", include_defaults=False, metadata=metadata
-    )
+    folder = task_dir() / "demo"
+    manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
     return manager.load([task])["tasks"][task]
 
 
 @pytest.fixture(scope="module")
 def predictor():
-    return Predictor(*tiny.load(model_path()), ICL())
+    model, tokenizer = tiny.load(model_path())
+    return Predictor(model, tokenizer, ICL())
 
 
 @pytest.fixture(scope="module")
@@ -53,77 +53,109 @@ MODEL = ("--model_args", f"pretrained={model_path()}", "--device", "cpu")
 
 def test_a_pass_reads_what_hf_gives(predictor, pool):
     rows = [3, 0, 77]
+    model = predictor.runner.model
+    tokenizer = predictor.tokenizer.tokenizer
     probabilities, features, fitting = Chooser(pool, predictor, 5000).read(rows)
-    assert fitting == rows and features.shape == (3, predictor.runner.model.config.hidden_size)
-    model, tokenizer = predictor.runner.model, predictor.tokenizer.tokenizer
-    for row, found in zip(rows, probabilities, strict=True):
+    assert fitting == rows
+    assert features.shape == (3, model.config.hidden_size)
+    for row, of_options in zip(rows, probabilities, strict=True):
         prompt, options, _ = pool.query(row)
+        start = len(tokenizer(str(prompt)).input_ids)
         logs = []
         for option in options:
-            whole, start = (
-                tokenizer(str(prompt) + option).input_ids,
-                len(tokenizer(str(prompt)).input_ids),
-            )
+            whole = tokenizer(str(prompt) + option).input_ids
             with torch.no_grad():
                 logits = model(torch.tensor([whole])).logits[0].log_softmax(-1)
             logs.append(sum(float(logits[at - 1, whole[at]]) for at in range(start, len(whole))))
-        assert np.allclose(found, np.exp(logs) / np.exp(logs).sum(), atol=1e-5)
+        assert np.allclose(of_options, np.exp(logs) / np.exp(logs).sum(), atol=1e-5)
 
 
 # Choices.
 
 
+@pytest.mark.usefixtures("own_tasks")
 @pytest.mark.parametrize("how", ["entropy", pytest.param("herding", marks=pytest.mark.slow)])
 def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, capsys, tmp_path):
     file = tmp_path / "chosen.json"
-    select_command(
-        how, *MODEL, "--tasks", TASK, "--num_fewshot", 5, "--seeds", "2..3", "--output", file
-    )
+    options = ["--tasks", TASK, "--num_fewshot", 5, "--seeds", "2..3", "--output", file]
+    select_command(how, *MODEL, *options)
     assert str(file) in capsys.readouterr().out
-    found = json.loads(file.read_text())
+    chosen = json.loads(file.read_text())
+    of_task = chosen["tasks"][TASK]
+    assert chosen["about"]["how"] == how
+    assert of_task["n"] == 5
     chooser = Chooser(pool, predictor, 5000)
     probabilities, features, rows = chooser.read(chooser._rows(2))
-    labels = np.array([pool.query(row)[2] for row in rows])
-    assert found["about"]["how"] == how and found["tasks"][TASK]["n"] == 5
+    label_of = {row: pool.query(row)[2] for row in rows}
+    labels = np.array(list(label_of.values()))
+    candidates = Pool(labels, features, np.stack(probabilities))
     for seed in (2, 3):
-        said = found["tasks"][TASK]["seeds"][str(seed)]
-        expected = select(read(how), Pool(labels, features, np.stack(probabilities)), 5, seed)
-        picked = [rows[i] for i in expected]
-        assert said["picked"] == picked and said["indices"] == list(in_prompt_order(picked, seed))
-        assert (
-            len({pool.query(row)[2] for row in picked}) == 4
-        )  # balanced: the task has four labels
+        of_seed = of_task["seeds"][str(seed)]
+        picked = [rows[i] for i in select(read(how), candidates, 5, seed)]
+        assert of_seed["picked"] == picked
+        assert of_seed["indices"] == list(in_prompt_order(picked, seed))
+        # Balanced: the task has four labels.
+        assert len({label_of[row] for row in picked}) == 4
 
 
 def test_best_random_is_the_best_of_its_sets(predictor, pool):
-    chooser, scored = Chooser(pool, predictor, 5000), []
+    chooser = Chooser(pool, predictor, 5000)
+    scored = []
+    devs = []
     set_score = chooser._set_score
 
     def listening(demonstrations, rows):
         scores = set_score(demonstrations, rows)
-        scored.append((demonstrations, *scores, tuple(rows)))
+        scored.append((*scores, tuple(demonstrations)))
+        devs.append(set(rows))
         return scores
 
     chooser._set_score = listening
     choice = chooser.choose(read("best_random:sets=6:dev=15"), 3, 0)
-    assert len(scored) == 6 and len({rows for *_, rows in scored}) == 1
-    best = max(scored, key=lambda each: (each[1], each[2]))
-    assert choice.indices == tuple(best[0]) and choice.accuracy == best[1]
-    dev = set(scored[0][3])
-    assert len(dev) == 15 and not any(dev & set(rows) for rows, *_ in scored)
+    assert len(scored) == 6
+    accuracy, _, demonstrations = max(scored, key=lambda scores: scores[:2])
+    assert choice.indices == demonstrations
+    assert choice.accuracy == accuracy
+    dev = devs[0]
+    assert devs == [dev] * 6
+    assert len(dev) == 15
+    assert not any(dev & set(demonstrations) for *_, demonstrations in scored)
     # Against lm-eval's own accuracy with these demonstrations on these documents.
     texts = [pool.demonstration(row) for row in choice.indices]
     right = 0
     for row in dev:
         prompt, options, gold = pool.query(row)
-        (scores,) = predictor.score(texts, [str(prompt.query)], list(options), prefix=prompt.prefix)
-        right += int(np.argmax([value for value, _ in scores])) == gold
+        [scores] = predictor.score(texts, [str(prompt.query)], list(options), prefix=prompt.prefix)
+        right += np.argmax([logprob for logprob, _ in scores]) == gold
     assert right / 15 == choice.accuracy
-    other = Chooser(pool, predictor, 5000)._dev_and_rest(range(len(pool.docs)), 15)[0]
-    assert set(other) == dev  # whatever the seed
+    with_any_seed, _ = Chooser(pool, predictor, 5000)._dev_and_rest(range(len(pool.docs)), 15)
+    assert set(with_any_seed) == dev
 
 
 # Runs with a file.
+
+
+@pytest.fixture
+def chosen(pool, tmp_path):
+    """A function that writes a file of two demonstrations for seed 0, and returns the task."""
+
+    def write(**changes):
+        file = tmp_path / "chosen.json"
+        digest = {"rows": len(pool.docs), "sha256": pool_digest(pool.docs)}
+        of_task = {"n": 2, "pool": digest, "seeds": {"0": {"indices": [4, 8]}}, **changes}
+        file.write_text(json.dumps({"about": {}, "tasks": {TASK: of_task}}))
+        return load(demonstrations=str(file))
+
+    return write
+
+
+def test_a_file_is_what_the_sampler_takes(chosen):
+    sampler = chosen().sampler
+    rows = sampler.set_rnd(0).sample(2)
+    assert [sampler.df.index(row) for row in rows] == [4, 8]
+
+
+OTHER_POOL = {"pool": {"rows": 9, "sha256": "0"}}
 
 
 @pytest.mark.parametrize(
@@ -131,45 +163,31 @@ def test_best_random_is_the_best_of_its_sets(predictor, pool):
     [
         ({}, 1, 0, "2 demonstrations were chosen and 1 are asked for"),
         ({}, 2, 1, "nothing was chosen for seed 1, only for 0"),
-        (
-            {"pool": {"rows": 9, "sha256": "0"}},
-            2,
-            0,
-            "chosen from another pool: the data has changed since",
-        ),
+        (OTHER_POOL, 2, 0, "chosen from another pool: the data has changed since"),
     ],
+    ids=["number", "seed", "pool"],
 )
-def test_a_file_for_something_else_is_refused(changes, n, seed, says, pool, tmp_path):
-    file, digest = (
-        tmp_path / "chosen.json",
-        {"rows": len(pool.docs), "sha256": pool_digest(pool.docs)},
-    )
-    of_task = {"n": 2, "pool": digest, "seeds": {"0": {"indices": [4, 8]}}, **changes}
-    file.write_text(json.dumps({"about": {}, "tasks": {TASK: of_task}}))
-    task = load(demonstrations=str(file))
-    if not changes:
-        sampler = task.sampler.set_rnd(0)
-        assert [task.sampler.df.index(row) for row in sampler.sample(2)] == [4, 8]
-    with pytest.raises(InputError, match=f"demonstrations={file}.*{re.escape(says)}"):
-        task.sampler.set_rnd(seed).sample(n)
+def test_a_file_for_something_else_is_refused(changes, n, seed, says, chosen):
+    sampler = chosen(**changes).sampler
+    with pytest.raises(InputError, match=f"demonstrations=.*chosen.json.*{re.escape(says)}"):
+        sampler.set_rnd(seed).sample(n)
 
 
 # Bad input.
 
 
+@pytest.mark.usefixtures("own_tasks")
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("how", "task", "shots", "says"),
     [
-        (["herding", *MODEL, "--tasks", "nothing"], "there is no task 'nothing'"),
-        (["best_random:dev=500", *MODEL, "--tasks", TASK], "dev=500: the pool has 200 documents"),
-        (
-            ["herding", *MODEL, "--tasks", TASK, "--num_fewshot", 0],
-            "--num_fewshot: give how many demonstrations task",
-        ),
+        ("herding", "nothing", 4, "there is no task 'nothing'"),
+        ("best_random:dev=500", TASK, 4, "dev=500: the pool has 200 documents"),
+        ("herding", TASK, 0, "--num_fewshot: give how many demonstrations task"),
     ],
+    ids=["task", "dev", "num_fewshot"],
 )
-def test_bad_input_is_one_line(arguments, says, tmp_path):
-    shots = [] if "--num_fewshot" in arguments else ["--num_fewshot", 4]
+def test_bad_input_is_one_line(how, task, shots, says, tmp_path):
+    file = tmp_path / "chosen.json"
     with pytest.raises(InputError, match=re.escape(says)):
-        select_command(*arguments, *shots, "--output", tmp_path / "chosen.json")
-    assert not (tmp_path / "chosen.json").exists()
+        select_command(how, *MODEL, "--tasks", task, "--num_fewshot", shots, "--output", file)
+    assert not file.exists()

@@ -1,4 +1,5 @@
-"""`demonstrations=HOW` in a run: its model chooses, once for all methods, before anything else is run."""
+"""`demonstrations=HOW` in a run: its model chooses, once for all methods, before anything else is
+run."""
 
 import functools
 import re
@@ -16,7 +17,7 @@ from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.methods import ICL, Predictor
 from tests import evaluation, tiny
 
-TASK = {**evaluation.TASKS["one_token"], "task": "chosen", "doc_to_choice": ["no", "yes"]}
+TASK = evaluation.choice("chosen", "no", "yes")
 
 
 @pytest.fixture(autouse=True)
@@ -28,14 +29,15 @@ def cache(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def chosen(monkeypatch) -> list[str]:
     """The methods that have chosen, one entry a choice."""
-    found, choose = [], Chooser.choose
+    methods = []
+    choose = Chooser.choose
 
     def counted(self, how, *args, **kwargs):
-        found.append(how)
+        methods.append(how)
         return choose(self, how, *args, **kwargs)
 
     monkeypatch.setattr(Chooser, "choose", counted)
-    return found
+    return methods
 
 
 def loaded(how, task=TASK):

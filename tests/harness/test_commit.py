@@ -1,4 +1,5 @@
-"""The commit and the version of lm-eval-icl itself: in the results file, and in whatever is built or installed."""
+"""The commit and the version of lm-eval-icl itself: in the results file, and in whatever is built
+or installed."""
 
 import shutil
 import subprocess

@@ -1,4 +1,5 @@
-"""Independence of company through lm-eval: a document's numbers do not depend on the documents and tasks beside it.
+"""Independence of company through lm-eval: a document's numbers do not depend on the documents and
+tasks beside it.
 
 Rules that say that they read other documents (`Rule.is_transductive`) are left out.
 """
@@ -46,25 +47,27 @@ def task(kind: str, rows: list[dict]) -> dict:
     return evaluation.task(kind, **{**KINDS[kind], "custom_dataset": load})
 
 
-UNRELATED = task("options", evaluation.documents(5, 70)) | {
+UNRELATED = {
+    **task("options", evaluation.documents(5, 70)),
     "task": "unrelated",
     "doc_to_choice": ["very negative indeed", "positive"],
 }
 
 
-def answers(model: str, path: Path, kinds: list[str], rows: list[dict], **options: object) -> dict:
+def answers(
+    model: str, path: Path, kinds: list[str], rows: list[dict], beside=(), **options: object
+) -> dict:
     """(task, filter, document's text) -> its responses."""
-    beside = options.pop("beside", [])
     tasks = [*beside, *(task(kind, rows) for kind in kinds)]
     results = evaluation.run(model, path, tasks, 2, **options)
+    responses: dict = {}
     if not results:
-        return {}  # this is not the first of several processes
-    samples = results["samples"]
-    return {
-        (kind, sample["filter"], sample["doc"]["text"]): sample["filtered_resps"]
-        for kind in kinds
-        for sample in samples[kind]
-    }
+        return responses  # this is not the first of several processes
+    for kind in kinds:
+        for sample in results["samples"][kind]:
+            key = (kind, sample["filter"], sample["doc"]["text"])
+            responses[key] = sample["filtered_resps"]
+    return responses
 
 
 def number(response: object) -> tuple[float, str]:
@@ -77,32 +80,33 @@ def number(response: object) -> tuple[float, str]:
 def assert_same(found: dict, expected: dict) -> None:
     assert found
     for key, responses in found.items():
-        if key[0] == "texts":
+        kind, *_ = key
+        if kind == "texts":
             assert responses == expected[key], key
             continue
-        ours = [number(response) for response in responses]
-        theirs = [number(response) for response in expected[key]]
+        ours = list(map(number, responses))
+        theirs = list(map(number, expected[key]))
         for (mine, greedy), (other, expected_greedy) in zip(ours, theirs, strict=True):
             assert abs(mine - other) <= BOUND * max(1, abs(other)), key
             assert greedy == expected_greedy, key
         assert ours.index(max(ours)) == theirs.index(max(theirs)), key
 
 
-def in_any_company(model: str, path: Path, kinds: list[str], **options: object) -> None:
-    expected = answers(model, path, kinds, DOCUMENTS, **options)
-    args = dict(options.pop("args", {}))
+def in_any_company(model: str, path: Path, kinds: list[str], args=None, **options: object) -> None:
+    args = args or {}
+    expected = answers(model, path, kinds, DOCUMENTS, args=args, **options)
 
-    def check(rows: list[dict] = DOCUMENTS, **more: object) -> None:
-        given = {"args": {**args, **more.pop("args", {})}, **options, **more}
-        assert_same(answers(model, path, kinds, rows, **given), expected)
+    def check(rows: list[dict] = DOCUMENTS, beside=(), **settings: object) -> None:
+        changed = {"args": args, **options, **settings}
+        assert_same(answers(model, path, kinds, rows, beside, **changed), expected)
 
     check(DOCUMENTS[::-1])
     check([*DOCUMENTS, DOCUMENTS[2]])
     check(DOCUMENTS[1::2])
     for batch_size in (1, 7, 64):
         check(batch_size=batch_size)
-    check(args={"pack_tokens": 64})
-    check(args={"plain": True})
+    check(args={**args, "pack_tokens": 64})
+    check(args={**args, "plain": True})
     check(beside=[UNRELATED])
 
 
@@ -128,13 +132,13 @@ def test_retrieved_demonstrations_are_the_same_in_any_company(checkpoint):
 
 
 def all_methods(folder: Path) -> list:
+    """The responses under every method, and the values of the rules."""
     path = folder / "llama"
-    by_method = {
-        name: answers(name, path, list(KINDS), DOCUMENTS, args=QUICK.get(name, {}))
-        for name in methods.NAMES
-    }
-    rules = answers("icl", path, ["options"], DOCUMENTS, metadata={"decide": DECIDE})
-    return [list(by_key.items()) for by_key in (*by_method.values(), rules)]
+    runs = []
+    for name in methods.NAMES:
+        runs.append(answers(name, path, list(KINDS), DOCUMENTS, args=QUICK.get(name, {})))
+    runs.append(answers("icl", path, ["options"], DOCUMENTS, metadata={"decide": DECIDE}))
+    return [list(by_key.items()) for by_key in runs]
 
 
 def all_methods_of_two(line: list[str]) -> None:

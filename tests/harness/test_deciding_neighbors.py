@@ -1,4 +1,5 @@
-"""Rules that compare a document with labeled rows, in runs of lm-eval, against what transformers itself computes."""
+"""Rules that compare a document with labeled rows, in runs of lm-eval, against what transformers
+itself computes."""
 
 import numpy as np
 import pytest
@@ -6,34 +7,51 @@ import torch
 
 from lm_eval_icl.errors import InputError
 from tests import evaluation, tiny
-from tests.harness.test_deciding import TASKS, before_query, run, values
+from tests.harness.test_deciding import TASKS, assert_close, before_query, query_of, run, values
 
 RULES = "hidden:m=3+knn:m=2+knn:k=1:m=3"
-BOTH = evaluation.task(
-    "both", **evaluation.CHOICE, doc_to_choice=["very negative", "positive"],
-    metric_list=[{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")],
-)  # fmt: skip
-PAIR = {"two": {**TASKS["described"]}, "both": BOTH}
+METRICS = evaluation.metrics("acc", "acc_norm")
+BOTH = evaluation.choice("both", "very negative", "positive", metric_list=METRICS)
+PAIR = {"two": TASKS["described"], "both": BOTH}
+
+
+def literal_values(said, state, log_probs, anchors, labels):
+    """The values of a rule for one document.
+
+    Args:
+        state: of the last token of the document's prompt; and the log-probabilities of the next.
+        anchors: the same of every labeled row.
+    """
+    states, others = zip(*anchors, strict=True)
+    if said["rule"] == "hidden":
+        means = [np.array(states)[labels == label].mean(0) for label in (0, 1)]
+        return [-np.linalg.norm(state - mean) for mean in means]
+    divergences = [np.sum(np.exp(other) * (other - log_probs)) for other in others]
+    nearest = labels[np.argsort(divergences)[: said["arguments"]["k"]]]
+    return [np.sum(nearest == label) for label in (0, 1)]
 
 
 @pytest.mark.parametrize(("name", "args"), [("two", {}), ("both", {"pack_tokens": 4})])
 def test_neighbors_against_transformers(name, args, checkpoint):
     """Each text is read as a whole, and by itself, in float64."""
-    path, task = checkpoint("llama"), PAIR[name]
+    path = checkpoint("llama")
+    task = PAIR[name]
     results, rows = run("icl", path, task, RULES, args=args)
     model, tokenizer = tiny.load(path, dtype=torch.float64)
 
     def read(text):
         """The state of a text's last token, and the log-probabilities of the next."""
+        ids = torch.tensor([tokenizer.encode(text)])
         with torch.no_grad():
-            output = model(torch.tensor([tokenizer.encode(text)]), output_hidden_states=True)
-        return output.hidden_states[-1][0, -1].numpy(), output.logits[0, -1].log_softmax(-1).numpy()
+            output = model(ids, output_hidden_states=True)
+        log_probs = output.logits[0, -1].log_softmax(-1)
+        return output.hidden_states[-1][0, -1].numpy(), log_probs.numpy()
 
     pool = evaluation.splits()["train"].to_list()
-    metrics = {
-        key for key in results["results"][task["task"]] if "acc_norm" in key and "stderr" not in key
-    }
-    assert metrics <= {"acc_norm,none"}
+    numbers = results["results"][task["task"]]
+    of_lengths = {key for key in numbers if "acc_norm" in key and "stderr" not in key}
+    assert of_lengths <= {"acc_norm,none"}
+    gold = [row["doc"]["label"] for row in rows["none"]]
     for rule in RULES.split("+"):
         said = results["configs"][task["task"]]["metadata"]["decided"][rule]
         per_class = said["arguments"]["m"]
@@ -41,29 +59,17 @@ def test_neighbors_against_transformers(name, args, checkpoint):
         labels = np.array([doc["label"] for doc in anchors])
         assert said["labels"] == len(anchors) == len(set(said["rows"])) == 2 * per_class
         assert sorted(labels) == [0] * per_class + [1] * per_class
-        want = []
+        wanted = []
         for row in rows["none"]:
-            state, log_probs = read(row["arguments"][0][0])
             before = before_query(row)
             assert not any(f"Review: {doc['text']}\n" in before for doc in anchors)
-            states, others = zip(
-                *(read(f"{before}Review: {doc['text']}\nSentiment:") for doc in anchors),
-                strict=True,
-            )
-            if said["rule"] == "hidden":
-                means = [np.array(states)[labels == y].mean(0) for y in (0, 1)]
-                want.append([-np.linalg.norm(state - mean) for mean in means])
-            else:
-                far = [np.sum(np.exp(other) * (other - log_probs)) for other in others]
-                nearest = labels[np.argsort(far)[: said["arguments"]["k"]]]
-                want.append([np.sum(nearest == y) for y in (0, 1)])
-        np.testing.assert_allclose(values(rows[rule]), want, rtol=0, atol=1e-6)
-        assert len({tuple(value) for value in want}) > 1
-        right = [
-            np.argmax(value) == row["doc"]["label"]
-            for value, row in zip(want, rows["none"], strict=True)
-        ]
-        assert results["results"][task["task"]][f"acc,{rule}"] == pytest.approx(np.mean(right))
+            read_anchors = [read(before + query_of(doc["text"])) for doc in anchors]
+            context, _ = row["arguments"][0]
+            wanted.append(literal_values(said, *read(context), read_anchors, labels))
+        assert_close(values(rows[rule]), wanted)
+        assert len(set(map(tuple, wanted))) > 1
+        accuracy = np.mean(np.argmax(wanted, axis=1) == gold)
+        assert numbers[f"acc,{rule}"] == pytest.approx(accuracy)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ On CPUs accelerate's processes speak over gloo, and only if told so: ACCELERATE_
 
 import contextlib
 import copy
+import itertools
 import json
 import os
 import sys
@@ -28,13 +29,13 @@ def assert_same_run(found: dict, expected: dict) -> None:
     for task, metrics in expected["results"].items():
         assert_close([found["results"][task][name] for name in metrics], list(metrics.values()))
     for task, samples in expected["samples"].items():
-        assert len(found["samples"][task]) == len(samples) > 0
-        for mine, theirs in zip(
-            *(sorted(of, key=where) for of in (found["samples"][task], samples)), strict=True
-        ):
+        ours = sorted(found["samples"][task], key=where)
+        theirs = sorted(samples, key=where)
+        assert theirs
+        for mine, other in zip(ours, theirs, strict=True):
             for key in ("doc_id", "filter", "doc_hash", "prompt_hash", "target_hash"):
-                assert mine[key] == theirs[key]
-            assert_close(mine["filtered_resps"], theirs["filtered_resps"])
+                assert mine[key] == other[key]
+            assert_close(mine["filtered_resps"], other["filtered_resps"])
 
 
 def where(sample: dict) -> tuple:
@@ -50,7 +51,7 @@ def assert_close(mine: object, theirs: object) -> None:
 def flat(values: object) -> list:
     """Nested lists as one, what is a number as a number."""
     if isinstance(values, (list, tuple)):
-        return [value for each in values for value in flat(each)]
+        return list(itertools.chain(*map(flat, values)))
     try:
         return [float(str(values))]  # a flag is no number
     except ValueError:
@@ -59,14 +60,13 @@ def flat(values: object) -> list:
 
 # Evaluations by one process and by two.
 
-CHOSEN = evaluation.task(  # demonstrations that the model chooses
-    "chosen",
-    **evaluation.CHOICE,
-    doc_to_choice=["no", "yes"],
-    metadata={"version": 1, "demonstrations": "herding"},
-)
-DECIDED = {**CHOSEN, "task": "decided", "metadata": {"version": 1, "decide": "contextual+batch"}}
-TASKS = evaluation.TASKS | {task["task"]: task for task in (DECIDED, CHOSEN)}
+HERDING = {"version": 1, "demonstrations": "herding"}  # the model chooses demonstrations
+DECIDE = {"version": 1, "decide": "contextual+batch"}
+TASKS = {
+    **evaluation.TASKS,
+    "chosen": evaluation.choice("chosen", "no", "yes", metadata=HERDING),
+    "decided": evaluation.choice("decided", "no", "yes", metadata=DECIDE),
+}
 
 
 def run(
@@ -86,35 +86,39 @@ def run(
     return results and {key: results[key] for key in ("results", "samples", "config", "configs")}
 
 
+def with_cache(folder: Path) -> dict[str, Any] | None:
+    return run(
+        "icl",
+        folder / "llama",
+        ["one_token", "generate"],
+        use_cache=str(folder / "cache"),
+        batch_size="auto",
+        max_batch_size=2,
+        args={"max_length": 512},
+    )
+
+
 def everything(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    path = folder / "llama"
+    runs: dict[str, Any] = {}
     divided = int(os.environ.get("WORLD_SIZE", "1")) > 1
     for name in NAMES:
-        found[name] = run(name, folder / "llama", ["one_token", "many_tokens", "generate"])
+        runs[name] = run(name, path, ["one_token", "many_tokens", "generate"])
     args = {"max_length": 30}
-    found["left out"] = run("icl", folder / "llama", ["many_tokens"], num_fewshot=11, args=args)
-    for key in ("cache written", "cache read by one process"):
-        if divided and key == "cache read by one process" and os.environ["RANK"] == "0":
-            (folder / "cache_rank0.jsonl").unlink()
-        found[key] = run(
-            *("icl", folder / "llama", ["one_token", "generate"]),
-            use_cache=str(folder / "cache"),
-            batch_size="auto",
-            max_batch_size=2,
-            args={"max_length": 512},
-        )
-    os.environ["LM_EVAL_ICL_CACHE"] = str(
-        folder / "chosen"
-    )  # one process reads nothing of what two have chosen
-    found["chosen"] = run("icl", folder / "llama", ["chosen"])
-    found["decided"] = run("icl", folder / "llama", ["decided"])
+    runs["left out"] = run("icl", path, ["many_tokens"], num_fewshot=11, args=args)
+    runs["cache written"] = with_cache(folder)
+    if divided and os.environ["RANK"] == "0":
+        (folder / "cache_rank0.jsonl").unlink()
+    runs["cache read by one process"] = with_cache(folder)
+    # One process reads nothing of what two have chosen.
+    os.environ["LM_EVAL_ICL_CACHE"] = str(folder / "chosen")
+    runs["chosen"] = run("icl", path, ["chosen"])
+    runs["decided"] = run("icl", path, ["decided"])
     # One model over all processes, each of which has every document.
+    args = {"tp_plan": "auto"} if divided else {}
     with contextlib.suppress(InputError):  # older versions of transformers refuse it
-        split = {"tp_plan": "auto"} if divided else {}
-        found["tensor parallel"] = run(
-            "invicl", folder / "llama", ["one_token", "generate"], args=split
-        )
-    return found
+        runs["tensor parallel"] = run("invicl", path, ["one_token", "generate"], args=args)
+    return runs
 
 
 def everything_of_two(line: list[str]) -> None:
@@ -123,8 +127,8 @@ def everything_of_two(line: list[str]) -> None:
     found = everything(folder)
     if os.environ["RANK"] == "0":
         (folder / "found.json").write_text(json.dumps(found, default=str))
-    # PyTorch's caches hold on to the groups of a model that was split by tensor parallelism, and with them to threads
-    # of gloo, which now and then abort a Python interpreter that is ending.
+    # PyTorch's caches hold on to the groups of a model that was split by tensor parallelism, and
+    # with them to threads of gloo, which now and then abort a Python interpreter that is ending.
     sys.stdout.flush()
     os._exit(0)
 
@@ -132,9 +136,10 @@ def everything_of_two(line: list[str]) -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """`everything` by two processes and by one."""
-    two, one = (tmp_path_factory.mktemp(kind) for kind in ("two", "one"))
-    for folder in (two, one):
-        tiny.save("llama", folder / "llama")
+    two = tmp_path_factory.mktemp("two")
+    one = tmp_path_factory.mktemp("one")
+    tiny.save("llama", two / "llama")
+    tiny.save("llama", one / "llama")
     for done in processes.ranks(everything_of_two, two):
         assert done.returncode == 0, done.stderr[-3000:]
     with pytest.MonkeyPatch.context() as patch:
@@ -143,27 +148,36 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((two / "found.json").read_text()), alone]
 
 
+CACHED = "cache read by one process"
+
+
 @pytest.mark.slow
 def test_two_processes_give_what_one_gives(runs):
     two, one = runs
-    for name in [
-        *NAMES,
-        "left out",
-        "cache written",
-        "cache read by one process",
-        "chosen",
-        "decided",
-    ]:
+    for name in [*NAMES, "left out", "cache written", CACHED, "chosen", "decided"]:
         assert_same_run(two[name], one[name])
-    # One process chooses demonstrations for all, and a mean over documents is over those of all processes.
-    two_chosen, one_chosen = (each["chosen"]["config"]["icl"]["chosen"]["chosen"] for each in runs)
+
+
+@pytest.mark.slow
+def test_one_process_chooses_demonstrations_for_all(runs):
+    two, one = (each["chosen"]["config"]["icl"]["chosen"]["chosen"] for each in runs)
     for key in ("indices", "picked", "tokens", "made_now"):
-        assert two_chosen[key] == one_chosen[key] != 0, key
-    two_decided, one_decided = (
-        each["decided"]["configs"]["decided"]["metadata"]["decided"] for each in runs
-    )
+        assert two[key] == one[key] != 0, key
+
+
+@pytest.mark.slow
+def test_a_mean_over_documents_is_over_those_of_all_processes(runs):
+    two, one = (each["decided"]["configs"]["decided"]["metadata"]["decided"] for each in runs)
     for rule in ("batch", "contextual"):
-        assert_close(two_decided[rule]["constants"], one_decided[rule]["constants"])
+        assert_close(two[rule]["constants"], one[rule]["constants"])
+
+
+def counts(runs: dict) -> dict:
+    return {name: run["config"]["icl"] for name, run in runs.items() if isinstance(run, dict)}
+
+
+def requested(counts: dict) -> int:
+    return counts["tokens_run"] + counts["tokens_saved"]
 
 
 @pytest.mark.slow
@@ -175,60 +189,44 @@ def test_one_model_over_two_processes(runs):
 
 @pytest.mark.slow
 def test_the_results_file_counts_what_both_did(runs):
-    two, one = (
-        {name: run["config"]["icl"] for name, run in each.items() if isinstance(run, dict)}
-        for each in runs
-    )
+    two, one = map(counts, runs)
     assert one["left out"]["left_out"]["many_tokens"]["documents"] == 5
     assert one["left out"]["truncated"]["many_tokens"]["tokens"] > 0
-    for name in ("left_out", "truncated"):
-        assert two["left out"][name] == one["left out"][name]
+    for key in ("left_out", "truncated"):
+        assert two["left out"][key] == one["left out"][key]
     for name in NAMES:
-        mine, alone = two[name], one[name]
         # The same requests, of which each process runs its own, each with the demonstrations.
-        assert (
-            mine["tokens_run"] + mine["tokens_saved"] == alone["tokens_run"] + alone["tokens_saved"]
-        )
-        assert (
-            mine["tokens_run"] > alone["tokens_run"] or name == "saicl"
-        )  # which encodes for every query anyway
+        assert requested(two[name]) == requested(one[name])
+        # saicl encodes for every query anyway.
+        assert two[name]["tokens_run"] > one[name]["tokens_run"] or name == "saicl"
     assert two["icl"]["contexts_encoded"] == 2 * one["icl"]["contexts_encoded"]
     # What came from a cache was not run, and not saved by us.
-    assert (
-        one["cache read by one process"]["tokens_run"]
-        == one["cache read by one process"]["tokens_saved"]
-        == 0
-    )
-    assert 0 < two["cache read by one process"]["tokens_run"] < two["cache written"]["tokens_run"]
+    assert one[CACHED]["tokens_run"] == one[CACHED]["tokens_saved"] == 0
+    assert 0 < two[CACHED]["tokens_run"] < two["cache written"]["tokens_run"]
+
+
+def without_errors(run: dict) -> dict:
+    """A run without the standard errors, which `evaluation.run` does not ask for."""
+    for metrics in run["results"].values():
+        del metrics["acc_stderr,none"]
+        del metrics["acc_norm_stderr,none"]
+    return run
 
 
 @pytest.mark.slow
 def test_a_command_line(tmp_path):
-    line = [
-        "lm_eval",
-        "--model",
-        "pcw",
-        "--model_args",
-        f"pretrained={model_path()}",
-        "--tasks",
-        "icl_demo_short",
-    ]
-    line += ["--num_fewshot", "4", "--limit", "5", "--output_path", tmp_path, "--log_samples"]
+    task = "icl_demo_short"
+    line = ["lm_eval", "--model", "pcw", "--model_args", f"pretrained={model_path()}"]
+    line += ["--tasks", task, "--num_fewshot", "4", "--limit", "5"]
+    line += ["--output_path", tmp_path, "--log_samples"]
     for done in processes.ranks(processes.run_command, *line):
         assert done.returncode == 0, done.stderr[-3000:]
-    (results,), (samples,) = tmp_path.glob("*/results_*.json"), tmp_path.glob("*/samples_*.jsonl")
+    (results,) = tmp_path.glob("*/results_*.json")
+    (samples,) = tmp_path.glob("*/samples_*.jsonl")
     found = json.loads(results.read_text())
-    found["samples"] = {
-        "icl_demo_short": [json.loads(line) for line in samples.read_text().splitlines()]
-    }
-    expected = evaluation.run("pcw", model_path(), ["icl_demo_short"], 4, limit=5)
-    for run in (found, expected):
-        for metrics in run["results"].values():
-            (
-                metrics.pop("acc_stderr,none"),
-                metrics.pop("acc_norm_stderr,none"),
-            )  # the harness asks for none
-    assert_same_run(found, expected)
+    found["samples"] = {task: list(map(json.loads, samples.read_text().splitlines()))}
+    expected = evaluation.run("pcw", model_path(), [task], 4, limit=5)
+    assert_same_run(without_errors(found), without_errors(expected))
     assert found["config"]["icl"]["contexts_encoded"] == 2
 
 

@@ -6,6 +6,7 @@ Every program here is started as a user starts it: no test uses `tests.processes
 import ast
 import functools
 import importlib.metadata
+import itertools
 import json
 import os
 import re
@@ -441,7 +442,7 @@ def test_what_is_imported_is_declared_and_nothing_else():
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
     users = [extras[name] for name in extras if name not in ("all", "dev", "docs")]
-    requirements = [*project["dependencies"], *(one for extra in users for one in extra)]
+    requirements = itertools.chain(project["dependencies"], *users)
     declared = {plain(re.match(r"[\w.-]+", requirement)[0]) for requirement in requirements}
     # Distributions that are not installed here have the names of their packages.
     known = {

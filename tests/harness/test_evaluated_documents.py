@@ -1,4 +1,5 @@
-"""No document is answered after a demonstration that is that document: what is drawn, chosen and trained on."""
+"""No document is answered after a demonstration that is that document: what is drawn, chosen and
+trained on."""
 
 import json
 import random
@@ -18,7 +19,8 @@ TEST = [{"id": i, "text": f"Question {i} of the test", "label": i % 2} for i in 
 TRAIN = [
     {"id": 100 + i, "text": f"question {i} of the training", "label": i % 2} for i in range(40)
 ]
-# Copies of documents that are evaluated, and that --limit leaves out: with another id, case, and blanks.
+# Copies of documents that are evaluated, and that --limit leaves out: with another id, case, and
+# blanks.
 COPIES = {3: 9, 8: 6, 17: 5, 22: 8, 30: 4}
 for _row, _of in COPIES.items():
     TRAIN[_row] = {"id": 100 + _row, "text": f"  QUESTION {_of}   of the\ttest", "label": _row % 2}
@@ -45,9 +47,8 @@ def config(**changes):
 
 
 def load(how=None, **changes):
-    return evaluation.load_task(
-        config(**changes), **({} if how is None else {"demonstrations": how})
-    )
+    metadata = {} if how is None else {"demonstrations": how}
+    return evaluation.load_task(config(**changes), **metadata)
 
 
 def drawn(task, n, seed):
@@ -61,7 +62,8 @@ def drawn(task, n, seed):
 
 def old(how, n, seed):
     """What was drawn when nothing was replaced."""
-    rnd, rows = random.Random(seed), list(range(len(TRAIN)))
+    rnd = random.Random(seed)
+    rows = list(range(len(TRAIN)))
     if how == "first":
         return rows[:n]
     if how == "random":
@@ -70,52 +72,62 @@ def old(how, n, seed):
     rnd.shuffle(groups)
     for group in groups:
         rnd.shuffle(group)
-    found = []
-    while len(found) < n:
-        for group in groups:
-            if len(found) < n:
-                found.append(group.pop())
-    rnd.shuffle(found)
-    return found
+    picked = []
+    for _ in range(n):
+        group = groups[len(picked) % 2]
+        picked.append(group.pop())
+    rnd.shuffle(picked)
+    return picked
 
 
-@pytest.mark.parametrize("of", ["ours", "lm-eval's"])
+OURS = {"class": ICLTask}
+
+
+@pytest.mark.parametrize("cls", [OURS, {}], ids=["ours", "lm-eval's"])
 @pytest.mark.parametrize("how", ["stratified", "random", "first"])
-def test_only_rows_that_are_evaluated_are_replaced(how, of):
-    task = load(how, **({"class": ICLTask} if of == "ours" else {}))
+def test_only_rows_that_are_evaluated_are_replaced(how, cls):
+    task = load(how, **cls)
     replaced = Counter()
     for seed in SEEDS:
-        before, now = old(how, 6, seed), drawn(task, 6, seed)
+        before = old(how, 6, seed)
+        now = drawn(task, 6, seed)
         for was, row in zip(before, now, strict=True):
-            assert row == was if was not in COPIES else row not in COPIES and row not in before
+            if was in COPIES:
+                assert row not in COPIES
+                assert row not in before
+            else:
+                assert row == was
             if how == "stratified":
                 assert TRAIN[row]["label"] == TRAIN[was]["label"]
-        assert len(set(now)) == 6 and now == drawn(task, 6, seed)
+        assert len(set(now)) == 6
+        assert now == drawn(task, 6, seed)
         replaced[sum(row in COPIES for row in before)] += 1
-    assert how == "first" or replaced[0] > 5 < sum(replaced[count] for count in replaced if count)
     if how == "first":
         assert now == [0, 1, 2, 6, 4, 5]
+    else:
+        assert replaced[0] > 5
+        assert replaced.total() - replaced[0] > 5
 
 
 @pytest.mark.parametrize(
-    ("how", "of", "splits"),
+    ("how", "changes", "says"),
     [
-        ("stratified", "ours", {"fewshot_split": "test"}),
-        ("FILE", "lm-eval's", {"fewshot_split": None}),
+        (
+            "stratified",
+            OURS | {"fewshot_split": "test"},
+            "the demonstrations would come from the documents that",
+        ),
+        ("FILE", {"fewshot_split": None}, "row 1 is also among the doc"),
     ],
 )
-def test_a_pool_that_is_evaluated_is_refused(how, of, splits, tmp_path):
-    """lm-eval itself does not leave the document out where it has to fall back to the test split."""
-    (tmp_path / "rows.json").write_text("[1, 2, 3]")
-    changes = {**splits, "training_split": None, **({"class": ICLTask} if of == "ours" else {})}
-    task = load(str(tmp_path / "rows.json") if how == "FILE" else how, **changes)
+def test_a_pool_that_is_evaluated_is_refused(how, changes, says, tmp_path):
+    """lm-eval itself does not leave the document out where it has to fall back to the test
+    split."""
+    file = tmp_path / "rows.json"
+    file.write_text("[1, 2, 3]")
+    task = load(str(file) if how == "FILE" else how, training_split=None, **changes)
     task.set_config("num_fewshot", 3)
     task.set_fewshot_seed(0)
-    says = (
-        "row 1 is also among the doc"
-        if how == "FILE"
-        else "the demonstrations would come from the documents that"
-    )
     with pytest.raises(InputError, match=f"^lm-eval-icl: task 'toy': demonstrations=.*{says}"):
         task.build_all_requests(limit=1)
 
@@ -155,6 +167,7 @@ def select(how, task, output, *further):
     return json.loads(output.read_text())["tasks"]["toy"]["seeds"]
 
 
+@pytest.mark.usefixtures("own_tasks")
 @pytest.mark.parametrize("how", ["herding", "lens:m=10:l=2:beams=2:iterations=1:dev=6"])
 def test_a_model_chooses_none_of_them(how, tmp_path):
     """The copies are all alike but for a number, and far from the rest."""

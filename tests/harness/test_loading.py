@@ -1,4 +1,5 @@
-"""Arguments of `hf`'s loading do here what they do there: `icl` gives `hf`'s numbers with each of them."""
+"""Arguments of `hf`'s loading do here what they do there: `icl` gives `hf`'s numbers with each of
+them."""
 
 import json
 
@@ -24,20 +25,19 @@ def assert_as_hf(path, tolerance=1e-4, **args):
 
 def layers(*devices):
     """A device for each of the three layers; what is beside them on the CPU."""
-    beside = dict.fromkeys(
-        ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"], "cpu"
-    )
-    return {**beside, **{f"model.layers.{i}": device for i, device in enumerate(devices)}}
+    places = dict.fromkeys(["model.embed_tokens", "model.norm", "model.rotary_emb"], "cpu")
+    places["lm_head"] = "cpu"
+    for i, device in enumerate(devices):
+        places[f"model.layers.{i}"] = device
+    return places
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["icl", "invicl", "batchicl", "deepthink", "ape"])
 def test_layers_on_devices_of_their_own(checkpoint, tmp_path, name):
     """accelerate's hooks move what goes from one device to the next."""
-    path, places = (
-        checkpoint("llama"),
-        {"device_map": layers("cpu", "disk", "disk"), "offload_folder": str(tmp_path)},
-    )
+    path = checkpoint("llama")
+    places = {"device_map": layers("cpu", "disk", "disk"), "offload_folder": str(tmp_path)}
     args = {"parallelize": True, **places}
     assert any(weight.is_meta for weight in ICL(str(path), device="cpu", **args).model.parameters())
     assert run(name, path, **args) == run(name, path)
@@ -48,17 +48,18 @@ def test_layers_on_devices_of_their_own(checkpoint, tmp_path, name):
 )
 def test_adapter(checkpoint, tmp_path, name):
     """As the model into which the adapter was merged."""
-    path, adapter, merged = checkpoint("llama"), tmp_path / "adapter", tmp_path / "merged"
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False
-    )
+    path = checkpoint("llama")
+    adapter = tmp_path / "adapter"
+    merged = tmp_path / "merged"
+    settings = {"task_type": "CAUSAL_LM", "r": 4, "init_lora_weights": False}
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], **settings)
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(path), config)
     model.save_pretrained(adapter)
     tiny.save("llama", merged)  # for its tokenizer
     model.merge_and_unload().save_pretrained(merged)
-    found = run(name, path, peft=str(adapter))
-    evaluation.assert_same(found, run(name, merged), 1e-4)
-    assert found != run(name, path)
+    answers = run(name, path, peft=str(adapter))
+    evaluation.assert_same(answers, run(name, merged), 1e-4)
+    assert answers != run(name, path)
 
 
 def test_code_of_the_checkpoint_s_own(tmp_path):

@@ -1,4 +1,5 @@
-"""What a run records about itself: the digest of its model, and whether its answers were computed."""
+"""What a run records about itself: the digest of its model, and whether its answers were
+computed."""
 
 from __future__ import annotations
 

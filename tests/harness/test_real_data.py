@@ -5,6 +5,7 @@ import contextlib
 import pytest
 from lm_eval.tasks import TaskManager
 
+from lm_eval_icl.harness.plugin import task_dir
 from tests import evaluation
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,8 @@ def _in_hub(hub, monkeypatch):
 @pytest.fixture(scope="module")
 def tasks(hub):
     with contextlib.chdir(hub):
-        return TaskManager().load(["icl_classification", "icl_mmlu", "icl_bbh"])["tasks"]
+        manager = TaskManager(include_defaults=False, include_path=str(task_dir()))
+        return manager.load(["icl_classification", "icl_mmlu", "icl_bbh"])["tasks"]
 
 
 def test_sizes_are_the_papers(tasks):

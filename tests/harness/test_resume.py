@@ -1,6 +1,8 @@
-"""A run with `--use_cache` that is stopped at any moment ends, started again, as if nothing had happened."""
+"""A run with `--use_cache` that is stopped at any moment ends, started again, as if nothing had
+happened."""
 
 import dataclasses
+import itertools
 import json
 import math
 import pickle
@@ -45,7 +47,8 @@ for name, config in zip(
 
 
 def run(path, where, out=None, model="deepthink", **kwargs):
-    """Evaluate in small passes, each stored; write what came out, and how much of it was computed."""
+    """Evaluate in small passes, each stored; write what came out, and how much of it was
+    computed."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     computed = []
@@ -69,7 +72,8 @@ def run(path, where, out=None, model="deepthink", **kwargs):
 
 def stored(where):
     """How many responses are in a cache (and the line that says whose they are)."""
-    return max(0, Path(where).read_bytes().count(b"\n") - 1) if Path(where).exists() else 0
+    path = Path(where)
+    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
 
 
 @pytest.fixture(scope="module")
@@ -83,24 +87,29 @@ def gpt2(tmp_path_factory):
 def undisturbed(gpt2):
     """What a run without a cache finds, and the number of its responses."""
     out = gpt2.parent / "undisturbed.json"
-    assert Process(run, gpt2, None, out).finish()[0] == 0
+    status, _ = Process(run, gpt2, None, out).finish()
+    assert status == 0
     found, _ = json.loads(out.read_text())
-    return found, sum(len(sample["resps"]) for of in found["samples"].values() for sample in of)
+    samples = itertools.chain(*found["samples"].values())
+    return found, sum(len(sample["resps"]) for sample in samples)
 
 
 @pytest.mark.slow
 def test_killed_and_started_again(gpt2, undisturbed, tmp_path):
     """Killed at any moment of computing or writing."""
     expected, total = undisturbed
-    where, out = tmp_path / "c_rank0.jsonl", tmp_path / "out.json"
+    where = tmp_path / "c_rank0.jsonl"
+    out = tmp_path / "out.json"
     process = Process(run, gpt2, tmp_path / "c", out)
     while stored(where) < total // 2:
         assert process.process.is_alive()
         time.sleep(0.001)
     time.sleep(random.uniform(0, 0.004))
     process.kill()
-    assert (before := stored(where)) < total
-    assert Process(run, gpt2, tmp_path / "c", out).finish()[0] == 0
+    before = stored(where)
+    assert before < total
+    status, _ = Process(run, gpt2, tmp_path / "c", out).finish()
+    assert status == 0
     found, computed = json.loads(out.read_text())
     assert_same(found, expected)
     assert computed <= total - before + 1  # the kill may leave an unfinished line
@@ -110,8 +119,9 @@ def assert_same(found, expected):
     """Texts and predictions are equal, log-likelihoods up to rounding: packs are others."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
-        found, expected = [*found.values()], [found and expected[key] for key in found]
-    if isinstance(expected, list):
+        for key, value in expected.items():
+            assert_same(found[key], value)
+    elif isinstance(expected, list):
         for one, other in zip(found, expected, strict=True):
             assert_same(one, other)
     elif isinstance(expected, float):
@@ -140,18 +150,21 @@ def change_weight(path):
 )
 def test_what_is_refused(tmp_path, monkeypatch, change, says):
     """A checkpoint changed in place, and arguments that the prompts do not show."""
-    tiny.save("gpt2", tmp_path / "m")
-    where = str(tmp_path / "c")
-    lm = ICL(str(tmp_path / "m"), device="cpu")
-    ResumableLM(lm, where)
-    ResumableLM(ICL(str(tmp_path / "m"), device="cpu"), where)  # else it proves nothing
+    path = tmp_path / "m"
+    tiny.save("gpt2", path)
+
+    def cached(**args):
+        return ResumableLM(ICL(str(path), device="cpu", **args), str(tmp_path / "c"))
+
+    cached()
+    cached()  # else it proves nothing
     args = change if isinstance(change, dict) else {}
     if callable(change):
-        change(tmp_path / "m")
+        change(path)
     if change == "version":
         monkeypatch.setattr(version, "VERSION", "99")
     with pytest.raises(InputError, match=says):
-        ResumableLM(ICL(str(tmp_path / "m"), device="cpu", **args), where)
+        cached(**args)
 
 
 # What is in the file.
@@ -164,9 +177,8 @@ def test_prompts_cut_otherwise_are_other_prompts():
         FewShotPrompt("", ["ab", "c"], "d"),
     ]
     assert len({*cut}) == 1
-    assert (
-        len({cache.response_key("loglikelihood", (prompt, " e")) for prompt in (*cut, "abcd")}) == 4
-    )
+    keys = {cache.response_key("loglikelihood", (prompt, " e")) for prompt in (*cut, "abcd")}
+    assert len(keys) == 4
 
 
 @pytest.mark.parametrize(
@@ -182,8 +194,8 @@ def test_responses_read_back_to_the_bit(tmp_path, response):
 
 
 def test_nothing_is_unpickled(gpt2, tmp_path, monkeypatch):
-    """lm-eval's own caches are pickles, which may run any code: one of another model stays as it is,
-    and the file that lm-eval opens for our model is removed."""
+    """lm-eval's own caches are pickles, which may run any code: one of another model stays as it
+    is, and the file that lm-eval opens for our model is removed."""
     with SqliteDict(str(tmp_path / "c_rank0.db"), autocommit=True) as theirs:
         theirs["lm-eval-icl"] = "text"
     monkeypatch.setattr(pickle, "loads", None)
@@ -197,22 +209,28 @@ def test_nothing_is_unpickled(gpt2, tmp_path, monkeypatch):
 
 
 def test_a_line_that_was_not_finished_is_computed_again(tmp_path):
-    responses = Responses(str(tmp_path / "c"), {"method": "icl"})
-    responses["a"], responses["b"] = (-1.5, True), "text"
-    whole = (tmp_path / "c").read_bytes()
-    (tmp_path / "c").write_bytes(whole[:-5])
-    again = Responses(str(tmp_path / "c"), {"method": "icl"})
+    file = tmp_path / "c"
+
+    def opened(method="icl"):
+        return Responses(str(file), {"method": method})
+
+    responses = opened()
+    responses["a"] = (-1.5, True)
+    responses["b"] = "text"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-5])
+    again = opened()
     assert again == {"a": (-1.5, True)}
     again["b"] = "text"
-    assert Responses(str(tmp_path / "c"), {"method": "icl"}) == responses
+    assert opened() == responses
     with pytest.raises(InputError, match=r"another run .*method=icl there, pcw here"):
-        Responses(str(tmp_path / "c"), {"method": "pcw"})
-    (tmp_path / "c").write_bytes(whole[:10])  # it ends in the line that says whose it is
-    assert Responses(str(tmp_path / "c"), {"method": "pcw"}) == {}
+        opened("pcw")
+    file.write_bytes(whole[:10])  # it ends in the line that says whose it is
+    assert opened("pcw") == {}
     for content in (b"\x00" * 50, b"[1, 2]\n"):
-        (tmp_path / "c").write_bytes(content)
+        file.write_bytes(content)
         with pytest.raises(InputError, match="was not written by this version"):
-            Responses(str(tmp_path / "c"), {"method": "icl"})
+            opened()
 
 
 def test_sampled_texts_are_not_stored(gpt2, tmp_path):
@@ -224,23 +242,23 @@ def test_sampled_texts_are_not_stored(gpt2, tmp_path):
 
 
 def test_what_was_left_out_is_part_of_the_request(gpt2):
-    """Two documents alike but for an option, which makes one leave out demonstrations: the option they share has two
-    log-likelihoods, and a cache must not take one for the other."""
-    prompt = FewShotPrompt(
-        "", ("a film of some length, good\n\n", "another one, bad\n\n"), "a third, "
-    )
+    """Two documents alike but for an option, which makes one leave out demonstrations: the option
+    they share has two log-likelihoods, and a cache must not take one for the other."""
+    shown = ("a film of some length, good\n\n", "another one, bad\n\n")
+    prompt = FewShotPrompt("", shown, "a third, ")
     long = "bad and worse than all that was ever seen in a house of that kind"
     lm = model_class("icl")(str(gpt2), device="cpu", max_length=60, overflow="drop")
-    instances = [
-        Instance("loglikelihood", {}, (prompt, option), i, metadata=("odd", document, 1))
-        for document, options in enumerate((("good", "bad"), ("good", long)))
-        for i, option in enumerate(options)
-    ]
+    instances = []
+    for document, other in enumerate(("bad", long)):
+        for i, option in enumerate(("good", other)):
+            place = ("odd", document, 1)
+            instances.append(Instance("loglikelihood", {}, (prompt, option), i, metadata=place))
     requests = lm.run.requests(instances)
-    assert requests[0].left_out == requests[1].left_out == () != requests[2].left_out
+    first, second, third, _ = requests
+    assert first.left_out == second.left_out == () != third.left_out
     # As many, but others, or more tokens cut, would be other responses.
-    changes = ({"left_out": (1,)}, {"left_out": (0,)}, {"cut": 3}, {"cut": 4})
-    requests += [dataclasses.replace(requests[0], **change) for change in changes]
+    for change in ({"left_out": (1,)}, {"left_out": (0,)}, {"cut": 3}, {"cut": 4}):
+        requests.append(dataclasses.replace(first, **change))
     assert len({cache.response_key("loglikelihood", request.key) for request in requests}) == 8
 
 
@@ -248,13 +266,11 @@ def test_what_was_left_out_is_part_of_the_request(gpt2):
 
 
 def test_a_second_run_computes_nothing(checkpoint, tmp_path, monkeypatch):
-    def answers(model, **kwargs):
-        return evaluation.answers(model, checkpoint("gpt2"), ["one_token", "generate"], 2, **kwargs)
-
-    where = str(tmp_path / "c")
-    ours = answers("deepthink", use_cache=where)
-    monkeypatch.setattr(
-        scoring, "score_packed", None
-    )  # what would be called if anything were computed
+    path = checkpoint("gpt2")
+    cached = {"use_cache": str(tmp_path / "c")}
+    names = ["one_token", "generate"]
+    ours = evaluation.answers("deepthink", path, names, 2, **cached)
+    # What would be called if anything were computed.
+    monkeypatch.setattr(scoring, "score_packed", None)
     monkeypatch.setattr(continuing, "continue_from", None)
-    assert answers("deepthink", use_cache=where) == ours
+    assert evaluation.answers("deepthink", path, names, 2, **cached) == ours

@@ -28,30 +28,31 @@ def test_a_model_that_changed_between_runs_is_read_anew(checkpoint):
     assert lm.get_model_info()["icl"]["contexts_encoded"] == 1
 
 
-@pytest.mark.parametrize("rope", tiny.slow_but(["longrope"], ["longrope", "dynamic"]))
-def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope):
+@pytest.mark.parametrize(
+    ("rope", "longest", "fits", "refused"),
+    [
+        ("longrope", 1200, (1, 8), (3,)),
+        # It changes with every length, from position 150 on.
+        pytest.param("dynamic", 150, (1,), (3, 8), marks=pytest.mark.slow),
+    ],
+    ids=["longrope", "dynamic"],
+)
+def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope, longest, fits, refused):
     parameters = {"rope_type": rope, "rope_theta": 10000.0, "factor": 8.0}
-    longest = 150  # where "dynamic" looks
     if rope == "longrope":
-        parameters |= {
-            "short_factor": [1.0] * 6,
-            "long_factor": [4.0] * 6,
-            "original_max_position_embeddings": 150,
-        }
-        longest = 1200
+        parameters["short_factor"] = [1.0] * 6
+        parameters["long_factor"] = [4.0] * 6
+        parameters["original_max_position_embeddings"] = 150
     tiny.save("llama", tmp_path, rope_parameters=parameters, max_position_embeddings=longest)
-    names, args = ["one_token", "many_tokens"], {"max_length": 1200}
-    fits, refused = (
-        ((1, 8), (3,)) if rope == "longrope" else ((1,), (3, 8))
-    )  # "dynamic" changes with every length
+    names = ["one_token", "many_tokens"]
+    args = {"max_length": 1200}
     for shots in refused:
         with pytest.raises(InputError, match="cross position 150"):
             evaluation.run("icl", tmp_path, names, shots, args=args | {"overflow": "error"})
     for shots in fits:  # all on one side, as hf
         theirs = evaluation.answers("hf", tmp_path, names, shots, batch_size=1, args=args)
-        evaluation.assert_same(
-            evaluation.answers("icl", tmp_path, names, shots, args=args), theirs, 1e-4
-        )
+        ours = evaluation.answers("icl", tmp_path, names, shots, args=args)
+        evaluation.assert_same(ours, theirs, 1e-4)
 
 
 def test_what_documents_cannot_show_is_said(checkpoint, caplog):
@@ -59,7 +60,7 @@ def test_what_documents_cannot_show_is_said(checkpoint, caplog):
 
     def warned(limit, **config):
         caplog.clear()
-        task = evaluation.task("t", **evaluation.CHOICE, doc_to_choice=["a", "b"], **config)
+        task = evaluation.choice("t", "a", "b", **config)
         with caplog.at_level("WARNING"):
             evaluation.run("icl", checkpoint("gpt2"), [task], 2, limit=limit)
         return [line for line in caplog.messages if "documents" in line]

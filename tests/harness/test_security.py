@@ -1,4 +1,5 @@
-"""Nothing of ours asks the network, and no code of a checkpoint runs unless asked for (`test_bad_input.py`)."""
+"""Nothing of ours asks the network, and no code of a checkpoint runs unless asked for
+(`test_bad_input.py`)."""
 
 import os
 import subprocess
@@ -21,8 +22,9 @@ import lm_eval, logging
 from lm_eval.tasks import TaskManager
 from lm_eval_icl.smoke import demo
 from lm_eval_icl.harness.plugin import task_dir
-lm_eval.simple_evaluate(model="icl", model_args={"pretrained": str(demo.model_path())}, tasks=["icl_demo_short"],
-                        task_manager=TaskManager(include_defaults=False, include_path=str(task_dir() / "demo")),
+demo_tasks = TaskManager(include_defaults=False, include_path=str(task_dir() / "demo"))
+lm_eval.simple_evaluate(model="icl", model_args={"pretrained": str(demo.model_path())},
+                        tasks=["icl_demo_short"], task_manager=demo_tasks,
                         limit=1, device="cpu", bootstrap_iters=0)
 """
 COMMAND = "import sys; sys.argv = ['lm-eval-icl', *{!r}]; from lm_eval_icl.cli import main; main()"
@@ -42,5 +44,6 @@ def test_no_network(tmp_path):
     """An evaluation and our own commands, in one process. (The guard sees who does ask.)"""
     code = [EVALUATE, COMMAND.format(["show", "invicl"]), COMMAND.format(["smoke", "--limit", "1"])]
     assert tried("\n".join(code), tmp_path) == "tried []"
-    code = "import urllib.request\ntry: urllib.request.urlopen('http://127.0.0.1:9')\nexcept OSError: pass"
+    code = "import urllib.request\ntry: urllib.request.urlopen('http://127.0.0.1:9')\n"
+    code += "except OSError: pass"
     assert "socket.getaddrinfo" in tried(code, tmp_path)

@@ -29,18 +29,17 @@ def label(doc):
 
 
 def sampled(how, n, seed=1):
-    return [
-        POOL[row]
-        for row in draw(POOL, n, how, label, lambda doc: False, Random(seed), "task", seed)[0]
-    ]
+    rows, _ = draw(POOL, n, how, label, lambda doc: False, Random(seed), "task", seed)
+    return [POOL[row] for row in rows]
 
 
 @given(n=st.integers(0, 30), seed=st.integers(0, 1000))
 def test_stratified_counts_differ_by_one_at_most(n, seed):
     drawn = stratified(POOL, n, label, Random(seed))
     assert len({doc["text"] for doc in drawn}) == n
-    counts = Counter(doc["label"] for doc in drawn)
-    assert max(counts.values(), default=0) - min((counts[i] for i in range(3)), default=0) <= 1
+    counts = Counter(range(3))  # one more of each, also of labels that were not drawn
+    counts.update(doc["label"] for doc in drawn)
+    assert max(counts.values()) - min(counts.values()) <= 1
 
 
 @pytest.mark.parametrize("how", ["stratified", "random"])
@@ -48,14 +47,16 @@ def test_a_seed_has_one_draw(how):
     """With its order: a stratified draw does not come label by label."""
     assert sampled(how, 8) == sampled(how, 8)
     assert any(sampled(how, 8, seed) != sampled(how, 8) for seed in range(2, 6))
-    assert len({tuple(doc["label"] for doc in sampled(how, 6, seed)) for seed in range(20)}) > 5
+    orders_of_labels = set()
+    for seed in range(20):
+        orders_of_labels.add(tuple(doc["label"] for doc in sampled(how, 6, seed)))
+    assert len(orders_of_labels) > 5
 
 
 def test_first_and_more_than_there_are():
     assert sampled("first", 4) == POOL[:4]
-    with pytest.raises(
-        InputError, match="31 demonstrations are asked for, and the pool has 30 rows: lower"
-    ):
+    says = "31 demonstrations are asked for, and the pool has 30 rows: lower"
+    with pytest.raises(InputError, match=says):
         sampled("random", 31)
 
 
@@ -83,68 +84,73 @@ def test_files_that_cannot_be_used(tmp_path, content, n, says):
         sampled(str(path), n)
 
 
+OWN = evaluation.choice("own", "a", "b")
+
+
+def load(name, **metadata):
+    if name == "own":
+        return evaluation.load_task(OWN, **metadata)
+    folder = task_dir() / "demo"
+    manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
+    return manager.load([name])["tasks"][name]
+
+
+def texts_of(task):
+    return [as_json(doc) for doc in task.eval_docs]
+
+
 @pytest.mark.parametrize("name", ["icl_demo_short", "own"])
 def test_documents_in_the_order_of_a_seed(name):
-    """All of them, the same for every seed of the demonstrations, in our tasks and in lm-eval's own."""
-
-    def load(**metadata):
-        if name == "own":
-            return evaluation.load_task(
-                evaluation.task(name, **evaluation.CHOICE, doc_to_choice=["a", "b"]), **metadata
-            )
-        manager = TaskManager(
-            include_path=task_dir() / "demo", include_defaults=False, metadata=metadata
-        )
-        return manager.load([name])["tasks"][name]
-
-    plain, first, again, other = (
-        load(**metadata) for metadata in ({}, {"shuffle": 0}, {"shuffle": 0}, {"shuffle": 1})
-    )
-    rows, *shuffled = (
-        [as_json(doc) for doc in task.eval_docs] for task in (plain, first, again, other)
-    )
-    assert sorted(rows) == sorted(shuffled[0]) == sorted(shuffled[2])
-    assert shuffled[0] == shuffled[1] == Random(0).sample(rows, len(rows)) != shuffled[2] != rows
-    assert list(plain.fewshot_docs()) == list(first.fewshot_docs())
+    """All of them, the same for every seed of the demonstrations, in our tasks and in lm-eval's
+    own."""
+    plain = load(name)
+    shuffled = load(name, shuffle=0)
+    rows = texts_of(plain)
+    first = texts_of(shuffled)
+    other = texts_of(load(name, shuffle=1))
+    assert sorted(rows) == sorted(first) == sorted(other)
+    assert first == texts_of(load(name, shuffle=0))
+    assert first == Random(0).sample(rows, len(rows))
+    assert first != other
+    assert other != rows
+    assert list(plain.fewshot_docs()) == list(shuffled.fewshot_docs())
     with pytest.raises(InputError, match=r"shuffle=-1: must be a whole number, 0 or more\."):
-        load(shuffle=-1)
+        load(name, shuffle=-1)
 
 
 def test_texts_in_a_document():
     """However deep. The letters that options are listed by stay."""
-    doc = {
-        "q": "one",
-        "n": 3,
-        "c": {"text": ["two", "", ("three",)], "label": ["A", "B"]},
-        "none": None,
-        "empty": [],
-    }
+    doc = {"q": "one", "n": 3, "none": None, "empty": []}
+    doc["c"] = {"text": ["two", "", ("three",)], "label": ["A", "B"]}
     assert texts_in(doc) == ["one", "two", "", "three"]
-    free = {
-        "q": "X",
-        "n": 3,
-        "c": {"text": ["X", "X", ["X"]], "label": ["A", "B"]},
-        "none": None,
-        "empty": [],
-    }
+    free = {"q": "X", "n": 3, "none": None, "empty": []}
+    free["c"] = {"text": ["X", "X", ["X"]], "label": ["A", "B"]}
     assert with_texts(doc, lambda _: "X") == free
 
 
-def test_bbh_cloze():
-    rows = [
-        {"input": "Which?\nOptions:\n(A) x y\n(B) z", "target": "(B)"},
-        {"input": "Is it?\nOptions:\n- valid \n- invalid", "target": "valid"},
-        {"input": "not True is", "target": "False"},
-    ]
-    assert bbh_cloze(rows, ["False", "True"]) == [
-        {"question": "Which?", "choices": ["x y", "z"], "answer": 1},
-        {"question": "Is it?", "choices": ["valid", "invalid"], "answer": 0},
-        {"question": "not True is", "choices": ["False", "True"], "answer": 0},
-    ]
-    # Documents with another number of options than most are left out.
-    rows = [{"input": f"{i}\nOptions:\n(A) x\n(B) y", "target": "(A)"} for i in range(3)]
-    rows.append({"input": "odd\nOptions:\n(A) x\n(B) y\n(C) z", "target": "(C)"})
-    assert len(bbh_docs(Dataset.from_list(rows))) == 3
+@pytest.mark.parametrize(
+    ("text", "target", "document"),
+    [
+        (
+            "Which?\nOptions:\n(A) x y\n(B) z",
+            "(B)",
+            {"question": "Which?", "choices": ["x y", "z"], "answer": 1},
+        ),
+        (
+            "Is it?\nOptions:\n- valid \n- invalid",
+            "valid",
+            {"question": "Is it?", "choices": ["valid", "invalid"], "answer": 0},
+        ),
+        (
+            "not True is",
+            "False",
+            {"question": "not True is", "choices": ["False", "True"], "answer": 0},
+        ),
+    ],
+    ids=["letters", "words", "no list"],
+)
+def test_bbh_cloze(text, target, document):
+    assert bbh_cloze([{"input": text, "target": target}], ["False", "True"]) == [document]
 
 
 class Loader(yaml.BaseLoader):
@@ -159,109 +165,132 @@ def names(pattern):
         yield path, yaml.load(path.read_text(), Loader=Loader)
 
 
+def test_documents_with_another_number_of_options_than_most_are_left_out():
+    rows = [{"input": f"{i}\nOptions:\n(A) x\n(B) y", "target": "(A)"} for i in range(3)]
+    rows.append({"input": "odd\nOptions:\n(A) x\n(B) y\n(C) z", "target": "(C)"})
+    assert len(bbh_docs(Dataset.from_list(rows))) == 3
+
+
+CLASSIFICATION = ["icl_sst2", "icl_sst5", "icl_mr", "icl_trec", "icl_agnews"]
+
+
 def test_every_task_and_group_that_is_promised():
     """Each task of BBH has three demonstrations, with their answers among the options."""
     bbh = []
     for path, config in names("bbh/icl_bbh_*.yaml"):
-        bbh += [path.stem] if "task" in config else []
+        if "task" in config:
+            bbh.append(path.stem)
         samples = config["fewshot_config"]["samples"]
-        assert [0 <= int(sample["answer"]) < len(sample["choices"]) for sample in samples] == [
-            True
-        ] * 3, path
+        assert len(samples) == 3, path
+        for sample in samples:
+            assert 0 <= int(sample["answer"]) < len(sample["choices"]), path
     mmlu = [path.stem for path, config in names("mmlu/icl_mmlu_*.yaml") if "dataset_name" in config]
-    assert (len(bbh), len(mmlu)) == (22, 57)
-    groups = {
-        config["group"]: config["task"] for _, config in names("*/*.yaml") if "group" in config
-    }
+    assert len(bbh) == 22
+    assert len(mmlu) == 57
+    groups = {}
+    for _, config in names("*/*.yaml"):
+        if "group" in config:
+            groups[config["group"]] = config["task"]
     assert len(groups["icl_mmlu"]) == 4
-    members = [name for group in groups["icl_mmlu"] for name in groups[group]]
+    members = []
+    for group in groups["icl_mmlu"]:
+        members += groups[group]
     assert sorted(members) == sorted(mmlu)
     assert sorted(groups["icl_bbh"]) == sorted(bbh)
-    assert groups["icl_classification"] == [
-        "icl_sst2",
-        "icl_sst5",
-        "icl_mr",
-        "icl_trec",
-        "icl_agnews",
-    ]
+    assert groups["icl_classification"] == CLASSIFICATION
 
 
 def test_generated_files_are_up_to_date(tmp_path):
-    made = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts/make_task_configs.py"))
-    made["main"].__globals__["OUT"] = tmp_path
-    made["main"]()
-    written = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml"))
+    script = Path(__file__).resolve().parents[2] / "scripts/make_task_configs.py"
+    main = runpy.run_path(str(script))["main"]
+    main.__globals__["OUT"] = tmp_path
+    main()
+    written = [path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml")]
     assert len(written) == 2 * (57 + 5) + 22 + 1 + 2 * 3 + 132
     for path in written:
         assert (task_dir() / path).read_text() == (tmp_path / path).read_text(), path
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "query", "answer"),
-    [
-        ("rte", {"sentence1": "Rain fell. ", "sentence2": "It was dry.", "label": 1},
-         "Premise:Rain fell.\nHypothesis:It was dry.\nAnswer:", "↓"),
-        ("mrpc", {"sentence1": "It rained .", "sentence2": "Rain fell .", "label": 1},
-         "Sentence 1:It rained .\nSentence 2:Rain fell .\nAnswer:", "→"),
-        ("qnli", {"question": "When was it?", "sentence": "It was in 1948.", "label": 0},
-         "Question:When was it?\nParagraph:It was in 1948.\nAnswer:", "↑"),
-    ],
-)  # fmt: skip
-def test_pairs_of_sentences_as_batch_icl_writes_them(name, row, query, answer):
-    """As in the rows and `format_example` of github.com/Cardinalere/Batch-ICL, where ↑ is entailment, → equivalence."""
-    rows = [{**row, "label": label, "idx": i} for i, label in enumerate([row["label"], 0, 1, 0, 1])]
-    for end, before in (("", ""), ("_instruction", "arrow")):
-        config = load_yaml(task_dir() / f"classification/icl_{name}{end}.yaml")
-        assert (config.pop("dataset_path"), config.pop("dataset_name")) == ("nyu-mll/glue", name)
-        document = {
-            name: f"{value} Or not." if isinstance(value, str) else value
-            for name, value in rows[0].items()
-        }
-        data = {"validation": Dataset.from_list([document]), "train": Dataset.from_list(rows[1:])}
-        task = evaluation.load_task(
-            {**config, "custom_dataset": lambda data=data, **_: DatasetDict(data)}
-        )
-        assert task.doc_to_text(rows[0]) == query
-        assert task.doc_to_choice(rows[0])[task.doc_to_target(rows[0])] == answer
-        prompt = task.fewshot_context(document, 4)
-        task.build_all_requests(limit=1)
-        assert {request.args[1] for request in task.instances} == set(task.doc_to_choice(rows[0]))
-        assert prompt.endswith(f"\n\n{task.doc_to_text(document)}") and prompt.count(
-            "\n\n"
-        ) == 4 + bool(before)
-        assert f"{query}{answer}\n\n" in prompt  # a demonstration
+PAIRS = [
+    (
+        "rte",
+        {"sentence1": "Rain fell. ", "sentence2": "It was dry.", "label": 1},
+        "Premise:Rain fell.\nHypothesis:It was dry.\nAnswer:",
+        "↓",
+    ),
+    (
+        "mrpc",
+        {"sentence1": "It rained .", "sentence2": "Rain fell .", "label": 1},
+        "Sentence 1:It rained .\nSentence 2:Rain fell .\nAnswer:",
+        "→",
+    ),
+    (
+        "qnli",
+        {"question": "When was it?", "sentence": "It was in 1948.", "label": 0},
+        "Question:When was it?\nParagraph:It was in 1948.\nAnswer:",
+        "↑",
+    ),
+]
 
 
-INTENTS = {
-    "icl_banking77": ("label", 77),
-    "icl_clinc150": ("intent", 150),
-    "icl_trec_fine": ("fine_label", 50),
-}
+@pytest.mark.parametrize(("end", "instructions"), [("", 0), ("_instruction", 1)])
+@pytest.mark.parametrize(("name", "row", "query", "answer"), PAIRS, ids=["rte", "mrpc", "qnli"])
+def test_pairs_of_sentences_as_batch_icl_writes_them(name, row, query, answer, end, instructions):
+    """As in the rows and `format_example` of github.com/Cardinalere/Batch-ICL, where ↑ is
+    entailment, → equivalence."""
+    config = load_yaml(task_dir() / f"classification/icl_{name}{end}.yaml")
+    assert config.pop("dataset_path") == "nyu-mll/glue"
+    assert config.pop("dataset_name") == name
+    row = {**row, "idx": 0}
+    document = dict(row)
+    for field, value in row.items():
+        if isinstance(value, str):
+            document[field] = f"{value} Or not."
+    train = [{**row, "label": label, "idx": i} for i, label in enumerate([0, 1, 0, 1], start=1)]
+    task = of_rows(config, validation=Dataset.from_list([document]), train=Dataset.from_list(train))
+    options = task.doc_to_choice(row)
+    assert task.doc_to_text(row) == query
+    assert options[task.doc_to_target(row)] == answer
+    prompt = task.fewshot_context(document, 4)
+    task.build_all_requests(limit=1)
+    assert {request.args[1] for request in task.instances} == set(options)
+    assert prompt.endswith(f"\n\n{task.doc_to_text(document)}")
+    assert prompt.count("\n\n") == 4 + instructions
+    assert f"{query}{answer}\n\n" in prompt  # a demonstration
+
+
+INTENTS = [("icl_banking77", "label", 77), ("icl_clinc150", "intent", 150)]
+
+
+INTENTS.append(("icl_trec_fine", "fine_label", 50))
+
+
+def of_rows(config, **splits):
+    """The task of a configuration over these rows."""
+    return evaluation.load_task({**config, "custom_dataset": lambda **_: DatasetDict(splits)})
 
 
 def many_labels(name, column, count):
     """The task on made rows of the data set's columns."""
     path = task_dir() / "classification" / f"{name}.yaml"
     config = load_yaml(path, resolve_func=True)
-    of_classes = [*(config.get("words") or ()), *(f"class_{i}" for i in range(count))][:count]
-    of_classes += config.get("without", [])
+    of_classes = list(config.get("words") or ())
+    of_classes += [f"class_{i}" for i in range(count - len(of_classes))]
+    of_classes = of_classes[:count] + config.get("without", [])
+    n = len(of_classes)
     features = Features({"text": Value("string"), column: ClassLabel(names=of_classes)})
-    numbers = range(3 * len(of_classes))
-    data = {
-        split: Dataset.from_list(
-            [{"text": f"  {split} {i} ", column: i % len(of_classes)} for i in numbers], features
-        )
-        for split in ("train", "test")
-    }
-    return evaluation.load_task(
-        {**config, "custom_dataset": lambda **_: DatasetDict(data)}
-    ), of_classes
+
+    def rows(split):
+        made = [{"text": f"  {split} {i} ", column: i % n} for i in range(3 * n)]
+        return Dataset.from_list(made, features)
+
+    return of_rows(config, train=rows("train"), test=rows("test")), of_classes
 
 
-@pytest.mark.parametrize("name", INTENTS)
-def test_tasks_with_many_labels(name):
-    """The options are the names of the classes in words, and a class that is no option has no documents."""
-    column, count = INTENTS[name]
+@pytest.mark.parametrize(("name", "column", "count"), INTENTS)
+def test_tasks_with_many_labels(name, column, count):
+    """The options are the names of the classes in words, and a class that is no option has no
+    documents."""
     task, of_classes = many_labels(name, column, count)
     options = task.doc_to_choice(task.eval_docs[0])
     assert len(options) == len(set(options)) == count == task.config.num_fewshot
@@ -273,7 +302,7 @@ def test_tasks_with_many_labels(name):
     drawn = task.sampler.sample(count)
     assert len({doc["answer"] for doc in drawn}) == count  # one of each
     prompt = task.fewshot_context(task.eval_docs[0], count)
-    assert prompt.startswith(
-        f"Query: {drawn[0]['text'].strip()}\nIntent: {drawn[0]['answer']}\n\nQuery: "
-    )
+    first = drawn[0]
+    demonstration = f"Query: {first['text'].strip()}\nIntent: {first['answer']}"
+    assert prompt.startswith(f"{demonstration}\n\nQuery: ")
     assert prompt.endswith("\n\nQuery: test 0\nIntent:")

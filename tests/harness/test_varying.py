@@ -1,8 +1,8 @@
 """Demonstrations with other labels, and prompts in other formats, in runs of every model."""
 
-import itertools
 import json
 import re
+from collections import Counter
 
 import pytest
 
@@ -18,65 +18,70 @@ REVIEW = Template("Review: {{text.strip()}}\nSentiment:", " ", "\n\n")
 
 def shown(results, name="many_tokens"):
     """By a prompt's demonstration, its label; from the prompts of all documents."""
-    prompts = [sample["arguments"][0][0] for sample in results["samples"][name]]
-    found = {}
-    for prompt in prompts:
+    labels = {}
+    for sample in results["samples"][name]:
+        prompt, _ = sample["arguments"][0]
         for turn in prompt.split("\n\nReview: ")[:-1]:
             text, _, label = turn.rpartition("\nSentiment: ")
-            assert found.setdefault(text.removeprefix("Review: "), label) == label
-    return found
+            text = text.removeprefix("Review: ")
+            assert labels.setdefault(text, label) == label
+    return labels
 
 
 def test_the_same_labels_under_every_model(checkpoint):
     """At the rate that was asked for, recorded, and nothing else of a prompt changes."""
-    path, runs = checkpoint("gpt2"), {}
-    own = shown(evaluation.run("icl", path, ["many_tokens"], 12))
+    path = checkpoint("gpt2")
+    names = ["many_tokens"]
+    flipped = {"labels": "flipped:0.5"}
+
+    def run(model, seed):
+        return evaluation.run(model, path, names, 12, metadata=flipped, fewshot_random_seed=seed)
+
+    own = shown(evaluation.run("icl", path, names, 12))
     assert own == {doc["text"]: OPTIONS[doc["label"]] for doc in evaluation.documents(12, 50)}
-    for key in itertools.product(("hf", "icl", "pcw"), (0, 1)):
-        seed = {"fewshot_random_seed": key[1]}
-        runs[key] = evaluation.run(
-            key[0], path, ["many_tokens"], 12, metadata={"labels": "flipped:0.5"}, **seed
-        )
-    labels = {key: shown(results) for key, results in runs.items()}
-    assert (
-        labels["hf", 0]
-        == labels["icl", 0]
-        == labels["pcw", 0]
-        != labels["icl", 1]
-        == labels["hf", 1]
-    )
-    changed = sum(labels["hf", 0][text] != label for text, label in own.items())
-    said = runs["pcw", 0]["configs"]["many_tokens"]["metadata"]
-    assert said["labels"] == "flipped:0.5" and said["relabeled"] == {
-        "demonstrations": 12,
-        "changed": changed,
-    }
-    assert (
-        2 <= changed <= 10
-        and labels["hf", 0].keys() == own.keys()
-        and set(labels["hf", 0].values()) <= {*OPTIONS}
-    )
-    recorded = json.loads(json.dumps(runs["icl", 0], default=str))
+    results = run("pcw", 0)
+    labels = shown(results)
+    with_other_seed = run("icl", 1)
+    assert labels == shown(run("hf", 0)) == shown(run("icl", 0))
+    assert labels != shown(with_other_seed) == shown(run("hf", 1)) == shown(run("pcw", 1))
+    assert labels.keys() == own.keys()
+    assert set(labels.values()) <= {*OPTIONS}
+    changed = sum(labels[text] != label for text, label in own.items())
+    assert 2 <= changed <= 10
+    said = results["configs"]["many_tokens"]["metadata"]
+    assert said["labels"] == "flipped:0.5"
+    assert said["relabeled"] == {"demonstrations": 12, "changed": changed}
+    recorded = json.loads(json.dumps(results, default=str))
     assert fields_of(recorded, "many_tokens").setting["labels"] == "flipped:0.5"
+
+
+def relabeled(how, n):
+    """The labels of so many rows, each of label 2 of five."""
+    drawn = read(how)
+    return [drawn.label(2, 5, f"row {number}") for number in range(n)]
 
 
 @pytest.mark.parametrize(
     ("how", "share"), [("flipped:0.25", 0.25), ("flipped:1", 1), ("random", 0.8)]
 )
 def test_the_rate_of_other_labels(how, share):
-    """What is flipped with a probability is so with a higher one."""
-    labels = [read(how).label(2, 5, f"row {n}") for n in range(20_000)]
-    assert all(abs(labels.count(label) / 20_000 - share / 4) < 0.01 for label in (0, 1, 3, 4))
-    assert abs(labels.count(2) / 20_000 - (1 - share)) < 0.01
-    fewer = [read("flipped:0.2").label(2, 5, f"row {n}") for n in range(1000)]
-    assert how == "random" or all(a in (2, b) for a, b in zip(fewer, labels, strict=False))
+    counts = Counter(relabeled(how, 20_000))
+    assert counts[2] / 20_000 == pytest.approx(1 - share, abs=0.01)
+    for label in (0, 1, 3, 4):
+        assert counts[label] / 20_000 == pytest.approx(share / 4, abs=0.01)
+
+
+@pytest.mark.parametrize("how", ["flipped:0.25", "flipped:1"])
+def test_what_is_flipped_with_a_probability_is_so_with_a_higher_one(how):
+    fewer = relabeled("flipped:0.2", 1000)
+    for label, with_more in zip(fewer, relabeled(how, 1000), strict=True):
+        assert label in (2, with_more)
 
 
 def test_ten_formats_of_a_template():
     """Read by a person: plausible, all different, and the same whenever they are asked for."""
-    made = [format_of(REVIEW, number) for number in range(11)]
-    assert made[0] is None
-    forms = [each.of(REVIEW) for each in made[1:]]
+    assert format_of(REVIEW, 0) is None
+    forms = [format_of(REVIEW, number).of(REVIEW) for number in range(1, 11)]
     assert len({REVIEW, *forms}) == 11
     assert forms[:3] == [
         Template("REVIEW - {{text.strip()}} -- SENTIMENT -", " ", "\n\n\n"),
@@ -84,11 +89,9 @@ def test_ten_formats_of_a_template():
         Template("REVIEW:\n{{text.strip()}} SENTIMENT:", "\n", "\n\n"),
     ]
     for form in forms:
-        names = re.sub(r"\{\{.*?\}\}", "", form.text)
-        assert (
-            re.sub(r"[^a-z]", "", names.lower()) == "reviewsentiment"
-            and "{{text.strip()}}" in form.text
-        )
+        assert "{{text.strip()}}" in form.text
+        names = re.sub(r"\{\{.*?\}\}", "", form.text).lower()
+        assert re.sub(r"[^a-z]", "", names) == "reviewsentiment"
         assert form.between.strip(" ") != "\n" or "\n" not in form.text + form.before_answer
 
 
@@ -102,48 +105,44 @@ def test_options_keep_their_letters():
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_run_in_a_format(checkpoint, number):
     """What the model is asked is in the format; the task, the texts and the options are its own."""
-    path, metadata = checkpoint("gpt2"), {"format": number}
-    results = {
-        model: evaluation.run(model, path, ["many_tokens"], 2, metadata=metadata)
-        for model in ("hf", "icl")
-    }
-    plain = evaluation.run("icl", path, ["many_tokens"], 2)
-    evaluation.assert_same(
-        evaluation.responses(results["icl"]), evaluation.responses(results["hf"]), 1e-4
+    path = checkpoint("gpt2")
+    name = "many_tokens"
+    in_format, of_hf = (
+        evaluation.run(model, path, [name], 2, metadata={"format": number})
+        for model in ("icl", "hf")
     )
-    own = Template(evaluation.TASKS["many_tokens"]["doc_to_text"], " ", "\n\n")
+    plain = evaluation.run("icl", path, [name], 2)
+    evaluation.assert_same(evaluation.responses(in_format), evaluation.responses(of_hf), 1e-4)
+    own = Template(evaluation.TASKS[name]["doc_to_text"], " ", "\n\n")
     form = format_of(own, number).of(own)
-    docs = evaluation.documents(2, 50)
-    turns = [
-        form.text.replace("{{text}}", doc["text"]) + form.before_answer + OPTIONS[doc["label"]]
-        for doc in docs
-    ]
-    query = form.text.replace("{{text}}", evaluation.documents(1, 0)[0]["text"])
-    sample = results["icl"]["samples"]["many_tokens"][0]
-    assert [continuation for _, continuation in sample["arguments"]] == [
-        form.before_answer + o for o in OPTIONS
-    ]
-    assert sample["arguments"][0][0] == form.between.join([*turns, query])
+
+    def query(doc):
+        return form.text.replace("{{text}}", doc["text"])
+
+    turns = []
+    for doc in evaluation.documents(2, 50):
+        turns.append(query(doc) + form.before_answer + OPTIONS[doc["label"]])
+    turns.append(query(evaluation.documents(1, 0)[0]))
+    expected = form.between.join(turns)
+    arguments = in_format["samples"][name][0]["arguments"]
+    assert arguments == [(expected, form.before_answer + option) for option in OPTIONS]
     # On a board it is the same column.
-    both = [json.loads(json.dumps(of, default=str)) for of in (plain, results["icl"])]
-    first, second = (fields_of(of, "many_tokens") for of in both)
-    assert first.column == second.column and first.format != second.format
+    first = fields_of(json.loads(json.dumps(plain, default=str)), name)
+    second = fields_of(json.loads(json.dumps(in_format, default=str)), name)
+    assert first.column == second.column
+    assert first.format != second.format
+
+
+OF_LABELS = "labels are changed only in tasks with"
+OF_FORMATS = "the template '{{text}}' has no line `Field: val"
 
 
 @pytest.mark.parametrize(
     ("name", "metadata", "says"),
     [
         ("many_tokens", {"labels": "flipped"}, "labels=flipped: must be random, or flipped:P"),
-        (
-            "generate",
-            {"labels": "random"},
-            "task 'generate': labels=random: labels are changed only in tasks with",
-        ),
-        (
-            "likelihood",
-            {"format": 2},
-            "task 'likelihood': format=2: the template '{{text}}' has no line `Field: val",
-        ),
+        ("generate", {"labels": "random"}, f"task 'generate': labels=random: {OF_LABELS}"),
+        ("likelihood", {"format": 2}, f"task 'likelihood': format=2: {OF_FORMATS}"),
         ("many_tokens", {"format": -1}, "format=-1"),
         ("many_tokens", {"format": 1, "demonstrations": "herding"}, "choose them first"),
     ],

@@ -24,12 +24,12 @@ X = torch.cat(
 )
 def test_it_is_the_same_function(name, dtype, error):
     module = ACT2FN[name]
-    expected, before = module(X.to(dtype)), dict(vars(module))
+    x = X.to(dtype)
+    expected = module(x)
+    before = dict(vars(module))
     with fused_gelu(module):
         assert "forward" in vars(module)
-        torch.testing.assert_close(
-            module(X.to(dtype)), expected, rtol=error, atol=error, equal_nan=True
-        )
+        torch.testing.assert_close(module(x), expected, rtol=error, atol=error, equal_nan=True)
     assert dict(vars(module)) == before
 
 

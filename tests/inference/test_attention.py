@@ -32,15 +32,24 @@ THREE = OfPackedRow(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]
 @pytest.fixture
 def divided(monkeypatch):
     """Three tokens at a time; returns how many layers' attention was divided."""
-    count, repeat = [0], attention.repeat_kv
+    calls = []
+    repeat = attention.repeat_kv
 
     def counting(states, groups):
-        count[0] += 1
+        calls.append(groups)
         return repeat(states, groups)
 
     monkeypatch.setattr(attention, "ROW_TOKENS", 3)
     monkeypatch.setattr(attention, "repeat_kv", counting)
-    return lambda: count[0] // 2
+    return lambda: len(calls) // 2  # keys and values
+
+
+def logprobs(scores):
+    return [logprob for logprob, _ in scores]
+
+
+def greedy_flags(scores):
+    return [greedy for _, greedy in scores]
 
 
 @pytest.mark.parametrize(
@@ -59,14 +68,12 @@ def test_scores_are_those_under_the_whole_mask(name, divided, monkeypatch):
     model = tiny.build(name, torch.float64)
     memory = Memory(causal_pass(model, CONTEXT), CONTEXT, len(CONTEXT))
     scores = scoring.score_packed(model, [(memory, PAIRS)], torch.float64)
-    layers = model.config.num_hidden_layers
-    assert divided() == (layers if model.config._attn_implementation == "sdpa" else 0)
+    can_be_divided = model.config._attn_implementation == "sdpa"
+    assert divided() == (model.config.num_hidden_layers if can_be_divided else 0)
     monkeypatch.setattr(scoring, "attention_by", lambda attention: nullcontext())
     whole = scoring.score_packed(model, [(memory, PAIRS)], torch.float64)
-    assert [greedy for _, greedy in scores] == [greedy for _, greedy in whole]
-    assert [score for score, _ in scores] == pytest.approx(
-        [score for score, _ in whole], abs=1e-12, rel=0
-    )
+    assert greedy_flags(scores) == greedy_flags(whole)
+    assert logprobs(scores) == pytest.approx(logprobs(whole), abs=1e-12, rel=0)
 
 
 @settings(deadline=None)
@@ -78,29 +85,28 @@ def test_scores_are_those_under_the_whole_mask(name, divided, monkeypatch):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_any_tree_after_any_memory(parents, entries, heads, scaling, seed):
-    n, generator = len(parents), torch.Generator().manual_seed(seed)
+    n = len(parents)
+    of_queries, of_keys = heads
+    generator = torch.Generator().manual_seed(seed)
     sees = torch.eye(n, dtype=torch.bool)
     for node, parent in enumerate(parents):
         if node and parent >= 0:
             sees[node] |= sees[parent % node]
-    mask = additive(
-        torch.cat([torch.ones(n, entries, dtype=torch.bool), sees], dim=1), torch.float64
-    )[None, None]
+    whole = torch.cat([torch.ones(n, entries, dtype=torch.bool), sees], dim=1)
+    mask = additive(whole, torch.float64)[None, None]
     module = nn.Module()
-    module.num_key_value_groups = heads[0] // heads[1]
-    query = torch.randn(1, heads[0], n, 8, dtype=torch.float64, generator=generator)
+    module.num_key_value_groups = of_queries // of_keys
+    query = torch.randn(1, of_queries, n, 8, dtype=torch.float64, generator=generator)
     # Far from each other: what the memory and the row weigh differs by orders of magnitude.
-    key, value = 9 * torch.randn(
-        2, 1, heads[1], entries + n, 8, dtype=torch.float64, generator=generator
-    )
+    shape = (2, 1, of_keys, entries + n, 8)
+    key, value = 9 * torch.randn(shape, dtype=torch.float64, generator=generator)
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "ROW_TOKENS", 5)  # so that most rows are divided
         with attention_by(OfPackedRow(sees, [(slice(0, n), slice(0, entries))])):
-            found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](
-                module, query, key, value, mask, scaling=scaling
-            )
+            attended, _ = sdpa(module, query, key, value, mask, scaling=scaling)
     expected = scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
-    torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(attended, expected.transpose(1, 2), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -116,26 +122,22 @@ def test_any_tree_after_any_memory(parents, entries, heads, scaling, seed):
     ids=lambda change: next(iter(change)),
 )
 def test_what_cannot_be_divided_runs_whole(change, divided):
-    dtype, rows, queries = (
-        change.get("dtype", torch.float32),
-        change.get("rows", 1),
-        change.get("queries", 5),
-    )
-    query, key = (
-        torch.randn(rows, 2, queries, 4, dtype=dtype),
-        torch.randn(rows, 2, 12, 4, dtype=dtype),
-    )
+    dtype = change.get("dtype", torch.float32)
+    rows = change.get("rows", 1)
+    queries = change.get("queries", 5)
+    query = torch.randn(rows, 2, queries, 4, dtype=dtype)
+    key = torch.randn(rows, 2, 12, 4, dtype=dtype)
     value = torch.randn(rows, 2, 12, change.get("width", 4), dtype=dtype)
     mask = change.get("mask", torch.randn(1, 1, queries, 12, dtype=dtype))
-    more = {name: bias for name, bias in change.items() if name == "position_bias"}
+    arguments = {"is_causal": False}
+    if "position_bias" in change:
+        arguments["position_bias"] = change["position_bias"]
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
     with attention_by(OfPackedRow(torch.eye(5, dtype=torch.bool), [(slice(0, 5), slice(0, 7))])):
-        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](
-            nn.Module(), query, key, value, mask, is_causal=False, **more
-        )
+        attended, _ = sdpa(nn.Module(), query, key, value, mask, **arguments)
     assert divided() == 0
-    assert torch.equal(
-        found, SDPA(nn.Module(), query, key, value, mask, is_causal=False, **more)[0]
-    )
+    expected, _ = SDPA(nn.Module(), query, key, value, mask, **arguments)
+    assert torch.equal(attended, expected)
 
 
 def test_somebody_elses_function_is_called():
@@ -165,22 +167,19 @@ def test_somebody_elses_function_is_called():
 def test_without_the_kernel_attention_runs_whole(name, monkeypatch):
     model = tiny.build(name, torch.float64)
     context = [5, 6, 7, 8] * 8
+    pairs = [((20 + i, *range(30, 60)), (9, 8)) for i in range(4)]
     with torch.no_grad():
         memory = Memory(causal_pass(model, context), context, len(context))
-        pairs = [((20 + i, *range(30, 60)), (9, 8)) for i in range(4)]
         expected = scoring.score_packed(model, [(memory, pairs)])
         placed = ALL_ATTENTION_FUNCTIONS["sdpa"]
         monkeypatch.setattr(attention, "KERNELS", {})
-        AttentionInterface.register(
-            "sdpa", SDPA
-        )  # as in a process where the kernel was never there
+        # As in a process where the kernel was never there.
+        AttentionInterface.register("sdpa", SDPA)
         try:
-            found = scoring.score_packed(model, [(memory, pairs)])
+            scores = scoring.score_packed(model, [(memory, pairs)])
         finally:
             AttentionInterface.register("sdpa", placed)
-    assert [score for score, _ in found] == pytest.approx(
-        [score for score, _ in expected], abs=1e-10
-    )
+    assert logprobs(scores) == pytest.approx(logprobs(expected), abs=1e-10)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 400, 50_257])
@@ -188,12 +187,17 @@ def test_the_greedy_token_is_the_first_of_the_likeliest(vocabulary):
     """Most rows have several tokens of the same, highest logit."""
     torch.manual_seed(vocabulary)
     logits = torch.randint(0, 5, (30, vocabulary)).float()
-    logits[0, -1] = logits[1, 0] = logits[2, vocabulary // 2] = 6
-    highest = [(row == row.max()).nonzero()[:, 0].tolist() for row in logits]
-    pairs = [
-        (row, token) for row, tokens in enumerate(highest) for token in {tokens[0], tokens[-1], 0}
-    ]
-    _, greedy = scoring._numbers(
-        logits, [[row] for row, _ in pairs], [((), (token,)) for _, token in pairs], None
-    )
-    assert greedy.tolist() == [token == highest[row][0] for row, token in pairs]
+    logits[0, -1] = 6
+    logits[1, 0] = 6
+    logits[2, vocabulary // 2] = 6
+    rows = []
+    answers = []
+    expected = []
+    for number, row in enumerate(logits):
+        highest = (row == row.max()).nonzero()[:, 0].tolist()
+        for token in {highest[0], highest[-1], 0}:
+            rows.append([number])
+            answers.append(((), (token,)))
+            expected.append(token == highest[0])
+    _, greedy = scoring._numbers(logits, rows, answers, None)
+    assert greedy.tolist() == expected

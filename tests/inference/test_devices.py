@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -24,9 +25,7 @@ OPTIONS = [" dull", " very warm"]
 
 
 def scores_of(predictor):
-    return [
-        score for scores in predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS) for score in scores
-    ]
+    return list(itertools.chain(*predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)))
 
 
 @pytest.mark.gpu
@@ -50,7 +49,8 @@ def test_on_a_gpu_as_on_a_cpu(checkpoint, method):
 
 @pytest.mark.gpu
 def test_training_on_a_gpu_as_on_a_cpu(checkpoint, tmp_path):
-    path, losses = checkpoint("llama"), []
+    path = checkpoint("llama")
+    losses = []
     settings = Settings(
         num_fewshot=3, steps=6, batch_size=4, learning_rate=1e-3, eval_steps=3, save_steps=2
     )

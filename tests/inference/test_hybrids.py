@@ -1,4 +1,5 @@
-"""Models that keep more than keys and values: attention beside linear attention, state spaces and convolutions."""
+"""Models that keep more than keys and values: attention beside linear attention, state spaces and
+convolutions."""
 
 import pytest
 import torch
@@ -22,17 +23,16 @@ QUERIES = {
 
 
 def in_one_pass(model, tokens, answer):
-    logits = model(input_ids=torch.tensor([[*tokens, *answer[:-1]]]), use_cache=False).logits[
-        0, len(tokens) - 1 :
-    ]
+    ids = torch.tensor([[*tokens, *answer[:-1]]])
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(tokens) - 1 :]
     return float(logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None]).sum())
 
 
 def assert_scored_as_in_one_pass(runner, queries=QUERIES):
-    for requests, scores in runner.score({CONTEXT: queries}):
-        for (_, query, answer), (found, _) in zip(requests, scores, strict=True):
-            whole = in_one_pass(runner.model, [*CONTEXT.tokens, *query], answer)
-            assert found == pytest.approx(whole, rel=2e-6)
+    scores = tiny.scores(runner, {CONTEXT: queries})
+    for (_, query, answer), (logprob, _) in scores.items():
+        whole = in_one_pass(runner.model, [*CONTEXT.tokens, *query], answer)
+        assert logprob == pytest.approx(whole, rel=2e-6)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -64,10 +64,15 @@ def test_methods_that_work_on_keys_and_values_are_refused(method, arguments):
 )
 @torch.no_grad()
 def test_which_models_continue_from_their_states(name, continues, dtype):
-    """Selective state spaces drop their state if they get several tokens at once, of which scores show little."""
-    found = probe(tiny.build(name, dtype))
-    assert found.is_hybrid and not (found.obeys_mask or found.obeys_positions)
-    assert found.can_batch == found.can_generate == (not found.no_memory) == continues
+    """Selective state spaces drop their state if they get several tokens at once, of which scores
+    show little."""
+    capabilities = probe(tiny.build(name, dtype))
+    assert capabilities.is_hybrid
+    assert not capabilities.obeys_mask
+    assert not capabilities.obeys_positions
+    assert capabilities.can_batch == continues
+    assert capabilities.can_generate == continues
+    assert (not capabilities.no_memory) == continues
 
 
 @pytest.mark.slow
@@ -75,10 +80,7 @@ def test_a_model_without_a_memory_runs_icl_as_hf_does(caplog):
     """The smoke test compares log-likelihoods and texts with those of `hf`."""
     scores = every_method.smoke("jamba", special=smoke_models.TYPES)
     assert {name for name, by_task in scores.items() if not isinstance(by_task, str)} == {"icl"}
-    assert "does not continue from its cache" in scores["deepthink"]
-    (said,) = [
-        record.message
-        for record in caplog.records
-        if "does not continue from its cache" in record.message
-    ]
-    assert "every prompt is run as a whole, as with --model hf" in said
+    says = "does not continue from its cache"
+    assert says in scores["deepthink"]
+    [message] = [message for message in caplog.messages if says in message]
+    assert "every prompt is run as a whole, as with --model hf" in message

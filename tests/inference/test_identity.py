@@ -1,4 +1,5 @@
-"""What tells one model from another: the files that it was loaded from, its commit on the Hub, its configuration."""
+"""What tells one model from another: the files that it was loaded from, its commit on the Hub, its
+configuration."""
 
 import json
 import shutil
@@ -90,15 +91,15 @@ def test_a_digest_is_of_an_adapter_too(model, tmp_path):
 
 
 def test_a_model_of_the_hub_has_its_commit(checkpoint, tmp_path, monkeypatch):
-    commit, cache = "0123456789" * 4, tmp_path / "hub" / "hub" / "models--org--tiny"
+    commit = "0123456789" * 4
+    cache = tmp_path / "hub" / "hub" / "models--org--tiny"
     shutil.copytree(checkpoint("gpt2"), cache / "snapshots" / commit)
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache.parent))
     info = ICL("org/tiny", device="cpu").get_model_info()
-    assert (
-        info["model_sha"] == commit == hub_commit("org/tiny") and "model_files_digest" not in info
-    )
+    assert info["model_sha"] == commit == hub_commit("org/tiny")
+    assert "model_files_digest" not in info
     assert hub_commit("org/other") is hub_commit(str(tmp_path)) is None
 
 
@@ -119,7 +120,7 @@ def test_results_have_the_version_the_commit_and_the_file_of_a_method(
         model_class(name)(str(checkpoint("gpt2")), device="cpu").get_model_info()["icl"]
         for name in ("own_in_results:Own", "icl")
     )
-    assert (
-        own["source"] == source_digest(methods.find("own_in_results:Own")) and "source" not in ours
-    )
-    assert (ours["version"], ours["commit"]) == (version.version(), version.commit())
+    assert own["source"] == source_digest(methods.find("own_in_results:Own"))
+    assert "source" not in ours
+    assert ours["version"] == version.version()
+    assert ours["commit"] == version.commit()

@@ -1,7 +1,10 @@
-"""Contexts of many demonstrations: attention for some tokens at a time is that under the whole mask, and no array is as
-large as the square of a context; and an accelerator runs a pack while the one before it is read."""
+"""Contexts of many demonstrations: attention for some tokens at a time is that under the whole
+mask, and no array is as large as the square of a context; and an accelerator runs a pack while the
+one before it is read."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
@@ -18,17 +21,17 @@ QUERY = (5, 6, 7, 8)
 
 
 def context(demonstrations: int, longest: int = 12) -> Context:
-    lengths = [1 + (7 * i) % longest for i in range(demonstrations)]
-    return Context(
-        (3, 4),
-        tuple(tuple(20 + (11 * i + 3 * j) % 90 for j in range(n)) for i, n in enumerate(lengths)),
-    )
+    shown = []
+    for i in range(demonstrations):
+        length = 1 + (7 * i) % longest
+        shown.append(tuple(20 + (11 * i + 3 * j) % 90 for j in range(length)))
+    return Context((3, 4), tuple(shown))
 
 
 def entries(method, model, given):
     """All keys and values that a query attends to."""
     found, _ = tiny.encoded_alone(method, model, given, QUERY)
-    return [entry for layer in found.layers for entry in layer]
+    return list(itertools.chain(*found.layers))
 
 
 @pytest.fixture
@@ -44,7 +47,8 @@ def rows(monkeypatch):
 
 
 class NoSquare(TorchDispatchMode):
-    """Refuses tensors of more bytes than allowed; an expanded tensor has those of what it was expanded from."""
+    """Refuses tensors of more bytes than allowed; an expanded tensor has those of what it was
+    expanded from."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -61,8 +65,10 @@ class NoSquare(TorchDispatchMode):
 @pytest.mark.slow
 @torch.no_grad()
 def test_nothing_is_as_large_as_the_square(rows):
-    """A context of n tokens under all methods: no array has n * n bytes, of which a boolean takes one."""
-    model, given = tiny.build("llama", num_hidden_layers=1), context(180)
+    """A context of n tokens under all methods: no array has n * n bytes, of which a boolean takes
+    one."""
+    model = tiny.build("llama", num_hidden_layers=1)
+    given = context(180)
     square = len(given.tokens) ** 2
     assert square > 10**6
     rows(128)
@@ -79,7 +85,8 @@ def test_nothing_is_as_large_as_the_square(rows):
 @pytest.mark.parametrize("spoil", ["eager", "other"])
 @torch.no_grad()
 def test_a_model_with_attention_of_its_own_runs_under_the_whole_mask(spoil, rows):
-    """Also one of which only a layer computes attention in a way of its own, which shows in the pass."""
+    """Also one of which only a layer computes attention in a way of its own, which shows in the
+    pass."""
     model = tiny.build("gpt2", torch.float64)
     expected = entries(methods.make("invicl"), model, context(12))
     if spoil == "eager":
@@ -99,7 +106,8 @@ def test_a_model_with_attention_of_its_own_runs_under_the_whole_mask(spoil, rows
 
 
 def test_scores_are_handed_on_while_the_next_pack_runs(monkeypatch):
-    """As on an accelerator: a pack is begun before the scores of the one before it are handed on, and none is lost."""
+    """As on an accelerator: a pack is begun before the scores of the one before it are handed on,
+    and none is lost."""
     tried = MethodRunner(tiny.build("gpt2"), methods.make("icl"), pack_tokens=40)
     queries = {(i, *range(30, 48)): [(9,), (10, 11)] for i in range(5)}
     expected = [(requests, [*scores]) for requests, scores in tried.score({context(2): queries})]

@@ -1,4 +1,5 @@
-"""Where the device's memory does not suffice, less runs at once: the same results, a line in the log, no crash."""
+"""Where the device's memory does not suffice, less runs at once: the same results, a line in the
+log, no crash."""
 
 from __future__ import annotations
 
@@ -37,8 +38,9 @@ def run(lm: ICLModel, limit: int | None = None) -> list[Any]:
 
 @contextmanager
 def device_of(lm: ICLModel, tokens: float) -> Iterator[dict[str, float]]:
-    """A device with memory for so many tokens: of the memories kept or in use, and of the pass that runs, which ends as
-    torch's passes do where it is not enough; counts the passes that failed, and the most tokens that there were."""
+    """A device with memory for so many tokens: of the memories kept or in use, and of the pass that
+    runs, which ends as torch's passes do where it is not enough; counts the passes that failed, and
+    the most tokens that there were."""
     seen = {"failed": 0, "most": 0}
 
     def limit(module: Any, args: Any, kwargs: dict[str, Any]) -> None:

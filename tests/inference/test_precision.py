@@ -1,4 +1,5 @@
-"""Half precision changes few predictions: methods of every kind in float16 and bfloat16 beside float32."""
+"""Half precision changes few predictions: methods of every kind in float16 and bfloat16 beside
+float32."""
 
 import lm_eval
 import pytest

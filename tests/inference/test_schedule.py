@@ -38,19 +38,25 @@ ASKED = {
 
 def scheduled(method: str, sizes: Sizes = SIZES, can: Capabilities = CAN) -> list[Batch]:
     made = methods.make(method)
-    work = [part for each, queries in ASKED.items() for part in made.work(each, queries, once=True)]
+    work = []
+    for context, queries in ASKED.items():
+        work += made.work(context, queries, once=True)
     return list(schedule(work, sizes, can))
+
+
+def digits(tokens: tuple[int, ...]) -> str:
+    return "".join(map(str, tokens))
 
 
 def printed(batches: list[Batch]) -> str:
     lines = []
     for batch in batches:
-        requests = "  ".join(
-            f"{where.prefix[0]}:{''.join(map(str, query))}>{','.join(''.join(map(str, a)) for a in answers)}"
-            for where, query, answers in batch.queries
-        )
+        requests = []
+        for context, query, answers in batch.queries:
+            after = ",".join(map(digits, answers))
+            requests.append(f"{context.prefix[0]}:{digits(query)}>{after}")
         how = f"pack of {batch.tokens}" if batch.tokens else f"rows, {batch.rows_used}"
-        lines.append(f"{batch.encoding:6} | {how:10} | {requests}")
+        lines.append(f"{batch.encoding:6} | {how:10} | {'  '.join(requests)}")
     return "\n".join(lines)
 
 
@@ -61,7 +67,8 @@ never  | pack of 22 | 1:56>9,8  2:567>9
 never  | pack of 8  | 3:5>999
 before | pack of 1  | 4:5>9
 never  | pack of 9  | 5:56>9  5:567>9,88  5:59>9""",
-    # Here they are encoded side by side; the second copies of demonstrations take as many tokens again.
+    # Here they are encoded side by side; the second copies of demonstrations take as many tokens
+    # again.
     ("invicl", CAN): """
 now    | pack of 18 | 1:56>9,8
 now    | pack of 17 | 2:567>9
@@ -74,7 +81,8 @@ now    | pack of 13 | 1:56>9,8
 now    | pack of 23 | 2:567>9  3:5>999
 now    | pack of 23 | 4:5>9  5:56>9  5:567>9,88
 now    | pack of 8  | 5:59>9""",
-    # Nothing is packed: the rows of a batch, in which queries with longer answers have the same length.
+    # Nothing is packed: the rows of a batch, in which queries with longer answers have the same
+    # length.
     ("icl", CANNOT): """
 before | rows, 2    | 1:56>9,8
 before | rows, 1    | 2:567>9
@@ -95,10 +103,10 @@ def test_a_schedule(method, can):
 def test_what_a_model_cannot_see_at_once_is_not_scheduled_at_once():
     """A window of 16 tokens; rotary angles that change with the length of a sequence."""
     windowed = scheduled("icl", can=replace(CAN, window=16))
-    assert max(batch.tokens for batch in windowed) <= 16 and len(windowed) > len(scheduled("icl"))
-    assert {
-        batch.encoding for batch in scheduled("icl", can=replace(CAN, position_switch=(64, False)))
-    } == {"before"}
+    assert max(batch.tokens for batch in windowed) <= 16
+    assert len(windowed) > len(scheduled("icl"))
+    switching = scheduled("icl", can=replace(CAN, position_switch=(64, False)))
+    assert {batch.encoding for batch in switching} == {"before"}
 
 
 NAMES = ["icl", "invicl", "saicl", "batchicl", "deepthink"]
@@ -111,59 +119,79 @@ NAMES = ["icl", "invicl", "saicl", "batchicl", "deepthink"]
     can=st.sampled_from([CAN, CANNOT, replace(CAN, window=12), replace(CANNOT, can_batch=False)]),
 )
 def test_every_request_is_scored_once(method, sizes, can):
-    batches = scheduled(method, sizes, can)
-    requests = [each for batch in batches for each in batch.requests]
-    whole = [
-        (where, query, answer)
-        for where, qs in ASKED.items()
-        for query, some in qs.items()
-        for answer in some
-    ]
-    assert len(requests) == len(whole) and set(requests) == set(whole)
+    scheduled_requests = []
+    for batch in scheduled(method, sizes, can):
+        scheduled_requests += batch.requests
+    asked = []
+    for context, queries in ASKED.items():
+        for query, answers in queries.items():
+            asked += [(context, query, answer) for answer in answers]
+    assert len(scheduled_requests) == len(asked)
+    assert set(scheduled_requests) == set(asked)
 
 
 def test_halving_ends_with_one_row():
     """Out of memory at every batch: sizes get smaller until there is nothing left to halve."""
     budget = MemoryBudget(PrefixCache(lambda contexts: [], 1), SIZES, "a model")
-    seen = []
-    while budget.halve((batch := scheduled("icl", budget.sizes)[0]).tokens, batch.rows_used):
-        seen.append((batch.encoding, batch.tokens, batch.rows_used))
-    assert seen[0] == ("never", 22, 2) and seen[-1] == ("before", 0, 2)
-    assert batch.rows_used == 1 and budget.sizes == Sizes(pack_tokens=1, queries=1, texts=1)
+
+    def first_batch() -> Batch:
+        return scheduled("icl", budget.sizes)[0]
+
+    tried = []
+    batch = first_batch()
+    while budget.halve(batch.tokens, batch.rows_used):
+        tried.append((batch.encoding, batch.tokens, batch.rows_used))
+        batch = first_batch()
+    assert tried[0] == ("never", 22, 2)
+    assert tried[-1] == ("before", 0, 2)
+    assert batch.rows_used == 1
+    assert budget.sizes == Sizes(pack_tokens=1, queries=1, texts=1)
+
+
+# Three texts, each with a context of its own; and the same after one context.
+OWN = []
+for i, n in enumerate((4, 4, 3)):
+    OWN.append(Text(TokenizedPrompt(context(i, 3), (5,) * n), 5, single=True))
+
+
+ON_ONE_MEMORY = []
+for text in OWN:
+    prompt = replace(text.prompt, context=context(9, 3))
+    ON_ONE_MEMORY.append(replace(text, prompt=prompt, single=False))
+
+
+def at_once(texts, can=CAN, settings=None, by_query=False, most=8):
+    sizes = Sizes(24, 1, most)
+    return first_texts(texts, 10, sizes, can, settings or GenerationSettings(), by_query)
 
 
 def test_how_many_texts_are_continued_at_once():
-    own = [
-        Text(TokenizedPrompt(context(i, 3), (5,) * n), 5, single=True)
-        for i, n in enumerate((4, 4, 3))
-    ]
-    shared = [
-        replace(text, prompt=replace(text.prompt, context=context(9, 3)), single=False)
-        for text in own
-    ]
+    assert at_once([*OWN, *ON_ONE_MEMORY]) == 3
+    assert at_once([*ON_ONE_MEMORY, *OWN]) == 3
+    assert at_once(OWN, most=2) == 2
+    assert at_once(OWN, replace(CAN, position_switch=(64, False))) == 1
+    assert at_once(ON_ONE_MEMORY, by_query=True) == 1
+    assert at_once(ON_ONE_MEMORY, replace(CAN, can_batch=False)) == 1
 
-    def first(texts, can=CAN, settings=None, by_query=False, most=8):
-        return first_texts(
-            texts, 10, Sizes(24, 1, most), can, settings or GenerationSettings(), by_query
-        )
 
-    assert first([*own, *shared]) == 3 and first([*shared, *own]) == 3
-    assert first(own, most=2) == 2
-    # Without padding, those of one length on one memory.
-    without_padding = [{"can": replace(CAN, can_pad=False)}, {"can": replace(CAN, window=18)}]
-    for case in [*without_padding, {"settings": GenerationSettings(reads_rows=True)}]:
-        assert first(own, **case) == 1 and first(shared, **case) == 2
-    assert first(own, replace(CAN, position_switch=(64, False))) == 1
-    for case in ({"by_query": True}, {"can": replace(CAN, can_batch=False)}):
-        assert first(shared, **case) == 1
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"can": replace(CAN, can_pad=False)},
+        {"can": replace(CAN, window=18)},
+        {"settings": GenerationSettings(reads_rows=True)},
+    ],
+    ids=["cannot pad", "window", "rows are read"],
+)
+def test_without_padding_texts_of_one_length_on_one_memory_are_continued_at_once(case):
+    assert at_once(OWN, **case) == 1
+    assert at_once(ON_ONE_MEMORY, **case) == 2
 
 
 def test_contexts_alone():
-    work = [part for each in ASKED for part in methods.make("icl").work(each, {}, once=True)]
-    assert [side_by_side(work, SIZES, CAN, at) for at in range(5)] == [
-        (3, 22),
-        (2, 13),
-        (1, 5),
-        (0, 0),
-        (1, 4),
-    ]
+    method = methods.make("icl")
+    work = []
+    for context in ASKED:
+        work += method.work(context, {}, once=True)
+    taken = [side_by_side(work, SIZES, CAN, at) for at in range(5)]
+    assert taken == [(3, 22), (2, 13), (1, 5), (0, 0), (1, 4)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pytest
 import torch
@@ -30,29 +30,22 @@ from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import tiny
 from tests.smoke import model_types as smoke_models
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
+# Of those left out a query reads several memories, or a memory of its own, or one that is learned.
+SEVERAL_PASSES = ("deepthink", "batchicl", "saicl", "ensemble", "nbce", "moicl", "ctkv")
 METHODS = [
-    *(
-        methods.make(name)
-        for name in methods.NAMES
-        if name not in ("deepthink", "batchicl", "saicl", "ensemble", "nbce", "moicl", "ctkv")
-    ),
+    *(methods.make(name) for name in methods.NAMES if name not in SEVERAL_PASSES),
     methods.make("pcw", {"window_size": 2}),
     methods.make("invicl", {"positions": "sequential", "repeat": 2}),
     methods.make("icl", {"positions": "symmetric"}),
     methods.make("deepthink", {"T": 3, "eta": 0.3, "momentum": 0.5}),
     methods.make("deepthink", {"T": 2, "eta": 0.3, "restart_positions": True}),
-    *(
-        methods.make("deepthink", {"layout": layout, "T": 3, "eta": 0.4})
-        for layout in ("invicl", "pcw")
-    ),
+    methods.make("deepthink", {"layout": "invicl", "T": 3, "eta": 0.4}),
+    methods.make("deepthink", {"layout": "pcw", "T": 3, "eta": 0.4}),
 ]
 # What a query attends to depends on it.
 BY_QUERY = [
-    *(
-        methods.make(name, {"positions": positions})
-        for name in ("saicl", "batchicl")
-        for positions in POSITIONS[:2]
-    ),
     methods.make("saicl", {"repeat": 2}),
     methods.make("batchicl", {"layer": 1}),
 ]
@@ -72,85 +65,91 @@ GENERATING = [
     ("saicl",),
 ]
 ANSWERS = [(9,), (10, 11, 12), (10, 11, 13)]
+for positions in POSITIONS[:2]:
+    BY_QUERY.append(methods.make("saicl", {"positions": positions}))
+    BY_QUERY.append(methods.make("batchicl", {"positions": positions}))
 
 
 def context(seed: int, demonstrations: int, longest: int = 9) -> Context:
     random = torch.Generator().manual_seed(seed)
-    draw = partial(torch.randint, 5, 110, generator=random)
+
+    def tokens(n: int) -> tuple[int, ...]:
+        return tuple(torch.randint(5, 110, (n,), generator=random).tolist())
+
     lengths = torch.randint(1, longest + 1, (demonstrations,), generator=random).tolist()
-    return Context(
-        tuple(draw((seed % 3,)).tolist()), tuple(tuple(draw((n,)).tolist()) for n in lengths)
-    )
+    return Context(tokens(seed % 3), tuple(map(tokens, lengths)))
 
 
 # One has a single token, one no demonstrations, two have the same query.
 WORK = {
-    **{
-        context(seed, n): {(5, 6, 7, seed): ANSWERS, (5, 6): ANSWERS[:2]}
-        for seed, n in enumerate((4, 2, 3, 1))
-    },
+    context(0, 4): {(5, 6, 7, 0): ANSWERS, (5, 6): ANSWERS[:2]},
+    context(1, 2): {(5, 6, 7, 1): ANSWERS, (5, 6): ANSWERS[:2]},
+    context(2, 3): {(5, 6, 7, 2): ANSWERS, (5, 6): ANSWERS[:2]},
+    context(3, 1): {(5, 6, 7, 3): ANSWERS, (5, 6): ANSWERS[:2]},
     Context((), ((8,),)): {(5, 6): ANSWERS},
     Context((3, 4), ()): {(5, 6): ANSWERS},
 }
 
 
-def scores(runner: MethodRunner, work=WORK, once=True) -> dict:
-    passes = runner.score(work, once)
-    return {
-        which: score
-        for requests, found in passes
-        for which, score in zip(requests, found, strict=True)
-    }
+def scores(runner: MethodRunner, work=WORK) -> dict:
+    """Those of contexts that may run together."""
+    return tiny.scores(runner, work, once=True)
 
 
 def one_by_one(runner: MethodRunner, work=WORK) -> dict:
     """The scores of each context by itself."""
-    return {
-        which: score
-        for each in work
-        for which, score in scores(runner, {each: work[each]}, False).items()
-    }
+    by_request = {}
+    for context, queries in work.items():
+        by_request |= tiny.scores(runner, {context: queries})
+    return by_request
 
 
 FAST = ["opt", "bloom", "qwen3_next"]
 
 
-@pytest.mark.parametrize("name", tiny.slow_but(FAST, [*FAST, "gpt2", "llama3", "gemma2_window"]))
-@torch.no_grad()
-def test_scores_are_those_of_contexts_that_run_alone(name, monkeypatch):
-    """And under their whole mask. The contexts of some do run alone: Gemma 2 has a window here, BLOOM counts positions
-    by itself, and Qwen3-Next keeps other states."""
-    some = {"bloom": [ICL()], "qwen3_next": [ICL()], "opt": A_FEW, "gemma2_window": A_FEW}
+@pytest.fixture
+def taken_at_a_time(monkeypatch):
+    """A function: how many tokens of a context, and of a row, a step takes."""
 
-    def taken_at_a_time(n: int) -> None:
+    def take(n: int) -> None:
         monkeypatch.setattr(memory, "CONTEXT_TOKENS", n)
         monkeypatch.setattr(memory, "PIECE", n)
         monkeypatch.setattr(layout_attention, "CONTEXT_TOKENS", n)
         monkeypatch.setattr(attention, "ROW_TOKENS", n)
 
+    return take
+
+
+SOME_METHODS = {"bloom": [ICL()], "qwen3_next": [ICL()], "opt": A_FEW, "gemma2_window": A_FEW}
+# RMSNorm is in float32.
+WITHIN = {"gpt2": 1e-10, "opt": 1e-10, "bloom": 0, "qwen3_next": 0}
+
+
+@pytest.mark.parametrize("name", tiny.slow_but(FAST, [*FAST, "gpt2", "llama3", "gemma2_window"]))
+@torch.no_grad()
+def test_scores_are_those_of_contexts_that_run_alone(name, taken_at_a_time):
+    """And under their whole mask. The contexts of some do run alone: Gemma 2 has a window here,
+    BLOOM counts positions by itself, and Qwen3-Next keeps other states."""
     model = tiny.build(name, torch.float64 if name != "qwen3_next" else torch.float32)
-    for method in some.get(name, [*METHODS, *BY_QUERY]):
-        together, alone = MethodRunner(model, method), MethodRunner(model, method)
+    for method in SOME_METHODS.get(name, [*METHODS, *BY_QUERY]):
+        together = MethodRunner(model, method)
+        alone = MethodRunner(model, method)
         taken_at_a_time(7)
         found = scores(together)
         taken_at_a_time(10**6)
         expected = one_by_one(alone)
         assert found.keys() == expected.keys()
-        within = {"gpt2": 1e-10, "opt": 1e-10, "bloom": 0, "qwen3_next": 0}.get(
-            name, 1e-5
-        )  # RMSNorm is in float32
-        for which, (logprob, greedy) in expected.items():
-            assert found[which][0] == pytest.approx(logprob, abs=within, rel=0)
-            assert found[which][1] == greedy
+        for request, (logprob, greedy) in expected.items():
+            own_logprob, own_greedy = found[request]
+            assert own_logprob == pytest.approx(logprob, abs=WITHIN.get(name, 1e-5), rel=0)
+            assert own_greedy == greedy
         packs = together.capabilities.can_pack_to(120)
-        if (
-            method in METHODS or packs
-        ):  # contexts that begin alike share their beginning in one pass
+        # Contexts that begin alike share their beginning in one pass.
+        if method in METHODS or packs:
             assert together.tokens_run <= alone.tokens_run
             # Where nothing is packed, deepthink's passes run in pieces.
-            assert together.passes_run <= alone.passes_run - packs or (
-                method.name == "deepthink" and not packs
-            )
+            in_pieces = method.name == "deepthink" and not packs
+            assert in_pieces or together.passes_run <= alone.passes_run - packs
 
 
 @dataclass(frozen=True)
@@ -158,28 +157,30 @@ class Scaled(ICL):
     """A method of somebody's own, which overrides `encode` alone."""
 
     def encode(self, model, contexts):
-        found = super().encode(model, contexts)
-        return [
-            replace(each, layers=[(keys, 2 * values) for keys, values in each.layers])
-            for each in found
-        ]
+        scaled = []
+        for plain in super().encode(model, contexts):
+            layers = [(keys, 2 * values) for keys, values in plain.layers]
+            scaled.append(replace(plain, layers=layers))
+        return scaled
 
 
 @torch.no_grad()
 def test_a_method_that_overrides_encode_alone():
     """Its `encode` is what makes the memories, together and alone."""
-    model, method = tiny.build("gpt2", torch.float64), Scaled()
-    found, expected = scores(MethodRunner(model, method)), one_by_one(MethodRunner(model, method))
-    for (context, query, answer), (logprob, _) in expected.items():
-        assert found[context, query, answer][0] == pytest.approx(logprob, abs=1e-10)
-        (itself, _), *_ = score_packed(
-            model, [(*method.encode(model, [context]), [(query, answer)])]
-        )
+    model = tiny.build("gpt2", torch.float64)
+    method = Scaled()
+    together = scores(MethodRunner(model, method))
+    for request, (logprob, _) in one_by_one(MethodRunner(model, method)).items():
+        context, query, answer = request
+        assert together[request][0] == pytest.approx(logprob, abs=1e-10)
+        (memory,) = method.encode(model, [context])
+        [(itself, _)] = score_packed(model, [(memory, [(query, answer)])])
         assert logprob == pytest.approx(itself, abs=1e-10)
 
 
 def test_what_a_method_must_say_of_itself():
-    """A method with an `encode` of its own, run as if it had none, would have wrong numbers and no error."""
+    """A method with an `encode` of its own, run as if it had none, would have wrong numbers and no
+    error."""
 
     assert ICL.one_pass and not Scaled.one_pass and not Scaled.encodes_by_layout
     for member in ("memory_depends_on_query", "encode_queries"):
@@ -216,41 +217,41 @@ LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size
     kernel=st.booleans(),
 )
 def test_any_patterns_side_by_side(lengths, seed, n, heads, on_memory, kernel):
-    """Under the mask that is block-diagonal by construction, with memories in front of the rows and without."""
+    """Under the mask that is block-diagonal by construction, with memories in front of the rows and
+    without."""
     random = torch.Generator().manual_seed(seed)
     layouts = []
     for each in lengths:
         sees = torch.rand(len(each), len(each), generator=random) < 0.5
-        layouts.append(lay_out(len(each) % 3, each, Pattern(sees), "sequential"))
+        layout = lay_out(len(each) % 3, each, Pattern(sees), "sequential")
         if on_memory:
-            layouts[-1] = layouts[-1].on_memory(
-                lay_out(1, each[:1], Pattern(sees[:1, :1]), "sequential")
-            )
-    entries = [layout.entries for layout in layouts]
-    rows = [len(layout) - layout.entries for layout in layouts]
-    expected = torch.cat(
-        [
-            torch.block_diag(
-                *(layout.mask[layout.entries :, : layout.entries].int() for layout in layouts)
-            ),
-            torch.block_diag(
-                *(layout.mask[layout.entries :, layout.entries :].int() for layout in layouts)
-            ),
-        ],
-        dim=1,
-    ).bool()
+            of_memory = lay_out(1, each[:1], Pattern(sees[:1, :1]), "sequential")
+            layout = layout.on_memory(of_memory)
+        layouts.append(layout)
+    to_memory = []
+    to_rows = []
+    positions = []
+    rows = []
+    for layout in layouts:
+        mask = layout.mask[layout.entries :].int()
+        to_memory.append(mask[:, : layout.entries])
+        to_rows.append(mask[:, layout.entries :])
+        positions.append(layout.positions[layout.entries :])
+        rows.append(len(mask))
+    blocks = [torch.block_diag(*to_memory), torch.block_diag(*to_rows)]
+    expected = torch.cat(blocks, dim=1).bool()
     joint = side_by_side(layouts)
-    assert joint.entries == sum(entries) and torch.equal(joint.mask[joint.entries :], expected)
-    positions = torch.cat([layout.positions[layout.entries :] for layout in layouts])
-    assert torch.equal(joint.positions[joint.entries :], positions)
+    assert joint.entries == sum(layout.entries for layout in layouts)
+    assert torch.equal(joint.mask[joint.entries :], expected)
+    assert torch.equal(joint.positions[joint.entries :], torch.cat(positions))
 
+    of_queries, of_keys = heads
     module = nn.Module()
-    module.num_key_value_groups = heads[0] // heads[1]
-    query = torch.randn(1, heads[0], sum(rows), 8, dtype=torch.float64, generator=random)
+    module.num_key_value_groups = of_queries // of_keys
+    query = torch.randn(1, of_queries, sum(rows), 8, dtype=torch.float64, generator=random)
     # Far from each other: what the parts weigh differs by orders of magnitude.
-    key, value = 9 * torch.randn(
-        2, 1, heads[1], len(joint), 8, dtype=torch.float64, generator=random
-    )
+    shape = (2, 1, of_keys, len(joint), 8)
+    key, value = 9 * torch.randn(shape, dtype=torch.float64, generator=random)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout_attention, "CONTEXT_TOKENS", n)
         if not kernel:
@@ -258,64 +259,58 @@ def test_any_patterns_side_by_side(lengths, seed, n, heads, on_memory, kernel):
         under = UnderLayouts(layouts)
         with attention_by(under):
             mask = under.mask(query.dtype, query.device)
-            found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=0.3)
-        pieces = [
-            (some.start - joint.entries, some.stop - joint.entries) for some, *_ in under.parts
-        ]
+            sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+            found, _ = sdpa(module, query, key, value, mask, scaling=0.3)
+        pieces = []
+        for taken, *_ in under.parts:
+            pieces.append(range(taken.start - joint.entries, taken.stop - joint.entries))
     assert under.layers == 1
     attended = scaled_dot_product_attention(
         query, key, value, expected, scale=0.3, enable_gqa=True
     ).transpose(1, 2)
     torch.testing.assert_close(found, attended, rtol=1e-10, atol=1e-10)
     # No row is in two pieces that would have fitted into one, and all tokens are in one piece each.
-    assert [i for piece in pieces for i in range(*piece)] == list(range(sum(rows)))
-    ends = torch.tensor(rows).cumsum(0).tolist()
-    for start, length in zip([0, *ends], rows, strict=False):
-        holding = [piece for piece in pieces if piece[0] < start + length and piece[1] > start]
+    assert list(itertools.chain(*pieces)) == list(range(sum(rows)))
+    start = 0
+    for length in rows:
+        end = start + length
+        holding = [piece for piece in pieces if piece.start < end and piece.stop > start]
         assert len(holding) == max(1, math.ceil(length / n))
+        start = end
 
 
 def generated(
     runner, prompts: list[TokenizedPrompt], single, beams: int = 1
 ) -> tuple[list[list[int]], list[int]]:
     """What follows each prompt, and how many rows each batch had."""
-    found: dict[int, list[int]] = {}
+    texts: dict[int, list[int]] = {}
     batches = []
+    arguments = {"max_new_tokens": 6, "do_sample": False, "num_beams": beams}
+    arguments |= {"pad_token_id": 0, "eos_token_id": None}
+    settings = GenerationSettings(beams)
 
-    def generate(context, **given):
-        given |= {
-            "max_new_tokens": 6,
-            "do_sample": False,
-            "num_beams": beams,
-            "pad_token_id": 0,
-            "eos_token_id": None,
-        }
-        return runner.model.generate(input_ids=context, **given)
+    def generate(context, **inputs):
+        return runner.model.generate(input_ids=context, **inputs, **arguments)
 
     waiting = in_order(prompts)
     while waiting:
-        some = [prompts[i] for i in waiting]
-        rows = runner.generate(
-            some,
-            [f"prompt {i}" for i in waiting],
-            6,
-            generate,
-            GenerationSettings(beams),
-            single=single,
-        )
-        found |= zip(waiting[: len(rows)], rows, strict=True)
-        batches.append(len(rows))
-        waiting = waiting[len(rows) :]
-    return [found[i] for i in range(len(prompts))], batches
+        names = [f"prompt {i}" for i in waiting]
+        candidates = [prompts[i] for i in waiting]
+        rows = runner.generate(candidates, names, 6, generate, settings, single=single)
+        n = len(rows)
+        texts |= zip(waiting[:n], rows, strict=True)
+        batches.append(n)
+        waiting = waiting[n:]
+    return [texts[i] for i in range(len(prompts))], batches
 
 
-# One after no demonstrations, one after nothing, and two after the same context.
 SHARED = context(9, 3)
-PROMPTS = [
-    *(
-        TokenizedPrompt(context(seed, 1 + seed % 3), tuple(range(20, 22 + seed)))
-        for seed in range(5)
-    ),
+# One after no demonstrations, one after nothing, and two after the same context.
+PROMPTS = []
+for seed in range(5):
+    query = tuple(range(20, 22 + seed))
+    PROMPTS.append(TokenizedPrompt(context(seed, 1 + seed % 3), query))
+PROMPTS += [
     TokenizedPrompt(Context((3, 4, 5), ()), (20, 21)),
     TokenizedPrompt(Context((), ()), (20, 21, 22)),
     TokenizedPrompt(SHARED, (30, 31)),
@@ -323,6 +318,7 @@ PROMPTS = [
 ]
 
 
+# The contexts of one prompt each.
 NOT_SHARED = {prompt.context for prompt in PROMPTS} - {SHARED}
 
 
@@ -330,59 +326,66 @@ NOT_SHARED = {prompt.context for prompt in PROMPTS} - {SHARED}
 @pytest.mark.parametrize("name", ["opt", "gemma2_window", "llama4_text", "qwen3_next"])
 @torch.no_grad()
 def test_texts_are_those_of_prompts_that_run_alone(name):
-    """Rows with a context of their own are one batch, rows that share one another; those of some models run alone."""
+    """Rows with a context of their own are one batch, rows that share one another; those of some
+    models run alone."""
     model = smoke_models.build(name) if name == "llama4_text" else tiny.build(name)
-    for method in (ICL(), *(methods.make(*each) for each in GENERATING)):
-        if name == "qwen3_next" and type(method) is not ICL:
-            continue
-        for beams in (1, 2) if type(method) is ICL else (1,):
-            runner = MethodRunner(model, method, batch_size=4)
-            found, batches = generated(runner, PROMPTS, NOT_SHARED, beams)
-            alone, ones = generated(MethodRunner(model, method), PROMPTS, (), beams)
-            assert found == alone
-            assert ones == [1] * len(PROMPTS)
-            if name == "opt" and not method.memory_depends_on_query:
-                assert sorted(batches) == [2, 3, 4]
+    cases = [(ICL(), 1), (ICL(), 2)]
+    if name != "qwen3_next":
+        cases += [(methods.make(*each), 1) for each in GENERATING]
+    for method, beams in cases:
+        runner = MethodRunner(model, method, batch_size=4)
+        texts, batches = generated(runner, PROMPTS, NOT_SHARED, beams)
+        alone, ones = generated(MethodRunner(model, method), PROMPTS, (), beams)
+        assert texts == alone
+        assert ones == [1] * len(PROMPTS)
+        if name == "opt" and not method.memory_depends_on_query:
+            assert sorted(batches) == [2, 3, 4]
 
 
 @torch.no_grad()
 def test_rotary_angles_that_change_with_length():
-    """Contexts on both sides of the position where they change are neither encoded nor continued together."""
+    """Contexts on both sides of the position where they change are neither encoded nor continued
+    together."""
     parameters = {
         "rope_type": "longrope",
         "rope_theta": 1e4,
         "factor": 8.0,
         "original_max_position_embeddings": 64,
+        "short_factor": [1.0] * 6,
+        "long_factor": [4.0] * 6,
     }
-    parameters |= {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
     model = tiny.build("llama", rope_parameters=parameters, max_position_embeddings=512)
-    lengths = ([35] * 2, [20] * 2, [30] * 3, [5] * 4)
-    contexts = [
-        Context((), tuple(tuple(range(5 + i, 5 + i + n)) for i, n in enumerate(each)))
-        for each in lengths
-    ]
-    prompts = [TokenizedPrompt(each, (20, 21, 22)) for each in contexts]
+    contexts = []
+    for n, demonstrations in ((35, 2), (20, 2), (30, 3), (5, 4)):
+        shown = [tuple(range(5 + i, 5 + i + n)) for i in range(demonstrations)]
+        contexts.append(Context((), tuple(shown)))
+    query = (20, 21, 22)
+    prompts = [TokenizedPrompt(context, query) for context in contexts]
+    work = {context: {query: ANSWERS} for context in contexts}
     for method in (ICL(), methods.make("pcw", {"window_size": 2})):
-        together, alone = MethodRunner(model, method, batch_size=4), MethodRunner(model, method)
-        assert generated(together, prompts, contexts)[0] == generated(alone, prompts, ())[0]
-        work = {each: {(20, 21, 22): ANSWERS} for each in contexts}
-        assert scores(together, work) == scores(alone, work, once=False)
+        together = MethodRunner(model, method, batch_size=4)
+        alone = MethodRunner(model, method)
+        texts, _ = generated(together, prompts, contexts)
+        texts_alone, _ = generated(alone, prompts, ())
+        assert texts == texts_alone
+        assert scores(together, work) == tiny.scores(alone, work)
 
 
+@pytest.mark.parametrize(
+    ("method", "encoding"),
+    [(ICL(), 0), (methods.make("invicl"), 1), (methods.make("deepthink", {"T": 5}), 5)],
+    ids=["icl", "invicl", "deepthink"],
+)
 @torch.no_grad()
-def test_how_texts_begin():
-    """An ordinary pass reads a context of its own with the query; contexts of a batch are encoded side by side."""
+def test_how_texts_begin(method, encoding):
+    """An ordinary pass reads a context of its own with the query; contexts of a batch are encoded
+    side by side."""
     model = tiny.build("gpt2")
     passes = []
     model.register_forward_pre_hook(lambda module, args: passes.append(module))
     prompts = [TokenizedPrompt(context(seed, 2), (20, 21)) for seed in range(4)]
-    for method, encoding in (
-        (ICL(), 0),
-        (methods.make("invicl"), 1),
-        (methods.make("deepthink", {"T": 5}), 5),
-    ):
-        for rows in (1, 4):
-            runner = MethodRunner(model, method, batch_size=rows)
-            passes.clear()
-            generated(runner, prompts, [prompt.context for prompt in prompts])
-            assert len(passes) == (encoding + 6) * 4 // rows
+    for rows in (1, 4):
+        runner = MethodRunner(model, method, batch_size=rows)
+        passes.clear()
+        generated(runner, prompts, [prompt.context for prompt in prompts])
+        assert len(passes) == (encoding + 6) * 4 // rows

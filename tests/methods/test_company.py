@@ -1,10 +1,12 @@
-"""Independence of company: what a request scores does not depend on the requests, batches and packs beside it.
+"""Independence of company: what a request scores does not depend on the requests, batches and packs
+beside it.
 
-The company is permuted, doubled and halved, and divided otherwise; and every request is also computed in plain mode.
-Numbers differ by rounding only, and no prediction does.
+The company is permuted, doubled and halved, and divided otherwise; and every request is also
+computed in plain mode. Numbers differ by rounding only, and no prediction does.
 """
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -15,9 +17,12 @@ from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from lm_eval_icl.smoke.every_method import QUICK
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 # Norms of llama round to float32, so that float64 is told from rounding where norms are LayerNorm.
 BOUNDS = [("gpt2", torch.float64, 1e-10), ("llama", torch.float32, 1e-5)]
-VARIANTS = [(name, QUICK.get(name, {})) for name in methods.NAMES] + [
+VARIANTS = [
+    *((name, QUICK.get(name, {})) for name in methods.NAMES),
     ("pcw", {"window_size": 2}),
     ("ensemble", {"combine": "moe", "window_size": 2}),
     ("deepthink", {"layout": "invicl", "T": 3, "eta": 0.5}),
@@ -34,15 +39,15 @@ def model_of(architecture, dtype):
 
 
 def requests():
-    """Requests of three contexts with common demonstrations, and of one without any, in no order."""
+    """Requests of three contexts with common demonstrations, and of one without any, in no
+    order."""
     contexts = [Context(PREFIX, tuple(DEMONSTRATIONS[i:] + DEMONSTRATIONS[:i])) for i in range(3)]
     contexts.append(Context(PREFIX, ()))
-    queries = [tuple(range(60, 62 + number % 4)) for number in range(6)]
-    prompts = [
-        TokenizedPrompt(contexts[(number * number) % 4], query)
-        for number, query in enumerate(queries)
-    ]
-    return [(prompt, answer) for answer in ANSWERS for prompt in prompts]
+    prompts = []
+    for number in range(6):
+        query = tuple(range(60, 62 + number % 4))
+        prompts.append(TokenizedPrompt(contexts[(number * number) % 4], query))
+    return [(prompt, answer) for answer, prompt in itertools.product(ANSWERS, prompts)]
 
 
 def score(runner, pairs, batch_size=1, once=False):
@@ -55,8 +60,8 @@ def score(runner, pairs, batch_size=1, once=False):
 
 
 def assert_same(found, expected, bound):
-    for (mine, greedy), (theirs, expected_greedy) in zip(found, expected, strict=True):
-        assert abs(mine - theirs) <= bound * max(1, abs(theirs))
+    for (score, greedy), (expected_score, expected_greedy) in zip(found, expected, strict=True):
+        assert abs(score - expected_score) <= bound * max(1, abs(expected_score))
         assert greedy == expected_greedy
 
 
@@ -65,20 +70,25 @@ def assert_same(found, expected, bound):
 def test_a_request_scores_the_same_in_any_company(name, arguments, architecture, dtype, bound):
     model = model_of(architecture, dtype)
     method = methods.make(name, arguments)
-    runner = MethodRunner(model, method)
-    can = runner.capabilities
+    make_runner = functools.partial(MethodRunner, model, method)
+    runner = make_runner()
     pairs = requests()
     alone = [score(runner, [pair])[0] for pair in pairs]
     assert len(set(alone)) > len(pairs) / 2
+
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(1)).tolist()
     permuted = score(runner, [pairs[i] for i in order])
-    doubled = score(runner, [*pairs, pairs[3], *pairs[:2]])
-    plain = MethodRunner(model, method, plain=True, capabilities=can)
     assert_same(permuted, [alone[i] for i in order], bound)
+
+    doubled = score(runner, [*pairs, pairs[3], *pairs[:2]])
     assert_same(doubled, [*alone, alone[3], *alone[:2]], bound)
-    assert_same(score(runner, pairs[::2]), alone[::2], bound)
-    assert_same(score(plain, pairs), alone, bound)
-    for batch_size in (1, 7, 64):
-        for pack_tokens in (16, 1024):
-            runner = MethodRunner(model, method, pack_tokens=pack_tokens, capabilities=can)
-            assert_same(score(runner, pairs, batch_size, once=True), alone, bound)
+
+    halved = score(runner, pairs[::2])
+    assert_same(halved, alone[::2], bound)
+
+    plain = score(make_runner(plain=True), pairs)
+    assert_same(plain, alone, bound)
+
+    for batch_size, pack_tokens in itertools.product((1, 7, 64), (16, 1024)):
+        divided = score(make_runner(pack_tokens=pack_tokens), pairs, batch_size, once=True)
+        assert_same(divided, alone, bound)

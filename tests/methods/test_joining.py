@@ -1,5 +1,5 @@
-"""Demonstrations that are encoded once and joined for each context, and beginnings that contexts share: the scores are
-those of each context encoded by itself, and fewer tokens are run."""
+"""Demonstrations that are encoded once and joined for each context, and beginnings that contexts
+share: the scores are those of each context encoded by itself, and fewer tokens are run."""
 
 import functools
 import itertools
@@ -17,6 +17,8 @@ from lm_eval_icl.prompts.tokens import Context
 from tests import tiny
 from tests.evaluation import WORDS
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 load = functools.cache(tiny.load)
 POOL = [
     f"Review: {' '.join(WORDS[i : i + 2 + i % 5])}\nSentiment: {'yes' if i % 2 else 'no'}\n\n"
@@ -30,121 +32,139 @@ JOINED = [("pcw", {}), ("sbp", {}), ("pcw", {"positions": "none"}), ("ape", {}),
 
 
 def scores(path, name, arguments, sets=SETS, prefix="", dtype=torch.float64, **settings):
-    predictor = Predictor(*load(path, dtype=dtype), methods.make(name, arguments), **settings)
-    found = predictor.score(sets, QUERIES[: len(sets)], OPTIONS, prefix=prefix)
-    return [score for of_query in found for score, _ in of_query], predictor.runner
+    """Those of every query and option; and the runner, which has counted what ran."""
+    model, tokenizer = load(path, dtype=dtype)
+    predictor = Predictor(model, tokenizer, methods.make(name, arguments), **settings)
+    logprobs = []
+    for of_query in predictor.score(sets, QUERIES[: len(sets)], OPTIONS, prefix=prefix):
+        logprobs += [logprob for logprob, _ in of_query]
+    return logprobs, predictor.runner
 
 
 @pytest.fixture
 def apart(monkeypatch):
-    """A function: whether each context is encoded by itself."""
-    separate = joining.has_separate_demonstrations
-    return lambda yes: monkeypatch.setattr(
-        joining, "has_separate_demonstrations", (lambda method: False) if yes else separate
-    )
+    """A function that makes each context be encoded by itself."""
+
+    def encode_apart():
+        monkeypatch.setattr(joining, "has_separate_demonstrations", lambda method: False)
+
+    return encode_apart
 
 
+@pytest.mark.parametrize(
+    ("model", "dtype", "tolerance"),
+    [("gpt2", torch.float64, 1e-10), ("llama", torch.float32, 1e-6)],
+    ids=["gpt2", "llama"],
+)
 @pytest.mark.parametrize("prefix", ["", "Tell what they say. "])
 @pytest.mark.parametrize(("name", "arguments"), JOINED)
-def test_joined_is_what_is_encoded_together(checkpoint, apart, name, arguments, prefix):
-    for model, dtype, tolerance in (("gpt2", torch.float64, 1e-10), ("llama", torch.float32, 1e-6)):
-        apart(True)
-        expected, alone = scores(checkpoint(model), name, arguments, SETS, prefix, dtype)
-        apart(False)
-        for settings in ({}, {"pack_tokens": 60}, {"store_bytes": 4000}):
-            found, runner = scores(
-                checkpoint(model), name, arguments, SETS, prefix, dtype, **settings
-            )
-            assert found == pytest.approx(expected, rel=tolerance), (model, settings)
-            if not settings:
-                assert runner.tokens_run < 0.9 * alone.tokens_run
+def test_joined_is_what_is_encoded_together(
+    checkpoint, apart, name, arguments, prefix, model, dtype, tolerance
+):
+    tried = functools.partial(scores, checkpoint(model), name, arguments, SETS, prefix, dtype)
+    joined, runner = tried()
+    in_small_packs, _ = tried(pack_tokens=60)
+    in_a_small_store, _ = tried(store_bytes=4000)
+    apart()
+    expected, alone = tried()
+    assert joined == pytest.approx(expected, rel=tolerance)
+    assert in_small_packs == pytest.approx(expected, rel=tolerance)
+    assert in_a_small_store == pytest.approx(expected, rel=tolerance)
+    assert runner.tokens_run < 0.9 * alone.tokens_run
 
 
 def test_whose_demonstrations_are_separate():
     separate = joining.has_separate_demonstrations
-    assert {n for n in methods.NAMES if separate(methods.make(n))} == {
-        "pcw",
-        "sbp",
-        "ape",
-        "invicl",
-    }
+    names = {name for name in methods.NAMES if separate(methods.make(name))}
+    assert names == {"pcw", "sbp", "ape", "invicl"}
     for arguments in ({"window_size": 2}, {"positions": "sequential"}, {"repeat": 2}):
         assert not separate(methods.make("pcw", arguments))
 
 
 def test_each_block_is_encoded_once_and_dropped_after_its_last_use(checkpoint, caplog):
-    predictor = Predictor(*load(checkpoint("gpt2"), dtype=torch.float64), methods.make("pcw"))
+    model, tokenizer = load(checkpoint("gpt2"), dtype=torch.float64)
+    predictor = Predictor(model, tokenizer, methods.make("pcw"))
     runner = predictor.runner
     with caplog.at_level(logging.INFO, logger="lm_eval.icl"):
         predictor.score(SETS, QUERIES, OPTIONS)
-    assert (
-        runner.store.encoded == 10 + 1
-    )  # the prefix, which is empty; two of the twelve sets are the same
-    assert (
-        "pcw: the 10 distinct demonstrations of 11 contexts take" in caplog.text
-        and "holds them" in caplog.text
-    )
+    # Ten and the prefix, which is empty; two of the twelve sets are the same.
+    assert runner.store.encoded == 10 + 1
+    assert "pcw: the 10 distinct demonstrations of 11 contexts take" in caplog.text
+    assert "holds them" in caplog.text
     before = runner.tokens_run
-    predictor.score(SETS[::-1], QUERIES, OPTIONS)  # nothing is encoded again for further calls
-    assert runner.store.encoded == 11 and runner.tokens_run - before < before
+    predictor.score(SETS[::-1], QUERIES, OPTIONS)
+    assert runner.store.encoded == 11  # nothing is encoded again for further calls
+    assert runner.tokens_run - before < before
     predictor.forget()
-    prompts = [FewShotPrompt("", texts, query) for texts, query in zip(SETS, QUERIES, strict=True)]
-    pairs = [predictor.tokenizer.pair(prompt, " no") for prompt in prompts]
-    assert (
-        sum(map(len, runner.score_prompts(pairs, once=True))) == 12 and runner.store.encoded == 11
-    )
-    assert not any(
-        block in runner.store for tokens, _ in pairs for block in joining.separated(tokens.context)
-    )
+    pairs = []
+    for texts, query in zip(SETS, QUERIES, strict=True):
+        pairs.append(predictor.tokenizer.pair(FewShotPrompt("", texts, query), " no"))
+    scored = runner.score_prompts(pairs, once=True)
+    assert sum(map(len, scored)) == 12
+    assert runner.store.encoded == 11
+    for prompt, _ in pairs:
+        for block in joining.separated(prompt.context):
+            assert block not in runner.store
 
 
 def test_a_store_that_is_too_small_is_said_and_contexts_are_put_in_order(checkpoint, caplog):
-    predictor = Predictor(
-        *load(checkpoint("gpt2"), dtype=torch.float64), methods.make("pcw"), store_bytes=4000
-    )
-    contexts = [
-        Context((), ((i % 6, 1), (i % 6, 2), (9, i))) for i in range(24)
-    ]  # six kinds, one after another
+    model, tokenizer = load(checkpoint("gpt2"), dtype=torch.float64)
+    predictor = Predictor(model, tokenizer, methods.make("pcw"), store_bytes=4000)
+    # Six kinds, one after another.
+    contexts = [Context((), ((i % 6, 1), (i % 6, 2), (9, i))) for i in range(24)]
     with predictor.runner.inference_mode():
         order = predictor.runner.encoder.order(contexts)
     assert sorted(map(id, order)) == sorted(map(id, contexts))
-    assert (
-        sum(a.demonstrations[0] != b.demonstrations[0] for a, b in itertools.pairwise(order)) == 5
-    )
+    beginnings = [context.demonstrations[0] for context in order]
+    assert sum(one != other for one, other in itertools.pairwise(beginnings)) == 5
     assert "36 distinct demonstrations of 24 contexts take" in caplog.text
     assert "store_bytes=4000 holds less: some are encoded again" in caplog.text
 
 
 def test_a_beginning_that_contexts_share_is_encoded_once(checkpoint):
     """Under plain ICL, fixed demonstrations in front of others."""
-    path, front = checkpoint("llama"), POOL[:5]
-    sets = [[*front, *Random(i).sample(POOL[5:], i % 3)] for i in range(12)]
-    expected, alone = scores(path, "icl", {}, sets, "Tell. ", pack_tokens=100_000)
-    for settings in ({"pack_tokens": 300}, {"pack_tokens": 1}):
-        found, runner = scores(path, "icl", {}, sets, "Tell. ", **settings)
-        assert found == pytest.approx(expected, abs=1e-10)
-        assert runner.tokens_run < 0.7 * alone.tokens_run and runner.store.encoded == 1
-    expected, _ = scores(path, "prefixicl", {}, sets, "Tell. ", pack_tokens=100_000)
-    found, runner = scores(
-        path, "prefixicl", {}, sets, "Tell. ", pack_tokens=300
-    )  # whose demonstrations look ahead
-    assert found == pytest.approx(expected, abs=1e-10) and runner.store.encoded > 1
+    path = checkpoint("llama")
+    sets = [[*POOL[:5], *Random(i).sample(POOL[5:], i % 3)] for i in range(12)]
+
+    def tried(name, pack_tokens):
+        return scores(path, name, {}, sets, "Tell. ", pack_tokens=pack_tokens)
+
+    expected, alone = tried("icl", 100_000)
+    for pack_tokens in (300, 1):
+        shared, runner = tried("icl", pack_tokens)
+        assert shared == pytest.approx(expected, abs=1e-10)
+        assert runner.tokens_run < 0.7 * alone.tokens_run
+        assert runner.store.encoded == 1
+    # Its demonstrations look ahead.
+    expected, _ = tried("prefixicl", 100_000)
+    own, runner = tried("prefixicl", 300)
+    assert own == pytest.approx(expected, abs=1e-10)
+    assert runner.store.encoded > 1
 
 
-def test_demonstrations_of_each_query(checkpoint):
+@pytest.mark.parametrize("name", ["icl", "batchicl", "saicl", "nbce"])
+def test_demonstrations_of_each_query(checkpoint, name):
     path = checkpoint("gpt2")
-    for name in ("icl", "batchicl", "saicl", "nbce"):
-        one_by_one = []
-        for texts, query in zip(SETS, QUERIES, strict=True):
-            predictor = Predictor(*load(path, dtype=torch.float64), methods.make(name))
-            one_by_one += [score for score, _ in predictor.score(texts, [query], OPTIONS)[0]]
-        assert scores(path, name, {})[0] == pytest.approx(one_by_one, abs=1e-10), name
-    with pytest.raises(
-        InputError,
-        match="demonstrations: 2 lists for 3 queries: give one list, or one for each query",
-    ):
-        predictor.score(SETS[:2], QUERIES[:3], OPTIONS)
-    with pytest.raises(
-        InputError, match=r"demonstrations='Review.*must be a list of texts, not a text"
-    ):
-        predictor.score(POOL[0], QUERIES[:3], OPTIONS)
+    model, tokenizer = load(path, dtype=torch.float64)
+    one_by_one = []
+    for texts, query in zip(SETS, QUERIES, strict=True):
+        predictor = Predictor(model, tokenizer, methods.make(name))
+        [of_query] = predictor.score(texts, [query], OPTIONS)
+        one_by_one += [logprob for logprob, _ in of_query]
+    together, _ = scores(path, name, {})
+    assert together == pytest.approx(one_by_one, abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("shown", "says"),
+    [
+        (SETS[:2], "demonstrations: 2 lists for 3 queries: give one list, or one for each query"),
+        (POOL[0], r"demonstrations='Review.*must be a list of texts, not a text"),
+    ],
+    ids=["two lists", "a text"],
+)
+def test_demonstrations_that_fit_no_queries_are_refused(checkpoint, shown, says):
+    model, tokenizer = load(checkpoint("gpt2"), dtype=torch.float64)
+    predictor = Predictor(model, tokenizer, methods.make("nbce"))
+    with pytest.raises(InputError, match=says):
+        predictor.score(shown, QUERIES[:3], OPTIONS)

@@ -1,5 +1,6 @@
-"""What InvICL (ICLR 2025) says of masks: Propositions 3.4 to 3.6 over every mask of a few examples, whose mask is
-whose, which gradient descent each method is (section 4), and how many pairs of blocks attend (section 6)."""
+"""What InvICL (ICLR 2025) says of masks: Propositions 3.4 to 3.6 over every mask of a few examples,
+whose mask is whose, which gradient descent each method is (section 4), and how many pairs of blocks
+attend (section 6)."""
 
 import itertools
 import re
@@ -16,13 +17,13 @@ from tests.methods.test_properties import distance, linear_attention, mask_of, r
 some = settings(max_examples=30, deadline=None)
 
 
-# Section 4: plain ICL is online gradient descent with a constant rate, prefix ICL is full gradient descent, and a bag
-# of examples has a constant gradient.
+# Section 4: plain ICL is online gradient descent with a constant rate, prefix ICL is full gradient
+# descent, and a bag of examples has a constant gradient.
 
 
 def predictions(mask, x, y, x_t, eta, layers):
-    """What the query reads off after each layer of linear attention, [layers]. It begins with weights of zero. A
-    prediction is minus the last component, as for Theorem 4.1."""
+    """What the query reads off after each layer of linear attention, [layers]. It begins with
+    weights of zero. A prediction is minus the last component, as for Theorem 4.1."""
     width = x.shape[1]
     no_weights = torch.zeros(width, dtype=torch.float64)
     query = torch.cat([x_t, torch.zeros(1, dtype=torch.float64)])
@@ -38,8 +39,9 @@ def predictions(mask, x, y, x_t, eta, layers):
 @some
 @given(n=st.integers(1, 5), d=st.integers(2, 5), seed=st.integers(0, 10**6))
 def test_plain_icl_is_online_gradient_descent(n, d, seed):
-    """Layer after layer, the prediction comes to that of one pass over the demonstrations in their order, each a step
-    on its own loss, at rate 1 for inputs of length 1 (Ding et al., 2023, whom section 4 follows)."""
+    """Layer after layer, the prediction comes to that of one pass over the demonstrations in their
+    order, each a step on its own loss, at rate 1 for inputs of length 1 (Ding et al., 2023, whom
+    section 4 follows)."""
     x, y, x_t, _ = regression(n, d, seed)
     x = x / x.norm(dim=1, keepdim=True)
     forwards = list(range(n))
@@ -71,8 +73,9 @@ def test_prefix_icl_is_gradient_descent(n, d, seed):
 @some
 @given(n=st.integers(1, 6), d=st.integers(1, 5), seed=st.integers(0, 10**6))
 def test_a_bag_of_examples_has_a_constant_gradient(n, d, seed):
-    """Every layer adds the gradient at the initial weights (the remark of appendix C.1). The remark is on what the
-    demonstrations see of each other. So the term of a token that sees itself is left out, as in Eq. 14."""
+    """Every layer adds the gradient at the initial weights (the remark of appendix C.1). The remark
+    is on what the demonstrations see of each other. So the term of a token that sees itself is left
+    out, as in Eq. 14."""
     x, y, x_t, eta = regression(n, d, seed)
     mask = mask_of(methods.PCW(), n)
     mask.fill_diagonal_(0)
@@ -92,12 +95,13 @@ def test_the_three_are_different():
 
 # Propositions 3.4 to 3.6: layers of softmax attention (Eq. 2) with random weights.
 
-WIDTH, LAYERS = 5, 4
+WIDTH = 5
+LAYERS = 4
 
 
 def every_mask(n):
-    """[2 ** (n * n) - 1, n, n] bool: True where M is 0 in Eq. 7. The mask that is -infinity everywhere, which the paper
-    calls meaningless, is left out."""
+    """[2 ** (n * n) - 1, n, n] bool: True where M is 0 in Eq. 7. The mask that is -infinity
+    everywhere, which the paper calls meaningless, is left out."""
     masks = list(itertools.product([False, True], repeat=n * n))
     return torch.tensor(masks[1:]).view(-1, n, n)
 
@@ -108,7 +112,8 @@ def random_states(tokens, seed):
 
 
 def softmax_attention(states, sees):
-    """States [masks, tokens, WIDTH] after all layers. A token that sees nothing adds nothing to itself."""
+    """States [masks, tokens, WIDTH] after all layers. A token that sees nothing adds nothing to
+    itself."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(LAYERS):
         weights = torch.randn(3, WIDTH, WIDTH, generator=generator, dtype=torch.float64)
@@ -120,7 +125,8 @@ def softmax_attention(states, sees):
 
 
 def is_invariant(masks):
-    """Of each mask, Definition 3.1: whether no order of the examples changes the test example, which sees all."""
+    """Of each mask, Definition 3.1: whether no order of the examples changes the test example,
+    which sees all."""
     n = masks.shape[-1]
     sees = torch.zeros(len(masks), n + 1, n + 1, dtype=torch.bool)
     sees[:, :n, :n] = masks
@@ -137,8 +143,8 @@ def is_invariant(masks):
 def leaks_nothing(masks):
     """Of each mask, Definition 3.2: whether no label reaches the state from which it is predicted.
 
-    An example is two tokens, its input and its label. Inside an example, the label comes after the input. An example
-    that sees another sees all of it. (The paper's self-loops are no leakage.)
+    An example is two tokens, its input and its label. Inside an example, the label comes after the
+    input. An example that sees another sees all of it. (The paper's self-loops are no leakage.)
     """
     n = masks.shape[-1]
     tokens = 2 * n
@@ -187,13 +193,14 @@ def test_propositions_3_4_to_3_6(n):
 
 
 def blocks_of(method, n):
-    """Which block attends to which, where each demonstration is a single token, and so is the query."""
+    """Which block attends to which, where each demonstration is a single token, and so is the
+    query."""
     return method.lay_out(0, [1] * n, query=1).mask.bool()
 
 
 def test_which_mask_is_whose():
-    """M_1 is bag of examples, 0 is prefix ICL, and M_2 is between InvICL's second copies and its first ones (Figure
-    2d)."""
+    """M_1 is bag of examples, 0 is prefix ICL, and M_2 is between InvICL's second copies and its
+    first ones (Figure 2d)."""
     n = 4
     own = torch.eye(n, dtype=torch.bool)
     every = torch.ones(n, n, dtype=torch.bool)
@@ -209,7 +216,8 @@ def test_which_mask_is_whose():
 
 
 def complexities():
-    """Method -> the number of pairs of blocks that attend, as a formula in n, from docs/methods/README.md."""
+    """Method -> the number of pairs of blocks that attend, as a formula in n, from
+    docs/methods/README.md."""
     page = Path(__file__).parents[2] / "docs/methods/README.md"
     table = page.read_text(encoding="utf-8").partition("| pairs of blocks |")[2].strip()
     formulas = {}

@@ -12,6 +12,8 @@ from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 CONTEXT = Context((1, 60), ((15, 26, 37, 8), (9, 40, 11, 12, 13), (14, 75, 16)))
 OPTIONS = [(22, 23), (24,), (70, 5, 6)]
 ROWS = [
@@ -30,7 +32,8 @@ def log_likelihood(model, window, query, answer):
     before = [*CONTEXT.prefix, *window, *query]
     with torch.no_grad():
         logprobs = model(torch.tensor([[*before, *answer]])).logits[0].log_softmax(-1)
-    return sum(float(logprobs[len(before) + i - 1, token]) for i, token in enumerate(answer))
+    first = len(before) - 1
+    return sum(float(logprobs[first + i, token]) for i, token in enumerate(answer))
 
 
 def windows_of(size):
@@ -41,27 +44,32 @@ def windows_of(size):
 def literal_weights(scores, labels, epochs, lr, seed):
     """Adam by hand, on the weighted cross-entropy of one row a step."""
     n = len(scores[0])
-    weights, mean, square, t = [1 / n] * n, [0.0] * n, [0.0] * n, 0
+    weights = [1 / n] * n
+    mean = [0.0] * n
+    square = [0.0] * n
+    t = 0
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         for row in torch.randperm(len(labels), generator=generator).tolist():
             t += 1
-            by_window, label = scores[row], labels[row]
-            values = [
-                sum(weights[b] * by_window[b][y] for b in range(n))
-                for y in range(len(by_window[0]))
-            ]
+            by_window = scores[row]
+            label = labels[row]
+            values = [0.0] * len(by_window[0])
+            for weight, window in zip(weights, by_window, strict=True):
+                for y, score in enumerate(window):
+                    values[y] += weight * score
             largest = max(values)
             exps = [math.exp(value - largest) for value in values]
             shares = [e / sum(exps) for e in exps]
             factor = len(labels) / labels.count(label)
-            for b in range(n):
-                expected = sum(p * s for p, s in zip(shares, by_window[b], strict=True))
-                g = factor * (expected - by_window[b][label])
+            for b, window in enumerate(by_window):
+                expected = sum(p * s for p, s in zip(shares, window, strict=True))
+                g = factor * (expected - window[label])
                 mean[b] = 0.9 * mean[b] + 0.1 * g
                 square[b] = 0.999 * square[b] + 0.001 * g * g
                 corrected = mean[b] / (1 - 0.9**t)
-                weights[b] -= lr * corrected / (math.sqrt(square[b] / (1 - 0.999**t)) + 1e-8)
+                root = math.sqrt(square[b] / (1 - 0.999**t))
+                weights[b] -= lr * corrected / (root + 1e-8)
     return weights
 
 
@@ -71,43 +79,40 @@ def test_weights_and_scores_are_those_of_a_literal_loop(model, size, plain):
     arguments = {"window_size": size, "rows": len(ROWS), "epochs": 2, "seed": 4}
     runner = MethodRunner(model, make("moicl", arguments), plain=plain)
     runner.rows[CONTEXT] = ROWS
-    values = {}
-    with runner.inference_mode():
-        for requests, scored in runner.score({CONTEXT: QUERIES}):
-            values |= zip(requests, [score for score, _ in scored], strict=True)
-        weights = runner.method_of(CONTEXT).weights
+    by_request = tiny.scores(runner, {CONTEXT: QUERIES})
+    weights = runner.method_of(CONTEXT).weights
     windows = windows_of(size)
-    labels = [row.label for row in ROWS]
-    scores = [
-        [[log_likelihood(model, w, row.query, o) for o in OPTIONS] for w in windows] for row in ROWS
-    ]
+    labels = []
+    scores = []
+    for row in ROWS:
+        labels.append(row.label)
+        by_window = []
+        for window in windows:
+            by_window.append([log_likelihood(model, window, row.query, o) for o in OPTIONS])
+        scores.append(by_window)
     expected = literal_weights(scores, labels, 2, 0.1, 4)
     assert weights == pytest.approx(expected, abs=1e-9)
     assert min(weights) < 0 or max(weights) > 1 / len(windows) + 0.05
-    assert len(values) == 6
-    for (_, query, answer), value in values.items():
-        by_window = [log_likelihood(model, window, query, answer) for window in windows]
-        mixed = sum(w * s for w, s in zip(expected, by_window, strict=True))
-        assert value == pytest.approx(mixed, abs=1e-8)
+    assert len(by_request) == 6
+    for (_, query, answer), (logprob, _) in by_request.items():
+        mixed = 0.0
+        for weight, window in zip(expected, windows, strict=True):
+            mixed += weight * log_likelihood(model, window, query, answer)
+        assert logprob == pytest.approx(mixed, abs=1e-8)
     assert runner.encoder.learned["rows"] == len(ROWS)
 
 
 def test_without_epochs_it_is_the_ensemble(model):
-    def scores(method):
-        runner = MethodRunner(model, method)
-        with runner.inference_mode():
-            return {
-                request: score
-                for requests, scored in runner.score({CONTEXT: QUERIES})
-                for request, (score, _) in zip(requests, scored, strict=True)
-            }
+    def logprobs(method):
+        scores = tiny.scores(MethodRunner(model, method), {CONTEXT: QUERIES})
+        return {request: logprob for request, (logprob, _) in scores.items()}
 
-    assert scores(make("moicl", {"epochs": 0})) == pytest.approx(scores(make("ensemble")))
-    given = scores(make("moicl", {"weights": [1, 0, 0]}))
-    window = Context(CONTEXT.prefix, CONTEXT.demonstrations[:1])
-    for (_, query, answer), value in given.items():
-        alone = log_likelihood(model, window.demonstrations[0], query, answer)
-        assert value == pytest.approx(alone, abs=1e-9)
+    ensemble = logprobs(make("ensemble"))
+    assert logprobs(make("moicl", {"epochs": 0})) == pytest.approx(ensemble)
+    of_first_window = logprobs(make("moicl", {"weights": [1, 0, 0]}))
+    for (_, query, answer), logprob in of_first_window.items():
+        alone = log_likelihood(model, CONTEXT.demonstrations[0], query, answer)
+        assert logprob == pytest.approx(alone, abs=1e-9)
 
 
 def test_a_window_that_misleads_gets_a_negative_weight():
@@ -128,23 +133,31 @@ def test_rows_are_needed(model):
     runner = MethodRunner(model, make("moicl"))
     with pytest.raises(InputError, match=r"labeled rows.*take a task with options"):
         list(runner.score({CONTEXT: QUERIES}))
-    for arguments, why in (
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
         ({"weights": ["a"]}, "must be a list, each a number"),
         ({"rows": 0}, "rows=0: must be a whole number, 1 or more"),
-    ):
-        with pytest.raises(InputError, match=why):
-            make("moicl", arguments)
+    ],
+    ids=["weights", "rows"],
+)
+def test_what_is_refused(arguments, why):
+    with pytest.raises(InputError, match=why):
+        make("moicl", arguments)
 
 
 def test_texts_are_generated_with_given_weights(checkpoint):
     """With all weight on one window, they are those after this window."""
-    shown = ["Review: dull\nSentiment: no\n\n", "Review: warm\nSentiment: yes\n\n"]
-    query = ["Review: odd\nSentiment:"]
-    texts = []
-    for name, arguments, parts in (
-        ("moicl", {"weights": [0, 1]}, shown),
-        ("pcw", {"positions": "sequential"}, shown[1:]),
-    ):
-        predictor = Predictor(*tiny.load(checkpoint("llama")), make(name, arguments))
-        texts.append(predictor.generate(parts, query, max_new_tokens=6))
-    assert texts[0] == texts[1]
+    model, tokenizer = tiny.load(checkpoint("llama"))
+    first = "Review: dull\nSentiment: no\n\n"
+    second = "Review: warm\nSentiment: yes\n\n"
+
+    def text(method, shown):
+        predictor = Predictor(model, tokenizer, method)
+        return predictor.generate(shown, ["Review: odd\nSentiment:"], max_new_tokens=6)
+
+    mixture = make("moicl", {"weights": [0, 1]})
+    window = make("pcw", {"positions": "sequential"})
+    assert text(mixture, [first, second]) == text(window, [second])

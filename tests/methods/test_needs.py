@@ -1,4 +1,5 @@
-"""What a model does is found out by trying: every method works on it exactly, or is refused in one line."""
+"""What a model does is found out by trying: every method works on it exactly, or is refused in one
+line."""
 
 import peft
 import pytest
@@ -18,6 +19,7 @@ from tests import evaluation, tiny
 from tests.inference.test_invariance import answers
 from tests.smoke import model_types as smoke_models
 
+HIDING = ["prefixicl", "pcw", "saicl", "invicl"]
 CLASSES = {name: model_class(name) for name in NAMES}
 
 
@@ -30,14 +32,12 @@ def refusal(name, path, **args):
 @pytest.mark.parametrize(
     ("name", "args", "says"),
     [
-        *(
-            (name, {}, f"{name} hides tokens from each other, which")
-            for name in ("prefixicl", "pcw", "saicl", "invicl")
-        ),
+        *((name, {}, f"{name} hides tokens from each other, which") for name in HIDING),
         (
             "nope",
             {},
-            "nope (positions=none) needs a model that obeys given positions, and BloomForCausalLM has no",
+            "nope (positions=none) needs a model that obeys given positions, "
+            "and BloomForCausalLM has no",
         ),
         (
             "icl",
@@ -53,9 +53,10 @@ def test_positions_on_a_model_without(checkpoint, name, args, says):
 
 
 @pytest.mark.parametrize("architecture", ["mistral_window", "gemma2_window"])
-@pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl"])
+@pytest.mark.parametrize("name", HIDING)
 def test_a_window_shorter_than_the_prompt(checkpoint, name, architecture):
-    says = f"do not fit the 24 tokens of a row that {type(tiny.build(architecture)).__name__} sees as a whole"
+    model = type(tiny.build(architecture)).__name__
+    says = f"do not fit the 24 tokens of a row that {model} sees as a whole"
     with pytest.raises(InputError, match=f"{says}.*, as {name} needs it"):
         evaluation.run(name, checkpoint(architecture), ["one_token"], 3, args={"overflow": "error"})
 
@@ -86,37 +87,39 @@ def test_a_window_longer_than_the_prompt_hides_nothing(tmp_path, name, architect
 
 @pytest.fixture
 def flash():
-    """Attention that takes no mask of ours, as flash_attention_2 does: causal whatever it is given."""
+    """Attention that takes no mask of ours, as flash_attention_2 does: causal whatever it is
+    given."""
 
     def attend(module, query, key, value, attention_mask, **kwargs):
         if attention_mask is not None:
             raise ValueError("flash attention takes no 4-D mask")
-        length, past = query.shape[-2], key.shape[-2] - query.shape[-2]
+        length = query.shape[-2]
+        past = key.shape[-2] - length
         causal = torch.ones(length, length + past, dtype=torch.bool).tril(past)[None, None]
         return sdpa_attention_forward(module, query, key, value, causal, **kwargs)
 
+    def given_mask(*args, attention_mask=None, **kwargs):
+        return attention_mask
+
     AttentionInterface.register("causal_only", attend)
-    AttentionMaskInterface.register(
-        "causal_only", lambda *args, attention_mask=None, **kwargs: attention_mask
-    )
+    AttentionMaskInterface.register("causal_only", given_mask)
     return "causal_only"
 
 
-@pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl"])
+@pytest.mark.parametrize("name", HIDING)
 def test_attention_without_masks(checkpoint, flash, name):
     text = refusal(name, checkpoint("llama"), attn_implementation=flash)
-    assert (
-        f"{name} hides tokens from each other, which LlamaForCausalLM (attn_implementation=causal_only)"
-        in text
-    )
+    model = "LlamaForCausalLM (attn_implementation=causal_only)"
+    assert f"{name} hides tokens from each other, which {model}" in text
 
 
 @pytest.mark.parametrize("name", ["icl", "deepthink", "batchicl", "nope"])
 def test_what_hides_nothing_runs_without_masks(checkpoint, flash, name):
     """Query by query, with the same numbers."""
-    path, names = checkpoint("llama"), ["many_tokens"]
-    found = evaluation.answers(name, path, names, 3, args={"attn_implementation": flash})
-    evaluation.assert_same(found, evaluation.answers(name, path, names, 3), 1e-4)
+    path = checkpoint("llama")
+    names = ["many_tokens"]
+    answers = evaluation.answers(name, path, names, 3, args={"attn_implementation": flash})
+    evaluation.assert_same(answers, evaluation.answers(name, path, names, 3), 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -145,10 +148,10 @@ def test_without_positions_none_is_left(checkpoint, architecture):
 @pytest.mark.slow
 def test_no_positions_inside_an_adapter(tmp_path, checkpoint):
     """PEFT's generate runs the model inside; an adapter that does nothing must change nothing."""
-    path, names = checkpoint("llama"), ["one_token", "generate"]
-    peft.get_peft_model(
-        tiny.build("llama"), peft.LoraConfig(target_modules=["q_proj"], r=2)
-    ).save_pretrained(tmp_path)
+    path = checkpoint("llama")
+    names = ["one_token", "generate"]
+    config = peft.LoraConfig(target_modules=["q_proj"], r=2)
+    peft.get_peft_model(tiny.build("llama"), config).save_pretrained(tmp_path)
     for name in ("invicl", "deepthink"):
         adapted = evaluation.answers(name, path, names, 3, args={"peft": str(tmp_path)})
         evaluation.assert_same(adapted, evaluation.answers(name, path, names, 3), 1e-5)
@@ -167,7 +170,8 @@ def test_blocks_that_are_not_found():
 
 @pytest.mark.parametrize("architecture", ["gpt2", "qwen3_next"])
 def test_answers_that_see_each_other_are_noticed(monkeypatch, architecture):
-    """Every answer goes on from a copy of the cache. Without copies the second answer would see the first."""
+    """Every answer goes on from a copy of the cache. Without copies the second answer would see the
+    first."""
     monkeypatch.setattr(scoring, "select_rows", lambda cache, batch, rows: cache)
     with torch.no_grad():
         assert "continued from its cache, it gives" in probe(tiny.build(architecture)).no_memory
@@ -191,7 +195,8 @@ def test_a_mask_that_leaks_a_little_is_not_obeyed(share):
 
 @torch.no_grad()
 def test_a_model_that_never_looks_ahead():
-    """GPT-Neo hides what comes after a token whatever the mask shows; its masks can only hide more."""
+    """GPT-Neo hides what comes after a token whatever the mask shows; its masks can only hide
+    more."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         assert probe(tiny.build("llama", dtype)).sees_ahead
         model = tiny.build("gpt_neo", dtype)
@@ -206,7 +211,8 @@ def test_a_model_that_never_looks_ahead():
 
 @torch.no_grad()
 def test_positions_that_do_not_begin_at_zero():
-    """RoBERTa counts from its padding token's number, so positions that are counted from 0 are not its own."""
+    """RoBERTa counts from its padding token's number, so positions that are counted from 0 are not
+    its own."""
     model = AutoModelForCausalLM.from_config(configuration("roberta", 500, is_decoder=True)).eval()
     assert not probe(model).obeys_positions
     MethodRunner(model, methods.make("icl"))
@@ -219,29 +225,27 @@ def test_attention_that_is_scaled_by_index():
     """Llama 4 scales queries by their index from some index on, whatever their position."""
     model = smoke_models.build("llama4_text")
     abilities = probe(model)
-    assert abilities.scaled_from == model.config.floor_scale - 1
-    assert abilities.can_pack_to(abilities.scaled_from) and not abilities.can_pack_to(
-        abilities.scaled_from + 1
-    )
-    for name, longest in (
-        ("icl", None),
-        ("nope", abilities.scaled_from),
-        ("invicl", abilities.scaled_from),
-    ):
+    first = abilities.scaled_from
+    assert first == model.config.floor_scale - 1
+    assert abilities.can_pack_to(first)
+    assert not abilities.can_pack_to(first + 1)
+    for name, longest in (("icl", None), ("nope", first), ("invicl", first)):
         assert MethodRunner(model, methods.make(name)).limits(512).window == longest
 
 
 @pytest.mark.parametrize(("kind", "pads"), [("whisper", False), ("git", False), ("opt", True)])
 @torch.no_grad()
 def test_batches_whose_padding_shifts_tokens(kind, pads):
-    """Whisper's decoder counts padding, and GIT masks other tokens than the padding if it has a cache."""
+    """Whisper's decoder counts padding, and GIT masks other tokens than the padding if it has a
+    cache."""
     abilities = probe(smoke_models.build(kind))
     assert abilities.can_pad == pads and abilities.can_pack and abilities.sees_ahead
 
 
 @torch.no_grad()
 def test_a_model_is_tried_in_few_passes():
-    passes, model = [], tiny.build("llama")
+    passes = []
+    model = tiny.build("llama")
     model.register_forward_pre_hook(lambda *args: passes.append(args))
     probe(model)
     assert len(passes) == 32

@@ -33,22 +33,37 @@ OPTIONS = [" no", " yes", " yes indeed"]
 load = functools.partial(tiny.load, dtype=torch.float64)
 
 
+def lm_of(name, path):
+    """lm-eval's model of a method, as quick as the smoke test has it."""
+    arguments = QUICK.get(name, {})
+    return model_class(name)(str(path), device="cpu", dtype="float64", batch_size=8, **arguments)
+
+
+def predictor_of(name, path, **settings):
+    model, tokenizer = load(path)
+    return Predictor(model, tokenizer, methods.make(name, QUICK.get(name, {})), **settings)
+
+
+PREFIX = "Tell. "
+PROMPTS = [FewShotPrompt(PREFIX, DEMONSTRATIONS, query) for query in QUERIES]
+
+
+def logprobs(scores):
+    """Those of a query's options."""
+    return [logprob for logprob, _ in scores]
+
+
 @pytest.mark.parametrize(
     "name", tiny.slow_but(["icl", "invicl", "deepthink", "saicl", "nbce"], methods.NAMES)
 )
 def test_it_gives_what_the_lm_eval_model_gives(checkpoint, name):
     path = checkpoint("llama")
-    arguments = QUICK.get(name, {})
-    predictor = Predictor(*load(path), methods.make(name, arguments))
-    lm = model_class(name)(str(path), device="cpu", dtype="float64", batch_size=8, **arguments)
-    prompts = [FewShotPrompt("Tell. ", DEMONSTRATIONS, query) for query in QUERIES]
-    scored = [
-        Instance("loglikelihood", {}, pair, 0) for pair in itertools.product(prompts, OPTIONS)
-    ]
-    found = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS, prefix="Tell. ")
-    assert [score for scores in found for score in scores] == lm.loglikelihood(
-        scored, disable_tqdm=True
-    )
+    requests = []
+    for pair in itertools.product(PROMPTS, OPTIONS):
+        requests.append(Instance("loglikelihood", {}, pair, 0))
+    expected = lm_of(name, path).loglikelihood(requests, disable_tqdm=True)
+    scores = predictor_of(name, path).score(DEMONSTRATIONS, QUERIES, OPTIONS, prefix=PREFIX)
+    assert list(itertools.chain(*scores)) == expected
 
 
 @torch.no_grad()
@@ -69,30 +84,22 @@ def test_texts_are_those_of_whole_passes(checkpoint, name):
     predictor = Predictor(model, tokenizer, methods.make("icl"), batch_size=2)
     # The last query has demonstrations of its own.
     shown = [DEMONSTRATIONS, DEMONSTRATIONS, DEMONSTRATIONS[1:]]
-    expected = [
-        by_whole_passes(model, tokenizer, demonstrations, query, 7, prefix="Tell. ")
-        for demonstrations, query in zip(shown, QUERIES, strict=True)
-    ]
-    assert predictor.generate(shown, QUERIES, prefix="Tell. ", max_new_tokens=7) == expected
-    assert (
-        predictor.generate(shown[2], QUERIES[2:], prefix="Tell. ", max_new_tokens=7)
-        == (expected[2:])
-    )
+    expected = []
+    for demonstrations, query in zip(shown, QUERIES, strict=True):
+        expected.append(by_whole_passes(model, tokenizer, demonstrations, query, 7, PREFIX))
+    settings = {"prefix": PREFIX, "max_new_tokens": 7}
+    assert predictor.generate(shown, QUERIES, **settings) == expected
+    assert predictor.generate(shown[2], QUERIES[2:], **settings) == expected[2:]
 
 
 @pytest.mark.parametrize("name", tiny.slow_but(["invicl", "saicl", "nbce", "ape"], methods.NAMES))
 def test_texts_are_those_of_the_lm_eval_model(checkpoint, name):
     path = checkpoint("llama")
-    arguments = QUICK.get(name, {})
-    predictor = Predictor(*load(path), methods.make(name, arguments))
-    lm = model_class(name)(str(path), device="cpu", dtype="float64", batch_size=8, **arguments)
-    prompts = [FewShotPrompt("Tell. ", DEMONSTRATIONS, query) for query in QUERIES]
-    arguments = {"until": ["e"], "max_gen_toks": 6}
-    requests = [Instance("generate_until", {}, (prompt, arguments), 0) for prompt in prompts]
-    texts = predictor.generate(
-        DEMONSTRATIONS, QUERIES, prefix="Tell. ", max_new_tokens=6, stop=["e"]
-    )
-    assert texts == lm.generate_until(requests, disable_tqdm=True)
+    settings = {"until": ["e"], "max_gen_toks": 6}
+    requests = [Instance("generate_until", {}, (prompt, settings), 0) for prompt in PROMPTS]
+    settings = {"prefix": PREFIX, "max_new_tokens": 6, "stop": ["e"]}
+    texts = predictor_of(name, path).generate(DEMONSTRATIONS, QUERIES, **settings)
+    assert texts == lm_of(name, path).generate_until(requests, disable_tqdm=True)
 
 
 def test_the_settings_of_a_checkpoint_and_of_a_call_hold(checkpoint):
@@ -101,107 +108,127 @@ def test_the_settings_of_a_checkpoint_and_of_a_call_hold(checkpoint):
     settings = {"num_beams": 3, "repetition_penalty": 1.3}
     predictor = Predictor(model, tokenizer, methods.make("icl"))
     plain = predictor.generate(DEMONSTRATIONS, QUERIES)
-    found = predictor.generate(DEMONSTRATIONS, QUERIES, **settings)
+    texts = predictor.generate(DEMONSTRATIONS, QUERIES, **settings)
     model.generation_config.update(**settings)
-    assert predictor.generate(DEMONSTRATIONS, QUERIES) == found != plain
+    assert predictor.generate(DEMONSTRATIONS, QUERIES) == texts != plain
     model.generation_config.update(num_beams=1, repetition_penalty=1.0)
-    for query, text in zip(QUERIES, found, strict=True):
+    settings |= {"max_new_tokens": 32, "do_sample": False, "pad_token_id": 0}
+    for query, text in zip(QUERIES, texts, strict=True):
         ids = tokenizer("".join(DEMONSTRATIONS) + query, return_tensors="pt").input_ids
-        whole = model.generate(ids, max_new_tokens=32, do_sample=False, pad_token_id=0, **settings)
+        whole = model.generate(ids, **settings)
         assert tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True) == text
 
 
 def test_more_positions_than_a_model_has_learned(checkpoint):
     says = "max_length=5000: GPT2LMHeadModel has learned embeddings for 4096 positions only"
     with pytest.raises(InputError, match=says):
-        Predictor(*load(checkpoint("gpt2")), methods.make("icl"), max_length=5000)
-    Predictor(*load(checkpoint("llama")), methods.make("icl"), max_length=5000)
+        predictor_of("icl", checkpoint("gpt2"), max_length=5000)
+    predictor_of("icl", checkpoint("llama"), max_length=5000)
 
 
 def test_one_memory_for_many_calls(checkpoint):
-    predictor = Predictor(*load(checkpoint("gpt2")), methods.make("invicl"))
-    first = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
-    again = predictor.score(DEMONSTRATIONS[::-1], QUERIES[:1], OPTIONS)  # in any order
+    predictor = predictor_of("invicl", checkpoint("gpt2"))
+    first, *_ = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
+    [again] = predictor.score(DEMONSTRATIONS[::-1], QUERIES[:1], OPTIONS)  # in any order
     assert predictor.runner.store.encoded == 1
-    assert [score for score, _ in again[0]] == pytest.approx(
-        [score for score, _ in first[0]], abs=1e-12
-    )
+    assert logprobs(again) == pytest.approx(logprobs(first), abs=1e-12)
 
 
 @pytest.mark.parametrize("name", tiny.slow_but(["llama"], ["gpt2", "llama", "bloom"]))
 def test_a_query_longer_than_a_piece_of_a_pass(checkpoint, name):
     """Of what runs in several passes, the last one has the query's last token."""
-    model, query = load(checkpoint(name)), f"Review: {'a long film ' * 200}\nSentiment:"
-    predictors = [
-        Predictor(*model, methods.make("batchicl"), **pack)
-        for pack in ({}, {"pack_tokens": 20_000})
-    ]
-    assert len(model[1](query).input_ids) > 512
-    ours, whole = (predictor.score(DEMONSTRATIONS, [query], OPTIONS)[0] for predictor in predictors)
-    assert [score for score, _ in ours] == pytest.approx([score for score, _ in whole], abs=1e-5)
+    model, tokenizer = load(checkpoint(name))
+    query = f"Review: {'a long film ' * 200}\nSentiment:"
+    assert len(tokenizer(query).input_ids) > 512
+    in_pieces = Predictor(model, tokenizer, methods.make("batchicl"))
+    whole = Predictor(model, tokenizer, methods.make("batchicl"), pack_tokens=20_000)
+    [ours] = in_pieces.score(DEMONSTRATIONS, [query], OPTIONS)
+    [expected] = whole.score(DEMONSTRATIONS, [query], OPTIONS)
+    assert logprobs(ours) == pytest.approx(logprobs(expected), abs=1e-5)
 
 
 @pytest.mark.parametrize(("name", "needed"), [("icl", 11), ("pcw", 9), ("invicl", 9)])
 def test_a_prompt_may_take_every_position_of_the_model(name, needed):
-    """Beside the prefix and the query, symmetric positions take those of the longest demonstration."""
+    """Beside the prefix and the query, symmetric positions take those of the longest
+    demonstration."""
     prompt = TokenizedPrompt(Context((1,), ((5, 6, 7), (8, 9))), (3, 4))
-    for positions in (needed, needed - 1):
+
+    def too_long(positions):
         limits = PromptLimits(methods.make(name), "GPT2", positions, None, None, "")
-        assert (limits.too_long(prompt, 3) is None) == (positions == needed)
+        return limits.too_long(prompt, 3)
+
+    assert too_long(needed) is None
+    assert too_long(needed - 1) is not None
 
 
 def test_options_of_each_query_and_no_demonstrations(checkpoint):
-    predictor = Predictor(*load(checkpoint("llama")), methods.make("icl"))
-    same = predictor.score([], QUERIES[:2], OPTIONS)
-    each = predictor.score([], QUERIES[:2], [OPTIONS[:1], OPTIONS[1:]])
-    assert [len(scores) for scores in each] == [1, 2]
-    assert [score for score, _ in each[0] + each[1]] == pytest.approx(
-        [same[0][0][0], same[1][1][0], same[1][2][0]], abs=1e-12
-    )
-    assert predictor.score([], [], OPTIONS) == predictor.generate([], []) == []
+    predictor = predictor_of("icl", checkpoint("llama"))
+    first, second = map(logprobs, predictor.score([], QUERIES[:2], OPTIONS))
+    by_query = predictor.score([], QUERIES[:2], [OPTIONS[:1], OPTIONS[1:]])
+    own_first, own_second = map(logprobs, by_query)
+    assert own_first == pytest.approx(first[:1], abs=1e-12)
+    assert own_second == pytest.approx(second[1:], abs=1e-12)
+    assert predictor.score([], [], OPTIONS) == []
+    assert predictor.generate([], []) == []
+
+
+NO_LIST = "must be a list of texts"
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("shown", "queries", "options", "says"),
     [
-        (lambda p: p.score(DEMONSTRATIONS, QUERIES, [OPTIONS]), "options: 1 lists for 3 queries"),
+        (DEMONSTRATIONS, QUERIES, [OPTIONS], "options: 1 lists for 3 queries"),
         (
-            lambda p: p.score(["many " * 3000] * 2, QUERIES, OPTIONS),
-            r"query 0, option 0: prompts do not fit the model's 4096 positions; this one needs \d+: "
-            r"prefix and demonstrations \d+ \+ query \d+( \+ answer without its last token \d+)?\. Give fewer .*\.$",
+            ["many " * 3000] * 2,
+            QUERIES,
+            OPTIONS,
+            r"query 0, option 0: prompts do not fit the model's 4096 positions; this one needs "
+            r"\d+: prefix and demonstrations \d+ \+ query \d+"
+            r"( \+ answer without its last token \d+)?\. Give fewer .*\.$",
         ),
+        ("Review", ["a"], [" yes"], f"demonstrations='Review': {NO_LIST}"),
+    ],
+    ids=["options", "length", "demonstrations"],
+)
+def test_bad_input_to_score_is_one_line(checkpoint, shown, queries, options, says):
+    predictor = predictor_of("icl", checkpoint("gpt2"))
+    with pytest.raises(InputError, match=f"^lm-eval-icl: {says}"):
+        predictor.score(shown, queries, options)
+
+
+@pytest.mark.parametrize(
+    ("shown", "queries", "settings", "says"),
+    [
         (
-            lambda p: p.score("Review", ["a"], [" yes"]),
-            "demonstrations='Review': must be a list of texts",
-        ),
-        (
-            lambda p: p.generate(DEMONSTRATIONS, QUERIES, max_new_tokens=5000),
+            DEMONSTRATIONS,
+            QUERIES,
+            {"max_new_tokens": 5000},
             r"query 0: prompts do not fit .* \+ new tokens 5000\. Give fewer demonstrations\.$",
         ),
-        (lambda p: p.generate([], "a"), "queries='a': must be a list of texts"),
-        (lambda p: p.generate([], ["a"], stop="e"), "stop='e': must be a list of texts"),
+        ([], "a", {}, f"queries='a': {NO_LIST}"),
+        ([], ["a"], {"stop": "e"}, f"stop='e': {NO_LIST}"),
+        ([], ["a"], {"max_new_tokens": "a few"}, "max_new_tokens='a few': must be a whole"),
+        ([], ["a"], {"use_cache": False}, "generation argument use_cache=False"),
         (
-            lambda p: p.generate([], ["a"], max_new_tokens="a few"),
-            "max_new_tokens='a few': must be a whole",
-        ),
-        (lambda p: p.generate([], ["a"], use_cache=False), "generation argument use_cache=False"),
-        (
-            lambda p: p.generate([], ["a"], nonsense=1),
+            [],
+            ["a"],
+            {"nonsense": 1},
             "generation arguments {'nonsense': 1}: refused by transformers",
         ),
     ],
+    ids=["length", "queries", "stop", "max_new_tokens", "use_cache", "nonsense"],
 )
-def test_bad_input_is_one_line(checkpoint, call, says):
-    predictor = Predictor(*load(checkpoint("gpt2")), methods.make("icl"))
+def test_bad_input_to_generate_is_one_line(checkpoint, shown, queries, settings, says):
+    predictor = predictor_of("icl", checkpoint("gpt2"))
     with pytest.raises(InputError, match=f"^lm-eval-icl: {says}"):
-        call(predictor)
+        predictor.generate(shown, queries, **settings)
 
 
-@pytest.mark.parametrize("argument", [{"pack_tokens": 0}, {"max_length": True}])
-def test_arguments_out_of_range(checkpoint, argument):
-    ((name, value),) = argument.items()
+@pytest.mark.parametrize(("name", "value"), [("pack_tokens", 0), ("max_length", True)])
+def test_arguments_out_of_range(checkpoint, name, value):
     with pytest.raises(InputError, match=f"{name}={value!r}: must be a whole number, 1 or more"):
-        Predictor(*load(checkpoint("gpt2")), methods.make("icl"), **argument)
+        predictor_of("icl", checkpoint("gpt2"), **{name: value})
 
 
 def test_a_model_that_somebody_owns_is_left_as_it_was(checkpoint):
@@ -216,10 +243,10 @@ def test_a_model_that_somebody_owns_is_left_as_it_was(checkpoint):
 
 
 def test_a_method_that_learns_needs_the_answers_of_demonstrations(checkpoint):
-    predictor = Predictor(*load(checkpoint("llama")), methods.make("ctkv", {"steps": 2}))
+    path = checkpoint("llama")
+    predictor = Predictor(*load(path), methods.make("ctkv", {"steps": 2}))
     plain = [str(demonstration) for demonstration in DEMONSTRATIONS]
     with pytest.raises(InputError, match=r"query 0: the answer of demonstration 1 is not known"):
         predictor.score(plain, QUERIES, OPTIONS)
-    assert predictor.score([], QUERIES[:1], OPTIONS) == Predictor(
-        *load(checkpoint("llama")), methods.make("icl")
-    ).score([], QUERIES[:1], OPTIONS)
+    expected = predictor_of("icl", path).score([], QUERIES[:1], OPTIONS)
+    assert predictor.score([], QUERIES[:1], OPTIONS) == expected

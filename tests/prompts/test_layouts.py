@@ -1,4 +1,5 @@
-"""A layout is made from lengths; its mask, its rule, its positions and what is read off it say the same."""
+"""A layout is made from lengths; its mask, its rule, its positions and what is read off it say the
+same."""
 
 import pytest
 import torch
@@ -31,33 +32,32 @@ def rows(method, prefix, demonstrations, query, answer):
     if method.why_not(len(demonstrations)):
         return []
     layouts = [layout for _, layout in method.passes(prefix, demonstrations, query, answer)]
-    return (
-        layouts
-        if method.name == "deepthink"
-        else [*layouts, method.lay_out(prefix, demonstrations, query, answer)]
-    )
+    if method.name != "deepthink":
+        layouts.append(method.lay_out(prefix, demonstrations, query, answer))
+    return layouts
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 @settings(max_examples=15, deadline=None)
 @given(lengths=LENGTHS)
 def test_the_mask_is_the_rule_for_every_pair(method, lengths):
-    """The rule is said here token by token: a block sees the blocks that `sees` gives, and itself causally."""
+    """The rule is said here token by token: a block sees the blocks that `sees` gives, and itself
+    causally."""
     for layout in rows(method, *lengths):
-        blocks = [(i, block) for i, block in enumerate(layout.blocks) for _ in range(block.length)]
-        expected = [
-            [
-                bool(layout.sees[a, b]) or (a == b and query >= key and block.name != "M")
-                for key, (b, _) in enumerate(blocks)
-            ]
-            for query, (a, block) in enumerate(blocks)
-        ]
-        assert layout.mask.tolist() == expected
-        for query, row in enumerate(
-            expected
-        ):  # of any shape: a token by itself, a token and some others
-            assert layout.rule(torch.tensor(query), torch.arange(len(row))).tolist() == row
-            assert layout.rule(torch.tensor(query), torch.tensor(query)).item() == row[query]
+        block_of = []
+        for number, block in enumerate(layout.blocks):
+            block_of += [number] * block.length
+        for query, a in enumerate(block_of):
+            expected = []
+            for key, b in enumerate(block_of):
+                own = a == b and query >= key and layout.blocks[a].name != "M"
+                expected.append(own or bool(layout.sees[a, b]))
+            assert layout.mask[query].tolist() == expected
+            # Of any shape: a token by itself, a token and some others.
+            token = torch.tensor(query)
+            assert layout.rule(token, torch.arange(len(block_of))).tolist() == expected
+            assert layout.rule(token, token).item() == expected[query]
+        assert layout.mask.shape == (len(block_of), len(block_of))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -105,7 +105,8 @@ def test_what_is_read_off_blocks_is_so_token_by_token(method, lengths):
 @settings(max_examples=25, deadline=None)
 @given(lengths=LENGTHS)
 def test_the_footprint_is_what_the_rows_take(method, lengths):
-    """Computed here from the tokens' positions in every row that encodes; without positions, those of a sequence."""
+    """Computed here from the tokens' positions in every row that encodes; without positions, those
+    of a sequence."""
     prefix, demonstrations, _, _ = lengths
     if method.why_not(len(demonstrations)):
         return
@@ -115,10 +116,8 @@ def test_the_footprint_is_what_the_rows_take(method, lengths):
         method = methods.make(method.name, {"repeat": method.repeat, "positions": "sequential"})
     layouts = [layout for _, layout in method.passes(prefix, demonstrations)]
     assert footprint.tokens == max(len(layout.positions) for layout in layouts)
-    assert footprint.positions == max(
-        (int(at) + 1 for layout in layouts for at in layout.positions), default=0
-    )
     ends = [max(layout.positions.tolist()) + 1 for layout in layouts if len(layout)]
+    assert footprint.positions == max(ends, default=0)
     assert footprint.shortest_pass == min(ends, default=0)
     # The query's first token, in the row that has one, or after each of several memories.
     with_query = [layout for _, layout in method.passes(prefix, demonstrations, 1)]
@@ -134,6 +133,6 @@ def test_masks_of_thousands_of_demonstrations_are_made_from_blocks():
     assert layout.sees.shape == (2003, 2003)
     first = torch.tensor([2, 2 + 30 * 1000, len(layout) - 1])
     seen = layout.rule(first[:, None], torch.arange(len(layout)))
-    # A first copy: the prefix and itself. A second: the prefix, 999 first copies, itself. The answer: prefix, second
-    # copies, query, itself.
+    # A first copy: the prefix and itself. A second: the prefix, 999 first copies, itself. The
+    # answer: prefix, second copies, query, itself.
     assert seen.sum(dim=1).tolist() == [3, 2 + 999 * 30 + 1, 2 + 1000 * 30 + 50 + 1]

@@ -1,6 +1,7 @@
 """The recorded parts of prompts, against what the task's own documents say."""
 
 import copy
+import itertools
 import pickle
 
 import lm_eval
@@ -95,9 +96,7 @@ def test_chat_template(multiturn):
 
 def test_blanks_that_a_chat_template_strips():
     """The mark before a turn does not keep them."""
-    config = evaluation.task(
-        "blanks", **evaluation.CHOICE, doc_to_choice=["a", "b"], doc_to_text="\n {{other}} is"
-    )
+    config = evaluation.choice("blanks", "a", "b", doc_to_text="\n {{other}} is")
     kwargs = {"apply_chat_template": True, "chat_template": chat, "fewshot_as_multiturn": True}
     prompt = first_prompt(config, 1, **kwargs)
     assert isinstance(prompt, FewShotPrompt) and len(prompt.demonstrations) == 1
@@ -164,8 +163,8 @@ def test_a_template_that_takes_no_marks_in_answers_leaves_the_parts():
 
 
 def test_what_leaves_no_structure():
-    """A template that depends on what it is given, that of a model with an API, and a document that holds the
-    mark."""
+    """A template that depends on what it is given, that of a model with an API, and a document that
+    holds the mark."""
 
     def shouting(messages, add_generation_prompt=True):
         return "".join(f"{len(m['content'])}:{m['content']}" for m in messages)
@@ -191,62 +190,80 @@ def test_a_task_that_builds_its_own_prompts(checkpoint):
             # Its turns are not the prompt's: what build_qa_turn makes here must not be marked.
             return "".join(m.to_text() for m in self.build_qa_turn(q=doc["text"], a="x"))
 
-    task = Own(config=evaluation.task("own", **evaluation.CHOICE, doc_to_choice=["a", "b"]))
+    task = Own(config=evaluation.choice("own", "a", "b"))
     task.set_config("num_fewshot", 0)
     task.set_fewshot_seed(0)
     with pytest.raises(InputError, match=r"'own'.*without its structure.*--model hf"):
         lm_eval.simple_evaluate(
-            "icl", {"pretrained": str(checkpoint("gpt2"))}, tasks=[task], device="cpu"
+            "icl",
+            {"pretrained": str(checkpoint("gpt2"))},
+            tasks=[task],
+            task_manager=evaluation.manager(False),
+            device="cpu",
         )
 
 
-def test_copies_and_other_processes_keep_the_parts():
-    prompt = FewShotPrompt("p", ["d"], "q")
-    for other in (pickle.loads(pickle.dumps(prompt)), copy.copy(prompt), copy.deepcopy(prompt)):
-        assert type(other) is FewShotPrompt
-        assert (other, other.prefix, other.demonstrations, other.query) == ("pdq", "p", ("d",), "q")
-    part = Demonstration("q:", " a", "\n")
-    for other in (pickle.loads(pickle.dumps(part)), copy.copy(part), copy.deepcopy(part)):
-        assert type(other) is Demonstration and (other, other.answer) == ("q: a\n", (2, 4))
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("copied", [pickled, copy.copy, copy.deepcopy])
+def test_copies_and_other_processes_keep_the_parts(copied):
+    prompt = copied(FewShotPrompt("p", ["d"], "q"))
+    assert type(prompt) is FewShotPrompt
+    assert prompt == "pdq"
+    assert prompt.prefix == "p"
+    assert prompt.demonstrations == ("d",)
+    assert prompt.query == "q"
+    part = copied(Demonstration("q:", " a", "\n"))
+    assert type(part) is Demonstration
+    assert part == "q: a\n"
+    assert part.answer == (2, 4)
 
 
 def test_the_request_cache_is_refused(checkpoint):
-    """lm-eval's --cache_requests knows prompts by task and shots, so one seed would read another's demonstrations."""
+    """lm-eval's --cache_requests knows prompts by task and shots, so one seed would read another's
+    demonstrations."""
     with pytest.raises(InputError, match=r"--cache_requests: .*not by seed"):
         evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 2, cache_requests=True)
 
 
 TEMPLATES = [
     "Review: {{text}}\nSentiment:",
-    "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nAnswer:\n",  # a line break at the end stays
+    # A line break at the end stays.
+    "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nAnswer:\n",
     "{{['A', 'B'][label]}}",
-    "{% set n = namespace(i=0) %}{% for c in choices %}{% set n.i = n.i + label %}{{c}}{{n.i}} {% endfor %}",
+    "{% set n = namespace(i=0) %}"
+    "{% for c in choices %}{% set n.i = n.i + label %}{{c}}{{n.i}} {% endfor %}",
     "{{text | regex_replace('[aeiou]', '_')}}",
 ]
 
 
 def test_templates_are_compiled_once_and_rendered_as_before(monkeypatch):
     """In runs of our models."""
-    documents = [
-        {"text": f" été {i}", "question": f"{i}? ", "choices": [i, "x"], "label": i % 2}
-        for i in range(4)
-    ]
-    compiled, compile_template = [], Environment.compile
+    documents = []
+    for i in range(4):
+        documents.append(
+            {"text": f" été {i}", "question": f"{i}? ", "choices": [i, "x"], "label": i % 2}
+        )
+    compiled = []
+    compile_template = Environment.compile
 
     def counted(environment, source, *args):
         compiled.append(source)
         return compile_template(environment, source, *args)
 
     def rendered():
-        return [utils.apply_template(template, doc) for doc in documents for template in TEMPLATES]
+        pairs = itertools.product(documents, TEMPLATES)
+        return [utils.apply_template(template, doc) for doc, template in pairs]
 
     monkeypatch.setattr(Environment, "compile", counted)
-    monkeypatch.delattr(
-        utils.env, "from_string"
-    )  # which the tests replace by one that compiles once (`once.py`)
+    # Which the tests replace by one that compiles once (`once.py`).
+    monkeypatch.delattr(utils.env, "from_string")
     patches.install()
     _compiled.cache_clear()
     expected = rendered()
     assert compiled == TEMPLATES * 4
     with recording():
-        assert rendered() == expected and compiled == TEMPLATES * 5
+        assert rendered() == expected
+    assert compiled == TEMPLATES * 5

@@ -1,5 +1,6 @@
 """Prompts as tokens: lm-eval's own ids, cut where the parts begin."""
 
+import bisect
 import itertools
 
 import pytest
@@ -18,6 +19,7 @@ from lm_eval_icl.prompts.tokens import Context, PairEncoder, PromptTokenizer
 from tests import evaluation, tiny
 
 TEXT = st.text(alphabet="ab Q:.\n\té12", max_size=12)
+ANSWER = st.text(alphabet="ab Q.\né1", min_size=1, max_size=8)
 TOKENIZERS = {name: make() for name, make in tiny.TOKENIZERS.items()}
 
 
@@ -81,7 +83,9 @@ class Reference(HFLM):
     """`HFLM`'s tokenization alone."""
 
     def __init__(self, tokenizer):
-        self.tokenizer, self.add_bos_token, self.custom_prefix_token_id = tokenizer, None, None
+        self.tokenizer = tokenizer
+        self.add_bos_token = None
+        self.custom_prefix_token_id = None
         self.backend = "causal"
 
 
@@ -91,13 +95,20 @@ def pairs(tokenizer, by_part=False, by_line=True):
     return PairEncoder(encoder(tokenizer), bare, by_part, by_line and tokenizes_by_line(tokenizer))
 
 
+def assert_as_hf(tokenizer, prompt, tokens, answer, ids):
+    """The tokens of a prompt and of an answer are those of the whole string."""
+    context, continuation = Reference(tokenizer)._encode_pair(str(prompt), answer)
+    assert [*tokens.context.tokens, *tokens.query] == context
+    assert list(ids) == continuation
+
+
 @pytest.mark.parametrize("kind", tiny.slow_but(["sentencepiece", "llama3"], TOKENIZERS))
 @settings(max_examples=40, deadline=None)
 @given(
     prefix=TEXT,
     parts=st.lists(TEXT, max_size=3),
     query=st.one_of(TEXT, TEXT.map(lambda text: text + "\nAnswer:")),
-    answers=st.lists(st.text(alphabet="ab Q.\né1", min_size=1, max_size=8), min_size=1, max_size=3),
+    answers=st.lists(ANSWER, min_size=1, max_size=3),
 )
 def test_ids_are_those_of_the_whole_string(kind, prefix, parts, query, answers):
     prompt = FewShotPrompt(prefix, parts, query)
@@ -106,10 +117,8 @@ def test_ids_are_those_of_the_whole_string(kind, prefix, parts, query, answers):
     tokenizer = TOKENIZERS[kind]
     encode = pairs(tokenizer)
     for answer in answers:
-        context, continuation = Reference(tokenizer)._encode_pair(str(prompt), answer)
         tokens, (ids,) = encode(prompt, [answer])
-        assert [*tokens.context.tokens, *tokens.query] == context
-        assert list(ids) == continuation
+        assert_as_hf(tokenizer, prompt, tokens, answer, ids)
         assert len(tokens.query) >= 1
         assert len(tokens.context.demonstrations) == len(parts)
 
@@ -128,29 +137,35 @@ def test_after_a_shared_context_the_ids_are_those_of_the_whole_string(
     kind, prefix, parts, end, queries
 ):
     tokenizer = OF_EVERY_KIND[kind]
-    encode, alone = pairs(tokenizer), pairs(tokenizer, by_line=False)
+    encode = pairs(tokenizer)
+    alone = pairs(tokenizer, by_line=False)
+    parts = [*parts[:-1], parts[-1] + end]
     for query in queries:
-        prompt = FewShotPrompt(prefix, [*parts[:-1], parts[-1] + end], query)
-        context, continuation = Reference(tokenizer)._encode_pair(str(prompt), " b")
+        prompt = FewShotPrompt(prefix, parts, query)
         tokens, (ids,) = encode(prompt, [" b"])
-        assert [*tokens.context.tokens, *tokens.query] == context and list(ids) == continuation
+        assert_as_hf(tokenizer, prompt, tokens, " b", ids)
         assert (tokens, [ids]) == alone(prompt, [" b"])
 
 
 def test_what_another_caller_of_the_tokenizer_sets_is_taken_back():
     tokenizer = TOKENIZERS["sentencepiece"]
-    encode, text = encoder(tokenizer), "Q: a warm and sharp film\nA:"
+    encode = encoder(tokenizer)
+    text = "Q: a warm and sharp film\nA:"
     expected = encode(text)
     tokenizer(text, truncation=True, max_length=3)
     tokenizer.backend_tokenizer.enable_padding(length=99)
-    assert encode(text) == expected and len(expected[0]) > 3
+    assert encode(text) == expected
+    assert len(expected[0]) > 3
 
 
 @pytest.mark.parametrize("kind", OF_EVERY_KIND)
 def test_a_shared_context_is_tokenized_once(kind):
-    """But for its last line, by tokenizers that go line by line and put nothing at the end of a text."""
-    tokenizer, whole = OF_EVERY_KIND[kind], []
-    plain, bare = encoder(tokenizer), encoder(tokenizer, add_special_tokens=False)
+    """But for its last line, by tokenizers that go line by line and put nothing at the end of a
+    text."""
+    tokenizer = OF_EVERY_KIND[kind]
+    whole = []
+    plain = encoder(tokenizer)
+    bare = encoder(tokenizer, add_special_tokens=False)
 
     def counted(text):
         whole.append(text)
@@ -158,10 +173,9 @@ def test_a_shared_context_is_tokenized_once(kind):
 
     encode = PairEncoder(counted, bare, by_line=tokenizes_by_line(tokenizer))
     whole.clear()  # what the tokenizer was tried on
-    prompts = [
-        FewShotPrompt("Tell.\n\n", ["Q: a\nA: b\n\n"], query)
-        for query in ("Q: 1\nA:", "Q: 2\nA:", "Q: 3\nA:")
-    ]
+    prompts = []
+    for query in ("Q: 1\nA:", "Q: 2\nA:", "Q: 3\nA:"):
+        prompts.append(FewShotPrompt("Tell.\n\n", ["Q: a\nA: b\n\n"], query))
     for prompt in prompts:
         encode.split(prompt, prompt)
     assert whole == (prompts[:1] if kind in BY_LINE else prompts)
@@ -169,7 +183,8 @@ def test_a_shared_context_is_tokenized_once(kind):
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_parts_decode_to_the_parts(kind):
-    """Where no token straddles a boundary, a part's tokens spell the part. BOS belongs to the prefix."""
+    """Where no token straddles a boundary, a part's tokens spell the part. BOS belongs to the
+    prefix."""
     tokenizer = TOKENIZERS[kind]
     for prefix in ("Task:\n", ""):
         shots = ["Review: dull film\nSentiment: no\n\n", "Review: café\nSentiment: yes\n\n"]
@@ -192,7 +207,8 @@ def test_a_token_over_a_boundary_belongs_to_where_it_begins():
     tokens = encode.split(prompt, prompt)
     assert tokenizer.decode(tokens.context.prefix) == "is: the"
     assert tokenizer.decode(tokens.context.demonstrations[0]) == " plot\n\n"
-    # Equal contexts are one object: fourteen thousand documents of MMLU have 57 sets of demonstrations.
+    # Equal contexts are one object: fourteen thousand documents of MMLU have 57 sets of
+    # demonstrations.
     other = FewShotPrompt("is: ", ["the plot\n\n"], "y")
     assert encode.split(other, other).context is tokens.context
 
@@ -205,14 +221,12 @@ PARTS = st.sampled_from(["a", "Q", " Q", "\nb", "."]).flatmap(
 
 def where_parts_begin(tokenizer, ids, parts):
     """How many ids spell the text up to each boundary; None where a token straddles one."""
-    spelled = [tokenizer.decode(ids[:n], skip_special_tokens=True) for n in range(len(ids) + 1)]
-    ends, text = [], ""
-    for part in parts[:-1]:
-        text += part
-        ends.append(
-            max((n for n, spelling in enumerate(spelled) if spelling == text), default=None)
-        )
-    return ends
+    boundaries = dict.fromkeys(itertools.accumulate(parts[:-1]))
+    for n in range(len(ids) + 1):
+        spelled = tokenizer.decode(ids[:n], skip_special_tokens=True)
+        if spelled in boundaries:
+            boundaries[spelled] = n
+    return [boundaries[text] for text in itertools.accumulate(parts[:-1])]
 
 
 @pytest.mark.parametrize("kind", tiny.slow_but(["sentencepiece", "llama3"], TOKENIZERS))
@@ -238,7 +252,7 @@ def test_by_part_the_ids_are_those_of_the_whole_string_where_no_token_straddles(
     prefix=TEXT,
     parts=st.lists(TEXT.filter(bool), min_size=2, max_size=4),
     query=TEXT.filter(str.strip),
-    answer=st.text(alphabet="ab Q.\né1", min_size=1, max_size=8),
+    answer=ANSWER,
     data=st.data(),
 )
 def test_by_part_nothing_depends_on_the_order(kind, prefix, parts, query, answer, data):
@@ -247,31 +261,26 @@ def test_by_part_nothing_depends_on_the_order(kind, prefix, parts, query, answer
     tokenizer = TOKENIZERS[kind]
     encode = pairs(tokenizer, by_part=True)
     tokens, ids = encode(FewShotPrompt(prefix, parts, query), [answer])
-    permuted, permuted_ids = encode(
-        FewShotPrompt(prefix, [parts[i] for i in order], query), [answer]
-    )
+    in_order = [parts[i] for i in order]
+    permuted, permuted_ids = encode(FewShotPrompt(prefix, in_order, query), [answer])
+    shown = tokens.context.demonstrations
     assert permuted.context.prefix == tokens.context.prefix
-    assert permuted.context.demonstrations == tuple(tokens.context.demonstrations[i] for i in order)
-    assert permuted.query == tokens.query and permuted_ids == ids
+    assert permuted.context.demonstrations == tuple(shown[i] for i in order)
+    assert permuted.query == tokens.query
+    assert permuted_ids == ids
     if kind != "sentencepiece":  # its decoder drops the blank that a text begins with
-        spelled = [
-            tokenizer.decode(part, skip_special_tokens=True)
-            for part in tokens.context.demonstrations
-        ]
-        assert spelled == parts
+        assert [tokenizer.decode(part, skip_special_tokens=True) for part in shown] == parts
         assert tokenizer.decode(tokens.query) == query.rstrip()
 
 
 def test_by_part_an_empty_query_is_refused():
-    tokenizer = TOKENIZERS["byte_level"]
-    encode = pairs(tokenizer, by_part=True)
+    encode = pairs(TOKENIZERS["byte_level"], by_part=True)
     with pytest.raises(InputError, match="the query is empty"):
         encode(FewShotPrompt("p", ["a\n\n", "b\n\n"], " "), ["x"])
     # Without demonstrations there is no order to depend on.
-    assert (
-        encode(FewShotPrompt("p", [], " "), ["x"])[0]
-        == encode(FewShotPrompt("", [], "p "), ["x"])[0]
-    )
+    after_a_prefix, _ = encode(FewShotPrompt("p", [], " "), ["x"])
+    alone, _ = encode(FewShotPrompt("", [], "p "), ["x"])
+    assert after_a_prefix == alone
 
 
 # Tokenizers whose offsets and ends of texts are unlike those of GPT-2's and Llama's.
@@ -279,17 +288,17 @@ def test_by_part_an_empty_query_is_refused():
 
 def dropping_blanks(pre_tokenizer):
     """WordPiece that drops the blanks and line breaks between words."""
-    letters = sorted({letter for text in tiny.CORPUS for letter in text if not letter.isspace()})
-    vocabulary = ["[UNK]", "[BOS]", *letters, *(f"##{letter}" for letter in letters)]
-    tokenizer = Tokenizer(
-        models.WordPiece({each: i for i, each in enumerate(vocabulary)}, unk_token="[UNK]")
-    )
+    letters = sorted(set("".join("".join(tiny.CORPUS).split())))
+    pieces = ["[UNK]", "[BOS]", *letters, *(f"##{letter}" for letter in letters)]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizer
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", bos_token="[BOS]")
 
 
 def marking_words():
-    """XLM-RoBERTa's kind: blanks are dropped, and then words begin with a mark that is no character of the text."""
+    """XLM-RoBERTa's kind: blanks are dropped, and then words begin with a mark that is no character
+    of the text."""
     tokenizer = unigram()
     split = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
@@ -325,15 +334,16 @@ def ids_of_parts(kind, tokenizer, prompt):
     parts = [prompt.prefix, *prompt.demonstrations, prompt.query]
     if kind != "stripping_the_end":
         return [tuple(tokenizer(part, add_special_tokens=False).input_ids) for part in parts]
-    ids = tokenizer(
-        prompt, add_special_tokens=False
-    ).input_ids  # every token spells itself, but for a mark in front
-    ends, spelled = list(itertools.accumulate(map(len, parts))), -1
-    found = [[] for _ in parts]
+    # Every token spells itself, but for a mark in front.
+    ids = tokenizer(prompt, add_special_tokens=False).input_ids
+    ends = list(itertools.accumulate(map(len, parts)))
+    spelled = -1
+    by_part = [()] * len(parts)
     for token in ids:
-        found[next(i for i, end in enumerate(ends) if spelled < end)].append(token)
+        part = bisect.bisect_right(ends, spelled)
+        by_part[part] += (token,)
         spelled += len(tokenizer.convert_ids_to_tokens(token))
-    return [tuple(part) for part in found]
+    return by_part
 
 
 @pytest.mark.parametrize("by_part", [False, True])
@@ -342,10 +352,11 @@ def test_tokens_belong_to_the_parts_that_they_spell(kind, by_part):
     tokenizer = ODD[kind]()
     prompt = FewShotPrompt("Tell.\n\n", DEMONSTRATIONS, "Review: quiet\nSentiment:")
     prefix, *parts, query = ids_of_parts(kind, tokenizer, prompt)
-    before = len([*prefix, *sum(parts, ()), *query])
+    before = len(prefix) + sum(map(len, parts)) + len(query)
     expected = tokenizer(prompt + " yes", add_special_tokens=False).input_ids[before:]
     tokens, (answer,) = pairs(tokenizer, by_part)(prompt, [" yes"])
-    assert (tokens.context, tuple(tokens.query)) == (Context(prefix, tuple(parts)), query)
+    assert tokens.context == Context(prefix, tuple(parts))
+    assert tuple(tokens.query) == query
     assert list(answer) == expected != []
 
 
@@ -354,9 +365,12 @@ def check_scores_are_those_of_hf(path, tokenizer, prompt, answers):
     tokenizer.save_pretrained(path)
     tiny.build("gpt2", vocab_size=len(tokenizer)).save_pretrained(path)
     instances = [Instance("loglikelihood", {}, (prompt, answer), 0) for answer in answers]
-    models = (make(str(path), device="cpu", dtype="float64") for make in (model_class("icl"), HFLM))
-    ours, theirs = (model.loglikelihood(instances, disable_tqdm=True) for model in models)
-    evaluation.assert_same(ours, theirs, 1e-9)
+
+    def scores(make):
+        model = make(str(path), device="cpu", dtype="float64")
+        return model.loglikelihood(instances, disable_tqdm=True)
+
+    evaluation.assert_same(scores(model_class("icl")), scores(HFLM), 1e-9)
 
 
 @pytest.mark.parametrize("query", ["Review: odd</s>", "Review: odd\nSentiment:"])
@@ -372,7 +386,8 @@ def test_scores_of_a_tokenizer_that_ends_every_text_are_those_of_hf(make, query,
 
 
 def test_scores_of_a_tokenizer_whose_words_reach_over_line_breaks_are_those_of_hf(tmp_path):
-    """Unigram with a token in which the context's last line, a line break and the answer's first letters are one."""
+    """Unigram with a token in which the context's last line, a line break and the answer's first
+    letters are one."""
     pieces = ["<s>", "<unk>", *"abcdQ\n", "a\nbc"]
     scores = [0.0, -10.0, *[-3.0] * 6, -1.0]
     backend = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), unk_id=1))
@@ -396,18 +411,20 @@ def test_the_tokens_of_answers_are_found(kind, by_part):
     ]
     prompts = PromptTokenizer(tokenizer, by_part=by_part, canonical=True, finds_answers=True)
     prompt = prompts.arranged(FewShotPrompt("Tell. ", parts, "Review: odd\nSentiment:"), (1,))
-    tokens = prompts.pair(prompt, " negative")[0]
-    kept = [part for i, part in enumerate(sorted(parts)) if i != 1]
+    tokens, _ = prompts.pair(prompt, " negative")
+    first, _, last = sorted(parts)
     context = tokens.context
-    assert len(context.answers) == len(kept) == 2
-    for part, ids, (begin, end) in zip(kept, context.demonstrations, context.answers, strict=True):
+    assert len(context.answers) == 2
+    shown = zip((first, last), context.demonstrations, context.answers, strict=True)
+    for part, ids, (begin, end) in shown:
         answer = part[slice(*part.answer)]
         assert tokenizer.decode(ids[begin:end]).strip() == answer.strip()
         assert 0 < begin < end < len(ids)
     assert tokens.keeping([1]).context.answers == context.answers[1:]
     same = PromptTokenizer(tokenizer, by_part=by_part, canonical=True)
-    assert same.pair(prompt, " negative")[0].context.demonstrations == context.demonstrations
-    assert same.pair(prompt, " negative")[0].context.answers == ()
+    without, _ = same.pair(prompt, " negative")
+    assert without.context.demonstrations == context.demonstrations
+    assert without.context.answers == ()
 
 
 def test_unknown_answers_are_refused():
@@ -415,4 +432,5 @@ def test_unknown_answers_are_refused():
     parts = [Demonstration("q:", " a", "\n"), "q: b\n"]
     with pytest.raises(InputError, match=r"answer of demonstration 2 is not known \('q: b"):
         prompts.pair(FewShotPrompt("", parts, "q:"), " a")
-    assert prompts.pair(FewShotPrompt("", (), "q:"), " a")[0].context.answers == ()
+    tokens, _ = prompts.pair(FewShotPrompt("", (), "q:"), " a")
+    assert tokens.context.answers == ()
