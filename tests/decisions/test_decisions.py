@@ -28,7 +28,8 @@ def same(found, expected):
 @pytest.mark.parametrize("options", [2, 3, 6])
 def test_contextual_is_zhao_s(options):
     """W p with W = diag(p_cf)^-1, the mean of unnormalized probabilities normalized at the end."""
-    scores, content_free = logs(20, options), logs(3, options, seed=1)
+    scores = logs(20, options)
+    content_free = logs(3, options, seed=1)
     p_cf = np.exp(content_free).mean(0)
     p_cf /= p_cf.sum()
     found = Contextual().values(scores, content_free)
@@ -59,7 +60,8 @@ def test_batch_by_division_and_by_difference(options):
 
 @given(st.integers(2, 40), st.integers(2, 5), st.integers(0, 99))
 def test_what_all_options_of_a_document_share_changes_no_decision(n, options, seed):
-    scores, shift = logs(n, options, seed), np.linspace(-700, 700, n)[:, None]
+    scores = logs(n, options, seed)
+    shift = np.linspace(-700, 700, n)[:, None]
     for rule in (
         lambda scores: BatchCalibration().values(scores, scores),
         lambda scores: BatchCalibration(by="difference").values(scores, scores),
@@ -73,7 +75,8 @@ def test_what_all_options_of_a_document_share_changes_no_decision(n, options, se
 
 
 def test_one_content_free_text_is_a_premise():
-    scores, text = logs(5, 3), logs(1, 3, seed=1)
+    scores = logs(5, 3)
+    text = logs(1, 3, seed=1)
     same(Contextual().values(scores, text), PMI().values(scores, text))
     same(
         PMI().values(scores, text),
@@ -83,7 +86,9 @@ def test_one_content_free_text_is_a_premise():
 
 def test_hidden_is_the_nearest_centroid():
     rng = np.random.default_rng(0)
-    states, anchors, labels = rng.normal(size=(9, 4)), rng.normal(size=(12, 4)), np.arange(12) % 3
+    states = rng.normal(size=(9, 4))
+    anchors = rng.normal(size=(12, 4))
+    labels = np.arange(12) % 3
     expected = [
         [
             -math.dist(state, [sum(anchors[labels == c][:, j]) / 4 for j in range(4)])
@@ -123,7 +128,7 @@ def test_knn_of_tokens_without_probability():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    "call, said",
     [
         (
             lambda: KNN().values([[math.nan]], [[1.0]] * 3, [0] * 3, 1),
@@ -139,7 +144,8 @@ def test_what_cannot_be_used_is_refused(call, said):
 
 def test_rules_as_users_write_them():
     (rule,) = read("contextual")
-    assert str(rule) == "contextual" and rule.arguments == {"texts": ("N/A", "", "[MASK]")}
+    assert str(rule) == "contextual"
+    assert rule.arguments == {"texts": ("N/A", "", "[MASK]")}
     rules = read("batch:m=64:of=pool+batch+domain:of=test+contextual:texts=N/A|x")
     assert list(map(str, rules)) == [
         "batch:m=64:of=pool",
@@ -150,12 +156,13 @@ def test_rules_as_users_write_them():
     assert [rule.is_transductive for rule in rules] == [False, True, True, False]
     assert read({"batch": {"of": "pool", "m": 64}, "pmi": None})[0] == rules[0]
     (premise,) = read("dcpmi:premise=\\n topic:")
-    assert premise.arguments["premise"] == "\n topic:" and "\n" not in str(premise)
+    assert premise.arguments["premise"] == "\n topic:"
+    assert "\n" not in str(premise)
     assert [rule.is_logarithmic for rule in read("batch+batch:by=difference")] == [True, False]
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    "given, said",
     [
         ("contextal", "did you mean 'contextual'"),
         ("batch:by=mean", "by='mean': must be division or difference"),

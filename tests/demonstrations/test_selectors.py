@@ -189,7 +189,8 @@ def slow_gradmatch(pool, n, first, lam=1.0):
     """Orthogonal matching pursuit on the gradients themselves, with ridge regression as rows appended to them."""
     vectors = gradient_embeddings(pool)
     target = vectors.mean(0)
-    picks, left = [], target
+    picks = []
+    left = target
     while len(picks) < n:
         picks.append(
             highest({row: vectors[row] @ left for row in range(len(vectors)) if row not in picks})
@@ -226,7 +227,7 @@ def test_with_balance_it_follows_its_paper_inside_each_class(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "argument"),
+    "name, argument",
     [("cal", {"k": 3}), ("gradmatch", {"lam": 50.0}), ("graph_cut", {"lam": 0.1})],
 )
 def test_arguments_of_a_selector(name, argument):
@@ -278,7 +279,8 @@ def test_what_a_short_class_lacks_is_made_up_for_in_turns():
     for seed in range(10):
         assert sorted(quotas(pool, 12, Random(seed)).items()) == [(0, 1), (1, 3), (2, 8)]
         rows = select("herding", pool, 12, seed)
-        assert np.bincount(pool.labels[list(rows)]).tolist() == [1, 3, 8] and len(set(rows)) == 12
+        assert np.bincount(pool.labels[list(rows)]).tolist() == [1, 3, 8]
+        assert len(set(rows)) == 12
     assert sorted(select("herding", pool, 24, 0)) == list(range(24))
 
 
@@ -292,7 +294,8 @@ def test_any_choice(name, seed, n, balance, digits):
     probabilities[:, -1] += 1 - probabilities.sum(1)
     pool = Pool(pool.labels, np.round(pool.features, digits - 1), np.abs(probabilities))
     choice = select(name, pool, n, seed, balance)
-    assert len(set(choice)) == n and set(choice) <= set(range(15))
+    assert len(set(choice)) == n
+    assert set(choice) <= set(range(15))
     assert choice == select(name, pool, n, seed, balance)
     assert choice[: n - 1] == select(name, pool, n - 1, seed, balance)
     if balance:
@@ -324,7 +327,7 @@ def test_the_order_in_the_prompt_is_drawn_by_the_seed_from_the_set():
 
 
 @pytest.mark.parametrize(
-    ("how", "arguments", "words"),
+    "how, arguments, words",
     [
         ("cal", {"k": 0}, "cal: k=0: must be a whole number, 1 or more."),
         ("gradmatch", {"lam": -1}, "gradmatch: lam=-1: must be a number, 0 or more."),
@@ -392,7 +395,8 @@ def slow_lens(
     dev,
 ):
     """The authors' search after the paper's InfoScore, with nothing kept that can be computed again."""
-    labels, size = pool.labels.tolist(), len(pool.labels)
+    labels = pool.labels.tolist()
+    size = len(pool.labels)
     classes = list(range(pool.classes))
     generator.shuffle(classes)
     want = {label: n // len(classes) + (at < n % len(classes)) for at, label in enumerate(classes)}
@@ -406,7 +410,9 @@ def slow_lens(
 
     order = list(range(size))
     generator.shuffle(order)
-    rows, scored, kept = list(range(size)), l, size
+    rows = list(range(size))
+    scored = l
+    kept = size
     while True:
         inform = order[:scored]
         done = int(kept / rho) <= m
@@ -434,7 +440,8 @@ def slow_lens(
         )
         return {key: (value - middle) / spread for key, value in values.items()}
 
-    mean, sim = standardized(mean), standardized(sim)
+    mean = standardized(mean)
+    sim = standardized(sim)
 
     def random_set():
         return [row for label in classes
@@ -453,7 +460,8 @@ def slow_lens(
         pairs = [sim[one, other] for one in chosen for other in chosen]
         return sum(mean[row] for row in chosen) / n - diversity * sum(pairs) / n**2
 
-    now, seen = [random_set() for _ in range(160)], {}
+    now = [random_set() for _ in range(160)]
+    seen = {}
     for _ in range(20):
         now += [substituted(chosen) for chosen in now for _ in range(16)]
         now = sorted(
@@ -461,7 +469,8 @@ def slow_lens(
             key=lambda chosen: (-seen.setdefault(chosen, looks(chosen)), chosen),
         )
         now = [list(chosen) for chosen in now[:16]]
-    now, used = [], set()
+    now = []
+    used = set()
     for chosen in sorted(seen, key=lambda chosen: (-seen[chosen], chosen)):
         if len(now) < beams and len(used & set(chosen)) <= 4:
             now.append(generator.sample(chosen, n))
@@ -496,10 +505,12 @@ SMALL = {
 def test_lens_follows_the_search_of_its_authors():
     for n, seed in ((6, 0), (8, 1)):
         pool = make_pool(seed, size=110)
-        mine, slow = Worth(pool, seed), Worth(pool, seed)
+        mine = Worth(pool, seed)
+        slow = Worth(pool, seed)
         found = lens(Lens(**SMALL), pool, n, Random(seed), mine.info, mine.score)
         assert found == slow_lens(pool, n, Random(seed), slow, diversity=4.0, **SMALL)
-        assert mine.dev == slow.dev and set(mine.scored) == set(slow.scored)
+        assert mine.dev == slow.dev
+        assert set(mine.scored) == set(slow.scored)
 
 
 def test_the_rounds_of_the_filter_are_the_published_ones():
@@ -508,7 +519,8 @@ def test_the_rounds_of_the_filter_are_the_published_ones():
 
 
 def test_what_cannot_be_chosen_from_a_pool_is_one_line():
-    labels, features = np.array([0, 0, 2]), np.zeros((3, 2))
+    labels = np.array([0, 0, 2])
+    features = np.zeros((3, 2))
     with pytest.raises(
         InputError,
         match="label 1 has no rows in the pool of 3: take a larger pool, or choose without",

@@ -31,11 +31,10 @@ def texts(queries):
 
 def bm25(query, pool):
     """The formula of `BM25`, word by word."""
-    pool, words = (
-        [re.findall(r"\w+", text.lower()) for text in pool],
-        re.findall(r"\w+", query.lower()),
-    )
-    mean, scores = sum(map(len, pool)) / len(pool), []
+    pool = [re.findall(r"\w+", text.lower()) for text in pool]
+    words = re.findall(r"\w+", query.lower())
+    mean = sum(map(len, pool)) / len(pool)
+    scores = []
     for text in pool:
         score = 0.0
         for word in words:
@@ -49,7 +48,8 @@ def bm25(query, pool):
 
 
 def test_bm25_is_the_formula():
-    pool, queries = sentences(60, 0), [*sentences(20, 1), "Film, FILM: film!", "unknown words", "?"]
+    pool = sentences(60, 0)
+    queries = [*sentences(20, 1), "Film, FILM: film!", "unknown words", "?"]
     similarity = BM25(pool, queries)
     for i, query in enumerate(queries):
         assert similarity.scores(i) == pytest.approx(bm25(query, pool), abs=1e-12)
@@ -62,7 +62,8 @@ def test_dpp_maximizes_the_determinant_pick_by_pick():
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     similarity = (unit @ unit.T + 1) / 2
     quality = np.exp(relevance / 0.2)
-    kernel, expected = quality[:, None] * similarity * quality / quality.max() ** 2, []
+    kernel = quality[:, None] * similarity * quality / quality.max() ** 2
+    expected = []
     for _ in range(6):
         rest = [row for row in range(12) if row not in expected]
         expected.append(
@@ -72,16 +73,21 @@ def test_dpp_maximizes_the_determinant_pick_by_pick():
             )
         )
     order = dpp(relevance, similarity)
-    assert order[:6] == expected and sorted(order) == list(range(12)) and order != list(range(12))
+    assert order[:6] == expected
+    assert sorted(order) == list(range(12))
+    assert order != list(range(12))
     assert dpp(np.ones(3), np.ones((3, 3))) == [0, 1, 2]  # nothing differs: the most relevant first
 
 
 @pytest.mark.parametrize("by", ["bm25", "features"])
 def test_a_way_is_what_it_says_rank_by_rank(by):
-    pool, queries, labels = sentences(80, 2), sentences(9, 3), [i % 3 for i in range(80)]
+    pool = sentences(80, 2)
+    queries = sentences(9, 3)
+    labels = [i % 3 for i in range(80)]
     rows = [pool.index(text) for text in dict.fromkeys(pool)]  # the first of copies
     generator = np.random.default_rng(2)
-    vectors, of_queries = generator.normal(size=(80, 4)), generator.normal(size=(9, 4))
+    vectors = generator.normal(size=(80, 4))
+    of_queries = generator.normal(size=(9, 4))
     vectors[rows[3]] = 2 * vectors[rows[9]]  # a tie, but for rounding
 
     def scores(i):
@@ -124,9 +130,8 @@ def test_a_way_is_what_it_says_rank_by_rank(by):
         [*fixed, *[row for row in order if row not in closed][:2]] for order in expected
     ]
     diverse = retrieved(4, diverse="dpp", order="first")
-    assert all(
-        expected[i][0] == found[0] for i, found in enumerate(diverse)
-    ) and diverse != retrieved(4, order="first")
+    assert all(expected[i][0] == found[0] for i, found in enumerate(diverse))
+    assert diverse != retrieved(4, order="first")
 
 
 def test_no_document_is_among_its_demonstrations():
@@ -134,7 +139,8 @@ def test_no_document_is_among_its_demonstrations():
     pool = Texts(["r0", "r1", "r2", "r3", "r4", "r5"], ["a", "b", "a", "c", "d", "e"], [""] * 6)
     documents = Texts(["r9", "r2", "r3", "r8"], ["a", "z", "y", "x"], [""] * 4)
     way = Retriever(Similar(by="features"), pool, "0" * 64, [0] * 6)
-    assert way.distinct == [0, 1, 3, 4, 5] and way.copies(documents) == [{0}, {0}, {3}, set()]
+    assert way.distinct == [0, 1, 3, 4, 5]
+    assert way.copies(documents) == [{0}, {0}, {3}, set()]
     ranks, _ = way.rank(
         documents, 3, "", ({}, lambda rows: (np.eye(6)[rows], np.tile(np.arange(6, 0, -1), (4, 1))))
     )
@@ -162,12 +168,16 @@ def test_a_ranking_is_kept_for_most_numbers_of_demonstrations(cache):
             Similar(by="features", **ways), texts(sentences(200, 5, (9, 12))), sha, [0, 1] * 100
         )
         ranks, file = way.rank(texts(["one", "two"]), n, "", ({"model": model}, vectors))
-        assert (cache / file).is_file() and sha[:16] in file
+        assert (cache / file).is_file()
+        assert sha[:16] in file
         return ranks
 
     first = rank(4)
-    assert rank(128) == rank(1, order="first", fixed=0) == first and len(ranked) == 1
-    assert len(first[0]) == 128 and len(rank(129)[0]) == 200 and len(ranked) == 2
+    assert rank(128) == rank(1, order="first", fixed=0) == first
+    assert len(ranked) == 1
+    assert len(first[0]) == 128
+    assert len(rank(129)[0]) == 200
+    assert len(ranked) == 2
     for others in (
         {"sha": "b" * 64},
         {"model": "k"},
@@ -176,14 +186,12 @@ def test_a_ranking_is_kept_for_most_numbers_of_demonstrations(cache):
         {"diverse": "dpp"},
     ):
         rank(4, **others)
-    assert (
-        list(map(len, ranked)) == [200, 200, 200, 200, 150, 200, 200]
-        and len(list(cache.iterdir())) == 7
-    )
+    assert list(map(len, ranked)) == [200, 200, 200, 200, 150, 200, 200]
+    assert len(list(cache.iterdir())) == 7
 
 
 @pytest.mark.parametrize(
-    ("way", "says"),
+    "way, says",
     [
         (
             "similar:b=bm25",
@@ -204,6 +212,5 @@ def test_what_cannot_be_is_one_line(way, says):
         "similar:by=a/b:order=last:fixed=8",
         {"similar": {"by": "a/b", "fixed": 8}},
     ]
-    assert {str(read(way)) for way in ways} == {"similar:by=a/b:fixed=8"} and str(
-        read("similar")
-    ) == "similar"
+    assert {str(read(way)) for way in ways} == {"similar:by=a/b:fixed=8"}
+    assert str(read("similar")) == "similar"

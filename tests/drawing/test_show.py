@@ -70,7 +70,7 @@ def read_back(text: str) -> list[dict]:
     return panels
 
 
-@pytest.mark.parametrize(("name", "arguments"), VARIANTS)
+@pytest.mark.parametrize("name, arguments", VARIANTS)
 @pytest.mark.parametrize("shots", [0, 1, 5])
 def test_text_is_the_layout(name, arguments, shots):
     method = methods.make(name, simple_parse_args_string(arguments))
@@ -133,15 +133,13 @@ def part_of(layout: Layout, first: int, end: int) -> tuple[list[int], torch.Tens
     return layout.positions[first:end].tolist(), layout.mask[first:end][:, columns]
 
 
-@pytest.mark.parametrize(("name", "arguments"), RUN_AS_DRAWN)
+@pytest.mark.parametrize("name, arguments", RUN_AS_DRAWN)
 def test_drawing_is_what_the_model_does(model, name, arguments):
     """Positions and attention weights of every forward pass, from the model itself."""
     method = methods.make(name, simple_parse_args_string(arguments))
-    context, query, answer = (
-        Context((0, 1), ((2, 3, 4), (5, 6), (7, 8, 9, 10))),
-        (11, 12, 90, 91),
-        (13, 14, 92),
-    )
+    context = Context((0, 1), ((2, 3, 4), (5, 6), (7, 8, 9, 10)))
+    query = (11, 12, 90, 91)
+    answer = (13, 14, 92)
     # The model of the test is eager, which `InParts.bind` refuses.
     bound = method if isinstance(method, InParts) else method.bind(model)
 
@@ -167,7 +165,8 @@ def test_drawing_is_what_the_model_does(model, name, arguments):
         )
     ]
     last = passes[-1]
-    n, q = len(last), len(query)
+    n = len(last)
+    q = len(query)
     start = n - q - len(answer)
     tail = [
         (start, start + q),
@@ -226,14 +225,15 @@ def test_a_value_that_the_model_decides_is_left_out():
     assert drawn.arguments == "positions=sequential, repeat=1"
     assert "after layer 15 (the last if there are fewer)" in drawn.passes[-1][0]
     drawn = drawing.draw(methods.make("batchicl", {"layer": 2}), 3)
-    assert drawn.arguments.endswith("layer=2") and "after layer 2," in drawn.passes[-1][0]
+    assert drawn.arguments.endswith("layer=2")
+    assert "after layer 2," in drawn.passes[-1][0]
 
 
 # Bad input.
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    "arguments, says",
     [
         (["invcl"], "unknown method 'invcl': did you mean 'invicl'?"),
         (["icl", "--args", "foo=1"], "'foo' is no argument of icl, which takes positions, repeat."),

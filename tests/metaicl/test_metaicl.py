@@ -48,13 +48,15 @@ def literal_pieces(row, option, channel, first):
     """The two pieces of a row with an option: a line break between them, three before all rows but the first."""
     free = not any(row["options"])
     if channel:
-        given, said = option, row["input"]
+        given = option
+        said = row["input"]
         if said != "" and not free:
             said = "\n" + said
         if not first:
             given = "\n\n\n" + given
         return given, said
-    given, said = row["input"], option
+    given = row["input"]
+    said = option
     if not free:
         said = "\n" + said
     if not first:
@@ -115,7 +117,8 @@ def literal_f1(predictions, groundtruths):
         predicted = [
             g == label for p, g in zip(predictions, groundtruths, strict=True) if p == label
         ]
-        recall, precision = np.mean(of_label), np.mean(predicted) if predicted else 1.0
+        recall = np.mean(of_label)
+        precision = np.mean(predicted) if predicted else 1.0
         f1s.append(0 if precision + recall == 0 else 2 * precision * recall / (precision + recall))
     return np.mean(f1s)
 
@@ -250,7 +253,7 @@ def ours(name, model, **kwargs):
 
 
 @pytest.mark.parametrize("channel", [False, True], ids=["direct", "channel"])
-@pytest.mark.parametrize(("shots", "most"), [(16, 1024), (2, 1024), (0, 1024), (16, 300)])
+@pytest.mark.parametrize("shots, most", [(16, 1024), (2, 1024), (0, 1024), (16, 300)])
 def test_sequences_are_the_literal_ones(made, model, channel, shots, most):
     """Id by id, also those that are cut; and the models of this package get the same ones as hf."""
     cut = 0
@@ -274,9 +277,7 @@ def test_texts_are_what_is_said():
     assert texts(Row("Who?", "me", ()), "me", True, False) == ("\n\n\n", "me", "Who?")
 
 
-@pytest.mark.parametrize(
-    ("channel", "between_and_source", "target"), [(False, 248, 6), (True, 8, 246)]
-)
+@pytest.mark.parametrize("channel, between_and_source, target", [(False, 248, 6), (True, 8, 246)])
 def test_the_longest_option_and_two_tokens_more_fit_after_an_input(
     channel, between_and_source, target
 ):
@@ -289,10 +290,8 @@ def test_the_longest_option_and_two_tokens_more_fit_after_an_input(
     )
     row = Row("x" * 300, "maybe", ("no", "maybe"))
     _, longest = Sequences(characters, channel).encoded_options(row, False)
-    assert (len(longest.between) + len(longest.source), len(longest.target)) == (
-        between_and_source,
-        target,
-    )
+    assert len(longest.between) + len(longest.source) == between_and_source
+    assert len(longest.target) == target
 
 
 @pytest.mark.parametrize("name", ["sentencepiece", "llama3"])
@@ -310,7 +309,8 @@ def test_pieces_of_other_tokenizers_join_to_the_text(made, checkpoint, name):
 @pytest.mark.parametrize("channel", [False, True], ids=["direct", "channel"])
 def test_whole_demonstrations_leave_where_none_may_be_cut(made, model, channel):
     """The longest first, the same ones for all options, none more than needed; in whatever order they come."""
-    lm, most = ours("invicl", model, max_length=700), 700
+    lm = ours("invicl", model, max_length=700)
+    most = 700
     name = f"metaicl_{'channel_' * channel}openbookqa"
     documents, task = built(lm, name, made)
     encoded = task._sequences.encoded_demonstrations(task._rows)  # with nothing left out
@@ -318,12 +318,12 @@ def test_whole_demonstrations_leave_where_none_may_be_cut(made, model, channel):
     for requests in documents:
         [kept] = {prompt.tokens.context.demonstrations for prompt, _ in requests}
         gone = list((Counter(everything) - Counter(kept)).elements())
-        assert not Counter(kept) - Counter(everything) and gone
+        assert not Counter(kept) - Counter(everything)
+        assert gone
         longest = max(len(prompt.tokens.query) + len(answer.ids) for prompt, answer in requests)
         total = sum(map(len, kept)) + longest
-        assert total <= most < total + min(map(len, gone)) and min(map(len, gone)) >= max(
-            map(len, kept)
-        )
+        assert total <= most < total + min(map(len, gone))
+        assert min(map(len, gone)) >= max(map(len, kept))
     task._rows = task._rows[::-1]
     task._shown.clear()
     task.build_all_requests()
@@ -379,10 +379,8 @@ def test_the_metric():
 
 def assert_as_literal(results, name, task, folder, model, channel, seed, limit=None, shots=16):
     """Losses of every option, decisions and metric are those of the literal version."""
-    shown, rows = (
-        read(folder, task, seed, "train")[:shots],
-        read(folder, task, seed, "test")[:limit],
-    )
+    shown = read(folder, task, seed, "train")[:shots]
+    rows = read(folder, task, seed, "test")[:limit]
     predictions = []
     for row, sample in zip(rows, results["samples"][name], strict=True):
         sequences = literal_sequences(ids_of(model), shown, row, channel, SHORT)
@@ -425,9 +423,11 @@ def test_real_rows_are_as_the_literal_version_has_them(real, model):
 
 def test_pmi_subtracts_the_loss_without_the_input(made, model):
     """The input is "N/A" and the demonstrations stay."""
-    name, task = "metaicl_openbookqa", "openbookqa"
+    name = "metaicl_openbookqa"
+    task = "openbookqa"
     results = evaluate(ours("icl", model, max_length=SHORT), [name], made, limit=2, pmi=True)
-    shown, right = read(made, task, 100, "train"), []
+    shown = read(made, task, 100, "train")
+    right = []
     for row in read(made, task, 100, "test")[:2]:
         losses, nulls = (
             literal_losses(model[1], literal_sequences(ids_of(model), shown, query, False, SHORT))
@@ -454,7 +454,7 @@ def test_a_group_is_the_mean_of_its_tasks(made, model, caplog):
 
 
 @pytest.mark.parametrize(
-    ("names", "change", "says"),
+    "names, change, says",
     [
         ("metaicl_openbookqa", {"metaicl": "nowhere"}, "nowhere: not a folder of MetaICL's data"),
         ("metaicl_quarel", {}, "quarel_16_100_test.jsonl: cannot be read"),
@@ -511,36 +511,40 @@ def test_training_rows_are_the_literal_ones(made, model, channel):
         ]
         for episode in (EpisodePool(task, 5, 0).draw(random.Random(i)) for i in range(3)):
             prompt, answer = maker.tokens(episode)
-            shown, query = [rows[i] for i in episode.demonstrations], rows[episode.query]
+            shown = [rows[i] for i in episode.demonstrations]
+            query = rows[episode.query]
             [(before, said)] = literal_sequences(
                 ids_of(model), shown, query, channel, 1024, [query["output"]]
             )
-            assert ([*prompt.context.tokens, *prompt.query], list(answer)) == (before, said)
+            assert [*prompt.context.tokens, *prompt.query] == before
+            assert list(answer) == said
             row = maker.row(episode)
-            assert [token for _, token in row.targets] == said and row.ids == [*before, *said][:-1]
+            assert [token for _, token in row.targets] == said
+            assert row.ids == [*before, *said][:-1]
 
 
 def test_every_row_is_drawn_once_an_epoch(made, model):
     """With other rows of its task, the same in every epoch; and only rows that remain whole, if these are asked for."""
     tasks = setting_tasks(made, model[2], alike=True, most=400)
     pools = [EpisodePool(task, 4, 0) for task in tasks]
-    icl, invicl = methods.make("icl"), methods.make("invicl")
+    icl = methods.make("icl")
+    invicl = methods.make("invicl")
     draw = RowDraw(pools, 3, (icl, invicl))
-    one, two = [draw(number) for number in range(60)], [draw(number) for number in range(60, 120)]
+    one = [draw(number) for number in range(60)]
+    two = [draw(number) for number in range(60, 120)]
     assert {(e.task, e.query): e.demonstrations for e in one} == {
         (e.task, e.query): e.demonstrations for e in two
     }
-    assert (
-        len({(e.task, e.query) for e in one}) == 60
-        and one != two
-        and one != sorted(one, key=lambda e: e.query)
-    )
+    assert len({(e.task, e.query) for e in one}) == 60
+    assert one != two
+    assert one != sorted(one, key=lambda e: e.query)
     assert all(e.query not in e.demonstrations and len(set(e.demonstrations)) == 4 for e in one)
     assert RowDraw(pools, 3)(7) == draw(7) != RowDraw(pools, 4)(7)
 
     def tokens(episode, copies):
         sequences = Sequences(episode.task.reader, False)
-        rows, query = episode.task.rows, episode.task.rows[episode.query]
+        rows = episode.task.rows
+        query = episode.task.rows[episode.query]
         shown = sequences.encoded_demonstrations([rows[i] for i in episode.demonstrations])
         [joined] = sequences.join(shown, sequences.encoded_options(query, False, [query.output]))
         whole = sum(map(len, joined.demonstrations))
@@ -550,9 +554,8 @@ def test_every_row_is_drawn_once_an_epoch(made, model):
         counted = (
             sum((found := tokens(e, copies)) is not None and found + 3 <= 400 for e in one) / 60
         )
-        assert 0 < draw.shares["invicl"] < draw.shares["icl"] < 1 and draw.shares[
-            name
-        ] == pytest.approx(counted)
+        assert 0 < draw.shares["invicl"] < draw.shares["icl"] < 1
+        assert draw.shares[name] == pytest.approx(counted)
     kept = RowDraw(pools, 3, (icl, invicl), all_remain=True)
     assert len(kept.rows) == round(60 * draw.shares["invicl"])
 
@@ -565,21 +568,16 @@ def test_a_task_of_which_no_row_remains_stops_no_training(made, model, tmp_path,
         rows=tuple(dataclasses.replace(row, input=row.input + " so" * 200) for row in long.rows),
     )
     settings = Settings(num_fewshot=4, steps=2, batch_size=2, draw="row", eval_steps=0)
-    icl, how = (
-        methods.make("icl"),
-        {"fits": [methods.make("invicl")], "max_length": 400, "cpu": True},
-    )
+    icl = methods.make("icl")
+    how = {"fits": [methods.make("invicl")], "max_length": 400, "cpu": True}
     train(*model[1:], icl, [long, *others], tmp_path / "out", settings, **how)
-    said, kept = (
-        capsys.readouterr().out,
-        json.loads((tmp_path / "out/training.json").read_text())["kept"],
-    )
+    said = capsys.readouterr().out
+    kept = json.loads((tmp_path / "out/training.json").read_text())["kept"]
     used = int(re.search(r"(\d+) rows are used", said)[1])
-    assert used == round(60 * kept["invicl"]) > 0 and kept["invicl"] < kept["icl"] < 1
-    assert (
-        json.loads((tmp_path / "out/trainer_state.json").read_text())["global_step"] == 2
-        and "not fit" not in said
-    )
+    assert used == round(60 * kept["invicl"]) > 0
+    assert kept["invicl"] < kept["icl"] < 1
+    assert json.loads((tmp_path / "out/trainer_state.json").read_text())["global_step"] == 2
+    assert "not fit" not in said
     with pytest.raises(
         InputError, match="no row is short enough under icl, invicl: lower --num_fewshot"
     ):
@@ -592,11 +590,12 @@ def test_defaults_of_training_are_metaicls():
     )
     assert "num_fewshot" not in options
     settings = train_command.Settings(**train_command.METAICL)
-    assert (settings.num_fewshot, settings.batch_size, settings.learning_rate, settings.steps) == (
-        16,
-        8,
-        1e-5,
-        30_000,
-    )
-    assert (settings.warmup_steps, settings.weight_decay, settings.max_grad_norm) == (0, 0.0, 1.0)
-    assert (settings.draw, settings.loss) == ("row", "query")
+    assert settings.num_fewshot == 16
+    assert settings.batch_size == 8
+    assert settings.learning_rate == 1e-5
+    assert settings.steps == 30_000
+    assert settings.warmup_steps == 0
+    assert settings.weight_decay == 0.0
+    assert settings.max_grad_norm == 1.0
+    assert settings.draw == "row"
+    assert settings.loss == "query"

@@ -68,11 +68,13 @@ class Literal:
     """Runs one prompt through a regressor, by plain passes of its transformer over a few tokens, without any mask."""
 
     def __init__(self, model: Regressor, x: Tensor, y: Tensor) -> None:
-        self.model, self.n = model, y.shape[1] - 1
+        self.model = model
+        self.n = y.shape[1] - 1
         tokens = torch.stack(
             [x, pad(y[:, :, None], (0, x.shape[2] - 1))], dim=2
         )  # [1, points, 2, d]
-        self.x, self.example = model.read_in(tokens[:, :, :1])[0], model.read_in(tokens)[0]
+        self.x = model.read_in(tokens[:, :, :1])[0]
+        self.example = model.read_in(tokens)[0]
 
     def run(
         self, tokens: Tensor, start: int, memory: list[DynamicCache] = ()
@@ -97,7 +99,9 @@ class Literal:
 
     def both_ways(self, tokens: Tensor, positions: Tensor) -> DynamicCache:
         """The keys and values of tokens that all see each other, computed from the weights."""
-        model, own, heads = self.model.transformer, DynamicCache(), SMALL.heads
+        model = self.model.transformer
+        own = DynamicCache()
+        heads = SMALL.heads
         stream = tokens[None] + model.wpe(positions)
         for number, block in enumerate(model.h):
             query, key, value = (
@@ -144,7 +148,8 @@ class Literal:
 @pytest.mark.parametrize("name", METHODS)
 @torch.no_grad()
 def test_predictions_are_those_of_the_definition(name: str) -> None:
-    model, (x, y) = regressor(name), prompt(6)
+    model = regressor(name)
+    (x, y) = prompt(6)
     got = model(x, y[:, :-1])[0]
     want = torch.cat(getattr(Literal(model, x, y), name)())
     assert len(got) == len(want) == (6 if name in ("icl", "nope", "invicl") else 1)
@@ -156,7 +161,8 @@ def test_predictions_are_those_of_the_definition(name: str) -> None:
 @torch.no_grad()
 def test_every_number_of_examples_is_a_prompt_of_its_own(name: str) -> None:
     """Whether predictions are read off one row or of many, they are those of queries after the first n examples."""
-    model, (x, y) = regressor(name), prompt(6, count=3)
+    model = regressor(name)
+    (x, y) = prompt(6, count=3)
     got = model.predict([0, 2, 5], x, y)
     for column, n in enumerate((0, 2, 5)):
         assert torch.allclose(
@@ -167,8 +173,10 @@ def test_every_number_of_examples_is_a_prompt_of_its_own(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 @torch.no_grad()
 def test_order_changes_no_bit_of_invariant_methods(name: str) -> None:
-    model, (x, y) = regressor(name).float(), prompt(8, count=4)
-    x, y = x.float(), y.float()
+    model = regressor(name).float()
+    (x, y) = prompt(8, count=4)
+    x = x.float()
+    y = y.float()
     order = torch.tensor([3, 0, 6, 2, 5, 1, 4, 7])  # the query stays where it is
     same = torch.equal(model.predict([7], x, y), model.predict([7], x[:, order], y[:, order]))
     assert same == (name in ("prefixicl", "pcw", "invicl"))
@@ -218,7 +226,8 @@ def test_sparse_functions_and_trees() -> None:
 def test_least_squares_has_no_error_from_as_many_examples_as_dimensions() -> None:
     x, y = draw_functions(SMALL, generator("least squares"), 20, 8)
     found = baselines(SMALL, [0, 1, 2, 3, 7], x, y)["least squares"]
-    assert (found[:, :3].mean(0) > 0.1).all() and found[:, 3:].max() < 1e-6
+    assert (found[:, :3].mean(0) > 0.1).all()
+    assert found[:, 3:].max() < 1e-6
     assert torch.equal(found[:, 0], y[:, 0].double().square())
 
 
@@ -237,7 +246,8 @@ def test_methods_get_the_same_functions_and_every_seed_others(
     )
     for name, seed in (("icl", 0), ("pcw", 0), ("icl", 1)):
         training.step_loss(Regressor(SMALL, method_of(name)), seed, 5)
-    assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[0], seen[2])
 
 
 def test_the_curriculum() -> None:
@@ -251,8 +261,10 @@ def test_the_curriculum() -> None:
         199_999: (20, 41),
     }
     assert {step: full.stage(step) for step in stages} == stages
-    assert configured("tree").stage(30_000) == (20, 101) and full.probed == [3, 6, 9, 12]
-    assert full.kept[:2] == [10_000, 20_000] and set(full.shown) <= set(full.kept)
+    assert configured("tree").stage(30_000) == (20, 101)
+    assert full.probed == [3, 6, 9, 12]
+    assert full.kept[:2] == [10_000, 20_000]
+    assert set(full.shown) <= set(full.kept)
 
 
 def test_the_interval_is_of_seeds_and_functions() -> None:
@@ -260,7 +272,8 @@ def test_the_interval_is_of_seeds_and_functions() -> None:
     mean, low, high = interval(apart)
     # Of 27 draws of three seeds one is the lowest seed three times, one the highest: more than 2.5 percent.
     assert mean.tolist() == pytest.approx([2, 2])
-    assert low.tolist() == pytest.approx([1, 1]) and high.tolist() == pytest.approx([3, 3])
+    assert low.tolist() == pytest.approx([1, 1])
+    assert high.tolist() == pytest.approx([3, 3])
     values = torch.randn(400, 1, generator=generator("interval")).double()
     _, low, high = interval([values])
     assert (high - low).item() == pytest.approx(2 * 1.96 * float(values.std()) / 20, rel=0.15)
@@ -282,7 +295,8 @@ def test_commands(
     """Training, tables and all figures; a second evaluation reads what the first one measured."""
     monkeypatch.setattr(evaluation, "PROBES_FITTED_ON", 32)
     train_command = ["train", "--config", "tiny", "--methods", "icl,invicl", "--device", "cpu"]
-    linear, sparse = str(tmp_path / "linear"), str(tmp_path / "sparse")
+    linear = str(tmp_path / "linear")
+    sparse = str(tmp_path / "sparse")
     main([*train_command, "--seeds", "0,1", "--output", linear, "--set", *SETTINGS])
     main(
         [*train_command, "--seeds", "0", "--output", sparse, "--set", *SETTINGS, "function=sparse"]
@@ -291,21 +305,19 @@ def test_commands(
     for folder in (linear, linear, sparse):
         main(["evaluate", "--output", folder, "--device", "cpu"])
         tables.append(capsys.readouterr().out)
-    assert (
-        tables[0] == tables[1]
-        and tables[0].count("| `invicl` |") == 6
-        and tables[2].count("| `invicl` |") == 3
-    )
+    assert tables[0] == tables[1]
+    assert tables[0].count("| `invicl` |") == 6
+    assert tables[2].count("| `invicl` |") == 3
     cells = re.findall(r"(\d\.\d+) \((\d\.\d+) to (\d\.\d+)\)", tables[0])
-    assert len(cells) > 40 and all(
-        float(low) <= float(mean) <= float(high) for mean, low, high in cells
-    )
+    assert len(cells) > 40
+    assert all(float(low) <= float(mean) <= float(high) for mean, low, high in cells)
     for figure in FIGURES:
         to = tmp_path / f"{figure}.svg"
         folders = [linear, sparse] if figure == "figure6" else [linear]
         main(["plot", figure, *folders, "--to", str(to)])
         drawn = to.read_text(encoding="utf-8")
-        assert 5_000 < len(drawn) < 300_000 and "invicl" in drawn
+        assert 5_000 < len(drawn) < 300_000
+        assert "invicl" in drawn
 
 
 def refused(*arguments: str) -> str:
@@ -315,7 +327,7 @@ def refused(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    "arguments, says",
     [
         ("--methods saicl", "--methods saicl: there is no such method here"),
         ("--set width=30", "width=30: must be a multiple of heads=4"),

@@ -19,7 +19,8 @@ from lm_eval_icl.results.card import spread
 from lm_eval_icl.results.read import read
 from tests.boards import samples_of, write
 
-N, SEEDS = 60, (0, 1, 2)
+N = 60
+SEEDS = (0, 1, 2)
 SHARES = {"icl": 0.8, "pcw": 0.7}
 
 
@@ -65,7 +66,8 @@ def one(
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """The folder, and the samples of each run on the task t, by method, labels, format, shots, order and seed."""
-    folder, samples = tmp_path_factory.mktemp("card"), {}
+    folder = tmp_path_factory.mktemp("card")
+    samples = {}
     varied = [
         {"order": 1},
         {"order": 2},
@@ -104,7 +106,8 @@ def test_every_number_is_a_loop_over_the_samples(made, board, model):
     of = {key[1:]: samples for key, samples in made[1].items() if key[0] == model}
     row = next(row for row in board.card.rows if row.entry.method == model)
     found = {of_row.name: estimate for of_row, estimate in row.values.items()}
-    orders, sets = (0, 1, 2), [of["", 0, 4, 0, seed] for seed in SEEDS]
+    orders = (0, 1, 2)
+    sets = [of["", 0, 4, 0, seed] for seed in SEEDS]
     every = [of["", 0, 4, order, seed] for order in orders for seed in SEEDS]
     gold = fmean(fmean(acc(samples)) for samples in sets)
     pairs = [(of["", 0, 4, a, seed], of["", 0, 4, b, seed])
@@ -134,8 +137,10 @@ def test_every_number_is_a_loop_over_the_samples(made, board, model):
     for name, value in expected.items():
         assert found[name].mean == pytest.approx(value, abs=1e-12), name
         assert found[name].low <= found[name].mean <= found[name].high
-    assert set(found) == {*expected, "ece"} and 0 < found["ece"].mean < 1
-    assert found["accuracy"].documents == N and found["accuracy"].sets == len(SEEDS)
+    assert set(found) == {*expected, "ece"}
+    assert 0 < found["ece"].mean < 1
+    assert found["accuracy"].documents == N
+    assert found["accuracy"].sets == len(SEEDS)
 
 
 def test_formats_are_orders_of_a_set_on_the_board(board):
@@ -173,16 +178,16 @@ def test_over_tasks(tmp_path):
     for task, seed in itertools.product("tu", SEEDS):
         one(tmp_path / task / "plain", "icl", seed, 0.9, task=task)
     plain = build(read([tmp_path], quiet=True)[0])
-    assert plain.card is None and "What predictions depend on" not in page(
-        plain, figures.svgs(plain)
-    )
+    assert plain.card is None
+    assert "What predictions depend on" not in page(plain, figures.svgs(plain))
     for task, seed in itertools.product("tu", SEEDS):
         one(tmp_path / task / "random", "icl", seed, 0.5, labels="random", task=task)
     (row,) = build(read([tmp_path], quiet=True)[0]).card.rows
     cost = {of.name: estimate for of, estimate in row.values.items()}["random labels cost"]
     alone = [build(read([tmp_path / task], quiet=True)[0]).card.rows[0].values for task in "tu"]
     single = [estimate.mean for values in alone for of, estimate in values.items() if of.labels]
-    assert cost.mean == pytest.approx(fmean(single)) and cost.low < cost.mean < cost.high
+    assert cost.mean == pytest.approx(fmean(single))
+    assert cost.low < cost.mean < cost.high
 
 
 def test_what_people_see(board, tmp_path):
@@ -195,17 +200,17 @@ def test_what_people_see(board, tmp_path):
     assert all(
         of.name in " ".join(text.split()) for of in board.card.properties if " " not in of.name
     )
-    assert max(map(len, text.splitlines())) <= 80 and "Title" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "Title" in text
     value, interval = shown.texts(
         board.card.properties[0], board.card.rows[0].values[board.card.properties[0]]
     )
-    assert value in text and interval in text
+    assert value in text
+    assert interval in text
     html = page(board, figures.svgs(board))
-    assert (
-        "What predictions depend on" in html
-        and "random labels cost, %" in html
-        and interval in html
-    )
+    assert "What predictions depend on" in html
+    assert "random labels cost, %" in html
+    assert interval in html
     paths = figures.draw(board, tmp_path / "figures", ["card"])
     assert [path.name for path in paths] == ["card.svg", "card.png", "card.csv"]
     lines = paths[-1].read_text().splitlines()

@@ -93,7 +93,7 @@ def test_a_whole_run_has_no_fault(tmp_path, rules):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change, words",
     [
         (positive, "a log-likelihood above 0"),
         (missing, "a log-likelihood above 0, or none"),

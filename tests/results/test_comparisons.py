@@ -109,7 +109,8 @@ def test_the_board_and_the_command_agree(tmp_path: Path, capsys: Any, number: in
                 "verdict": column.judged(difference),
             }
             assert line["comparisons"] == 1
-            assert line["low"] >= difference.low - 1e-12 and line["high"] <= difference.high + 1e-12
+            assert line["low"] >= difference.low - 1e-12
+            assert line["high"] <= difference.high + 1e-12
             assert (
                 line["p"] * difference.comparisons == pytest.approx(difference.p)
                 or difference.p == 1
@@ -153,13 +154,17 @@ def test_retrieval_is_compared_with_drawn_sets(tmp_path: Path, capsys: Any) -> N
     """Drawn sets are a sample of one side; the other has no chance in it."""
     similar_and_stratified(tmp_path)
     (line,) = compared(capsys, "--by", "demonstrations", "--results", tmp_path)
-    assert "similar" in line["a"] and "stratified" in line["b"]
+    assert "similar" in line["a"]
+    assert "stratified" in line["b"]
     assert line["difference"] == pytest.approx(line["mean_a"] - line["mean_b"])
-    assert (line["over"], line["documents"], line["sets"]) == ("sets", 40, 3)
+    assert line["over"] == "sets"
+    assert line["documents"] == 40
+    assert line["sets"] == 3
     board = board_of(tmp_path)
     similar = named(board.entries, "icl, demonstrations=similar:pool=50")
     (words, difference) = similar.cells["t"].conditions[0]
-    assert words == "demonstrations=stratified" and difference.mean == line["difference"]
+    assert words == "demonstrations=stratified"
+    assert difference.mean == line["difference"]
     assert similar.name not in board.baseline, "no row has the same conditions"
     assert "demonstrations=stratified" in " ".join(board.summary)
 
@@ -211,7 +216,8 @@ def test_labels_change_texts_and_not_rows(tmp_path: Path) -> None:
     board = board_of(tmp_path)
     cell = next(entry.cells["t"] for entry in board.entries if entry.conditions)
     ((words, difference),) = cell.conditions
-    assert words == "labels=default" and difference.scope == "sets"
+    assert words == "labels=default"
+    assert difference.scope == "sets"
     assert difference.spread.sets == pytest.approx(0, abs=1e-12)
 
 
@@ -249,7 +255,8 @@ def test_formats_are_compared_though_they_are_no_rows(tmp_path: Path, capsys: An
             metadata = {"version": 1.0, "format": number} if number else {"version": 1.0}
             run(tmp_path, "icl", seed, right=right, metadata=metadata)
     (line,) = compared(capsys, "--by", "format", "--results", tmp_path)
-    assert line["difference"] == -0.5 and line["over"] == "sets"
+    assert line["difference"] == -0.5
+    assert line["over"] == "sets"
 
 
 def test_names_are_those_that_tables_print(tmp_path: Path) -> None:
@@ -277,11 +284,12 @@ def test_the_baseline_has_the_same_conditions(tmp_path: Path) -> None:
         for entry in board.entries
         if entry.name in board.baseline
     }
-    assert bases["pcw, 2 shots"] == "icl, 2 shots" and "star, 4 shots" not in bases
+    assert bases["pcw, 2 shots"] == "icl, 2 shots"
+    assert "star, 4 shots" not in bases
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    "arguments, says",
     [
         (["icl"], "give two files, folders or rows"),
         (["--by", "shots"], "--by: give --results"),

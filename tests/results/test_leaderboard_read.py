@@ -109,7 +109,8 @@ def made(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("made")
     for name, text in NESTED.items():
         (folder / f"{name}.yaml").write_text(f"group: {name}\ntask: {text}\n")
-    out, files = folder / "out", {}
+    out = folder / "out"
+    files = {}
     orders = {"order": [0, 1, 2], "reverse": [2, 1, 0], "other": [3, 1, 2]}
     for name, model in {**dict.fromkeys(orders, "icl"), "again": "hf", "nested": "hf"}.items():
         chosen = folder / f"{name}.json"
@@ -146,48 +147,42 @@ def assert_same(run: Run, other: Run) -> None:
     for task, result in run.tasks.items():
         for name in set(vars(result)) - {"answers"}:
             assert repr(getattr(result, name)) == repr(getattr(other.tasks[task], name)), name
-        mine, theirs = result.answers, other.tasks[task].answers
+        mine = result.answers
+        theirs = other.tasks[task].answers
         assert (mine is None) == (theirs is None)
         for name in vars(mine) if mine else ():
-            one, two = getattr(mine, name), getattr(theirs, name)
+            one = getattr(mine, name)
+            two = getattr(theirs, name)
             if name == "predicted" and theirs.predictions is None:
                 continue  # `collect` leaves predicted texts out
             if isinstance(one, np.ndarray):
-                assert one.dtype == two.dtype and one.shape == two.shape
+                assert one.dtype == two.dtype
+                assert one.shape == two.shape
             np.testing.assert_array_equal(one, two, name)
 
 
 def test_a_run_as_lm_eval_wrote_it(made):
     run = one(made["order"])
-    assert (run.model, run.pretrained, run.dtype, run.revision) == (
-        "icl",
-        str(model_path()),
-        "float32",
-        "",
-    )
-    assert (run.seed, run.order, run.limit, dict(run.arguments), run.icl["method"]) == (
-        7,
-        0,
-        6.0,
-        {},
-        "icl",
-    )
-    assert run.date == run.results["date"] > 1.7e9 and run.results == json.loads(
-        made["order"].read_text()
-    )
+    assert run.model == "icl"
+    assert run.pretrained == str(model_path())
+    assert run.dtype == "float32"
+    assert run.revision == ""
+    assert run.seed == 7
+    assert run.order == 0
+    assert run.limit == 6.0
+    assert dict(run.arguments) == {}
+    assert run.icl["method"] == "icl"
+    assert run.date == run.results["date"] > 1.7e9
+    assert run.results == json.loads(made["order"].read_text())
     result = run.tasks["icl_demo_short"]
-    assert (result.metric, result.filter, result.aggregation, result.higher_is_better) == (
-        "acc",
-        "none",
-        "mean",
-        True,
-    )
-    assert (result.shots, result.documents, result.fields.column["version"], result.marks) == (
-        3,
-        6,
-        "1",
-        (),
-    )
+    assert result.metric == "acc"
+    assert result.filter == "none"
+    assert result.aggregation == "mean"
+    assert result.higher_is_better is True
+    assert result.shots == 3
+    assert result.documents == 6
+    assert result.fields.column["version"] == "1"
+    assert result.marks == ()
     assert len(result.fields.switches["demonstrations"]) == 32, (
         "a long path is compared by its digest"
     )
@@ -205,7 +200,8 @@ def test_each_run_has_its_own_samples(made):
     """lm-eval writes all runs of a checkpoint, of every method and seed, into one folder."""
     assert len({file.parent for file in made.values()}) == 1
     runs, left_out = reading.read([made["order"].parent], quiet=True)
-    assert not left_out and {run.path for run in runs} == set(made.values())
+    assert not left_out
+    assert {run.path for run in runs} == set(made.values())
     for run in runs:
         assert_same(run, one(run.path))
 
@@ -217,9 +213,8 @@ def test_what_was_asked(made):
     ]
     order, reverse, other, again = (result.answers for result in results)
     assert order.documents == reverse.documents == other.documents == again.documents
-    assert (
-        order.prompts == again.prompts and len({order.prompts, reverse.prompts, other.prompts}) == 3
-    )
+    assert order.prompts == again.prompts
+    assert len({order.prompts, reverse.prompts, other.prompts}) == 3
     assert (
         order.demonstrations
         == reverse.demonstrations
@@ -259,7 +254,8 @@ def test_demonstrations_of_other_prompts(chat_checkpoint):
         result_of(reverse, 2, chat_checkpoint("llama3"), **chat).answers
         for reverse in (False, True)
     ]
-    assert chats[0].prompts != chats[1].prompts and None not in (
+    assert chats[0].prompts != chats[1].prompts
+    assert None not in (
         chats[0].demonstrations,
         chats[1].demonstrations,
     )
@@ -283,11 +279,11 @@ def test_metrics(made):
     assert math.isclose(math.exp(-of["surprise"].answers.items.mean()), of["surprise"].value)
     assert not of["surprise"].higher_is_better
     assert of["mutual"].answers.predictions is None  # lm-eval asks for each option twice
-    assert of["generate"].filter == "first" and of["generate"].answers.predictions is None
+    assert of["generate"].filter == "first"
+    assert of["generate"].answers.predictions is None
     reported = ("brier", "own")
-    assert of["own"].value == 0.25 and all(
-        "shown as reported" in of[name].marks[0] for name in reported
-    )
+    assert of["own"].value == 0.25
+    assert all("shown as reported" in of[name].marks[0] for name in reported)
     assert {name for name, result in of.items() if result.marks or result.answers is None} == {
         *reported
     }
@@ -296,7 +292,8 @@ def test_metrics(made):
 def test_groups(made):
     """The tasks of groups in groups, with the weights that give lm-eval's value."""
     run = one(made["nested"])
-    assert set(run.tasks) == set(ASKED) and set(run.groups) == {"outer", "inner"}
+    assert set(run.tasks) == set(ASKED)
+    assert set(run.groups) == {"outer", "inner"}
     assert run.groups["outer"] == pytest.approx(dict.fromkeys(ASKED, 1 / 3))
     assert run.groups["inner"] == pytest.approx({"icl_demo_four": 3 / 9, "icl_demo_long": 6 / 9})
     for name, weights in run.groups.items():
@@ -371,7 +368,8 @@ def test_weights_that_two_ways_give(tmp_path):
     assert one(write(tmp_path, results)).groups["all"] == {"a": 0.25, "b": 0.75}
     results["groups"]["all"]["acc,none"] = 0.9
     (run,), (left,) = reading.read([write(tmp_path, results)], quiet=True)
-    assert not run.groups and len(run.tasks) == 2
+    assert not run.groups
+    assert len(run.tasks) == 2
     assert left.why.startswith(
         "group 'all' is left out: its acc,none is not the mean of its tasks', weighted by doc"
     )
@@ -381,29 +379,34 @@ def test_arguments_as_text(tmp_path):
     """As Python's `simple_evaluate` records them; ties of options go to the first."""
     scores = [1.0, 0.0, 1.0]
     run = one(write(tmp_path, results_of({"a": scores}), {"a": samples_of(scores)}))
-    assert (run.pretrained, run.revision, run.dtype) == ("a/b", "x", "float16")
+    assert run.pretrained == "a/b"
+    assert run.revision == "x"
+    assert run.dtype == "float16"
     assert run.arguments == {"parallelize": True, "k": 2}
     answers = run.tasks["a"].answers
-    assert answers.items.tolist() == scores and answers.predictions.tolist() == [0, 0, 0]
-    assert (run.tasks["a"].documents, run.date, run.seed) == (3, 0.0, None)
+    assert answers.items.tolist() == scores
+    assert answers.predictions.tolist() == [0, 0, 0]
+    assert run.tasks["a"].documents == 3
+    assert run.date == 0.0
+    assert run.seed is None
 
 
 def test_a_run_counts_once(tmp_path):
     """The copy with more samples is used, whichever is read first, and copies of copies too."""
-    results, samples = results_of({"a": [1.0, 0.0]}), {"a": samples_of([1.0, 0.0])}
+    results = results_of({"a": [1.0, 0.0]})
+    samples = {"a": samples_of([1.0, 0.0])}
     full = one(write(tmp_path / "m", results, samples))
     bare = write(tmp_path / "a", json.dumps(results, indent=4))
     runs, (left,) = reading.read([tmp_path], quiet=True)
-    assert [run.path for run in runs] == [full.path] and left.path == bare
+    assert [run.path for run in runs] == [full.path]
+    assert left.path == bare
     assert left.why == f"is the same run as {full.path}."
     write(tmp_path / "z", results, samples)
     collect(runs, tmp_path / "n")
     runs, left_out = reading.read([tmp_path, bare], quiet=True)
-    assert (
-        len(runs) == 1
-        and len(left_out) == 3
-        and all("is the same run as" in left.why for left in left_out)
-    )
+    assert len(runs) == 1
+    assert len(left_out) == 3
+    assert all("is the same run as" in left.why for left in left_out)
 
 
 def of_two(scores: list[float], **values: float) -> tuple[dict, str]:
@@ -439,7 +442,8 @@ def test_samples_that_are_damaged_or_contradict_the_results_are_not_used(tmp_pat
     results, samples = MARKED[mark]
     run = one(write(tmp_path, results, {"a": samples}))
     assert run.tasks["a"].value == results["results"]["a"]["acc,none"]
-    assert run.tasks["a"].answers is None and mark in run.tasks["a"].marks[0]
+    assert run.tasks["a"].answers is None
+    assert mark in run.tasks["a"].marks[0]
 
 
 LEFT_OUT = {
@@ -458,16 +462,21 @@ def test_left_out(tmp_path, why):
     good = write(tmp_path, results_of({"a": [1.0]}), time="good")
     bad = write(tmp_path, LEFT_OUT[why])
     (run,), left_out = reading.read([tmp_path], quiet=True)
-    assert run.path == good and {left.path for left in left_out} == {bad}
+    assert run.path == good
+    assert {left.path for left in left_out} == {bad}
     said = left_out[-1].why
-    assert why in said and "\n" not in said and said.endswith(".") and len(said) < 700
+    assert why in said
+    assert "\n" not in said
+    assert said.endswith(".")
+    assert len(said) < 700
 
 
 def test_a_task_of_several_is_left_out(tmp_path):
     (run,), left_out = reading.read(
         [write(tmp_path, results_of({"a": [math.nan], "b": [1.0, 0.0]}))], quiet=True
     )
-    assert list(run.tasks) == ["b"] and [left.why for left in left_out] == [
+    assert list(run.tasks) == ["b"]
+    assert [left.why for left in left_out] == [
         "task 'a' is left out: its acc,none is 'nan', which is not a number.",
         "group 'all' is left out: it has no result of its task 'a'.",
     ]
@@ -480,7 +489,8 @@ def test_what_a_folder_has_besides(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path)
     os.mkfifo(tmp_path / "results_pipe.json")
     runs, (left,) = reading.read([tmp_path], quiet=True)
-    assert not runs and left.path.name == "results_pipe.json"
+    assert not runs
+    assert left.path.name == "results_pipe.json"
 
 
 def test_a_task_name_leads_to_no_other_folder(tmp_path):
@@ -497,22 +507,22 @@ def test_collected(made, tmp_path):
     runs, _ = reading.read([made["order"].parent], quiet=True)
     files = collect(runs, tmp_path)
     before = {file.name: file.read_bytes() for file in files}
-    assert (
-        collect(runs, tmp_path) == files
-        and {file.name: file.read_bytes() for file in files} == before
-    )
+    assert collect(runs, tmp_path) == files
+    assert {file.name: file.read_bytes() for file in files} == before
     assert sorted((tmp_path / "runs").iterdir()) == sorted(files)
     assert [sentence for file in files for sentence in faults(file)] == []
     assert all(file.name.startswith(run.digest) for run, file in zip(runs, files, strict=True))
     again, left_out = reading.read([tmp_path], quiet=True)
-    assert not left_out and len(again) == len(runs)
+    assert not left_out
+    assert len(again) == len(runs)
     for run in again:
         assert_same(run, next(other for other in runs if other.digest == run.digest))
     twice = collect(again, tmp_path / "twice")
     assert {file.name for file in twice} == set(before), "names are of what is in them"
     for run, file in zip(runs, files, strict=True):
         results, documents = load(file)
-        assert results == json.loads(run.path.read_text()) and set(documents) <= set(run.tasks)
+        assert results == json.loads(run.path.read_text())
+        assert set(documents) <= set(run.tasks)
         rows = repr([row for of_task in documents.values() for row in of_task])
         for task in run.tasks:
             for line in boards.samples_of(run.path, task).open():
@@ -554,7 +564,8 @@ def test_a_check_compares_all_answers_with_the_results(tmp_path, monkeypatch, ho
     """Also those under decision rules, where the name of the file says nothing of what was forged."""
     (run,), _ = reading.read([with_rules(tmp_path)], quiet=True)
     (file,) = collect([run], tmp_path / "board")
-    assert faults(file) == [] and {r.rule.name for r in one(file).decided} == {"one", "two"}
+    assert faults(file) == []
+    assert {r.rule.name for r in one(file).decided} == {"one", "two"}
     results, documents = load(file)
     forged = {task: FORGED[how](rows) for task, rows in documents.items()}
     monkeypatch.setattr("lm_eval_icl.results.collect.load", lambda path: (results, forged))
@@ -568,6 +579,6 @@ def test_a_damaged_file_of_collect_is_left_out(tmp_path):
     for place, text in (("cut", data[: len(data) // 2]), ("none", b""), ("text", b"PAR1 what")):
         file.with_name(f"{place}.parquet").write_bytes(text)
     runs, left_out = reading.read([file.parent], quiet=True)
-    assert (
-        len(runs) == 1 and len(left_out) == 3 and all("is damaged" in left.why for left in left_out)
-    )
+    assert len(runs) == 1
+    assert len(left_out) == 3
+    assert all("is damaged" in left.why for left in left_out)

@@ -106,7 +106,8 @@ def test_paired_zeros_and_ones_by_bonett_and_price() -> None:
     variance = (only_first + only_second - (only_first - only_second) ** 2) / 31
     half = stats.t.ppf(0.975, 31) * math.sqrt(variance)
     assert [found.low, found.high] == pytest.approx([-5 / 32 - half, -5 / 32 + half])
-    assert found.mean == pytest.approx(-5 / 30) and found.scope == "this set"
+    assert found.mean == pytest.approx(-5 / 30)
+    assert found.scope == "this set"
 
 
 def multinomials(n: int, p: float, q: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -149,7 +150,8 @@ COVERAGE = ["two sets, much between them", "other sets", "near 1, ten documents"
 def test_intervals_cover(case: Any) -> None:
     """In simulations of docs/comparing.md: 93% less three standard errors of 300 trials."""
     numbers = next(csv.reader([line(case, 300)]))
-    of_difference, of_cell = float(numbers[4]), float(numbers[6])
+    of_difference = float(numbers[4])
+    of_cell = float(numbers[6])
     assert min(of_difference, of_cell) >= 93 - 3 * 100 * math.sqrt(0.93 * 0.07 / 300)
 
 
@@ -192,7 +194,8 @@ def test_other_sets_are_wider_than_the_same() -> None:
     first, second = rng.normal(0, 1, (2, 40, 1)) * 0.1 + both + rng.normal(0, 0.1, (2, 40, 5))
     same = difference(first, second)
     other = difference(first, second, same_sets=False)
-    assert other.mean == same.mean and other.error > 3 * same.error
+    assert other.mean == same.mean
+    assert other.error > 3 * same.error
     # A side without several sets has no chance in it.
     none = difference(first, second[:, :1], same_sets=False)
     assert none.spread.by_sets == ((pytest.approx(first.mean(axis=0).var(ddof=1) / 5), 4),)
@@ -226,8 +229,10 @@ def test_what_holds_for_all_scores(n: int, sets: int, data: Any) -> None:
     moved = difference(first[rows][:, columns], second[rows][:, columns], bounds=SHARE)
     assert [moved.low, moved.high] == pytest.approx([one.low, one.high])
     alone = estimate(first, bounds=SHARE)
-    assert 0 <= alone.low <= alone.mean <= alone.high <= 1 and alone.low < alone.high
-    assert -1 <= one.low <= one.mean <= one.high <= 1 and one.low < one.high
+    assert 0 <= alone.low <= alone.mean <= alone.high <= 1
+    assert alone.low < alone.high
+    assert -1 <= one.low <= one.mean <= one.high <= 1
+    assert one.low < one.high
     for comparisons in (1, 7, 300):
         of_family = dataclasses.replace(one, comparisons=comparisons)
         assert (of_family.p < 0.05) == (of_family.low > 0 or of_family.high < 0)
@@ -250,9 +255,13 @@ def test_equal_answers_are_no_certainty() -> None:
         assert [found.mean, found.low, found.high] == pytest.approx([0, -half, half])
         assert found.p == 1
     same = difference(ones / 3, ones / 3)  # without bounds, equal numbers are no chance
-    assert (same.low, same.high, same.p) == (0, 0, 1)
+    assert same.low == 0
+    assert same.high == 0
+    assert same.p == 1
     rounded = difference(np.full((4, 2), 0.1 + 0.2), np.full((4, 2), 0.3))
-    assert (rounded.mean, rounded.low, rounded.high) == (0, 0, 0)
+    assert rounded.mean == 0
+    assert rounded.low == 0
+    assert rounded.high == 0
 
 
 def test_where_nothing_can_be_said() -> None:
@@ -261,8 +270,10 @@ def test_where_nothing_can_be_said() -> None:
         estimate(np.array([[0.3, 0.4]])),
         difference(np.full((5, 2), 0.75), np.full((5, 2), 0.5)),
     ):
-        assert (found.low, found.high) == (-math.inf, math.inf)
-    assert found.p == 1 and found.needed() == (None, None)
+        assert found.low == -math.inf
+        assert found.high == math.inf
+    assert found.p == 1
+    assert found.needed() == (None, None)
 
 
 def test_verdicts() -> None:
@@ -292,7 +303,8 @@ def test_how_many_would_decide(margin: float | None, comparisons: int) -> None:
             for number, decides in ((needed + 1, True), (0.97 * needed, False)):
                 spread = found.spread.with_more(**{name: number / now})
                 assert (spread.half(0.05 / comparisons) < target) == decides
-    assert documents is not None and 30 < documents < 10_000
+    assert documents is not None
+    assert 30 < documents < 10_000
 
 
 def test_more_documents_have_the_spread_that_was_foretold() -> None:
@@ -329,7 +341,9 @@ def test_a_group_by_hand() -> None:
     assert variance == pytest.approx(sum(sets))
     assert df == pytest.approx(sum(sets) ** 2 / (sets[0] ** 2 + sets[1] ** 2) * 4)
     assert found.spread.rest == pytest.approx(sum(sets) / 2)
-    assert (found.documents, found.sets, found.scope) == (200, 10, "sets")
+    assert found.documents == 200
+    assert found.sets == 10
+    assert found.scope == "sets"
     cut = estimate_group([part(0.99, 0.01, 0.01)], [1], bounds=SHARE)
     assert cut.high == 1
     unknown = estimate_group([part(0.5, math.inf, 0), part(0.5, 0.1, 0)], [1, 1], bounds=SHARE)
@@ -339,7 +353,8 @@ def test_a_group_by_hand() -> None:
 def test_a_group_of_differences() -> None:
     parts = [part(0.1, 0.0004, 0.0002, Difference), part(-0.2, 0.0003, 0.0002, Difference)]
     found = difference_group(parts, [1, 1], bounds=SHARE)
-    assert isinstance(found, Difference) and found.bounds == (-1, 1)
+    assert isinstance(found, Difference)
+    assert found.bounds == (-1, 1)
     assert found.interval == estimate_group(parts, [1, 1], bounds=(-1, 1)).interval
     mixed = difference_group([parts[0], dataclasses.replace(parts[1], scope="this set")], [1, 1])
     assert mixed.scope == "this set"
@@ -348,7 +363,8 @@ def test_a_group_of_differences() -> None:
 def test_the_variance_is_that_of_two_way_clusters() -> None:
     """Cameron, Gelbach and Miller's, without their corrections, times nS / ((n - 1)(S - 1))."""
     rng = np.random.default_rng(0)
-    n, sets = 7, 5
+    n = 7
+    sets = 5
     y = rng.normal(size=(n, 1)) + rng.normal(size=sets) + 0.3 * rng.normal(size=(n, sets))
     e = y - y.mean()
     clustered = ((e.sum(1) ** 2).sum() + (e.sum(0) ** 2).sum() - (e**2).sum()) / (n * sets) ** 2
@@ -378,7 +394,8 @@ def test_aggregations_are_lm_evals(name: str) -> None:
         warnings.simplefilter("ignore")
         from lm_eval.api.registry import get_aggregation
 
-        rng, ours = np.random.default_rng(0), AGGREGATIONS[name]
+        rng = np.random.default_rng(0)
+        ours = AGGREGATIONS[name]
         theirs = macro_f1 if name == "macro_f1" else get_aggregation(name)
         for n in (1, 2, 50):
             some = items(name, n, rng)
@@ -423,18 +440,22 @@ def test_order_sensitivity_by_hand() -> None:
     predictions = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 1, 2], [0, 1, 2, 3]])
     rates = np.array([0, 3 / 6, 4 / 6, 5 / 6, 1])
     found = order_sensitivity([predictions])
-    assert found is not None and same(found, estimate(rates[:, None], bounds=(0, 1)))
+    assert found is not None
+    assert same(found, estimate(rates[:, None], bounds=(0, 1)))
     # Two sets with other numbers of orders, of which one has one alone, are crossed with documents.
     both = order_sensitivity([predictions, predictions[:, :1], predictions[:, 2:]])
-    assert both is not None and both.scope == "sets"
+    assert both is not None
+    assert both.scope == "sets"
     assert same(both, estimate(np.stack([rates, [0, 1, 0, 1, 1]], axis=1), bounds=(0, 1)))
     words = order_sensitivity([np.array([["yes", "no"], ["no", "no"]])])
-    assert words is not None and (words.mean, words.scope) == (0.5, "this set")
+    assert words is not None
+    assert words.mean == 0.5
+    assert words.scope == "this set"
     assert order_sensitivity([]) is order_sensitivity([predictions[:, :1]]) is None
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "says"),
+    "function, arguments, says",
     [
         (estimate, [np.ones(3)], r"documents x sets, finite numbers, not of shape \(3,\)"),
         (estimate, [MISSING], "finite numbers"),

@@ -19,7 +19,7 @@ def marks(folder, seeds=(0,), **settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    "settings, expected",
     [
         ({}, {"one set"}),
         ({"seeds": range(2)}, {"few seeds"}),

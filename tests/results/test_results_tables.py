@@ -52,7 +52,8 @@ def test_documents_are_lm_evals_samples(folder):
         ]
         assert mean == pytest.approx(np.nanmean(values))
     of_demo = table[table.task == TASK]
-    assert len(of_demo) == 18 and set(of_demo.doc_id) == set(range(6))
+    assert len(of_demo) == 18
+    assert set(of_demo.doc_id) == set(range(6))
     samples = [
         json.loads(line) for path in folder.rglob(f"samples_{TASK}_*.jsonl") for line in path.open()
     ]
@@ -71,12 +72,13 @@ def test_documents_are_lm_evals_samples(folder):
 def test_a_row_for_each_filter_and_a_column_for_each_metric(folder):
     table = results.documents(folder)
     generated = table[table.task == "generate"]
-    assert set(generated["filter"]) == {"first", "whole"} and generated.exact_match.notna().all()
-    assert generated.acc.isna().all() and all(
-        isinstance(text, str) for text in generated.prediction
-    )
+    assert set(generated["filter"]) == {"first", "whole"}
+    assert generated.exact_match.notna().all()
+    assert generated.acc.isna().all()
+    assert all(isinstance(text, str) for text in generated.prediction)
     both = table[table.task == "both"]
-    assert both[["acc", "acc_norm", "f1"]].notna().all(axis=None) and len(both.f1.iloc[0]) == 2
+    assert both[["acc", "acc_norm", "f1"]].notna().all(axis=None)
+    assert len(both.f1.iloc[0]) == 2
 
 
 def test_scores_are_lm_evals_table(folder):
@@ -88,12 +90,15 @@ def test_scores_are_lm_evals_table(folder):
 
 def test_runs(folder):
     table = results.runs(folder)
-    assert sorted(table.model) == ["hf", "hf", "icl", "icl"] and table.run.is_unique
-    assert table.date.is_monotonic_increasing and str(table.date.dt.tz) == "UTC"
+    assert sorted(table.model) == ["hf", "hf", "icl", "icl"]
+    assert table.run.is_unique
+    assert table.date.is_monotonic_increasing
+    assert str(table.date.dt.tz) == "UTC"
     assert list(results.runs([*table.path][::-1]).path) == list(
         table.path
     )  # in the order of the dates
-    assert set(table.seed.dropna()) == {7, 8, 1234} and set(table.order) == {0}
+    assert set(table.seed.dropna()) == {7, 8, 1234}
+    assert set(table.order) == {0}
     assert table.merge(results.documents(folder), on="run").pretrained_x.nunique() == 1
 
 
@@ -108,5 +113,6 @@ def test_what_is_left_out_is_said(tmp_path):
 
 
 def test_nothing_is_a_table_too(tmp_path):
-    assert results.documents(tmp_path).empty and results.runs([]).columns.tolist()[0] == "run"
+    assert results.documents(tmp_path).empty
+    assert results.runs([]).columns.tolist()[0] == "run"
     assert results.documents(tmp_path).groupby(["task", "model"]).doc_id.count().empty

@@ -119,7 +119,8 @@ def groups(monkeypatch):
         **keys: Any,
     ) -> Path:
         file = real(*args, task=task, put=put, **keys)
-        results, names = json.loads(file.read_text()), [task] if isinstance(task, str) else task
+        results = json.loads(file.read_text())
+        names = [task] if isinstance(task, str) else task
         for group in sorted(
             {name.partition("_")[0] for name in names if "_" in name and len(names) > 1}
         ):
@@ -139,11 +140,9 @@ def test_mmlu_and_bbh_with_their_averages(tmp_path):
     for icl, right in ((ICL, [1, 0] * 20), (DEEP, [1, 1, 1, 0] * 10)):
         run(tmp_path, icl=icl, task=tasks, right=right)
     columns, rows = printed(board_of(tmp_path))
-    assert (
-        sorted(columns[1:3]) == ["bbh", "mmlu"]
-        and columns[3:] == sorted(tasks)
-        and columns[0] == "average"
-    )
+    assert sorted(columns[1:3]) == ["bbh", "mmlu"]
+    assert columns[3:] == sorted(tasks)
+    assert columns[0] == "average"
     assert rows["deepthink"] == dict.fromkeys(columns, 75.0)
     run(tmp_path, icl={**ICL, "method": "pcw"}, task="mmlu_a", right=[0] * 39 + [1])
     assert printed(board_of(tmp_path))[1]["pcw"] == {"mmlu_a": 2.5}, (
@@ -180,9 +179,8 @@ def test_invicl_table_2(tmp_path):
             "icl": {"hr targets": 50.0, "qa targets": 100.0},
         },
     )
-    assert board.entries[0].on == "org/model (trained)" and board.baseline == {
-        board.entries[0].name: board.entries[1].name
-    }
+    assert board.entries[0].on == "org/model (trained)"
+    assert board.baseline == {board.entries[0].name: board.entries[1].name}
     _, rows = printed(board_of(tmp_path))
     assert len(rows) == 4, "otherwise a cell would hold two trainings, which are never averaged"
 
@@ -203,7 +201,8 @@ def test_chat_beside_plain(tmp_path):
     chat = {"chat_template": "x", "chat_template_sha": "1f", "fewshot_as_multiturn": True}
     run(tmp_path, icl=ICL, right=[1] * 40, put=chat)
     columns, rows = printed(board_of(tmp_path))
-    assert (columns, rows) == (["t"], {"icl, chat, multiturn": {"t": 100.0}, "icl": {"t": 50.0}})
+    assert columns == ["t"]
+    assert rows == {"icl, chat, multiturn": {"t": 100.0}, "icl": {"t": 50.0}}
 
 
 RULES = {"batch": {"says": [0, 1] * 20, "rule": "batch", "arguments": {}, "transductive": True}}
@@ -225,11 +224,14 @@ def test_rules_beside_raw(tmp_path):
         next(e for e in board.entries if e.label == name).cells["t"]
         for name in ("star", "star, decide: batch")
     )
-    assert star.difference.mean == 0.5 and star.to_raw is None
+    assert star.difference.mean == 0.5
+    assert star.to_raw is None
     assert board.majority(board.columns[0]) == 0.5, "of the right answers, whatever is predicted"
-    assert under.difference.mean == -0.25 and under.to_raw.mean == -0.25
+    assert under.difference.mean == -0.25
+    assert under.to_raw.mean == -0.25
     raw = board.named(board.baseline[board.entries[0].name])
-    assert raw.label == "icl" and raw.rule is None
+    assert raw.label == "icl"
+    assert raw.rule is None
     assert [e.cells["t"].is_best for e in board.entries] == [True, False, True, False], (
         "among the two of one rule"
     )
@@ -246,10 +248,8 @@ def test_hf_beside_icl_on_a_local_model(tmp_path):
     )
     run(tmp_path, right=[1, 0] * 20, icl=ICL, put=local)
     board = board_of(tmp_path)
-    assert (
-        printed(board)[1] == {"hf": {"t": 50.0}, "icl": {"t": 50.0}}
-        and len({e.on for e in board.entries}) == 1
-    )
+    assert printed(board)[1] == {"hf": {"t": 50.0}, "icl": {"t": 50.0}}
+    assert len({e.on for e in board.entries}) == 1
     assert board.named(next(iter(board.baseline))).label == "hf"
 
 
@@ -277,16 +277,19 @@ def test_metaicls_macro_f1(tmp_path):
         file = run(tmp_path, icl=ICL, seed=seed, put={"config.icl.study": study(metric="metaicl")})
         samples = [json.loads(line) for line in samples_of(file, "t").open()]
         for number, sample in enumerate(samples):
-            sample["metaicl"], sample["metrics"] = [["a", "b"][number % 2], "a"], ["acc", "metaicl"]
+            sample["metaicl"] = [["a", "b"][number % 2], "a"]
+            sample["metrics"] = ["acc", "metaicl"]
             sample["doc"] |= {"prediction": 0, "options": ["a", "b"]}
         samples_of(file, "t").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
         results = json.loads(file.read_text())
         results["results"]["t"] |= {"metaicl,none": 1 / 3}
         file.write_text(json.dumps(results))
     board = board_of(tmp_path)
-    assert printed(board) == (["t"], {"icl": {"t": 33.3}}) and board.columns[0].metric == "metaicl"
+    assert printed(board) == (["t"], {"icl": {"t": 33.3}})
+    assert board.columns[0].metric == "metaicl"
     estimate = board.entries[0].cells["t"].estimate
-    assert estimate.scope == "sets" and estimate.mean == pytest.approx(1 / 3)
+    assert estimate.scope == "sets"
+    assert estimate.mean == pytest.approx(1 / 3)
 
 
 DIGEST = "config.model_files_digest"
@@ -317,7 +320,8 @@ def test_what_is_never_averaged(tmp_path, what):
     run(tmp_path, right=[1] * 40, **first)
     run(tmp_path, right=[1, 0] * 20, **second)
     names, found = printed(board_of(tmp_path))
-    assert (len(found), len(names)) == (rows, columns)
+    assert len(found) == rows
+    assert len(names) == columns
     values = [
         value for of_row in found.values() for name, value in of_row.items() if name != "average"
     ]
@@ -419,9 +423,8 @@ def test_one_answer_to_all_documents_is_counted_over_all_tasks(tmp_path):
         in marks
     )
     assert "With 2 of 3 prompts it gives one answer to nearly all documents." in cells["a"].marks
-    assert "collapsed" in cells["b"].marks and any(
-        mark.startswith("b: 2 demonstrations") for mark in marks
-    )
+    assert "collapsed" in cells["b"].marks
+    assert any(mark.startswith("b: 2 demonstrations") for mark in marks)
     above = cells["average"].to_majority
     assert above.mean == pytest.approx(1 / 12) and above.p > 0.05, (
         "right on all documents with one set of six"

@@ -87,7 +87,7 @@ def test_demonstrations_that_no_file_names_are_the_tasks_own(tmp_path, method, o
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
+    "first, second",
     [
         (way("similar"), way("similar:by=bm25")),
         ({"task": "icl_trec"}, {"task": "icl_trec", **way("stratified")}),
@@ -101,7 +101,8 @@ def test_a_default_is_the_same_value_written_out(tmp_path, first, second):
     one(tmp_path, seed=0, right=HALF, **first)
     one(tmp_path, seed=1, right=MORE, **second)
     board = board_of(tmp_path)
-    assert len(board.entries) == 1 and means(board) == [62.5]
+    assert len(board.entries) == 1
+    assert means(board) == [62.5]
 
 
 def test_false_is_a_value(tmp_path):
@@ -133,7 +134,8 @@ def test_the_same_weights_in_two_folders_are_one_model(tmp_path):
         facts = {"config.model_args.pretrained": folder, WEIGHTS: "a" * 32}
         one(tmp_path, right=HALF, seed=seed, put=facts)
     board = board_of(tmp_path)
-    assert len(board.entries) == 1 and board.entries[0].cells[TREC].estimate.sets == 2
+    assert len(board.entries) == 1
+    assert board.entries[0].cells[TREC].estimate.sets == 2
 
 
 def test_other_weights_in_one_folder_are_another_model(tmp_path):
@@ -154,7 +156,8 @@ def test_a_baseline_without_a_digest_is_found_by_the_name_of_its_checkpoint(tmp_
     one(tmp_path, "hf", MORE)
     one(tmp_path, "icl", HALF, put={WEIGHTS: "a" * 32})
     board = board_of(tmp_path)
-    assert len(board.entries) == 2 and len(board.baseline) == 1
+    assert len(board.entries) == 2
+    assert len(board.baseline) == 1
 
 
 # A cell of any folder.
@@ -237,7 +240,8 @@ def test_the_range_of_a_metric_in_another_file_changes_no_interval(tmp_path):
         (entry,) = (entry for entry in board_of(folder).entries if entry.method == "icl")
         estimate = entry.cells[TREC].estimate
         intervals.append((estimate.low, estimate.high))
-    assert intervals[0] == intervals[1] and intervals[0][1] == 1.0
+    assert intervals[0] == intervals[1]
+    assert intervals[0][1] == 1.0
 
 
 # What counts once.
@@ -261,7 +265,8 @@ def test_a_run_that_read_its_answers_confirms_nothing(tmp_path, facts):
     one(tmp_path)
     one(tmp_path, put=facts)
     board = board_of(tmp_path)
-    assert "confirmed" not in marks(board) and marks(board)
+    assert "confirmed" not in marks(board)
+    assert marks(board)
     assert board.entries[0].cells[TREC].estimate.sets == 1
 
 
@@ -271,10 +276,11 @@ def test_equal_scores_with_other_answers_do_not_confirm(tmp_path):
         one(tmp_path, right=None, says=says, gold=gold)
     first, second = read([tmp_path], quiet=True)[0]
     assert first.tasks[TREC].value == second.tasks[TREC].value
-    assert "confirmed" not in marks(board_of(tmp_path)) and "differs" in marks(board_of(tmp_path))
+    assert "confirmed" not in marks(board_of(tmp_path))
+    assert "differs" in marks(board_of(tmp_path))
 
 
-@pytest.mark.parametrize(("logprob", "mark"), [("-1.00001", "confirmed"), ("-1.01", "differs")])
+@pytest.mark.parametrize("logprob, mark", [("-1.00001", "confirmed"), ("-1.01", "differs")])
 def test_log_likelihoods_confirm_up_to_rounding(tmp_path, logprob, mark):
     right = [1] * 40
     one(tmp_path, right=right)
@@ -321,7 +327,8 @@ def test_a_set_of_demonstrations_is_its_rows_before_any_cut(tmp_path):
             samples_of(file, TREC).write_text(lines)
     (entry,) = board_of(tmp_path).entries
     cell = entry.cells[TREC]
-    assert len(cell.sets) == 1 and cell.sensitivity.mean == 0.0
+    assert len(cell.sets) == 1
+    assert cell.sensitivity.mean == 0.0
 
 
 def test_a_group_has_a_sensitivity_over_the_tasks_that_have_one(tmp_path):

@@ -90,7 +90,8 @@ def accuracies(shots: int) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_demonstrations_teach_the_labels() -> None:
-    untaught, taught = accuracies(0), accuracies(8)
+    untaught = accuracies(0)
+    taught = accuracies(8)
     chance = [1 / len(set(documents(name)["test"]["label"])) for name in TASKS]
     assert (
         abs(sum(untaught.values()) - sum(chance)) / len(TASKS) <= 0.1

@@ -122,7 +122,8 @@ def files_of(study: Path) -> dict[str, Any]:
     """What the cells of a folder hold, without times and counts."""
     found: dict[str, Any] = {}
     for path in sorted(study.glob("cells/**/*.json*")):
-        name, text = str(path.relative_to(study)), path.read_text()
+        name = str(path.relative_to(study))
+        text = path.read_text()
         found[name] = text
         if path.suffix == ".json":
             said = json.loads(text)

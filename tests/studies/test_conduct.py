@@ -39,7 +39,8 @@ class Paths:
     """A folder that holds nothing but paths. On dev, the accuracy of deepthink is T / 10."""
 
     def __init__(self, *there: str) -> None:
-        self.there, self.failed = set(there), dict[str, str]()
+        self.there = set(there)
+        self.failed = dict[str, str]()
 
     def has(self, target: Any) -> bool:
         return target.path in self.there
@@ -86,7 +87,8 @@ def run_all(grid: Grid, folder: Paths, failing: str = "^$") -> list[str]:
 
 
 def test_a_study_from_nothing_needs_its_dev_cells_first():
-    folder, study = Paths(), grid(dev=DEV)
+    folder = Paths()
+    study = grid(dev=DEV)
     assert printed(units_to_start(study, folder, set(), {})) == [
         "ce icl/a,split=dev",
         "ce icl/a",  # nothing is chosen for it
@@ -100,7 +102,8 @@ def test_a_study_from_nothing_needs_its_dev_cells_first():
 
 
 def test_after_a_dev_cell_the_others_and_after_all_the_chosen_one():
-    folder, study = Paths(), grid(dev=DEV)
+    folder = Paths()
+    study = grid(dev=DEV)
     (icl, _, first, others) = units_to_start(study, folder, set(), {})
     folder.there |= {target.path for unit in (icl, first) for target in unit}
     running = {target.path for target in others}
@@ -117,7 +120,8 @@ def test_after_a_dev_cell_the_others_and_after_all_the_chosen_one():
 
 
 def test_a_dev_cell_that_fails_fails_what_it_would_have_chosen_and_nothing_else():
-    folder, study = Paths(), grid(dev=DEV, tasks=["a", "b"])
+    folder = Paths()
+    study = grid(dev=DEV, tasks=["a", "b"])
     order = run_all(study, folder, failing=r"T=1/a,split=dev")
     assert [short(path) for path in folder.failed] == ["ce deepthink,T=1/a,split=dev"]
     not_done = {short(t.path): s for t, s in states(study, folder, folder.failed) if s != DONE}
@@ -132,19 +136,22 @@ def test_a_dev_cell_that_fails_fails_what_it_would_have_chosen_and_nothing_else(
 
 
 def test_a_checkpoint_is_made_before_what_needs_it_and_only_for_that():
-    folder, study = Paths(), grid(train=TRAIN, methods=["icl", "hf", "invicl"])
+    folder = Paths()
+    study = grid(train=TRAIN, methods=["icl", "hf", "invicl"])
     assert printed(units_to_start(study, folder, set(), {})) == ["ch icl", "ch invicl"]
     assert run_all(study, folder) == ["ch icl", "ce icl/a", "ce hf/a", "ch invicl", "ce invicl/a"]
     # The checkpoints are deleted; all cells are there: nothing is trained.
     cells = {path for path in folder.there if path.startswith("cells")}
-    assert len(cells) == 3 and units_to_start(study, Paths(*cells), set(), {}) == []
+    assert len(cells) == 3
+    assert units_to_start(study, Paths(*cells), set(), {}) == []
     # One cell is missing: its checkpoint is made again.
     without = cells - {next(path for path in cells if "hf" in path)}
     assert printed(units_to_start(study, Paths(*without), set(), {})) == ["ch icl"]
 
 
 def test_a_changed_file_runs_what_is_missing():
-    folder, keys = Paths(), {"methods": {"deepthink": {"T": [2, 3]}}}
+    folder = Paths()
+    keys = {"methods": {"deepthink": {"T": [2, 3]}}}
     run_all(grid(**keys, seeds=[0]), folder)
     assert run_all(grid(**keys, seeds=[0, 1]), folder) == [
         "ce deepthink,T=2/a,seed=1 | ce deepthink,T=3/a,seed=1"
@@ -172,7 +179,8 @@ def folder_of(made: Paths, path: Path) -> StudyFolder:
 
 def test_rerun_of_a_dev_cell_makes_again_what_it_chose(tmp_path):
     """Nothing is removed before: what could not be made again is still there."""
-    study, made = grid(dev=DEV, tasks=["a", "b"]), Paths()
+    study = grid(dev=DEV, tasks=["a", "b"])
+    made = Paths()
     run_all(study, made)
     folder = folder_of(made, tmp_path)
     forgotten = folder.forget(study, "cells/*/deepthink,T=1/a,*split=dev*")
@@ -222,7 +230,8 @@ def test_what_the_dev_set_chooses_among():
         ("a", 1, "", ("T", "seeds", "decide")),
         ("b", 1, "contextual", ("T", "seeds", "decide")),
     ]
-    assert chosen[3].variant.arguments == {"T": 1} and "rule=contextual" in chosen[3].path
+    assert chosen[3].variant.arguments == {"T": 1}
+    assert "rule=contextual" in chosen[3].path
 
 
 def test_batches_are_scored_together():
@@ -231,7 +240,8 @@ def test_batches_are_scored_together():
         models=["pretrained=m", "pretrained=n"], orders=2, seeds=[0, 1], dev={"choose": []}
     )
     alike = batches(known(study))
-    assert len(alike) == 2 * 2 * 2 * 3 and sorted(map(len, alike)) == [2] * 16 + [4] * 8
+    assert len(alike) == 2 * 2 * 2 * 3
+    assert sorted(map(len, alike)) == [2] * 16 + [4] * 8
     for cells in alike:
         assert len({(c.model.name, c.task, c.seed, c.split, c.variant.method) for c in cells}) == 1
     assert batches([]) == []
@@ -243,7 +253,7 @@ def test_batches_are_scored_together():
 
 
 @pytest.mark.parametrize(
-    ("candidates", "higher", "index"),
+    "candidates, higher, index",
     [
         ([[0.2], [0.3], [0.3]], True, 1),  # of equal ones, the first
         ([[0.2], [0.3], [0.1]], False, 2),
@@ -263,7 +273,7 @@ def test_the_best_mean_is_chosen(candidates, higher, index):
 
 
 @pytest.mark.parametrize(
-    ("how", "seeds"),
+    "how, seeds",
     [
         ("similar", [0]),
         ("similar:by=bm25", [0]),

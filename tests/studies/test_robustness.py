@@ -28,14 +28,13 @@ def test_cells_differ_in_one_thing(study):
         (4, None, 1, 0),
         (2, None, 0, 0),
     }  # two demonstrations have no third order
-    assert (
-        axes == others | {(4, None, 0, order) for order in range(3)}
-        and len(study.cells()) == 4 * 6 * 2
-    )
+    assert axes == others | {(4, None, 0, order) for order in range(3)}
+    assert len(study.cells()) == 4 * 6 * 2
     for cell in (cell for cell in study.cells() if (cell.labels or cell.format) and cell.seed == 1):
         metadata = {"labels": cell.labels} if cell.labels else {"format": cell.format}
         alone = running.evaluated(study, cell, metadata=metadata)
-        mine, theirs = study.samples(cell), alone["samples"][cell.task]
+        mine = study.samples(cell)
+        theirs = alone["samples"][cell.task]
         assert [sample["prompt_hash"] for sample in mine] == [
             sample["prompt_hash"] for sample in theirs
         ]
@@ -46,7 +45,8 @@ def test_cells_differ_in_one_thing(study):
 def test_the_end_is_one_card(study):
     said = io.StringIO()
     end.conclude(study.grid, study.folder, "robustness", {}, Console(file=said, width=80))
-    assert "canonical_order=True" in said.getvalue() and "format" in said.getvalue()
+    assert "canonical_order=True" in said.getvalue()
+    assert "format" in said.getvalue()
     assert (study.folder.path / "figures" / "card.svg").is_file()
     assert "What predictions depend on" in (study.folder.path / "board.html").read_text()
     board = end.board_of(
@@ -54,4 +54,5 @@ def test_the_end_is_one_card(study):
     )
     flips = {row.entry.label: [e.mean for of, e in row.values.items() if of.name == "order flips"]
              for row in board.card.rows}  # fmt: skip
-    assert len(flips) == 4 and flips["pcw"] == flips["icl canonical_order=True"] == [0]
+    assert len(flips) == 4
+    assert flips["pcw"] == flips["icl canonical_order=True"] == [0]

@@ -42,14 +42,17 @@ def test_every_cell_is_that_cell_run_alone(study, tmp_path):
     for cell in (cell for cell in cells if cell.seed == 1):
         found = study.results(cell)
         said = found["config"]["icl"]["study"]
-        assert (said["seed"], said["order"], said["split"]) == (cell.seed, cell.order, "test")
+        assert said["seed"] == cell.seed
+        assert said["order"] == cell.order
+        assert said["split"] == "test"
         file = tmp_path / "demonstrations.json"
         file.write_text(json.dumps(said["indices"]))
         alone = running.evaluated(
             study, cell, metadata={"demonstrations": str(file)} if cell.order else {}
         )
         assert found["results"][cell.task]["acc,none"] == alone["results"][cell.task]["acc,none"]
-        mine, theirs = study.samples(cell), alone["samples"][cell.task]
+        mine = study.samples(cell)
+        theirs = alone["samples"][cell.task]
         running.assert_alike(mine, theirs)
         for key in ("doc_id", "doc_hash", "prompt_hash", "target_hash", "target", "acc"):
             assert [str(sample[key]) for sample in mine] == [
@@ -69,7 +72,8 @@ def test_invariant_methods_encode_and_score_orders_once(study):
         shared = study.facts(cell)["shared"]
         if cell.variant.arguments.get("T") != 1:
             passes[cell.variant.method] = (shared.get("passes"), shared["cells"])
-    assert passes["invicl"] == (2, 2) and passes["icl"] == (4, 2)
+    assert passes["invicl"] == (2, 2)
+    assert passes["icl"] == (4, 2)
     # Of two orders, the context is read once for each T, since each goes on from the one before. T=1 runs by itself.
     assert passes["deepthink"] == (2 * (3 + 2), 2 * 2)
 
@@ -94,7 +98,8 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
             == cell.variant.arguments["T"]
         )
         assert found["config"]["icl"]["left_out"] == alone["config"]["icl"]["left_out"]
-        mine, theirs = progress.samples(cell), alone["samples"][cell.task]
+        mine = progress.samples(cell)
+        theirs = alone["samples"][cell.task]
         if cell.task == "said":
             assert [each["resps"] for each in mine] == [each["resps"] for each in theirs]
         else:
@@ -154,7 +159,8 @@ def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
         }
         assert len(on_dev) == 8
         first = max(on_dev, key=lambda name: on_dev[name])  # of equal ones, the first
-        assert cell.variant.name == first and cell.seed == candidates[0].test[0].seed
+        assert cell.variant.name == first
+        assert cell.seed == candidates[0].test[0].seed
     tested = [cell for cell in progress.cells() if cell.split == "test"]
     assert len(tested) == 2 + 2
     for cell in tested:
@@ -185,11 +191,11 @@ def test_dev_documents_are_of_the_training_split_and_no_demonstrations(tmp_path)
     keys = {"methods": "icl", "seeds": "0..5"}
     progress = opened(tmp_path / "o", Options("cpu", 8), **keys, dev={"size": 20})
     task = progress.grid.tasks["icl_demo_short"]
-    pool, rows = list(task.loaded.sampler.df), task.loaded.training_docs()
+    pool = list(task.loaded.sampler.df)
+    rows = task.loaded.training_docs()
     used = [pool[i] for seed in range(6) for i in cell_tasks.draw(task, 3, None, seed)]
-    assert len(task.dev) == 20 and all(
-        rows[i] == doc and doc not in used for i, doc in task.dev.items()
-    )
+    assert len(task.dev) == 20
+    assert all(rows[i] == doc and doc not in used for i, doc in task.dev.items())
     fewer = (
         opened(tmp_path / "o", Options("cpu", 8), **keys, dev={"size": 7})
         .grid.tasks["icl_demo_short"]
@@ -265,7 +271,8 @@ def command(file: str, output: Path) -> list[str]:
 
 def test_a_task_that_has_changed_has_other_cells(tmp_path):
     """Of its documents, its prompts, or the rows that a file says are its demonstrations."""
-    task, data = Path(own_task(tmp_path, "own")), tmp_path / "data.jsonl"
+    task = Path(own_task(tmp_path, "own"))
+    data = tmp_path / "data.jsonl"
     file = tmp_path / "rows.json"
     file.write_text("[5, 6, 7]")
 
@@ -314,7 +321,8 @@ def test_a_finished_cell_is_never_written_again(tmp_path):
     assert "0.6" in (tmp_path / "o/study.json").read_text()
     commands.run(*command(file, tmp_path / "o")[1:], "--rerun", "cells/*/pcw/*")
     again = {path for path, when in before.items() if path.stat().st_mtime_ns != when}
-    assert again == {path for path in before if "/pcw/" in str(path)} and len(again) == 2
+    assert again == {path for path in before if "/pcw/" in str(path)}
+    assert len(again) == 2
 
 
 def test_other_methods_by_the_command(tmp_path, capsys):
@@ -331,7 +339,8 @@ def test_other_methods_by_the_command(tmp_path, capsys):
     for line in ("6 cells on the dev set: missing", "2 cells on the test set: waiting for others"):
         assert line in said
     # Two cells on the dev set, and the two that stand for the chosen ones: the last candidate's.
-    assert said.count("/deepthink,T=2/") == 2 + 2 and said.count("/invicl/") == 2 + 2
+    assert said.count("/deepthink,T=2/") == 2 + 2
+    assert said.count("/invicl/") == 2 + 2
     assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]
 
 
@@ -357,12 +366,12 @@ def test_a_failed_study_ends_with_status_1_and_says_why(tmp_path, monkeypatch, c
     with monkeypatch.context() as patched:
         patched.setattr(MethodRunner, "score", broken)
         said = commands.refused(*line)
-    assert (
-        said.startswith("1 of 2 cells failed; the first: RuntimeError: no room")
-        and "hf" in capsys.readouterr().out
-    )
+    assert said.startswith("1 of 2 cells failed; the first: RuntimeError: no room")
+    assert "hf" in capsys.readouterr().out
     ((path, why),) = json.loads((tmp_path / "o/study.json").read_text())["failures"].items()
-    assert path.startswith("cells/") and "/icl/" in path and "no room" in why
+    assert path.startswith("cells/")
+    assert "/icl/" in path
+    assert "no room" in why
     commands.run(*line, "--status")
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == ["1 cells on the test set: failed", "1 cells on the test set: done"]
@@ -389,7 +398,7 @@ def test_one_process_at_a_time_writes_a_folder(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    "keys, says",
     [
         ({"seeds": "x"}, "seeds='x': must be a whole number, 0 or more."),
         ({"methods": "invcl"}, "methods: invcl: unknown method 'invcl': did you mean 'invicl'?"),
@@ -418,7 +427,7 @@ def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    "keys, says",
     [
         (
             {"tasks": "icl_demo_shrt"},
@@ -451,7 +460,8 @@ def test_a_dry_run_is_what_is_run(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]
     assert "24 cells on the test set: missing" in said
     planned = re.search(r": 24 cells, (\d+) documents, ([\d.]+) to ([\d.]+) minutes by two", said)
-    assert int(planned[1]) == 24 * 9 and 0 <= float(planned[2]) <= float(planned[3]) < 10
+    assert int(planned[1]) == 24 * 9
+    assert 0 <= float(planned[2]) <= float(planned[3]) < 10
     conduct(tmp_path / "o", Options("cpu", 8, 9), methods=methods, orders=2)
     commands.run(*line)
     assert capsys.readouterr().out == "24 cells on the test set: done\n"
@@ -471,7 +481,8 @@ def test_the_seconds_of_a_plan(tmp_path, monkeypatch):
     n = plan.documents_of(study.grid, study.cells(READY)[0])
     assert n == 40
     low, high = plan.seconds(study.grid, None, study.cells(READY))
-    assert low == pytest.approx(2 + 0.5 * n + 1.0) and high == pytest.approx((6 + 1) * n / 8)
+    assert low == pytest.approx(2 + 0.5 * n + 1.0)
+    assert high == pytest.approx((6 + 1) * n / 8)
 
 
 def test_a_dry_run_refuses_what_cannot_be_run(tmp_path, capsys):
@@ -504,10 +515,8 @@ def test_a_method_that_the_model_cannot_run_fails_its_cells_alone(tmp_path, monk
     with monkeypatch.context() as patched:
         patched.setattr(unit_runner, "answer", fails)
         study = conduct(tmp_path / "o", may_fail=True, **keys)
-    assert {cell.variant.method for cell in study.cells()} == {"icl", "pcw"} and len(
-        study.cells()
-    ) == 8
-    assert len(study.failed) == 4 and all(
-        why.endswith("invicl: needs another model") for why in study.failed.values()
-    )
+    assert {cell.variant.method for cell in study.cells()} == {"icl", "pcw"}
+    assert len(study.cells()) == 8
+    assert len(study.failed) == 4
+    assert all(why.endswith("invicl: needs another model") for why in study.failed.values())
     assert len(conduct(tmp_path / "o", **keys).cells()) == 12

@@ -49,8 +49,10 @@ def result(
     **keys: Any,
 ) -> Any:
     """A cell of `icl`, or another method, and its run with these scores of documents."""
-    method, arguments = keys.pop("method", "icl"), keys.pop("arguments", {})
-    chosen, checkpoint = keys.pop("chosen", ()), keys.pop("model", "M")
+    method = keys.pop("method", "icl")
+    arguments = keys.pop("arguments", {})
+    chosen = keys.pop("chosen", ())
+    checkpoint = keys.pop("model", "M")
     trained = Training(training, {}, ()) if training else None
     model = Model({"pretrained": checkpoint}, trained, Variant("icl", {}, 0) if training else None)
     cell = Cell(model, Variant(method, arguments, 0), task, 4, None, seed, order, chosen=chosen)
@@ -124,7 +126,8 @@ def test_order_sensitivity_is_that_of_the_average_or_the_mean_of_several() -> No
         columns = columns_of(*leaves, columns=parts)
         (entry,) = end.board_of(found, columns).entries
         estimate = end.flips_of(entry, columns)
-        assert estimate is not None and estimate.mean == pytest.approx(flips)
+        assert estimate is not None
+        assert estimate.mean == pytest.approx(flips)
     (entry,) = end.board_of(found[::2], columns).entries
     assert end.flips_of(entry, columns) is None, "of one order there is none"
 
@@ -138,7 +141,7 @@ def expected(entries: Sequence[dict[str, Any]], cell: Cell) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("entry", "matches"),
+    "entry, matches",
     [
         *(
             (entry, True)
@@ -198,24 +201,26 @@ def test_study_json_says_what_only_the_study_knows(study: tuple[running.Ran, str
     """And a cell's file, when it is written, what was chosen."""
     progress, text = study
     record = json.loads((progress.folder.path / "study.json").read_text())
-    assert record.keys() == {"study", "cells", "dev", "failures"} and record["failures"] == {}
+    assert record.keys() == {"study", "cells", "dev", "failures"}
+    assert record["failures"] == {}
     for cell in progress.cells():
-        facts, says = (
-            progress.facts(cell),
-            record["cells"].get(f"{cell.path}/{progress.folder.results_path(cell).name}"),
-        )
+        facts = progress.facts(cell)
+        says = record["cells"].get(f"{cell.path}/{progress.folder.results_path(cell).name}")
         assert "expected" not in facts
         if cell.split == "dev":
-            assert says is None and "chosen" not in facts
+            assert says is None
+            assert "chosen" not in facts
             metrics = record["dev"].pop(cell.path)
             assert metrics["acc,none"] == progress.score(cell)
         elif cell.variant.method == "deepthink":
             assert facts["chosen"] == ["T"], "there is one eta"
             assert not says["expected"]
         else:
-            assert says["expected"] == {"icl_demo_short": 0.579} and "chosen" not in facts
+            assert says["expected"] == {"icl_demo_short": 0.579}
+            assert "chosen" not in facts
     assert record["dev"] == {}
-    assert text.count("(57.9)") == 1 and "eta=0.5" in text
+    assert text.count("(57.9)") == 1
+    assert "eta=0.5" in text
     counts = Counter(
         cell.variant.arguments["T"] for choice in progress.choices() for cell in choice
     )
@@ -231,7 +236,8 @@ def test_study_csv_has_the_scores_of_each_cell_on_the_test_set(
         pd.read_csv(progress.folder.path / "study.csv").query("metric == 'acc'").set_index("path")
     )
     tested = [cell for cell in progress.cells() if cell.split == "test"]
-    assert len(table) == len(tested) == 2 * 2 * 2 and set(table.documents) == {4}
+    assert len(table) == len(tested) == 2 * 2 * 2
+    assert set(table.documents) == {4}
     for cell in tested:
         assert table.loc[str(progress.folder.results_path(cell))].value == progress.score(cell)
     assert {"board.html", "study.csv"} <= {path.name for path in progress.folder.path.iterdir()}
@@ -245,10 +251,12 @@ def test_a_dry_run_says_minutes_and_the_page_says_what_failed(tmp_path, capsys):
     refused = commands.refused(*line, "--dry_run")
     said = capsys.readouterr().out
     low, high = re.search(r"documents, ([\d.]+) to ([\d.]+) minutes by two trials", said).groups()
-    assert 0 <= float(low) <= float(high) < 10 and "cannot be run" in refused
+    assert 0 <= float(low) <= float(high) < 10
+    assert "cannot be run" in refused
     commands.refused(*line, "--output", tmp_path / "o")
     failed = [text for text in capsys.readouterr().err.splitlines() if text.startswith("failed:")]
-    assert len(failed) == 1 and "2 left out" in (tmp_path / "o" / "board.html").read_text()
+    assert len(failed) == 1
+    assert "2 left out" in (tmp_path / "o" / "board.html").read_text()
 
 
 def test_the_time_that_is_left_has_an_error():
@@ -281,4 +289,5 @@ def test_a_measured_dev_set_has_columns_beside_the_test_set(tmp_path: Path) -> N
             assert points[column, T] == pytest.approx(mean)
             for cell in cells:
                 row = scores.loc[str(progress.folder.results_path(cell))]
-                assert row.split == split and row.value == progress.score(cell)
+                assert row.split == split
+                assert row.value == progress.score(cell)

@@ -126,7 +126,9 @@ def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
         conduct(tmp_path / "o", **keys)
     checkpoints = tmp_path / "o/checkpoints"
     assert [path.suffix for path in checkpoints.iterdir()] == [".part"]
-    evaluate, ran, stops = UnitRunner._evaluate, [], [True]
+    evaluate = UnitRunner._evaluate
+    ran = []
+    stops = [True]
 
     def interrupted(self, lm, cell, *rest):
         if ran and stops:
@@ -139,8 +141,10 @@ def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         conduct(tmp_path / "o", **keys)
     conduct(tmp_path / "o", **keys)
-    assert steps["done"] == 2 * 3 and len(ran) == len(set(ran)) == 2
-    assert len(list(checkpoints.iterdir())) == 2 and not list(checkpoints.glob("*.part"))
+    assert steps["done"] == 2 * 3
+    assert len(ran) == len(set(ran)) == 2
+    assert len(list(checkpoints.iterdir())) == 2
+    assert not list(checkpoints.glob("*.part"))
     (model,) = [
         m
         for m in study.grid.models
@@ -151,7 +155,9 @@ def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
     )
     shutil.rmtree(checkpoints)  # the cells are there
     conduct(tmp_path / "o", **keys)
-    assert steps["done"] == 2 * 3 and len(ran) == 2 and not checkpoints.exists()
+    assert steps["done"] == 2 * 3
+    assert len(ran) == 2
+    assert not checkpoints.exists()
 
 
 def test_before_and_after_a_training(tmp_path, steps):
@@ -184,7 +190,8 @@ def test_before_and_after_a_training(tmp_path, steps):
     rows = {("(trained)" in line.checkpoint, line.rule) for line in lines(progress)}
     assert rows == set(itertools.product([False, True], [None, "batch"]))
     spent = costs.trainings(progress.grid, progress.folder).set_index("method")
-    assert set(spent.steps) == {3} and steps["done"] == 2 * 3
+    assert set(spent.steps) == {3}
+    assert steps["done"] == 2 * 3
     assert (spent[["seconds", "memory", "loss_before", "loss_after"]] > 0).all(axis=None)
     assert spent.tokens["invicl"] > spent.tokens["icl"]
 
@@ -211,9 +218,8 @@ def test_a_checkpoint_is_named_by_what_its_weights_depend_on():
             arguments, Training("t", {"steps": 3, **options}, ()), Variant("pcw", {}, 0)
         ).checkpoint
 
-    assert name() == name(save_steps=7) == name("pretrained=m,overflow=drop") and name().startswith(
-        "m,t,pcw-"
-    )
+    assert name() == name(save_steps=7) == name("pretrained=m,overflow=drop")
+    assert name().startswith("m,t,pcw-")
     others = [
         name(steps=4),
         name(seed=1),
@@ -225,7 +231,7 @@ def test_a_checkpoint_is_named_by_what_its_weights_depend_on():
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    "keys, says",
     [
         (
             {"train": "icl_demo_short"},
@@ -287,11 +293,13 @@ def test_a_study_on_metaicl(data, tmp_path, checkpoint):
         orders=2,
     )
     cells = progress.cells()
-    assert len(cells) == 2 * 3 * 2 * 2 and len(progress.grid.models) == 2
+    assert len(cells) == 2 * 3 * 2 * 2
+    assert len(progress.grid.models) == 2
     for cell in cells:
         if cell.seed != 13 or cell.task != "metaicl_paws":
             continue
-        found, mine = progress.results(cell), progress.samples(cell)
+        found = progress.results(cell)
+        mine = progress.samples(cell)
         assert found["config"]["icl"]["study"]["indices"] == ([0, 1] if cell.order == 0 else [1, 0])
         if cell.order:
             continue
@@ -306,11 +314,11 @@ def test_a_study_on_metaicl(data, tmp_path, checkpoint):
         ]
         running.assert_alike(mine, theirs)
     hf, invicl = lines(progress)
-    assert (hf.method, invicl.method) == ("hf", "invicl")
+    assert hf.method == "hf"
+    assert invicl.method == "invicl"
     for column in (f"metaicl_{setting}", f"metaicl_{setting}_unseen"):
-        assert (
-            hf.cells[column].sensitivity is not None and invicl.cells[column].sensitivity.mean == 0
-        )
+        assert hf.cells[column].sensitivity is not None
+        assert invicl.cells[column].sensitivity.mean == 0
 
 
 @pytest.mark.parametrize("name", ["invicl-table2", "invicl-table8"])
@@ -340,4 +348,5 @@ def test_a_named_study_that_trains_is_planned(name, data, checkpoint, capsys):
     commands.run("study", name, *arguments, "--train", "steps=1")
     said = capsys.readouterr().out
     trained = {trained_under(each).name for each in grid.read(name, {}).variants}
-    assert f"{len(trained)} checkpoints to be trained first" in said and "hr_to_lr,invicl-" in said
+    assert f"{len(trained)} checkpoints to be trained first" in said
+    assert "hr_to_lr,invicl-" in said

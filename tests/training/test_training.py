@@ -76,7 +76,8 @@ def test_training_forward_is_scoring(checkpoint, case):
     """The answers' log-probabilities of a batch of rows, and those of scoring through the memory."""
     model, tokenizer = model_of(checkpoint("llama"), torch.float64)
     predictor = Predictor(model, tokenizer, getattr(methods, case[0])(**case[1]))
-    make, pool = RowMaker(predictor), EpisodePool(task(), 4, 3)
+    make = RowMaker(predictor)
+    pool = EpisodePool(task(), 4, 3)
     episodes = [draw_episode([pool], 0, number) for number in range(4)]
     batch = collate([make.row(episode) for episode in episodes], model.dtype)
     with predictor.runner.inference_mode():
@@ -123,7 +124,8 @@ def assert_same_gradients(found, expected, tolerance=1e-8):
 def test_gradients_are_those_of_a_literal_pass(name, case):
     """Autograd through passes that know nothing of layouts: InvICL's, for one, is two streams, demonstration by
     demonstration."""
-    model, method = test_methods.tiny_model(name), getattr(methods, case[0])(**case[1])
+    model = test_methods.tiny_model(name)
+    method = getattr(methods, case[0])(**case[1])
     batch = collate(
         [
             make_row(method, TokenizedPrompt(context, query), answer)
@@ -162,16 +164,22 @@ def test_gradients_of_the_dense_loss(checkpoint, case):
     row = RowMaker(predictor, "all").row(episode)
     found = gradients(model, mean_loss(model, collate([row], model.dtype)))
 
-    run, join, span = test_methods.run, test_methods.join, test_methods.span
+    run = test_methods.run
+    join = test_methods.join
+    span = test_methods.span
     prompt, answer = predictor.tokenizer.pair(
         predictor.tokenizer.arranged(episode.example.prompt), episode.example.answer
     )
-    parts, query = list(answers_of(tokenizer, prompt.context.demonstrations)), prompt.query
-    assert len(parts) == 3 and not prompt.context.prefix
-    logits, targets = [], []
+    parts = list(answers_of(tokenizer, prompt.context.demonstrations))
+    query = prompt.query
+    assert len(parts) == 3
+    assert not prompt.context.prefix
+    logits = []
+    targets = []
     if case[0] == "ICL":
         tokens = [*(token for ids, _, _ in parts for token in ids), *query, *answer]
-        out, at = run(model, tokens, span(0, tokens))[1], 0
+        out = run(model, tokens, span(0, tokens))[1]
+        at = 0
         for ids, begin, end in parts:
             logits.append(out[at + begin - 1 : at + end - 1])
             targets += ids[begin:end]
@@ -186,7 +194,8 @@ def test_gradients_of_the_dense_loss(checkpoint, case):
         for (ids, begin, end), (_, out) in zip(parts, second, strict=True):
             logits.append(out[begin - 1 : end - 1])
             targets += ids[begin:end]
-        memory, start = join(*(keys for keys, _ in second)), max(len(ids) for ids, _, _ in parts)
+        memory = join(*(keys for keys, _ in second))
+        start = max(len(ids) for ids, _, _ in parts)
         logits.append(test_methods.query_logits(model, memory, start)(query, answer))
     loss = torch.nn.functional.cross_entropy(torch.cat(logits), torch.tensor([*targets, *answer]))
     assert_same_gradients(found, gradients(model, loss))
@@ -217,17 +226,18 @@ def test_an_episode_is_a_function_of_its_number():
     assert len(set(map(drawn, episodes))) == 200
     assert {e.task.name for e in episodes} == {"a", "b"}
     assert draw_episode(pools, 8, 0).demonstrations != episodes[0].demonstrations
-    assert pools[0].held_out == again[0].held_out and len(pools[0].held_out) == 3
+    assert pools[0].held_out == again[0].held_out
+    assert len(pools[0].held_out) == 3
 
 
 def test_held_out_episodes_never_show_a_row_that_is_held_out():
     """And two tasks over the same rows hold out the same ones."""
     pool = EpisodePool(task(size=200), 4, 64)
-    assert len(pool.held_out) == 20 and pool.held_out == EpisodePool(task("b", 200), 3, 64).held_out
+    assert len(pool.held_out) == 20
+    assert pool.held_out == EpisodePool(task("b", 200), 3, 64).held_out
     for episode in pool.evaluation():
-        assert episode.query in pool.held_out and not set(episode.demonstrations) & set(
-            pool.held_out
-        )
+        assert episode.query in pool.held_out
+        assert not set(episode.demonstrations) & set(pool.held_out)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +258,8 @@ def test_an_episode_is_the_prompt_of_an_evaluation(name):
     ours = HarnessTask(evaluation.manager(False).load([dict(config)])["tasks"][name]).example(
         (4, 1, 7), 2
     )
-    assert str(ours.prompt) == prompt and len(ours.prompt.demonstrations) == 3
+    assert str(ours.prompt) == prompt
+    assert len(ours.prompt.demonstrations) == 3
     if name == "generate":
         assert ours.options == (" " + doc["other"],)
     elif name == "likelihood":
@@ -273,7 +284,8 @@ def test_tasks_that_cannot_be_trained_on():
 def test_only_what_fits_every_method_is_used(checkpoint):
     """As InvICL's appendix A.4: with `fits`, icl leaves out the episodes that do not fit in two copies, by the tokens
     of a row and not by their positions."""
-    pools, most = [EpisodePool(task(size=60), 4, 0)], 330
+    pools = [EpisodePool(task(size=60), 4, 0)]
+    most = 330
     icl, invicl = (loaded(checkpoint("gpt2"), name, max_length=most) for name in ("icl", "invicl"))
     makers = [RowMaker(icl), RowMaker(invicl)]
 
@@ -296,10 +308,8 @@ def test_only_what_fits_every_method_is_used(checkpoint):
         _, left_out = together.episode(number)
         tried = [draw_episode(pools, 0, number, attempt) for attempt in range(left_out + 1)]
         fits = [not makers[0].why_not(episode) and tokens(episode) <= most for episode in tried]
-        assert (
-            fits == [False] * left_out + [True]
-            and together[number].ids == makers[0].row(tried[-1]).ids
-        )
+        assert fits == [False] * left_out + [True]
+        assert together[number].ids == makers[0].row(tried[-1]).ids
 
 
 def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
@@ -330,7 +340,9 @@ def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
         "Question: auxiliary_train 3?\nAnswer: d\n\nQuestion: auxiliary_train 5?\nAnswer: b\n\n"
         "Question: auxiliary_train 6?\nAnswer:"
     )
-    assert (example.options, example.right, len(found)) == ((" a", " b", " c", " d"), 2, 20)
+    assert example.options == (" a", " b", " c", " d")
+    assert example.right == 2
+    assert len(found) == 20
 
 
 # Runs.
@@ -384,11 +396,13 @@ def weights(folder):
 def test_a_run_leaves_a_checkpoint(checkpoint, tmp_path):
     """One that transformers and lm-eval load, with the record of how it was made; and the loss falls."""
     log = tiny_run(checkpoint, tmp_path / "out", steps=30, eval_steps=10, save_steps=10)
-    assert len(losses(log)) == 30 and sum(losses(log)[-5:]) < 0.8 * sum(losses(log)[:5])
+    assert len(losses(log)) == 30
+    assert sum(losses(log)[-5:]) < 0.8 * sum(losses(log)[:5])
     rates = [entry["learning_rate"] for entry in log if "loss" in entry]
     assert all(one - other == pytest.approx(1e-3 / 30) for one, other in itertools.pairwise(rates))
     measured = {entry["step"]: entry["eval_loss"] for entry in log if "eval_loss" in entry}
-    assert list(measured) == [0, 10, 20, 30] and measured[30] < measured[0]
+    assert list(measured) == [0, 10, 20, 30]
+    assert measured[30] < measured[0]
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names >= {
         "model.safetensors",
@@ -409,11 +423,9 @@ def test_a_run_leaves_a_checkpoint(checkpoint, tmp_path):
         3,
         30,
     ]
-    assert (
-        trained["tasks"] == ["t"]
-        and str(tmp_path) not in json.dumps(config)
-        and config["use_cache"]
-    )
+    assert trained["tasks"] == ["t"]
+    assert str(tmp_path) not in json.dumps(config)
+    assert config["use_cache"]
     for model in ("hf", "invicl"):
         evaluation.run(model, tmp_path / "out", ["one_token"], 2)
 
@@ -431,9 +443,11 @@ def test_held_out_rows_are_answered_as_the_predictor_answers_them(checkpoint, tm
         [scores] = predictor.score(prompt.demonstrations, [prompt.query], list(example.options))
         best = max(range(len(scores)), key=lambda option: scores[option][0])
         right.append(best == example.right)
-    assert logged[-1] == pytest.approx(np.mean(right)) and 0 < len(right)
+    assert logged[-1] == pytest.approx(np.mean(right))
+    assert 0 < len(right)
     drawn = (tmp_path / "loss.svg").read_text()
-    assert "held-out rows" in drawn and "accuracy" in drawn
+    assert "held-out rows" in drawn
+    assert "accuracy" in drawn
 
 
 def test_an_interrupted_run_says_what_is_kept(checkpoint, tmp_path, monkeypatch, capsys):
@@ -469,7 +483,8 @@ def test_bf16_and_lora(checkpoint, tmp_path):
     """Mixed precision runs near float32; adapters are merged, and lie beside the merged weights."""
     plain = losses(tiny_run(checkpoint, tmp_path / "plain"))
     mixed = losses(tiny_run(checkpoint, tmp_path / "bf16", bf16=True))
-    assert mixed == pytest.approx(plain, rel=0.05) and mixed != plain
+    assert mixed == pytest.approx(plain, rel=0.05)
+    assert mixed != plain
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "bf16").dtype == torch.float32
     adapted = losses(
         tiny_run(checkpoint, tmp_path / "lora", lora=True, learning_rate=1e-2, steps=20)
@@ -488,11 +503,12 @@ def test_bf16_and_lora(checkpoint, tmp_path):
         "targets": "all-linear",
     }
     moved = [n for n, w in merged.named_parameters() if not torch.equal(w, base.get_parameter(n))]
-    assert moved and not any("ln" in name or "wte" in name for name in moved)
+    assert moved
+    assert not any("ln" in name or "wte" in name for name in moved)
 
 
 @pytest.mark.parametrize(
-    ("trained", "method", "says"),
+    "trained, method, says",
     [
         ({"method": "invicl"}, "pcw", "was trained under invicl, and is evaluated under pcw"),
         ({"method": "icl"}, "deepthink", ""),
@@ -518,7 +534,8 @@ def test_an_evaluation_says_and_records_the_training(checkpoint, tmp_path, caplo
     tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0)
     other = "pcw: the checkpoint was trained under invicl, and is evaluated under pcw."
     none = "invicl: it needs a model trained under invicl; no record of that is here."
-    trained, untrained = tmp_path / "out", checkpoint("gpt2")
+    trained = tmp_path / "out"
+    untrained = checkpoint("gpt2")
     for model, path, warnings in (
         ("pcw", trained, [other]),
         ("invicl", trained, []),
@@ -604,7 +621,8 @@ def test_killed_and_resumed(checkpoint, episodes_file, tmp_path):
     finish(arguments(checkpoint, episodes_file, tmp_path / "killed", "--resume"))
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
     logs = [read_log(tmp_path / name) for name in ("killed", "whole")]
-    assert logs[0] == logs[1] and len(logs[0]) == 45
+    assert logs[0] == logs[1]
+    assert len(logs[0]) == 45
 
 
 @pytest.mark.slow
@@ -617,9 +635,8 @@ def test_two_processes_do_what_one_does(checkpoint, episodes_file, tmp_path):
     for done in ranks(run_command, "lm-eval-icl", *line):
         assert done.returncode == 0, done.stderr
     logs = [read_log(tmp_path / name) for name in ("one", "two")]
-    assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]] and len(
-        logs[0]
-    ) == 45
+    assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]]
+    assert len(logs[0]) == 45
     for one_entry, two_entry in zip(*logs, strict=True):
         for name in ("loss", "eval_loss"):
             if name in one_entry:
@@ -632,7 +649,7 @@ TWICE = ["--gradient_accumulation_steps", "2"]
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    "line, says",
     [
         (["deepthink", *DEMO, *SHORT], "no model is trained under deepthink, since it is more"),
         (["saicl", *DEMO, "--tasks", "x", "--loss", "all"], "loss=all: under saicl a demonstration sees its own"),
@@ -649,7 +666,7 @@ def test_bad_input_is_one_line(line, says, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    "row, says",
     [
         (
             '{"task": "a", "input": "x"}',
@@ -666,7 +683,8 @@ def test_a_bad_row_is_named_by_its_number(row, says, tmp_path):
     path.write_text('{"task": "a", "input": "x", "output": "y"}\n\n' + row + "\n")
     with pytest.raises(InputError) as error:
         read_file(path)
-    assert f"{path}, line 3: " in error.value.message and says in error.value.message
+    assert f"{path}, line 3: " in error.value.message
+    assert says in error.value.message
 
 
 def test_a_gradient_that_is_not_finite(checkpoint, tmp_path, monkeypatch):
@@ -687,7 +705,8 @@ def test_a_gradient_that_is_not_finite(checkpoint, tmp_path, monkeypatch):
 
 
 def test_a_folder_is_of_one_run(tmp_path):
-    output, identity = tmp_path / "out", {"model": "m", "rows": {"t": "abc"}, "steps": 10}
+    output = tmp_path / "out"
+    identity = {"model": "m", "rows": {"t": "abc"}, "steps": 10}
 
     def claimed(resume=False, **changes):
         return claim(output, identity | changes, resume)
