@@ -12,19 +12,14 @@ import numpy as np
 import pytest
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.results.board import Board, Entry
-from lm_eval_icl.results.build import build
+from lm_eval_icl.results.board import Entry
 from lm_eval_icl.results.comparisons import comparisons_of
-from lm_eval_icl.results.read import read
 from lm_eval_icl.results.rivals import named
 from tests import commands
-from tests.boards import samples_of, write, write_samples
+from tests.boards import write, write_samples
+from tests.results.files import board_of, samples_in
 
 RULE = {"rule": "batch", "arguments": {}, "transductive": True}
-
-
-def board_of(folder: Path, **options: Any) -> Board:
-    return build(*read([folder], quiet=True), **options)
 
 
 def run(
@@ -38,7 +33,8 @@ def run(
 ) -> Path:
     """A run in a folder of its own, with demonstrations that are found in this way."""
     number = len(list(folder.iterdir())) if folder.is_dir() else 0
-    put = {"date": 1e9 + number, "config.icl": {"method": method}, **options.pop("put", {})}
+    put = {"date": 1e9 + number, "config.icl": {"method": method}}
+    put |= options.pop("put", {})
     if how:
         options["metadata"] = {"version": 1.0, "demonstrations": how}
     return write(folder / f"{number:03}", method, seed, put=put, evil=evil or how, **options)
@@ -191,7 +187,7 @@ def test_what_an_estimate_is_over(tmp_path: Path) -> None:
 def test_demonstrations_of_each_document_are_a_part_of_it(tmp_path: Path) -> None:
     """As lm-eval's own sampler draws them: one run has no set that it is conditional on."""
     file = run(tmp_path, "icl", says=[0] * 40)
-    samples = [json.loads(line) for line in samples_of(file, "t").open()]
+    samples = samples_in(file)
     for number, sample in enumerate(samples):
         for request in sample["arguments"].values():
             request["arg_0"] = f"Text: its own {number}\nLabel: good\n\n{request['arg_0']}"
