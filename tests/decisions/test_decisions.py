@@ -146,15 +146,19 @@ def test_rules_as_users_write_them():
     assert not subtracted.is_logarithmic
 
 
-@pytest.mark.parametrize(
-    "given, said",
-    [
-        ("contextal", "did you mean 'contextual'"),
-        ("batch:by=mean", "by='mean': must be division or difference"),
-        ("batch+batch", "names a rule twice"),
-        ({"contextual": {"texts": []}}, "contextual: texts="),
-    ],
-)
-def test_rules_that_are_none(given, said):
-    with pytest.raises(InputError, match=said):
-        read(given)
+def test_a_rule_needs_its_texts():
+    with pytest.raises(InputError, match="contextual: texts="):
+        read({"contextual": {"texts": []}})
+
+
+REFUSED = {
+    "contextal": "did you mean 'contextual'",
+    "batch:by=mean": "by='mean': must be division or difference",
+    "batch+batch": "names a rule twice",
+}
+
+
+@pytest.mark.parametrize("rules", REFUSED)
+def test_rules_that_are_none(rules):
+    with pytest.raises(InputError, match=REFUSED[rules]):
+        read(rules)
