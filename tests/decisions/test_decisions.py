@@ -91,7 +91,9 @@ def test_hidden_is_the_nearest_centroid():
     anchors = rng.normal(size=(12, 4))
     labels = np.arange(12) % 3
     centroids = [sum(anchors[labels == label]) / 4 for label in range(3)]
-    expected = [[-math.dist(state, centroid) for centroid in centroids] for state in states]
+    expected = []
+    for state in states:
+        expected.append([-math.dist(state, centroid) for centroid in centroids])
     same(Hidden().values(states, anchors, labels, 3), expected)
 
 

@@ -74,7 +74,11 @@ def test_plus_or_minus_is_written_for_even_intervals_inside_the_range_alone(mean
 )
 def test_p_values(p, text):
     assert numbers.p_value(p) == text
-    assert [numbers.count(n, "set") for n in (1, 1200)] == ["1 set", "1,200 sets"]
+
+
+def test_numbers_of_things():
+    assert numbers.count(1, "set") == "1 set"
+    assert numbers.count(1200, "set") == "1,200 sets"
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ TABLES = [RNG.random((2, n, sets)) < 0.7 for n, sets in SIZES]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: "x".join(map(str, table.shape[1:])))
-def test_intervals_are_those_of_the_slow_version(table: np.ndarray) -> None:
+def test_intervals_are_those_of_the_slow_version(table: np.ndarray):
     first, second = 1.0 * table
     differences = with_rows(first, 0, 1) - with_rows(second, 1, 0)
     found = difference(first, second, bounds=SHARE)
@@ -99,7 +99,7 @@ def test_intervals_are_those_of_the_slow_version(table: np.ndarray) -> None:
         assert unbounded.high - unbounded.mean == pytest.approx(half)
 
 
-def test_paired_zeros_and_ones_by_bonett_and_price() -> None:
+def test_paired_zeros_and_ones_by_bonett_and_price():
     """4 documents that only the first answers right, 9 that only the second does, 17 others."""
     first = np.array([1] * 4 + [0] * 9 + [1] * 17)[:, None]
     second = np.array([0] * 4 + [1] * 9 + [1] * 17)[:, None]
@@ -126,7 +126,7 @@ def multinomials(n: int, p: float, q: float) -> tuple[np.ndarray, np.ndarray, np
 
 
 @pytest.mark.parametrize("n", [5, 10, 30])
-def test_one_set_holds_whatever_the_probabilities(n: int) -> None:
+def test_one_set_holds_whatever_the_probabilities(n: int):
     """By enumeration of all outcomes: at least 93.5% of differences, and 94% of single rates."""
     ends: dict[tuple[int, int], tuple[float, float]] = {}
     documents = np.arange(n)[:, None]
@@ -157,7 +157,7 @@ COVERAGE = ["two sets, much between them", "other sets", "near 1, ten documents"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in COVERAGE], ids=str)
-def test_intervals_cover(case: Any) -> None:
+def test_intervals_cover(case: Any):
     """In simulations of docs/comparing.md: 93% less three standard errors of 300 trials."""
     numbers = next(csv.reader([line(case, 300)]))
     of_difference = float(numbers[4])
@@ -165,13 +165,13 @@ def test_intervals_cover(case: Any) -> None:
     assert min(of_difference, of_cell) >= 93 - 3 * 100 * math.sqrt(0.93 * 0.07 / 300)
 
 
-def test_the_usual_interval_does_not_cover_where_ours_does() -> None:
+def test_the_usual_interval_does_not_cover_where_ours_does():
     by_name = {(case.name, case.sets[0]): case for case in CASES}
     usual = line(by_name["near 1, ten documents", 1], 300).split(",")[-1]
     assert float(usual) < 70
 
 
-def test_without_bounds_one_set_goes_to_scipys_t() -> None:
+def test_without_bounds_one_set_goes_to_scipys_t():
     first, second = np.random.default_rng(0).random((2, 12, 1))
     one = estimate(first)
     assert one.interval == pytest.approx(stats.ttest_1samp(first[:, 0], 0).confidence_interval())
@@ -181,7 +181,7 @@ def test_without_bounds_one_set_goes_to_scipys_t() -> None:
     assert both.interval == pytest.approx(scipys.confidence_interval())
 
 
-def test_other_sets_without_documents_go_to_welchs_t() -> None:
+def test_other_sets_without_documents_go_to_welchs_t():
     """If all documents have the same score, only sets vary."""
     first = np.tile([0.1, 0.5, 0.4], (20, 1))
     second = np.tile([0.9, 0.6], (20, 1))
@@ -198,7 +198,7 @@ def test_other_sets_without_documents_go_to_welchs_t() -> None:
     assert spread.half(0.05) == pytest.approx(half)
 
 
-def test_other_sets_are_wider_than_the_same() -> None:
+def test_other_sets_are_wider_than_the_same():
     rng = np.random.default_rng(1)
     sets = rng.normal(size=5)
     documents = rng.normal(0, 1, (2, 40, 1)) * 0.1
@@ -214,7 +214,7 @@ def test_other_sets_are_wider_than_the_same() -> None:
     assert df == 4
 
 
-def test_which_sets_were_drawn() -> None:
+def test_which_sets_were_drawn():
     assert scope_of(0, 0) == "documents"
     assert scope_of(1) == "this set"
     assert scope_of(3) == "sets"
@@ -227,7 +227,7 @@ def test_which_sets_were_drawn() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 4), st.data())
-def test_what_holds_for_all_scores(n: int, sets: int, data: Any) -> None:
+def test_what_holds_for_all_scores(n: int, sets: int, data: Any):
     scores = arrays(float, (n, sets), elements=st.sampled_from([0.0, 0.5, 1.0]))
     first = data.draw(scores)
     second = data.draw(scores)
@@ -252,7 +252,7 @@ def test_what_holds_for_all_scores(n: int, sets: int, data: Any) -> None:
         assert of_family.p == pytest.approx(min(1, comparisons * one.p))
 
 
-def test_p_is_that_of_the_interval() -> None:
+def test_p_is_that_of_the_interval():
     """The interval that just touches 0 has the error rate p."""
     first, second = 1.0 * TABLES[-1]
     found = difference(first, second, bounds=SHARE)
@@ -260,7 +260,7 @@ def test_p_is_that_of_the_interval() -> None:
     assert difference(np.ones((1000, 3)), np.zeros((1000, 3)), bounds=SHARE).p < 2e-12
 
 
-def test_equal_answers_are_no_certainty() -> None:
+def test_equal_answers_are_no_certainty():
     for n in (10, 100):
         ones = np.ones((n, 3))
         found = difference(ones, ones, bounds=SHARE)
@@ -278,7 +278,7 @@ def test_equal_answers_are_no_certainty() -> None:
     assert rounded.high == 0
 
 
-def test_where_nothing_can_be_said() -> None:
+def test_where_nothing_can_be_said():
     for found in (
         estimate(np.full((5, 4), 0.1)),
         estimate(np.array([[0.3, 0.4]])),
@@ -290,7 +290,7 @@ def test_where_nothing_can_be_said() -> None:
     assert found.needed() == (None, None)
 
 
-def test_verdicts() -> None:
+def test_verdicts():
     def verdict(low: float, high: float, margin: float | None = None) -> str:
         middle = (low + high) / 2
         spread = Spread(((high - low) / 2 / stats.norm.ppf(0.975)) ** 2)
@@ -306,7 +306,7 @@ def test_verdicts() -> None:
 
 @pytest.mark.parametrize("comparisons", [1, 10])
 @pytest.mark.parametrize("margin", [None, 0.2])
-def test_how_many_would_decide(margin: float | None, comparisons: int) -> None:
+def test_how_many_would_decide(margin: float | None, comparisons: int):
     """The interval of so many documents, or sets, decides; that of a few less does not."""
     rng = np.random.default_rng(3)
     of_documents = rng.normal(0, 0.3, (30, 1))
@@ -327,7 +327,7 @@ def test_how_many_would_decide(margin: float | None, comparisons: int) -> None:
     assert 30 < documents < 10_000
 
 
-def test_more_documents_have_the_spread_that_was_foretold() -> None:
+def test_more_documents_have_the_spread_that_was_foretold():
     rng = np.random.default_rng(4)
 
     def spread(n: int, sets: int) -> Spread:
@@ -352,7 +352,7 @@ def part(mean: float, documents: float, sets: float, kind: type = Estimate) -> A
     return kind(mean, mean, spread, 100, 5, "sets", None)
 
 
-def test_a_group_by_hand() -> None:
+def test_a_group_by_hand():
     parts = [part(0.5, 0.0004, 0.0008), part(0.8, 0.0004, 0.0001)]
     found = estimate_group(parts, [1, 3])
     assert found.mean == pytest.approx(0.725)
@@ -373,7 +373,7 @@ def test_a_group_by_hand() -> None:
     assert unknown.interval == (0, 1)
 
 
-def test_a_group_of_differences() -> None:
+def test_a_group_of_differences():
     parts = [part(0.1, 0.0004, 0.0002, Difference), part(-0.2, 0.0003, 0.0002, Difference)]
     found = difference_group(parts, [1, 1], bounds=SHARE)
     assert isinstance(found, Difference)
@@ -384,7 +384,7 @@ def test_a_group_of_differences() -> None:
     assert mixed.scope == "this set"
 
 
-def test_the_variance_is_that_of_two_way_clusters() -> None:
+def test_the_variance_is_that_of_two_way_clusters():
     """Cameron, Gelbach and Miller's, without their corrections, times nS / ((n - 1)(S - 1))."""
     rng = np.random.default_rng(0)
     n = 7
@@ -432,7 +432,7 @@ LM_EVALS = [name for name in AGGREGATIONS if name != "ece"]
 
 
 @pytest.mark.parametrize("name", LM_EVALS)
-def test_aggregations_are_lm_evals(name: str) -> None:
+def test_aggregations_are_lm_evals(name: str):
     ours = AGGREGATIONS[name]
     rng = np.random.default_rng(0)
     for n in (1, 2, 50):
@@ -450,7 +450,7 @@ def test_aggregations_are_lm_evals(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["f1", "matthews_corrcoef", "macro_f1", "perplexity"])
-def test_pseudo_values_leave_out_one_document_at_a_time(name: str) -> None:
+def test_pseudo_values_leave_out_one_document_at_a_time(name: str):
     metric = AGGREGATIONS[name]
     rng = np.random.default_rng(0)
     columns = [metric.features(items(name, 12, rng)) for _ in range(3)]
@@ -462,7 +462,7 @@ def test_pseudo_values_leave_out_one_document_at_a_time(name: str) -> None:
             assert found[i, s] == pytest.approx(float(wanted))
 
 
-def test_pseudo_values_of_a_mean_are_the_scores() -> None:
+def test_pseudo_values_of_a_mean_are_the_scores():
     mean = AGGREGATIONS["nanmean"]
     scores = np.random.default_rng(0).random((20, 3))
     sums = np.stack([mean.features(column) for column in scores.T], axis=1)
@@ -477,7 +477,7 @@ def same(one: Estimate, other: Estimate) -> bool:
     return one.mean == pytest.approx(other.mean) and one.interval == pytest.approx(other.interval)
 
 
-def test_order_sensitivity_by_hand() -> None:
+def test_order_sensitivity_by_hand():
     """Four orders: all the same; one other; two and two; three kinds; all different."""
     predictions = np.array([[*map(int, row)] for row in "0000 0001 0011 0012 0123".split()])
     rates = np.array([0, 3 / 6, 4 / 6, 5 / 6, 1])
@@ -508,6 +508,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("says", REFUSED)
-def test_what_cannot_be_is_refused(says: str) -> None:
+def test_what_cannot_be_is_refused(says: str):
     with pytest.raises(ValueError, match=says):
         REFUSED[says]()
