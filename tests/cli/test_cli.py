@@ -85,7 +85,10 @@ def test_smoke_notices_what_hf_does_not_say(monkeypatch, name, broken, says):
 def test_smoke_notices_an_order_that_matters(monkeypatch):
     monkeypatch.setattr(PrefixICL, "pattern", methods.ICL.pattern)
     monkeypatch.setattr(every_method, "methods", SimpleNamespace(NAMES=("icl", "prefixicl")))
-    says = "smoke test on gpt2: prefixicl: smoke_permuted: a log-likelihood is .* first order of demonstrations"
+    says = (
+        "smoke test on gpt2: prefixicl: smoke_permuted: a log-likelihood is .* first order of "
+        "demonstrations"
+    )
     with pytest.raises(InputError, match=says):
         every_method.smoke("gpt2")
 

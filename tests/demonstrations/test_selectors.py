@@ -1,4 +1,4 @@
-"""Choosing demonstrations: every selector against a slow version that follows its paper word for word."""
+"""Choosing demonstrations: every selector against a slow version of its paper, word for word."""
 
 import math
 from itertools import pairwise, product
@@ -54,7 +54,8 @@ def permuted(pool, order):
 def highest(scores):
     """The lowest row of the highest score.
 
-    Two rows that are nearest to each other, and gain for no third one, gain the same but for rounding.
+    Two rows that are nearest to each other, and gain for no third one, gain the same but for
+    rounding.
     """
     best = max(scores.values())
     return min(row for row, score in scores.items() if score >= best - 1e-9 * abs(best))
@@ -374,7 +375,7 @@ def test_best_random_is_the_best_of_what_it_draws(balance):
 
 
 def slow_lens(options, pool, n, generator, worth):
-    """The authors' search after the paper's InfoScore; nothing is kept that can be computed again."""
+    """The authors' search after the paper's InfoScore; nothing is kept for a second use."""
     labels = pool.labels.tolist()
     size = len(labels)
     classes = list(range(pool.classes))

@@ -42,7 +42,7 @@ RUN_AS_DRAWN.append(("ctkv", "steps=0"))
 
 
 class Panel:
-    """A panel of a text drawing: what it says of blocks, positions, seen cells and hatched columns."""
+    """A panel of a text drawing: its blocks, positions, seen cells and hatched columns."""
 
     def __init__(self, lines: list[str]) -> None:
         names = [name.strip() for name in lines[0].split("│")[1:-1]]
@@ -118,7 +118,7 @@ def model():
 
 
 def watched(model, run) -> list[tuple[list[int], torch.Tensor]]:
-    """Each forward pass of `run`: the positions of its tokens, and which entries they attended to."""
+    """Each forward pass of `run`: the positions of its tokens, and which entries they saw."""
     calls: list[tuple[list[int], torch.Tensor]] = []
     positions: list[list[int]] = []
 
@@ -140,7 +140,7 @@ def watched(model, run) -> list[tuple[list[int], torch.Tensor]]:
 
 
 def part_of(layout: Layout, first: int, end: int) -> tuple[list[int], torch.Tensor]:
-    """What a forward pass over these tokens should be, after the entries that were kept of those before."""
+    """What a forward pass over these tokens should be, after the entries kept of those before."""
     columns = [i for i in layout.kept_tokens if i < first] + list(range(first, end))
     return layout.positions[first:end].tolist(), layout.mask[first:end][:, columns]
 

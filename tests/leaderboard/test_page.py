@@ -1,4 +1,4 @@
-"""The commands, the page, the tables and the figures of a board, of files as lm-eval writes them."""
+"""The commands, the page, the tables and the figures of a board of lm-eval's files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\
 
 
 def results(folder: Path) -> Path:
-    """Six rows: three methods, each raw and under a rule; star gains by the rule and is below icl under it."""
+    """Six rows: three methods, each raw and under a rule.
+
+    Star gains by the rule and is below icl under it.
+    """
     right = [0, 1] * 40
     for seed in range(3):
         rules = {"batch": {**RULE, "says": right}}
@@ -52,8 +55,9 @@ def test_what_a_newcomer_is_told(tmp_path, board):
     """What is best without a rule and under one, and by how much; what no sign means."""
     raw, under, constant, family = board.summary
     assert raw == (
-        "Without a decision rule, the highest value on t is 95.0% (its own 95% interval: 87.2% to 98.5%): pcw. The best "
-        "is better than always giving one answer (+45.0 points). Better than icl: pcw (+45.0 points)."
+        "Without a decision rule, the highest value on t is 95.0% (its own 95% interval: 87.2% to "
+        "98.5%): pcw. The best is better than always giving one answer (+45.0 points). Better than "
+        "icl: pcw (+45.0 points)."
     )
     assert under.startswith(
         "Under the rule batch, the highest value on t is 100.0% (its own 95% interval"
@@ -310,7 +314,10 @@ def test_documents_of_cells_are_in_the_page_on_demand_alone(tmp_path):
 
 @pytest.mark.parametrize("width, scheme", [(390, "dark"), (1440, "light")])
 def test_in_a_browser(tmp_path, board, width, scheme):
-    """Opened from a file, the script sorts, and nothing is wider than the window; without a browser this is skipped."""
+    """Opened from a file, the script sorts, and nothing is wider than the window.
+
+    Without a browser this is skipped.
+    """
     browser = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if browser is None:
         pytest.skip("no chromium")

@@ -50,7 +50,10 @@ MADE = ("poem_sentiment", "openbookqa", "glue-rte")
 
 
 def literal_pieces(row, option, channel, first):
-    """The two pieces of a row with an option: a line break between them, three before all rows but the first."""
+    """The two pieces of a row with an option.
+
+    A line break stands between them, and three before all rows but the first.
+    """
     free = not any(row["options"])
     if channel:
         given = option
@@ -84,7 +87,7 @@ def literal_example(tokenize, row, options, channel, first):
 
 
 def literal_sequences(tokenize, shown, row, channel, max_length, options=None):
-    """For each option (context, target): all tokens too many are dropped from the beginning of the context."""
+    """For each option (context, target); tokens too many are dropped from the context's beginning."""
     context = []
     for i, example in enumerate(shown):
         [(given, said)] = literal_example(tokenize, example, [example["output"]], channel, i == 0)
@@ -142,7 +145,7 @@ def made_options(rnd, number):
 
 
 def made_rows(task, n, seed, kind="test"):
-    """Rows as the task has them, some longer than an example may be, some with blanks at odd places."""
+    """Rows as the task has them, some longer than an example may be, some with odd blanks."""
     rnd = random.Random(f"{task} {seed} {kind}")
     rows = []
     for i in range(n):
@@ -272,7 +275,7 @@ def test_sequences_are_the_literal_ones(made, model, channel, shots, most):
 
 
 def test_texts_are_what_is_said():
-    """With line breaks: two before a blank input, and in free text none between input and answer."""
+    """With line breaks: two before a blank input, in free text none between input and answer."""
     assert texts(Row("", "me", ("me", "you")), "you", False, False) == ("\n\n", "", "\nyou")
     assert texts(Row("Who?", "me", ()), "me", False, False) == ("\n\n\n", "Who?", "me")
     assert texts(Row("Who?", "me", ()), "me", True, False) == ("\n\n\n", "me", "Who?")
@@ -308,7 +311,7 @@ def test_pieces_of_other_tokenizers_join_to_the_text(made, checkpoint, name):
 
 @pytest.mark.parametrize("channel", [False, True], ids=["direct", "channel"])
 def test_whole_demonstrations_leave_where_none_may_be_cut(made, model, channel):
-    """The longest first, the same ones for all options, none more than needed; in whatever order they come."""
+    """The longest first, the same for all options, none more than needed, whatever their order."""
     lm = ours("invicl", model, max_length=700)
     most = 700
     name = f"metaicl_{'channel_' * channel}openbookqa"
@@ -546,7 +549,7 @@ def test_every_row_is_drawn_once_an_epoch(made, model):
 
 
 def test_a_task_of_which_no_row_remains_stops_no_training(made, model, tmp_path, capsys):
-    """InvICL, appendix A.4: rows of which something would be cut are left out, wherever they come from."""
+    """InvICL, appendix A.4: rows of which something would be cut are left out."""
     long, *others = setting_tasks(made, model[2], most=400)
     rows = [dataclasses.replace(row, input=row.input + " so" * 200) for row in long.rows]
     long = dataclasses.replace(long, rows=tuple(rows))

@@ -1,4 +1,4 @@
-"""In-context regression: predictions against their definitions, training, the baselines, the commands."""
+"""In-context regression: predictions by their definitions, training, baselines, commands."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Literal:
     def run(
         self, tokens: Tensor, start: int, memory: list[DynamicCache] = ()
     ) -> tuple[DynamicCache, Tensor]:
-        """Tokens after the keys and values of others: their own, and the value read at the first."""
+        """Tokens after others' keys and values: their own, and the value read at the first."""
         cache = DynamicCache()
         for layer in range(SMALL.layers if memory else 0):
             keys = [entries.layers[layer].keys for entries in memory]

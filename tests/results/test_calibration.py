@@ -1,4 +1,7 @@
-"""Expected calibration error, Brier score and the right option's log-probability, against loops over the formulas."""
+"""Expected calibration error, Brier score and the right option's log-probability.
+
+They are compared with loops over the formulas.
+"""
 
 from __future__ import annotations
 

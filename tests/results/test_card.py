@@ -212,7 +212,7 @@ def test_every_number_is_a_loop_over_the_samples(made, board, model):
 
 
 def test_formats_are_orders_of_a_set_on_the_board(board):
-    """Beside seed and order: of one row, three sets of demonstrations; flips are of orders alone."""
+    """Beside seed and order, of one row, three sets of demonstrations; flips are of orders."""
     entry = row_of(board, "icl, 4 shots")
     (column,) = board.columns
     cell = entry.cells[column.name]

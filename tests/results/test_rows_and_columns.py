@@ -162,7 +162,10 @@ def trained_run(folder: Path, method: str, setting: str, task: str, right: Seque
 
 
 def test_invicl_table_2(tmp_path):
-    """A training under each method and setting: a row a method; a task of two settings is a column of each."""
+    """A training under each method and setting is a row a method.
+
+    A task of two settings is a column of each.
+    """
     for method, right in (("icl", HALF), ("invicl", MORE)):
         trained_run(tmp_path, method, "hr", "a", right)
         trained_run(tmp_path, method, "hr", "b", right)
@@ -220,7 +223,7 @@ RULES = {"batch": {**BATCH, "says": [0, 1] * 20}}
 
 
 def test_rules_beside_raw(tmp_path):
-    """Compared within a rule: the difference to icl is to icl under it, that to raw stands beside it."""
+    """The difference to icl is to icl under the same rule; that to raw stands beside it."""
     others = {"batch": {**BATCH, "says": [0, 1, 0, 0] * 10}}
     for seed in (0, 1):
         run(tmp_path, "icl", seed=seed, says=[0] * 40, rules=RULES)

@@ -145,8 +145,10 @@ def test_a_unit_whose_workers_are_lost_fails_on_this_machine(monkeypatch):
 
 @pytest.mark.slow
 def test_a_driver_a_worker_and_a_node_are_lost(nodes, one, tmp_path):
-    """The driver is killed, then a worker, then a node goes: what was done is not run again, and what comes out is the
-    same."""
+    """The driver is killed, then a worker, then a node goes.
+
+    What was done is not run again, and what comes out is the same.
+    """
     two = tmp_path / "two"
     file = two.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(STUDY))

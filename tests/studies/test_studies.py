@@ -1,4 +1,7 @@
-"""Studies: every cell is the cell run alone, what is shared is shared, and what was interrupted goes on."""
+"""Studies: every cell is the cell run alone, and what is shared is shared.
+
+What was interrupted goes on.
+"""
 
 import json
 import re
@@ -56,7 +59,7 @@ def test_every_cell_is_that_cell_run_alone(study, tmp_path):
 
 
 def test_invariant_methods_encode_and_score_orders_once(study):
-    """By the number of forward passes: two for an invariant method, and twice as many for one that is not."""
+    """Two forward passes for an invariant method, and twice as many for one that is not."""
     passes = {}
     for cell in study.cells():
         shared = study.facts(cell)["shared"]
@@ -210,7 +213,10 @@ generation_kwargs: {until: ["\n\n"], max_gen_toks: 4, do_sample: false}
 
 
 def own_task(folder: Path, name: str) -> str:
-    """The file of a task: lm-eval's, "own", with new demonstrations for every document; or ours, "said"."""
+    """The file of a task.
+
+    It is lm-eval's, "own", with new demonstrations for every document; or ours, "said".
+    """
     for file, first in (("data", 0), ("test", 20)):
         rows = [json.dumps({"text": f"film {i}", "label": i % 2}) for i in range(first, first + 20)]
         (folder / f"{file}.jsonl").write_text("\n".join(rows))

@@ -1,4 +1,7 @@
-"""Studies in which the models choose the demonstrations: each choice is made once, and all methods have it."""
+"""Studies in which the models choose the demonstrations.
+
+Each choice is made once, and all methods have it.
+"""
 
 import pytest
 import transformers

@@ -261,7 +261,7 @@ def data(tmp_path_factory):
 
 
 def test_a_study_on_metaicl(data, tmp_path, checkpoint):
-    """Trained on a setting; each cell is what lm_eval gives on the checkpoint, in several orders."""
+    """Trained on a setting, each cell is what lm_eval gives on the checkpoint, in all orders."""
     setting = "non_paraphrase_to_paraphrase"
     every = f"metaicl_{setting}"
     unseen = f"metaicl_{setting}_unseen"

@@ -34,6 +34,8 @@ from tests import commands, evaluation
 from tests.methods import test_methods
 from tests.processes import Process, ranks, run_command
 
+pytestmark = pytest.mark.usefixtures("own_tasks")
+
 # The methods that models are trained under, with further arguments.
 CASES = [
     ("ICL", {}),
@@ -73,7 +75,7 @@ def loaded(folder, name="icl", **limits):
 
 @pytest.mark.parametrize("case", CASES, ids=test_methods.title)
 def test_training_forward_is_scoring(checkpoint, case):
-    """The answers' log-probabilities of a batch of rows, and those of scoring through the memory."""
+    """The answers' log-probabilities of a batch of rows are those of scoring through the memory."""
     model, tokenizer = model_of(checkpoint("llama"), torch.float64)
     predictor = Predictor(model, tokenizer, getattr(methods, case[0])(**case[1]))
     make = RowMaker(predictor)
@@ -145,7 +147,7 @@ def test_gradients_are_those_of_a_literal_pass(name, case):
 
 
 def answers_of(tokenizer, demonstrations):
-    """For each demonstration, its ids, and where those of its answer stand, found by spelling out."""
+    """For each demonstration, its ids, and where its answer's ids stand, found by spelling out."""
     for ids in demonstrations:
         texts = [tokenizer.decode(ids[:n]) for n in range(len(ids) + 1)]
         begin = next(n for n, text in enumerate(texts) if text.endswith("Sentiment:"))
@@ -155,7 +157,7 @@ def answers_of(tokenizer, demonstrations):
 
 @pytest.mark.parametrize("case", [("ICL", {}), ("InvICL", {})], ids=test_methods.title)
 def test_gradients_of_the_dense_loss(checkpoint, case):
-    """Each demonstration's answer from those that are before it (icl), or from all others (invicl)."""
+    """Each demonstration's answer from those before it (icl), or from all others (invicl)."""
     model, tokenizer = model_of(checkpoint("gpt2"), torch.float64)
     predictor = Predictor(model, tokenizer, getattr(methods, case[0])())
     episode = draw_episode([EpisodePool(task(), 3, 0)], 0, 5)
@@ -505,8 +507,8 @@ def test_adapters_are_merged_and_lie_beside_the_merged_weights(checkpoint, tmp_p
 def test_evaluated_as_it_was_not_trained():
     """What runs on icl's checkpoints is not another method."""
 
-    def warning(method, **trained):
-        return record.mismatch(trained, methods.make(method))
+    def warning(evaluated, **trained):
+        return record.mismatch(trained, methods.make(evaluated))
 
     other = "was trained under invicl, and is evaluated under pcw"
     assert other in warning("pcw", method="invicl")
@@ -610,13 +612,14 @@ def test_two_processes_do_what_one_does(checkpoint, episodes_file, tmp_path):
             assert mine[name] == pytest.approx(theirs[name], abs=1e-5)
 
 
+BAD_BATCH = "icl --tasks icl_demo_short --batch_size 3 --gradient_accumulation_steps 2"
 BAD_LINES = {
     "deepthink --tasks icl_demo_short": "no model is trained under deepthink, since it is more",
     "saicl --tasks x --loss all": "loss=all: under saicl a demonstration sees its own",
     "icl --tasks x --episodes y": "--tasks, --episodes, --metaicl: give one of them.",
     "icl --tasks icl_demo_short --num_fewshot 190": "task 'icl_demo_short': 190 demonstrations",
     "icl,max_length=9 --tasks icl_demo_short": "task 'icl_demo_short': none of",
-    "icl --tasks icl_demo_short --batch_size 3 --gradient_accumulation_steps 2": "--batch_size 3: must be a multiple of 2: processes",
+    BAD_BATCH: "--batch_size 3: must be a multiple of 2: processes",
 }
 
 
