@@ -41,7 +41,7 @@ def test_smoke_runs_every_method(arch):
 
 
 @pytest.mark.parametrize(
-    ("arch", "says"),
+    "arch, says",
     [
         ("t5", "it is an encoder-decoder model"),
         ("lama", "transformers has no such model type .did you mean 'llama'"),
@@ -53,7 +53,7 @@ def test_smoke_says_why_there_is_no_tiny_model(arch, says):
 
 
 @pytest.mark.parametrize(
-    ("name", "broken", "says"),
+    "name, broken, says",
     [
         (
             "inference.scoring.score_packed",
@@ -85,7 +85,10 @@ def test_smoke_notices_what_hf_does_not_say(monkeypatch, name, broken, says):
 def test_smoke_notices_an_order_that_matters(monkeypatch):
     monkeypatch.setattr(PrefixICL, "pattern", methods.ICL.pattern)
     monkeypatch.setattr(every_method, "methods", SimpleNamespace(NAMES=("icl", "prefixicl")))
-    says = "smoke test on gpt2: prefixicl: smoke_permuted: a log-likelihood is .* first order of demonstrations"
+    says = (
+        "smoke test on gpt2: prefixicl: smoke_permuted: a log-likelihood is .* first order of "
+        "demonstrations"
+    )
     with pytest.raises(InputError, match=says):
         every_method.smoke("gpt2")
 
@@ -110,10 +113,8 @@ def test_the_versions_at_once():
         [sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=True
     )
     ours, *others, imported = done.stdout.splitlines()
-    assert (
-        ours == f"lm-eval-icl {version.version()} (commit {version.commit()})"
-        and imported == "False"
-    )
+    assert ours == f"lm-eval-icl {version.version()} (commit {version.commit()})"
+    assert imported == "False"
     assert others == [
         f"{name} {metadata.version(name)}" for name in ("lm-eval", "transformers", "torch")
     ]
@@ -143,7 +144,8 @@ def test_an_interrupt_is_one_line():
         time.sleep(5)  # Python or a library may ignore an exception while a module is imported
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
-    assert (process.returncode, said.splitlines()[-1]) == (130, "lm-eval-icl: smoke: interrupted.")
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "lm-eval-icl: smoke: interrupted."
     assert "Traceback" not in said
 
 
@@ -157,11 +159,10 @@ def fails(*arguments):
 @pytest.mark.slow
 def test_an_error_that_nobody_foresaw_is_one_line():
     code, (line,) = Process(fails, "show").finish()
-    assert code == 1 and line.startswith("lm-eval-icl: show: ZeroDivisionError: division by zero, ")
+    assert code == 1
+    assert line.startswith("lm-eval-icl: show: ZeroDivisionError: division by zero, ")
     assert line.endswith("(--debug shows the traceback)")
     code, lines = Process(fails, "show", "--debug").finish()
-    assert (
-        code == 1
-        and lines[0].startswith("Traceback")
-        and lines[-1] == "ZeroDivisionError: division by zero"
-    )
+    assert code == 1
+    assert lines[0].startswith("Traceback")
+    assert lines[-1] == "ZeroDivisionError: division by zero"

@@ -28,7 +28,8 @@ def same(found, expected):
 @pytest.mark.parametrize("options", [2, 3, 6])
 def test_contextual_is_zhao_s(options):
     """W p with W = diag(p_cf)^-1, the mean of unnormalized probabilities normalized at the end."""
-    scores, content_free = logs(20, options), logs(3, options, seed=1)
+    scores = logs(20, options)
+    content_free = logs(3, options, seed=1)
     p_cf = np.exp(content_free).mean(0)
     p_cf /= p_cf.sum()
     found = Contextual().values(scores, content_free)
@@ -42,76 +43,77 @@ def test_batch_by_division_and_by_difference(options):
     scores = logs(300, options, scale=1) + np.arange(options)  # the last options are favored
     p = np.array([softmax(row) for row in scores])
     mean = [sum(column) / len(p) for column in p.T]
+    divided = p / mean
     found = BatchCalibration().values(scores, scores)
-    same(log_normalized(found), np.log((p / mean) / (p / mean).sum(1, keepdims=True)))
+    same(log_normalized(found), np.log(divided / divided.sum(1, keepdims=True)))
     difference = BatchCalibration(by="difference").values(scores, scores)
     same(difference, p - mean)
     if options == 2:
         assert (found.argmax(1) == difference.argmax(1)).all()
     else:
         assert (found.argmax(1) != difference.argmax(1)).any()
-        assert (found.argmax(1) != (scores - scores.mean(0)).argmax(1)).any()  # a third function
-    others = logs(7, options, seed=2)
-    same(
-        BatchCalibration().values(scores[:1], others), BatchCalibration().values(scores, others)[:1]
-    )
+        of_scores = scores - scores.mean(0)
+        assert (found.argmax(1) != of_scores.argmax(1)).any()  # a third function
+
+
+def test_the_batch_that_calibrates_may_be_of_others():
+    scores = logs(300, 3)
+    others = logs(7, 3, seed=2)
+    one = BatchCalibration().values(scores[:1], others)
+    same(one, BatchCalibration().values(scores, others)[:1])
 
 
 @given(st.integers(2, 40), st.integers(2, 5), st.integers(0, 99))
 def test_what_all_options_of_a_document_share_changes_no_decision(n, options, seed):
-    scores, shift = logs(n, options, seed), np.linspace(-700, 700, n)[:, None]
-    for rule in (
-        lambda scores: BatchCalibration().values(scores, scores),
-        lambda scores: BatchCalibration(by="difference").values(scores, scores),
-    ):
-        np.testing.assert_allclose(
-            log_normalized(rule(scores + shift)), log_normalized(rule(scores)), atol=1e-9
-        )
+    scores = logs(n, options, seed)
+    shift = np.linspace(-700, 700, n)[:, None]
+    moved = scores + shift
+    for by in ("division", "difference"):
+        rule = BatchCalibration(by=by)
+        found = log_normalized(rule.values(moved, moved))
+        expected = log_normalized(rule.values(scores, scores))
+        np.testing.assert_allclose(found, expected, atol=1e-9)
     constant = logs(3, options, seed + 1)
     moved = Contextual().values(scores, constant - 1000)
     np.testing.assert_allclose(moved - 1000, Contextual().values(scores, constant), atol=1e-9)
 
 
 def test_one_content_free_text_is_a_premise():
-    scores, text = logs(5, 3), logs(1, 3, seed=1)
+    scores = logs(5, 3)
+    text = logs(1, 3, seed=1)
     same(Contextual().values(scores, text), PMI().values(scores, text))
-    same(
-        PMI().values(scores, text),
-        [[s - t for s, t in zip(row, text[0], strict=True)] for row in scores],
-    )
+    same(PMI().values(scores, text), scores - text)
 
 
 def test_hidden_is_the_nearest_centroid():
     rng = np.random.default_rng(0)
-    states, anchors, labels = rng.normal(size=(9, 4)), rng.normal(size=(12, 4)), np.arange(12) % 3
-    expected = [
-        [
-            -math.dist(state, [sum(anchors[labels == c][:, j]) / 4 for j in range(4)])
-            for c in range(3)
-        ]
-        for state in states
-    ]
+    states = rng.normal(size=(9, 4))
+    anchors = rng.normal(size=(12, 4))
+    labels = np.arange(12) % 3
+    centroids = [sum(anchors[labels == label]) / 4 for label in range(3)]
+    expected = []
+    for state in states:
+        expected.append([-math.dist(state, centroid) for centroid in centroids])
     same(Hidden().values(states, anchors, labels, 3), expected)
+
+
+def kl_divergence(log_p, log_q):
+    return sum(math.exp(p) * (p - q) for p, q in zip(log_p, log_q, strict=True))
 
 
 def test_knn_votes_by_the_divergence_of_the_anchor_from_the_query():
     rng = np.random.default_rng(0)
-    queries, anchors = (log_normalized(rng.normal(0, 2, (n, 11))) for n in (25, 14))
+    queries = log_normalized(rng.normal(0, 2, (25, 11)))
+    anchors = log_normalized(rng.normal(0, 2, (14, 11)))
     labels = np.arange(14) % 2
     found = KNN().values(queries, anchors, labels, 2)
     backwards = 0
     for query, votes in zip(queries, found, strict=True):
-        kl = [
-            sum(math.exp(a) * (a - q) for a, q in zip(anchor, query, strict=True))
-            for anchor in anchors
-        ]
-        nearest = sorted(range(14), key=kl.__getitem__)[:3]
-        assert votes.tolist() == [sum(labels[i] == c for i in nearest) for c in (0, 1)]
-        other = [
-            sum(math.exp(q) * (q - a) for a, q in zip(anchor, query, strict=True))
-            for anchor in anchors
-        ]
-        backwards += sorted(range(14), key=other.__getitem__)[:3] != nearest
+        nearest = sorted(range(14), key=lambda i: kl_divergence(anchors[i], query))[:3]
+        ones = sum(labels[i] for i in nearest)
+        assert votes.tolist() == [3 - ones, ones]
+        other_way = sorted(range(14), key=lambda i: kl_divergence(query, anchors[i]))[:3]
+        backwards += other_way != nearest
     assert backwards  # the direction matters
 
 
@@ -122,47 +124,43 @@ def test_knn_of_tokens_without_probability():
     assert KNN(k=1).values(query, anchors, [1, 0], 2).tolist() == [[0, 1]]
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (
-            lambda: KNN().values([[math.nan]], [[1.0]] * 3, [0] * 3, 1),
-            "the model's numbers for a query contain NaN",
-        ),
-        (lambda: Hidden().values([[math.inf]], [[1.0]], [0], 1), "some hidden states are infinite"),
-    ],
-)
-def test_what_cannot_be_used_is_refused(call, said):
-    with pytest.raises(InputError, match=said):
-        call()
+def test_numbers_that_are_none_are_refused():
+    with pytest.raises(InputError, match="the model's numbers for a query contain NaN"):
+        KNN().values([[math.nan]], [[1.0]] * 3, [0] * 3, 1)
+    with pytest.raises(InputError, match="some hidden states are infinite"):
+        Hidden().values([[math.inf]], [[1.0]], [0], 1)
 
 
 def test_rules_as_users_write_them():
     (rule,) = read("contextual")
-    assert str(rule) == "contextual" and rule.arguments == {"texts": ("N/A", "", "[MASK]")}
-    rules = read("batch:m=64:of=pool+batch+domain:of=test+contextual:texts=N/A|x")
-    assert list(map(str, rules)) == [
-        "batch:m=64:of=pool",
-        "batch",
-        "domain:of=test",
-        "contextual:texts=N/A|x",
-    ]
+    assert str(rule) == "contextual"
+    assert rule.arguments == {"texts": ("N/A", "", "[MASK]")}
+    texts = ["batch:m=64:of=pool", "batch", "domain:of=test", "contextual:texts=N/A|x"]
+    rules = read("+".join(texts))
+    assert list(map(str, rules)) == texts
     assert [rule.is_transductive for rule in rules] == [False, True, True, False]
     assert read({"batch": {"of": "pool", "m": 64}, "pmi": None})[0] == rules[0]
     (premise,) = read("dcpmi:premise=\\n topic:")
-    assert premise.arguments["premise"] == "\n topic:" and "\n" not in str(premise)
-    assert [rule.is_logarithmic for rule in read("batch+batch:by=difference")] == [True, False]
+    assert premise.arguments["premise"] == "\n topic:"
+    assert "\n" not in str(premise)
+    divided, subtracted = read("batch+batch:by=difference")
+    assert divided.is_logarithmic
+    assert not subtracted.is_logarithmic
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("contextal", "did you mean 'contextual'"),
-        ("batch:by=mean", "by='mean': must be division or difference"),
-        ("batch+batch", "names a rule twice"),
-        ({"contextual": {"texts": []}}, "contextual: texts="),
-    ],
-)
-def test_rules_that_are_none(given, said):
-    with pytest.raises(InputError, match=said):
-        read(given)
+def test_a_rule_needs_its_texts():
+    with pytest.raises(InputError, match="contextual: texts="):
+        read({"contextual": {"texts": []}})
+
+
+REFUSED = {
+    "contextal": "did you mean 'contextual'",
+    "batch:by=mean": "by='mean': must be division or difference",
+    "batch+batch": "names a rule twice",
+}
+
+
+@pytest.mark.parametrize("rules", REFUSED)
+def test_rules_that_are_none(rules):
+    with pytest.raises(InputError, match=REFUSED[rules]):
+        read(rules)

@@ -31,25 +31,24 @@ def texts(queries):
 
 def bm25(query, pool):
     """The formula of `BM25`, word by word."""
-    pool, words = (
-        [re.findall(r"\w+", text.lower()) for text in pool],
-        re.findall(r"\w+", query.lower()),
-    )
-    mean, scores = sum(map(len, pool)) / len(pool), []
+    pool = [re.findall(r"\w+", text.lower()) for text in pool]
+    words = re.findall(r"\w+", query.lower())
+    mean = sum(map(len, pool)) / len(pool)
+    scores = []
     for text in pool:
         score = 0.0
         for word in words:
             having = sum(word in other for other in pool)
             idf = math.log(1 + (len(pool) - having + 0.5) / (having + 0.5))
-            score += (
-                idf * text.count(word) / (text.count(word) + 1.5 * (0.25 + 0.75 * len(text) / mean))
-            )
+            count = text.count(word)
+            score += idf * count / (count + 1.5 * (0.25 + 0.75 * len(text) / mean))
         scores.append(score)
     return scores
 
 
 def test_bm25_is_the_formula():
-    pool, queries = sentences(60, 0), [*sentences(20, 1), "Film, FILM: film!", "unknown words", "?"]
+    pool = sentences(60, 0)
+    queries = [*sentences(20, 1), "Film, FILM: film!", "unknown words", "?"]
     similarity = BM25(pool, queries)
     for i, query in enumerate(queries):
         assert similarity.scores(i) == pytest.approx(bm25(query, pool), abs=1e-12)
@@ -62,91 +61,119 @@ def test_dpp_maximizes_the_determinant_pick_by_pick():
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     similarity = (unit @ unit.T + 1) / 2
     quality = np.exp(relevance / 0.2)
-    kernel, expected = quality[:, None] * similarity * quality / quality.max() ** 2, []
+    kernel = quality[:, None] * similarity * quality / quality.max() ** 2
+    expected = []
+
+    def determinant(row):
+        rows = [*expected, row]
+        return np.linalg.det(kernel[np.ix_(rows, rows)])
+
     for _ in range(6):
         rest = [row for row in range(12) if row not in expected]
-        expected.append(
-            max(
-                rest,
-                key=lambda row: np.linalg.det(kernel[np.ix_([*expected, row], [*expected, row])]),
-            )
-        )
+        expected.append(max(rest, key=determinant))
     order = dpp(relevance, similarity)
-    assert order[:6] == expected and sorted(order) == list(range(12)) and order != list(range(12))
+    assert order[:6] == expected
+    assert sorted(order) == list(range(12))
+    assert order != list(range(12))
     assert dpp(np.ones(3), np.ones((3, 3))) == [0, 1, 2]  # nothing differs: the most relevant first
 
 
-@pytest.mark.parametrize("by", ["bm25", "features"])
-def test_a_way_is_what_it_says_rank_by_rank(by):
-    pool, queries, labels = sentences(80, 2), sentences(9, 3), [i % 3 for i in range(80)]
-    rows = [pool.index(text) for text in dict.fromkeys(pool)]  # the first of copies
-    generator = np.random.default_rng(2)
-    vectors, of_queries = generator.normal(size=(80, 4)), generator.normal(size=(9, 4))
-    vectors[rows[3]] = 2 * vectors[rows[9]]  # a tie, but for rounding
+LABELS = [i % 3 for i in range(80)]
+POOL = sentences(80, 2)
+QUERIES = sentences(9, 3)
+DISTINCT = [POOL.index(text) for text in dict.fromkeys(POOL)]  # the first of copies
 
-    def scores(i):
+
+GENERATOR = np.random.default_rng(2)
+OF_POOL = GENERATOR.normal(size=(80, 4))
+OF_QUERIES = GENERATOR.normal(size=(9, 4))
+OF_POOL[DISTINCT[3]] = 2 * OF_POOL[DISTINCT[9]]  # a tie, but for rounding
+
+
+def scores_by_features(query, rows):
+    return [row @ query / math.sqrt((row @ row) * (query @ query)) for row in rows]
+
+
+@pytest.fixture(params=["bm25", "features"])
+def by(request):
+    return request.param
+
+
+@pytest.fixture
+def expected(by):
+    """For each query, all rows in their order."""
+    orders = []
+    for i, query in enumerate(QUERIES):
         if by == "bm25":
-            return bm25(queries[i], [pool[row] for row in rows])
-        document = of_queries[i]
-        return [
-            row @ document / math.sqrt((row @ row) * (document @ document)) for row in vectors[rows]
-        ]
+            scores = bm25(query, [POOL[row] for row in DISTINCT])
+        else:
+            scores = scores_by_features(OF_QUERIES[i], OF_POOL[DISTINCT])
+        rounded = np.round(scores, 9)
+        places = sorted(range(len(DISTINCT)), key=lambda place: (-rounded[place], place))
+        orders.append([DISTINCT[place] for place in places])
+    return orders
 
-    def retrieved(n, front=(), **ways):
-        way = Retriever(read({"similar": {"by": by, **ways}}), texts(pool), "f" * 64, labels)
-        found = way.rank(texts(queries), n, "", ({}, lambda rows: (vectors[rows], of_queries)))[0]
-        return [way.rows(found[i], n, front, f"seed {i}") for i in range(9)]
 
-    expected = []
-    for i in range(9):
-        values = np.round(scores(i), 9)
-        expected.append(
-            [
-                rows[place]
-                for place in sorted(range(len(rows)), key=lambda place: (-values[place], place))
-            ]
-        )
-    assert retrieved(len(rows), order="first") == expected
+@pytest.fixture
+def retrieved(by):
+    """A function: the demonstrations of each query."""
+
+    def retrieve(n, front=(), **ways):
+        way = Retriever(read({"similar": {"by": by, **ways}}), texts(POOL), "f" * 64, LABELS)
+        features = ({}, lambda rows: (OF_POOL[rows], OF_QUERIES))
+        ranks, _ = way.rank(texts(QUERIES), n, "", features)
+        return [way.rows(ranks[i], n, front, f"seed {i}") for i in range(len(QUERIES))]
+
+    return retrieve
+
+
+def test_the_most_similar_row_comes_last_or_first(retrieved, expected):
+    assert retrieved(len(DISTINCT), order="first") == expected
     assert retrieved(4) == [order[:4][::-1] for order in expected]
+
+
+def test_a_random_order_is_that_of_the_seed(retrieved, expected):
     shuffled = retrieved(8, order="random")
-    assert [sorted(found) for found in shuffled] == [sorted(order[:8]) for order in expected]
+    assert [sorted(rows) for rows in shuffled] == [sorted(order[:8]) for order in expected]
     assert shuffled == retrieved(8, order="random") != [order[:8] for order in expected]
-    of_label = [
-        [next(row for row in order if labels[row] == label) for label in range(3)]
-        for order in expected
-    ]
-    assert [sorted(found) for found in retrieved(3, per_label=1)] == [
-        sorted(picked) for picked in of_label
-    ]
+
+
+def test_every_label_has_its_most_similar_row(retrieved, expected):
+    for rows, order in zip(retrieved(3, per_label=1), expected, strict=True):
+        first_of_labels = {}
+        for row in order:
+            first_of_labels.setdefault(LABELS[row], row)
+        assert sorted(rows) == sorted(first_of_labels.values())
+
+
+def test_fixed_rows_stand_in_front(retrieved, expected):
     fixed = [expected[0][0], expected[1][2], 7]
-    closed = {pool.index(pool[row]) for row in fixed}
-    assert retrieved(5, fixed, fixed=3, order="first") == [
-        [*fixed, *[row for row in order if row not in closed][:2]] for order in expected
-    ]
+    closed = {POOL.index(POOL[row]) for row in fixed}
+    all_rows = retrieved(5, fixed, fixed=3, order="first")
+    for rows, order in zip(all_rows, expected, strict=True):
+        similar = [row for row in order if row not in closed]
+        assert rows == [*fixed, *similar[:2]]
+
+
+def test_diverse_rows_begin_with_the_most_similar(retrieved, expected):
     diverse = retrieved(4, diverse="dpp", order="first")
-    assert all(
-        expected[i][0] == found[0] for i, found in enumerate(diverse)
-    ) and diverse != retrieved(4, order="first")
+    assert [rows[0] for rows in diverse] == [order[0] for order in expected]
+    assert diverse != retrieved(4, order="first")
 
 
 def test_no_document_is_among_its_demonstrations():
-    """Neither a row that says the same, nor what stands for a row that is the same but says something else."""
-    pool = Texts(["r0", "r1", "r2", "r3", "r4", "r5"], ["a", "b", "a", "c", "d", "e"], [""] * 6)
-    documents = Texts(["r9", "r2", "r3", "r8"], ["a", "z", "y", "x"], [""] * 4)
+    """Neither a row that says the same, nor a copy that stands for a row that is the document."""
+    pool = Texts([*"012345"], [*"abacde"], [""] * 6)
+    documents = Texts([*"9238"], [*"azyx"], [""] * 4)
     way = Retriever(Similar(by="features"), pool, "0" * 64, [0] * 6)
-    assert way.distinct == [0, 1, 3, 4, 5] and way.copies(documents) == [{0}, {0}, {3}, set()]
-    ranks, _ = way.rank(
-        documents, 3, "", ({}, lambda rows: (np.eye(6)[rows], np.tile(np.arange(6, 0, -1), (4, 1))))
-    )
-    assert [[*ranking] for ranking in ranks] == [
-        [1, 3, 4, 5],
-        [1, 3, 4, 5],
-        [0, 1, 4, 5],
-        [0, 1, 3, 4, 5],
-    ]
-    with pytest.raises(
-        InputError, match="5 demonstrations are asked for, and the pool has 4: lower"
-    ):
+    assert way.distinct == [0, 1, 3, 4, 5]
+    assert way.copies(documents) == [{0}, {0}, {3}, set()]
+    of_documents = np.tile(np.arange(6, 0, -1), (4, 1))
+    ranks, _ = way.rank(documents, 3, "", ({}, lambda rows: (np.eye(6)[rows], of_documents)))
+    expected = "1345 1345 0145 01345".split()
+    assert ["".join(map(str, rows)) for rows in ranks] == expected
+    words = "5 demonstrations are asked for, and the pool has 4: lower"
+    with pytest.raises(InputError, match=words):
         way.rows(ranks[0], 5, [], "")
 
 
@@ -158,52 +185,39 @@ def test_a_ranking_is_kept_for_most_numbers_of_demonstrations(cache):
             ranked.append(rows)
             return np.eye(200)[rows], np.ones((2, 200))
 
-        way = Retriever(
-            Similar(by="features", **ways), texts(sentences(200, 5, (9, 12))), sha, [0, 1] * 100
-        )
+        pool = texts(sentences(200, 5, (9, 12)))
+        way = Retriever(Similar(by="features", **ways), pool, sha, [0, 1] * 100)
         ranks, file = way.rank(texts(["one", "two"]), n, "", ({"model": model}, vectors))
-        assert (cache / file).is_file() and sha[:16] in file
+        assert (cache / file).is_file()
+        assert sha[:16] in file
         return ranks
 
     first = rank(4)
-    assert rank(128) == rank(1, order="first", fixed=0) == first and len(ranked) == 1
-    assert len(first[0]) == 128 and len(rank(129)[0]) == 200 and len(ranked) == 2
-    for others in (
-        {"sha": "b" * 64},
-        {"model": "k"},
-        {"pool": 150},
-        {"per_label": 2},
-        {"diverse": "dpp"},
-    ):
-        rank(4, **others)
-    assert (
-        list(map(len, ranked)) == [200, 200, 200, 200, 150, 200, 200]
-        and len(list(cache.iterdir())) == 7
-    )
+    assert rank(128) == rank(1, order="first", fixed=0) == first
+    assert len(ranked) == 1
+    assert len(first[0]) == 128
+    assert len(rank(129)[0]) == 200
+    assert len(ranked) == 2
+    rank(4, sha="b" * 64)
+    rank(4, model="k")
+    rank(4, pool=150)
+    rank(4, per_label=2)
+    rank(4, diverse="dpp")
+    assert list(map(len, ranked)) == [200, 200, 200, 200, 150, 200, 200]
+    assert len(list(cache.iterdir())) == 7
 
 
-@pytest.mark.parametrize(
-    ("way", "says"),
-    [
-        (
-            "similar:b=bm25",
-            "demonstrations=similar:b=bm25: similar: unknown argument 'b': did you mean 'by'",
-        ),
-        (
-            {"similar": {"diverse": "dpp", "per_label": 1}},
-            "similar: diverse and per_label cannot be combined",
-        ),
-        ("similr", "did you mean 'similar'"),
-    ],
-)
-def test_what_cannot_be_is_one_line(way, says):
-    with pytest.raises(InputError, match=re.escape(says)):
-        read(way)
-    ways = [
-        "similar:fixed=8:by=a/b",
-        "similar:by=a/b:order=last:fixed=8",
-        {"similar": {"by": "a/b", "fixed": 8}},
-    ]
-    assert {str(read(way)) for way in ways} == {"similar:by=a/b:fixed=8"} and str(
-        read("similar")
-    ) == "similar"
+def test_what_cannot_be_is_one_line():
+    with pytest.raises(InputError, match="=similar:b=bm25: similar: unknown argument 'b': did you"):
+        read("similar:b=bm25")
+    with pytest.raises(InputError, match="similar: diverse and per_label cannot be combined"):
+        read({"similar": {"diverse": "dpp", "per_label": 1}})
+    with pytest.raises(InputError, match="did you mean 'similar'"):
+        read("similr")
+
+
+def test_a_way_has_one_name():
+    same = ["similar:fixed=8:by=a/b", "similar:by=a/b:order=last:fixed=8"]
+    names = {str(read(way)) for way in [*same, {"similar": {"by": "a/b", "fixed": 8}}]}
+    assert names == {"similar:by=a/b:fixed=8"}
+    assert str(read("similar")) == "similar"

@@ -1,4 +1,4 @@
-"""A board as docs/contributing-results.md sets it up and adds to it, but for the commands of git."""
+"""A board as docs/contributing-results.md sets it up and adds to it, without git's commands."""
 
 import csv
 import re

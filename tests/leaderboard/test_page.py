@@ -1,4 +1,4 @@
-"""The commands, the page, the tables and the figures of a board, of files as lm-eval writes them."""
+"""The commands, the page, the tables and the figures of a board of lm-eval's files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\
 
 
 def results(folder: Path) -> Path:
-    """Six rows: three methods, each raw and under a rule; star gains by the rule and is below icl under it."""
+    """Six rows: three methods, each raw and under a rule.
+
+    Star gains by the rule and is below icl under it.
+    """
     right = [0, 1] * 40
     for seed in range(3):
         rules = {"batch": {**RULE, "says": right}}
@@ -52,8 +55,9 @@ def test_what_a_newcomer_is_told(tmp_path, board):
     """What is best without a rule and under one, and by how much; what no sign means."""
     raw, under, constant, family = board.summary
     assert raw == (
-        "Without a decision rule, the highest value on t is 95.0% (its own 95% interval: 87.2% to 98.5%): pcw. The best "
-        "is better than always giving one answer (+45.0 points). Better than icl: pcw (+45.0 points)."
+        "Without a decision rule, the highest value on t is 95.0% (its own 95% interval: 87.2% to "
+        "98.5%): pcw. The best is better than always giving one answer (+45.0 points). Better than "
+        "icl: pcw (+45.0 points)."
     )
     assert under.startswith(
         "Under the rule batch, the highest value on t is 100.0% (its own 95% interval"
@@ -68,7 +72,8 @@ def test_what_a_newcomer_is_told(tmp_path, board):
     )
     assert "with 95% certainty: all 21 pairs of rows" in family
     assert [entry.rule for entry in board.entries] == [None] * 3 + ["batch"] * 3
-    assert board.common == ("4 shots",) and named(board.entries, "pcw").rule is None
+    assert board.common == ("4 shots",)
+    assert named(board.entries, "pcw").rule is None
     assert named(board.entries, "pcw, decide: batch").rule == "batch"
 
 
@@ -78,7 +83,8 @@ def test_the_best_is_marked_and_what_is_worse(board):
         "pcw",
         *[f"{m}, decide: batch" for m in ("icl", "pcw")],
     ]
-    assert cells["star, decide: batch"].is_worse and not cells["pcw"].is_worse
+    assert cells["star, decide: batch"].is_worse
+    assert not cells["pcw"].is_worse
 
 
 def test_the_terminal(tmp_path, capsys):
@@ -100,12 +106,13 @@ def test_the_terminal(tmp_path, capsys):
     ):
         assert text in said, text
     rows = list(csv.DictReader((out / "b.csv").open()))
-    assert len(rows) == 6 and {row["decide"] for row in rows} == {"", "batch"}
+    assert len(rows) == 6
+    assert {row["decide"] for row in rows} == {"", "batch"}
     star = next(row for row in rows if row["method"] == "star" and row["decide"])
-    assert float(star["difference"]) == -0.25 and float(star["to_raw"]) == 0.25
-    assert (
-        "decide: batch" in (out / "b.md").read_text() and "\\toprule" in (out / "b.tex").read_text()
-    )
+    assert float(star["difference"]) == -0.25
+    assert float(star["to_raw"]) == 0.25
+    assert "decide: batch" in (out / "b.md").read_text()
+    assert "\\toprule" in (out / "b.tex").read_text()
     for row in rows:  # with the interval
         low, mean, high = (100 * float(row[name]) for name in ("low", "value", "high"))
         is_even = abs((high - mean) - (mean - low)) < 1e-6 and 0 < low and high < 100
@@ -121,14 +128,10 @@ def test_the_terminal(tmp_path, capsys):
         path.stem: ET.parse(path).getroot().itertext() for path in (out / "plots").glob("*.svg")
     }
     text = {name: " ".join(part) for name, part in parts.items()}
-    assert (
-        "hold for all pairs of rows together" in text["differences"]
-        and "+45.0 ▲" in text["differences"]
-    )
-    assert (
-        "Sets of demonstrations: accuracy on t" in text["seeds"]
-        and "95% intervals" in text["forest"]
-    )
+    assert "hold for all pairs of rows together" in text["differences"]
+    assert "+45.0 ▲" in text["differences"]
+    assert "Sets of demonstrations: accuracy on t" in text["seeds"]
+    assert "95% intervals" in text["forest"]
     lines = list(csv.DictReader((out / "plots" / "differences.csv").open()))
     assert [float(line["difference"]) for line in lines] == [
         float(row["difference"]) for row in rows if row["difference"]
@@ -147,7 +150,8 @@ def test_compare(tmp_path, capsys):
     folder = results(tmp_path / "r")
     commands.run("compare", "pcw", "star, decide: batch", "--results", str(folder))
     said = capsys.readouterr().out
-    assert "+20.0" in said and "one comparison by itself, not adjusted" in said
+    assert "+20.0" in said
+    assert "one comparison by itself, not adjusted" in said
     with pytest.raises(InputError, match="there is no such entry"):
         commands.run("compare", "pcw", "nothing", "--results", str(folder))
 
@@ -188,10 +192,8 @@ def hostile(folder: Path) -> Board:
 
 def test_the_page_is_inert(tmp_path):
     """No text of a stranger becomes a tag, no address is asked for, and only our script may run."""
-    of_hostile, of_plain = (
-        hostile(tmp_path / "h"),
-        build(*read([results(tmp_path / "r")], quiet=True)),
-    )
+    of_hostile = hostile(tmp_path / "h")
+    of_plain = build(*read([results(tmp_path / "r")], quiet=True))
     known = {tag for tag, _ in Tags(page(of_plain, figures.svgs(of_plain))).tags}
     text = page(of_hostile, figures.svgs(of_hostile))
     parsed = Tags(text)
@@ -201,11 +203,14 @@ def test_the_page_is_inert(tmp_path):
         assert not any(name.startswith("on") for name in attributes), tag
         for name in ("src", "href"):
             assert attributes.get(name, "#").startswith(("#", "data:")), tag
-    assert "\x1b" not in text and "\u202e" not in text and "default-src 'none'" in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "default-src 'none'" in text
     embedded = re.search(
         r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL
     )[1]
-    assert json.loads(embedded) == data(of_hostile) | {"samples": None} and "<" not in embedded
+    assert json.loads(embedded) == data(of_hostile) | {"samples": None}
+    assert "<" not in embedded
     for table in (tables.as_markdown(of_hostile), tables.as_tex(of_hostile)):
         assert not re.search(r"(?<!\\)<script", table)
     assert not re.search(r"^=|\n=|,=", tables.as_csv(of_hostile))
@@ -216,20 +221,18 @@ def test_the_page_is_inert(tmp_path):
 def test_without_script_the_table_is_there(board):
     text = page(board, {})
     rows = re.findall(r'<tr data-row="\d+"', text)
-    assert (
-        len(rows) == 6
-        and "Under the rule batch" in text
-        and "always the most frequent answer" in text
-    )
-    assert (
-        "vs icl ▲" in text
-        and "vs raw ▲" in text
-        and "vs icl ▼" in text
-        and "<i>4 of 6 better</i>" in text
-    )
+    assert len(rows) == 6
+    assert "Under the rule batch" in text
+    assert "always the most frequent answer" in text
+    assert "vs icl ▲" in text
+    assert "vs raw ▲" in text
+    assert "vs icl ▼" in text
+    assert "<i>4 of 6 better</i>" in text
     top = " ".join(re.search(r"<header>(.*?)</header>", text, re.DOTALL)[1].split())
-    assert "Best: <bdi>" in top and "80 documents and 3 sets of demonstrations" in top
-    assert "Not distinguishable from" in top and "Better than" in top
+    assert "Best: <bdi>" in top
+    assert "80 documents and 3 sets of demonstrations" in top
+    assert "Not distinguishable from" in top
+    assert "Better than" in top
 
 
 def test_methods_and_rules_are_explained_and_named(board):
@@ -257,14 +260,17 @@ def test_the_picture_has_every_row_and_its_interval(board):
         by_class.setdefault(element.get("class").split()[0], []).append(element)
     axis = Axis(board)
     assert len(by_class["interval"]) == len(by_class["name"]) == 6
-    assert len(by_class["base"]) == 2 and len(by_class["one"]) == 1
+    assert len(by_class["base"]) == 2
+    assert len(by_class["one"]) == 1
     for line, entry in zip(by_class["interval"], board.entries, strict=True):
         estimate = entry.cells["t"].estimate
         ends = [float(line.get(name).rstrip("%")) for name in ("x1", "x2")]
         assert ends == [axis.place(estimate.low), axis.place(estimate.high)]
         assert 2 <= ends[0] <= ends[1] <= 98
-    assert axis.place(axis.ticks[0]) == 2 and axis.place(axis.ticks[-1]) == 98
-    assert axis.place(math.inf) == 98 and axis.place(-math.inf) == 2
+    assert axis.place(axis.ticks[0]) == 2
+    assert axis.place(axis.ticks[-1]) == 98
+    assert axis.place(math.inf) == 98
+    assert axis.place(-math.inf) == 2
 
 
 def test_where_the_first_column_decides_nothing_a_task_does(tmp_path):
@@ -276,9 +282,12 @@ def test_where_the_first_column_decides_nothing_a_task_does(tmp_path):
                 write(tmp_path / model / task, model, seed, task=task, says=says)
     board = build(*read([tmp_path], quiet=True))
     top = headline(board)
-    assert top.better == [] and {column.kind for column in board.columns} == {"average", "task"}
+    assert top.better == []
+    assert {column.kind for column in board.columns} == {"average", "task"}
     column, entry, difference = top.on_a_task
-    assert (column.name, entry.method) == ("t", "pcw") and difference.mean == 0.75
+    assert column.name == "t"
+    assert entry.method == "pcw"
+    assert difference.mean == 0.75
     assert "On t, <bdi>pcw</bdi> is better than its baseline <bdi>icl</bdi>" in page(board, {})
     assert set(names_of(board.entries).values()) == {"icl", "pcw"}
 
@@ -288,8 +297,10 @@ def test_marks_are_explained_beside_the_table(tmp_path):
         write(tmp_path / model, model, n=20, gold=[1] * 20)
     text = page(build(*read([tmp_path], quiet=True)), {})
     for mark in ("one label", "few documents", "one set"):
-        assert f"<dt>{mark}</dt>" in text and "(Every cell.)" in text
-    assert "all documents have one right answer" in text and "<dt>confirmed</dt>" not in text
+        assert f"<dt>{mark}</dt>" in text
+        assert "(Every cell.)" in text
+    assert "all documents have one right answer" in text
+    assert "<dt>confirmed</dt>" not in text
 
 
 def test_documents_of_cells_are_in_the_page_on_demand_alone(tmp_path):
@@ -301,9 +312,12 @@ def test_documents_of_cells_are_in_the_page_on_demand_alone(tmp_path):
     assert prompt in (tmp_path / "b.html").read_text()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+@pytest.mark.parametrize("width, scheme", [(390, "dark"), (1440, "light")])
 def test_in_a_browser(tmp_path, board, width, scheme):
-    """Opened from a file, the script sorts, and nothing is wider than the window; without a browser this is skipped."""
+    """Opened from a file, the script sorts, and nothing is wider than the window.
+
+    Without a browser this is skipped.
+    """
     browser = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if browser is None:
         pytest.skip("no chromium")
@@ -318,7 +332,8 @@ def test_in_a_browser(tmp_path, board, width, scheme):
         address,
     ]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    assert "3 of 6 entries shown" in dom and 'aria-sort="ascending"' in dom
+    assert "3 of 6 entries shown" in dom
+    assert 'aria-sort="ascending"' in dom
     order = [int(row) for row in re.findall(r'<tr data-row="(\d+)"', dom)]
     means = [board.entries[row].cells["t"].estimate.mean for row in order[:3]]
     assert means == sorted(means)
@@ -352,7 +367,7 @@ def test_figures_of_curves(tmp_path):
         figures.draw(board, tmp_path / "figures", ["nothing"])
 
 
-@pytest.mark.parametrize(("joined", "why"), [(240, "each once"), (0, "none shared")])
+@pytest.mark.parametrize("joined, why", [(240, "each once"), (0, "none shared")])
 def test_what_retrieval_encoded_once_is_said(tmp_path, joined, why):
     counts = {"demonstrations": 240, "distinct": 197, "joined": joined}
     write(tmp_path, put={"config.icl.shared_demonstrations": counts})

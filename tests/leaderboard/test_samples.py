@@ -39,14 +39,18 @@ def documents(said):
 
 def test_two_rows_are_shown_where_they_differ(folder, capsys):
     said = show(folder, capsys, "icl", "pcw")
-    assert documents(said) == [2, 4] and "2 of 6 documents" in said
-    assert "A answers bad: wrong" in said and "B answers good: right" in said
-    assert "the prompt of both" in said and "Text: document 2" in said
-    assert "demonstration 0 a" not in said and "\x1b" not in said
+    assert documents(said) == [2, 4]
+    assert "2 of 6 documents" in said
+    assert "A answers bad: wrong" in said
+    assert "B answers good: right" in said
+    assert "the prompt of both" in said
+    assert "Text: document 2" in said
+    assert "demonstration 0 a" not in said
+    assert "\x1b" not in said
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    "arguments, expected",
     [
         (["--right", "A", "--wrong", "B"], [4]),
         (["--right", "B", "--wrong", "A"], [2]),
@@ -61,7 +65,9 @@ def test_filters(folder, capsys, arguments, expected):
 
 def test_one_row_with_whole_prompts(folder, capsys):
     said = show(folder, capsys, "icl", "--full", "--most", "1")
-    assert documents(said) == [0] and "demonstration 0 a" in said and "5 more" in said
+    assert documents(said) == [0]
+    assert "demonstration 0 a" in said
+    assert "5 more" in said
     row = next(line for line in said.splitlines() if line.startswith("good"))
     assert "\N{MINUS SIGN}1 \N{BLACK LEFT-POINTING TRIANGLE}" in row
 
@@ -79,11 +85,15 @@ def test_refusals(folder, tmp_path, capsys):
 def test_the_page_has_samples_within_its_budget(folder, monkeypatch):
     board = build(*read([folder], quiet=True))
     content = samples.collected(board, ["t"])
-    assert content["left_out"] == 0 and set(content["cells"]) == {"0/0", "1/0"}
+    assert content["left_out"] == 0
+    assert set(content["cells"]) == {"0/0", "1/0"}
     [first, *_] = content["cells"]["0/0"]["documents"]
-    assert first["demonstrations"].startswith(r"\x1b[31m\u202eText") and first["is_right"]
-    assert [*first["values"]] == [-1.0, -2.0] and [*first["options"]] == ["good", "bad"]
+    assert first["demonstrations"].startswith(r"\x1b[31m\u202eText")
+    assert first["is_right"]
+    assert [*first["values"]] == [-1.0, -2.0]
+    assert [*first["options"]] == ["good", "bad"]
     monkeypatch.setattr(samples, "BUDGET", 2500)
     cut = samples.collected(board, None)
-    assert cut["left_out"] == 1 and 1000 < len(json.dumps(cut)) < 2700
+    assert cut["left_out"] == 1
+    assert 1000 < len(json.dumps(cut)) < 2700
     assert samples.collected(board, ["u"])["cells"] == {}

@@ -1,20 +1,23 @@
-"""Expected calibration error, Brier score and the right option's log-probability, against loops over the formulas."""
+"""Expected calibration error, Brier score and the right option's log-probability.
+
+They are compared with loops over the formulas.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
 
 from lm_eval_icl import results
 from lm_eval_icl.results import metrics
-from lm_eval_icl.results.build import build
 from lm_eval_icl.results.collect import collect
 from lm_eval_icl.results.read import read
-from tests.boards import samples_of, write
+from tests.boards import write, write_samples
+from tests.results.files import board_of, by_method, samples_in
 
 RANDOM = np.random.default_rng(0)
 LOGPROBS = [tuple((RANDOM.normal(size=n) * 2 - 5).tolist()) for n in (2, 3, 4) * 30]
@@ -26,70 +29,77 @@ def softmax(logprobs: tuple[float, ...]) -> list[float]:
     return [math.exp(x) / total for x in logprobs]
 
 
-def guo(probabilities: list[list[float]], golds: list[int]) -> float:
+ANSWERS = [(softmax(logprobs), gold) for logprobs, gold in zip(LOGPROBS, GOLDS, strict=True)]
+
+
+def expected_calibration_error() -> float:
     """Guo et al. 2017, equations 2 and 3: 15 bins ((m - 1) / 15, m / 15]."""
     error = 0.0
     for m in range(1, 16):
-        in_bin = [
-            (p, g)
-            for p, g in zip(probabilities, golds, strict=True)
-            if (m - 1) / 15 < max(p) <= m / 15
-        ]
-        if in_bin:
-            accuracy = sum(p.index(max(p)) == g for p, g in in_bin) / len(in_bin)
-            error += (
-                len(in_bin)
-                / len(golds)
-                * abs(accuracy - sum(max(p) for p, _ in in_bin) / len(in_bin))
-            )
+        right = []
+        confidences = []
+        for probabilities, gold in ANSWERS:
+            confidence = max(probabilities)
+            if (m - 1) / 15 < confidence <= m / 15:
+                right.append(probabilities.index(confidence) == gold)
+                confidences.append(confidence)
+        if right:
+            gap = abs(fmean(right) - fmean(confidences))
+            error += len(right) / len(ANSWERS) * gap
     return error
 
 
+def brier_score() -> float:
+    total = 0.0
+    for probabilities, gold in ANSWERS:
+        for option, probability in enumerate(probabilities):
+            total += (probability - (option == gold)) ** 2
+    return total / len(ANSWERS)
+
+
 EXPECTED = {
-    "ece": guo([softmax(x) for x in LOGPROBS], GOLDS),
-    "brier": sum(
-        (p - (k == g)) ** 2 for x, g in zip(LOGPROBS, GOLDS, strict=True) for k, p in enumerate(softmax(x))
-    ) / len(GOLDS),
-    "log_probability": sum(math.log(softmax(x)[g]) for x, g in zip(LOGPROBS, GOLDS, strict=True)) / len(GOLDS),
-}  # fmt: skip
+    "ece": expected_calibration_error(),
+    "brier": brier_score(),
+    "log_probability": fmean(math.log(probabilities[gold]) for probabilities, gold in ANSWERS),
+}
 
 
 def sampled(folder: Path, model: str = "icl", seed: int = 0) -> Path:
     """A run with these log-likelihoods in its samples."""
-    n = len(GOLDS)
-    says = [x.index(max(x)) for x in LOGPROBS]
-    scores = [float(a == b) for a, b in zip(says, GOLDS, strict=True)]
-    file = write(folder / f"{model}{seed}", model, seed, n=n, right=scores)
-    samples = [json.loads(line) for line in samples_of(file, "t").open()]
+    scores = [probabilities.index(max(probabilities)) == gold for probabilities, gold in ANSWERS]
+    file = write(folder / f"{model}{seed}", model, seed, n=len(GOLDS), right=scores)
+    samples = samples_in(file)
     for sample, logprobs, gold in zip(samples, LOGPROBS, GOLDS, strict=True):
-        sample |= {"target": str(gold), "filtered_resps": [[str(x), "False"] for x in logprobs]}
-    samples_of(file, "t").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+        sample["target"] = str(gold)
+        sample["filtered_resps"] = [[str(x), "False"] for x in logprobs]
+    write_samples(file, "t", samples)
     return file
 
 
 def test_the_edges_of_bins():
     """A confidence of exactly m / 15 is in the bin that ends there; 1 is in the last."""
-    sums = metrics.binned(np.array([[1 / 15, 0.0], [1.0, 1.0], [0.5, 1.0]])).reshape(3, 2, 15)
-    assert sums[:, 1].argmax(axis=1).tolist() == [0, 14, 7]
-    assert float(metrics.calibration_error(sums.reshape(3, -1).sum(axis=0))) == pytest.approx(
-        (1 / 15 + 0.5) / 3
-    )
+    sums = metrics.binned(np.array([[1 / 15, 0.0], [1.0, 1.0], [0.5, 1.0]]))
+    by_bin = sums.reshape(3, 2, 15)
+    assert by_bin[:, 1].argmax(axis=1).tolist() == [0, 14, 7]
+    error = metrics.calibration_error(sums.reshape(3, -1).sum(axis=0))
+    assert float(error) == pytest.approx((1 / 15 + 0.5) / 3)
 
 
 @pytest.mark.parametrize("model", ["icl", "hf"])
-def test_functions_on_documents_and_metrics_of_a_board(tmp_path, model):
-    """The same numbers three ways: by the formulas, of a table, and of a board's cells; also from collected files."""
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_formula_the_table_and_the_board_have_the_same_number(tmp_path, model, name):
+    """Also from collected files."""
     sampled(tmp_path / "out", model)
     collect(read([tmp_path / "out"], quiet=True)[0], tmp_path / "board")
+    expected = pytest.approx(EXPECTED[name], rel=1e-12)
     for folder in (tmp_path / "out", tmp_path / "board"):
-        table = results.documents(folder)
-        for name, expected in EXPECTED.items():
-            assert getattr(results, name)(table) == pytest.approx(expected, rel=1e-12)
-            (run,), left_out = read([folder], quiet=True, metric=name)
-            board = build([run], left_out)
-            cell, (column,) = board.entries[0].cells["t"], board.columns
-            assert cell.estimate.mean == pytest.approx(expected, rel=1e-12)
-            assert (column.metric, column.higher_is_better) == (name, name == "log_probability")
+        function = getattr(results, name)
+        assert function(results.documents(folder)) == expected
+        board = board_of(folder, metric=name)
+        assert board.entries[0].cells["t"].estimate.mean == expected
+        (column,) = board.columns
+        assert column.metric == name
+        assert column.higher_is_better == (name == "log_probability")
 
 
 def test_a_difference_of_calibration_errors(tmp_path):
@@ -97,27 +107,27 @@ def test_a_difference_of_calibration_errors(tmp_path):
     for model in ("icl", "pcw"):
         for seed in (0, 1):
             sampled(tmp_path, model, seed)
-    board = build(*read([tmp_path], quiet=True, metric="ece"))
-    difference = next(e for e in board.entries if e.method == "pcw").cells["t"].difference
-    assert difference.mean == 0 and difference.p == 1
+    rows = by_method(board_of(tmp_path, metric="ece"))
+    difference = rows["pcw"].cells["t"].difference
+    assert difference.mean == 0
+    assert difference.p == 1
 
 
 def test_documents_have_what_people_group_by(tmp_path):
     sampled(tmp_path)
     table = results.documents(tmp_path)
-    assert (
-        set(table.shots) == {4}
-        and set(table.options) == {("good", "bad")}
-        and set(table.arguments) == {"{}"}
-    )
-    assert table.loglikelihoods.tolist() == LOGPROBS and table.gold.tolist() == GOLDS
+    assert set(table.shots) == {4}
+    assert set(table.options) == {("good", "bad")}
+    assert set(table.arguments) == {"{}"}
+    assert table.loglikelihoods.tolist() == LOGPROBS
+    assert table.gold.tolist() == GOLDS
     assert all(sum(p) == pytest.approx(1) for p in table.probabilities)
-    assert table.groupby(["model", "shots", "filter"]).apply(results.ece).tolist() == pytest.approx(
-        [EXPECTED["ece"]]
-    )
+    errors = table.groupby(["model", "shots", "filter"]).apply(results.ece)
+    assert errors.tolist() == pytest.approx([EXPECTED["ece"]])
 
 
 def test_without_samples_there_is_no_calibration(tmp_path):
     write(tmp_path, samples=False)
     runs, (left,) = read([tmp_path], quiet=True, metric="ece")
-    assert not runs and "needs samples" in left.why
+    assert not runs
+    assert "needs samples" in left.why

@@ -13,40 +13,35 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.results.collect import collect, faults
 from lm_eval_icl.results.read import read
 from tests import commands
-from tests.boards import samples_of, write
+from tests.boards import write, write_samples
+from tests.results.files import samples_in
 
 CONSTANTS = [-0.5, -1.5]
-CHECKED = {
-    "contextual": {
-        "says": [0, 1] * 20,
-        "rule": "contextual",
-        "arguments": {},
-        "transductive": True,
-        "constants": CONSTANTS,
-    }
-}
+RULE = {"rule": "contextual", "arguments": {}, "transductive": True, "constants": CONSTANTS}
+CHECKED = {"contextual": {**RULE, "says": [0, 1] * 20}}
 
 
 def collected(folder: Path, change: Any = None, **keys: Any) -> Path:
     """The file of a run, whose results and samples are changed before it is collected."""
     file = write(folder / "run", "icl", says=[0, 1] * 20, **keys)
-    samples = [json.loads(line) for line in samples_of(file, "t").open()]
+    samples = samples_in(file)
     for sample in samples:
         if sample["filter"] != "none":
-            scores = np.array([float(pair[0]) for pair in raw_of(samples, sample)])
-            shifted = scores - CONSTANTS
+            raw = raw_of(samples, sample)
+            shifted = np.array([float(logprob) for logprob, _ in raw]) - CONSTANTS
             sample["filtered_resps"] = [[str(value), "False"] for value in shifted]
             sample["acc"] = float(shifted.argmax() == int(sample["target"]))
     results = json.loads(file.read_text())
+    of_task = results["results"]["t"]
     for name in keys.get("rules") or ():
         scores = [sample["acc"] for sample in samples if sample["filter"] == name]
-        results["results"]["t"][f"acc,{name}"] = float(np.mean(scores))
+        of_task[f"acc,{name}"] = float(np.mean(scores))
         error = np.std(scores, ddof=1) / len(scores) ** 0.5
-        results["results"]["t"][f"acc_stderr,{name}"] = float(error)
+        of_task[f"acc_stderr,{name}"] = float(error)
     if change is not None:
         change(results, samples)
     file.write_text(json.dumps(results))
-    samples_of(file, "t").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    write_samples(file, "t", samples)
     (path,) = collect(read([folder / "run"], quiet=True)[0], folder)
     return path
 
@@ -93,7 +88,7 @@ def test_a_whole_run_has_no_fault(tmp_path, rules):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change, words",
     [
         (positive, "a log-likelihood above 0"),
         (missing, "a log-likelihood above 0, or none"),

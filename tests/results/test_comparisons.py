@@ -12,19 +12,14 @@ import numpy as np
 import pytest
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.results.board import Board, Entry
-from lm_eval_icl.results.build import build
+from lm_eval_icl.results.board import Entry
 from lm_eval_icl.results.comparisons import comparisons_of
-from lm_eval_icl.results.read import read
 from lm_eval_icl.results.rivals import named
 from tests import commands
-from tests.boards import samples_of, write, write_samples
+from tests.boards import write, write_samples
+from tests.results.files import board_of, samples_in
 
 RULE = {"rule": "batch", "arguments": {}, "transductive": True}
-
-
-def board_of(folder: Path, **options: Any) -> Board:
-    return build(*read([folder], quiet=True), **options)
 
 
 def run(
@@ -38,7 +33,8 @@ def run(
 ) -> Path:
     """A run in a folder of its own, with demonstrations that are found in this way."""
     number = len(list(folder.iterdir())) if folder.is_dir() else 0
-    put = {"date": 1e9 + number, "config.icl": {"method": method}, **options.pop("put", {})}
+    put = {"date": 1e9 + number, "config.icl": {"method": method}}
+    put |= options.pop("put", {})
     if how:
         options["metadata"] = {"version": 1.0, "demonstrations": how}
     return write(folder / f"{number:03}", method, seed, put=put, evil=evil or how, **options)
@@ -84,7 +80,7 @@ def random_folder(folder: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_the_board_and_the_command_agree(tmp_path: Path, capsys: Any, number: int) -> None:
+def test_the_board_and_the_command_agree(tmp_path: Path, capsys: Any, number: int):
     """Every difference on the board is the command's "on the board", and the loops' mean."""
     random_folder(tmp_path, number)
     board = board_of(tmp_path)
@@ -109,7 +105,8 @@ def test_the_board_and_the_command_agree(tmp_path: Path, capsys: Any, number: in
                 "verdict": column.judged(difference),
             }
             assert line["comparisons"] == 1
-            assert line["low"] >= difference.low - 1e-12 and line["high"] <= difference.high + 1e-12
+            assert line["low"] >= difference.low - 1e-12
+            assert line["high"] <= difference.high + 1e-12
             assert (
                 line["p"] * difference.comparisons == pytest.approx(difference.p)
                 or difference.p == 1
@@ -120,7 +117,7 @@ def test_the_board_and_the_command_agree(tmp_path: Path, capsys: Any, number: in
     assert seen >= 4
 
 
-def test_the_family_is_all_pairs_of_rows_and_one_answer(tmp_path: Path) -> None:
+def test_the_family_is_all_pairs_of_rows_and_one_answer(tmp_path: Path):
     random_folder(tmp_path, 0)
     board = board_of(tmp_path)
     for column in board.columns:
@@ -130,7 +127,7 @@ def test_the_family_is_all_pairs_of_rows_and_one_answer(tmp_path: Path) -> None:
         assert {board.named(name).cells[column.name].comparisons for name in rows} == {pairs}
 
 
-def test_no_two_sentences_of_a_board_contradict_each_other(tmp_path: Path) -> None:
+def test_no_two_sentences_of_a_board_contradict_each_other(tmp_path: Path):
     """What is not distinguishable from the best is not worse than it anywhere."""
     for number in range(4):
         random_folder(tmp_path / str(number), number)
@@ -149,22 +146,26 @@ def similar_and_stratified(folder: Path, better: int = 36) -> None:
     run(folder, "icl", 0, how="similar:pool=50", says=gold[:better] + [0] * (40 - better))
 
 
-def test_retrieval_is_compared_with_drawn_sets(tmp_path: Path, capsys: Any) -> None:
+def test_retrieval_is_compared_with_drawn_sets(tmp_path: Path, capsys: Any):
     """Drawn sets are a sample of one side; the other has no chance in it."""
     similar_and_stratified(tmp_path)
     (line,) = compared(capsys, "--by", "demonstrations", "--results", tmp_path)
-    assert "similar" in line["a"] and "stratified" in line["b"]
+    assert "similar" in line["a"]
+    assert "stratified" in line["b"]
     assert line["difference"] == pytest.approx(line["mean_a"] - line["mean_b"])
-    assert (line["over"], line["documents"], line["sets"]) == ("sets", 40, 3)
+    assert line["over"] == "sets"
+    assert line["documents"] == 40
+    assert line["sets"] == 3
     board = board_of(tmp_path)
     similar = named(board.entries, "icl, demonstrations=similar:pool=50")
     (words, difference) = similar.cells["t"].conditions[0]
-    assert words == "demonstrations=stratified" and difference.mean == line["difference"]
+    assert words == "demonstrations=stratified"
+    assert difference.mean == line["difference"]
     assert similar.name not in board.baseline, "no row has the same conditions"
     assert "demonstrations=stratified" in " ".join(board.summary)
 
 
-def test_what_an_estimate_is_over(tmp_path: Path) -> None:
+def test_what_an_estimate_is_over(tmp_path: Path):
     for seed in range(3):
         run(tmp_path, "icl", seed, says=[0] * 40)
         run(tmp_path, "star", seed + 5, says=[0, 1] * 20)
@@ -183,10 +184,10 @@ def test_what_an_estimate_is_over(tmp_path: Path) -> None:
     }
 
 
-def test_demonstrations_of_each_document_are_a_part_of_it(tmp_path: Path) -> None:
+def test_demonstrations_of_each_document_are_a_part_of_it(tmp_path: Path):
     """As lm-eval's own sampler draws them: one run has no set that it is conditional on."""
     file = run(tmp_path, "icl", says=[0] * 40)
-    samples = [json.loads(line) for line in samples_of(file, "t").open()]
+    samples = samples_in(file)
     for number, sample in enumerate(samples):
         for request in sample["arguments"].values():
             request["arg_0"] = f"Text: its own {number}\nLabel: good\n\n{request['arg_0']}"
@@ -194,14 +195,14 @@ def test_demonstrations_of_each_document_are_a_part_of_it(tmp_path: Path) -> Non
     assert board_of(tmp_path).entries[0].cells["t"].estimate.scope == "documents"
 
 
-def test_other_documents_are_not_compared(tmp_path: Path) -> None:
+def test_other_documents_are_not_compared(tmp_path: Path):
     first = run(tmp_path / "a", "icl", says=[0] * 40)
     second = run(tmp_path / "b", "pcw", says=[0] * 40, first=7)
     message = commands.refused("compare", first, second)
     assert "did not answer the same documents" in message
 
 
-def test_labels_change_texts_and_not_rows(tmp_path: Path) -> None:
+def test_labels_change_texts_and_not_rows(tmp_path: Path):
     """Runs with other labels of the same seeds have the same sets, whose chance they share."""
     for seed in range(3):
         right = 0.9 - 0.3 * seed
@@ -211,11 +212,12 @@ def test_labels_change_texts_and_not_rows(tmp_path: Path) -> None:
     board = board_of(tmp_path)
     cell = next(entry.cells["t"] for entry in board.entries if entry.conditions)
     ((words, difference),) = cell.conditions
-    assert words == "labels=default" and difference.scope == "sets"
+    assert words == "labels=default"
+    assert difference.scope == "sets"
     assert difference.spread.sets == pytest.approx(0, abs=1e-12)
 
 
-def test_the_command_in_words(tmp_path: Path, capsys: Any) -> None:
+def test_the_command_in_words(tmp_path: Path, capsys: Any):
     similar_and_stratified(tmp_path)
     commands.run("compare", "--by", "demonstrations", "--results", tmp_path, "--margin", 1)
     said = " ".join(capsys.readouterr().out.split())
@@ -224,7 +226,7 @@ def test_the_command_in_words(tmp_path: Path, capsys: Any) -> None:
     assert "t on the board, as one of all 3 pairs of rows" in said
 
 
-def test_verdicts_of_the_command(tmp_path: Path, capsys: Any) -> None:
+def test_verdicts_of_the_command(tmp_path: Path, capsys: Any):
     gold = [0, 1] * 200
     same = run(tmp_path / "a", "icl", says=[*gold[:398], 0, 0], n=400)
     other = run(tmp_path / "b", "pcw", says=gold, n=400)
@@ -243,16 +245,17 @@ def test_verdicts_of_the_command(tmp_path: Path, capsys: Any) -> None:
     commands.run("compare", worse, other, "--fail-below", -60)
 
 
-def test_formats_are_compared_though_they_are_no_rows(tmp_path: Path, capsys: Any) -> None:
+def test_formats_are_compared_though_they_are_no_rows(tmp_path: Path, capsys: Any):
     for seed in range(2):
         for number, right in ((0, [1] * 40), (1, [1, 0] * 20)):
             metadata = {"version": 1.0, "format": number} if number else {"version": 1.0}
             run(tmp_path, "icl", seed, right=right, metadata=metadata)
     (line,) = compared(capsys, "--by", "format", "--results", tmp_path)
-    assert line["difference"] == -0.5 and line["over"] == "sets"
+    assert line["difference"] == -0.5
+    assert line["over"] == "sets"
 
 
-def test_names_are_those_that_tables_print(tmp_path: Path) -> None:
+def test_names_are_those_that_tables_print(tmp_path: Path):
     random_folder(tmp_path, 0)
     board = board_of(tmp_path)
     for entry in board.entries:
@@ -264,7 +267,7 @@ def test_names_are_those_that_tables_print(tmp_path: Path) -> None:
         named(board.entries, "pcw decide: bach")
 
 
-def test_the_baseline_has_the_same_conditions(tmp_path: Path) -> None:
+def test_the_baseline_has_the_same_conditions(tmp_path: Path):
     """Of several rows of its method, it is the one without arguments; without one there is none."""
     for shots in (2, 8):
         run(tmp_path, "icl", shots=shots, says=[0] * 40)
@@ -277,11 +280,12 @@ def test_the_baseline_has_the_same_conditions(tmp_path: Path) -> None:
         for entry in board.entries
         if entry.name in board.baseline
     }
-    assert bases["pcw, 2 shots"] == "icl, 2 shots" and "star, 4 shots" not in bases
+    assert bases["pcw, 2 shots"] == "icl, 2 shots"
+    assert "star, 4 shots" not in bases
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    "arguments, says",
     [
         (["icl"], "give two files, folders or rows"),
         (["--by", "shots"], "--by: give --results"),
@@ -290,7 +294,7 @@ def test_the_baseline_has_the_same_conditions(tmp_path: Path) -> None:
         (["icl", "pcw", "--results", "{}", "--margin", "0"], "must be above 0"),
     ],
 )
-def test_refusals(tmp_path: Path, arguments: Sequence[str], says: str) -> None:
+def test_refusals(tmp_path: Path, arguments: Sequence[str], says: str):
     similar_and_stratified(tmp_path)
     run(tmp_path, "pcw", how="stratified")
     arguments = [argument.format(tmp_path) for argument in arguments]

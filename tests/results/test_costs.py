@@ -38,10 +38,15 @@ def test_a_cell_costs_what_its_runs_did(tmp_path):
     for seed, tokens in enumerate((100, 300)):
         write(tmp_path, seed=seed, put=recorded(tokens))
     cost = only_cost(board_of(tmp_path))
-    assert (cost.tokens_run, cost.passes, cost.seconds, cost.peak_bytes) == (400, 8, 12, GIB)
-    assert cost.tokens_a_document == 400 / 80 and cost.saved == 1800 / 2200
+    assert cost.tokens_run == 400
+    assert cost.passes == 8
+    assert cost.seconds == 12
+    assert cost.peak_bytes == GIB
+    assert cost.tokens_a_document == 400 / 80
+    assert cost.saved == 1800 / 2200
     table = results.runs(tmp_path)
-    assert sorted(table.tokens_run) == [100, 300] and set(table.documents_run) == {40}
+    assert sorted(table.tokens_run) == [100, 300]
+    assert set(table.documents_run) == {40}
 
 
 def test_cells_that_were_scored_together_share_the_cost(tmp_path):
@@ -49,7 +54,10 @@ def test_cells_that_were_scored_together_share_the_cost(tmp_path):
         facts = {"config.icl.study.order": order, **recorded(100, cells=2)}
         write(tmp_path, order=order, put=facts)
     cost = only_cost(board_of(tmp_path))
-    assert (cost.tokens_run, cost.passes, cost.seconds, cost.shared_by) == (100, 4, 6, 2)
+    assert cost.tokens_run == 100
+    assert cost.passes == 4
+    assert cost.seconds == 6
+    assert cost.shared_by == 2
     titles = dict(costs.facts(cost))
     assert titles["Shared passes"].startswith("2 cells")
 
@@ -58,7 +66,8 @@ def test_a_run_of_several_tasks_costs_on_their_average_alone(tmp_path):
     write(tmp_path, task=["t", "u"], put=recorded(100))
     board = board_of(tmp_path)
     by_column = {column.name: costs.cost(board.entries[0], column) for column in board.columns}
-    assert by_column["t"] is None and by_column["average"].tokens_run == 100
+    assert by_column["t"] is None
+    assert by_column["average"].tokens_run == 100
     assert dict(costs.facts(None)) == {"Cost": "not recorded for this column alone"}
 
 
@@ -66,7 +75,9 @@ def test_a_run_of_several_tasks_costs_on_their_average_alone(tmp_path):
 def test_what_is_not_recorded_or_read_from_a_cache_is_unknown(tmp_path, put):
     write(tmp_path, put={"total_evaluation_time_seconds": "3.5", **put})
     cost = only_cost(board_of(tmp_path))
-    assert math.isnan(cost.tokens_run) and math.isnan(cost.peak_bytes) and cost.seconds == 3.5
+    assert math.isnan(cost.tokens_run)
+    assert math.isnan(cost.peak_bytes)
+    assert cost.seconds == 3.5
     assert "NaN" not in tables.as_csv(board_of(tmp_path))
 
 
@@ -80,7 +91,8 @@ def test_the_terminal_the_csv_and_the_frontier(tmp_path, capsys):
     assert "peak," in said
     assert max(map(len, table)) <= 80
     rows = {row["method"]: row for row in csv.DictReader((tmp_path / "b.csv").open())}
-    assert float(rows["pcw"]["tokens_run"]) == 100 and float(rows["icl"]["seconds"]) == 6
+    assert float(rows["pcw"]["tokens_run"]) == 100
+    assert float(rows["icl"]["seconds"]) == 6
     drawn = curves.by_tokens(board_of(tmp_path))
     assert {line["method"]: line["frontier"] for line in drawn.lines} == {
         "pcw": True,

@@ -12,18 +12,19 @@ ACCURACY = Column("a", "task", "acc", percent=True, higher_is_better=True, weigh
 PERPLEXITY = Column(
     "b", "task", "word_perplexity", percent=False, higher_is_better=False, weights={"b": 1}
 )
-M, D = numbers.MINUS, numbers.DASH
+M = numbers.MINUS
+D = numbers.DASH
 
 
 @pytest.mark.parametrize(
-    ("x", "text"), [(0.0123456, "0.01235"), (99.996, "100"), (-0.0, "0"), (None, D)]
+    "x, text", [(0.0123456, "0.01235"), (99.996, "100"), (-0.0, "0"), (None, D)]
 )
 def test_numbers_of_any_size(x, text):
     assert numbers.number(x) == text
 
 
 @pytest.mark.parametrize(
-    ("x", "column", "value", "signed"),
+    "x, column, value, signed",
     [
         (0.1234, ACCURACY, "12.3%", "+12.3 points"),
         (-0.1, ACCURACY, f"{M}10.0%", f"{M}10.0 points"),
@@ -32,18 +33,14 @@ def test_numbers_of_any_size(x, text):
     ],
 )
 def test_values_and_differences(x, column, value, signed):
-    assert (numbers.value(x, column, unit=True), numbers.signed(x, column, unit=True)) == (
-        value,
-        signed,
-    )
-    assert (numbers.value(x, column), numbers.signed(x, column)) == (
-        value.rstrip("%"),
-        signed.removesuffix(" points"),
-    )
+    assert numbers.value(x, column, unit=True) == value
+    assert numbers.signed(x, column, unit=True) == signed
+    assert numbers.value(x, column) == value.rstrip("%")
+    assert numbers.signed(x, column) == signed.removesuffix(" points")
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "plain", "signed"),
+    "low, high, plain, signed",
     [
         (0.831, 0.874, f"83.1{D}87.4%", "+83.1 to +87.4 points"),
         (-0.003, 0.027, f"{M}0.3 to 2.7%", f"{M}0.3 to +2.7 points"),
@@ -57,7 +54,7 @@ def test_intervals(low, high, plain, signed):
 
 
 @pytest.mark.parametrize(
-    ("mean", "low", "high", "text"),
+    "mean, low, high, text",
     [
         (0.85, 0.83, 0.87, "± 2.0"),
         (0.715, 0.088, 1.0, f"[8.8{D}100.0]"),
@@ -73,15 +70,19 @@ def test_plus_or_minus_is_written_for_even_intervals_inside_the_range_alone(mean
 
 
 @pytest.mark.parametrize(
-    ("p", "text"), [(1e-5, "<0.0001"), (0.0234, "0.023"), (1.0, "1.00"), (None, D)]
+    "p, text", [(1e-5, "<0.0001"), (0.0234, "0.023"), (1.0, "1.00"), (None, D)]
 )
 def test_p_values(p, text):
     assert numbers.p_value(p) == text
-    assert [numbers.count(n, "set") for n in (1, 1200)] == ["1 set", "1,200 sets"]
+
+
+def test_numbers_of_things():
+    assert numbers.count(1, "set") == "1 set"
+    assert numbers.count(1200, "set") == "1,200 sets"
 
 
 @pytest.mark.parametrize(
-    ("verdict", "column", "judged"),
+    "verdict, column, judged",
     [
         ("higher", ACCURACY, "better"),
         ("higher", PERPLEXITY, "worse"),

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import pytest
-
-from lm_eval_icl.results.build import build
-from lm_eval_icl.results.read import read
 from tests.boards import write
+from tests.results.files import board_of
 
-RETRIEVED = {"metadata": {"demonstrations": "similar"}}
 
-
-def marks(folder, seeds=(0,), **settings):
-    for seed in seeds:
+def marks(folder, seeds=1, **settings):
+    for seed in range(seeds):
         write(folder, seed=seed, **settings)
-    [entry] = build(*read([folder], quiet=True)).entries
+    (entry,) = board_of(folder).entries
     return set(entry.cells["t"].marks)
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, {"one set"}),
-        ({"seeds": range(2)}, {"few seeds"}),
-        ({"seeds": range(5)}, set()),
-        ({"n": 29, "seeds": range(5)}, {"few documents"}),
-        ({"gold": [1] * 40, "seeds": range(5)}, {"one label"}),
-        ({"gold": [1] * 39 + [0], "seeds": range(5)}, set()),
-        (RETRIEVED, set()),
-        ({"shots": 0}, set()),
-    ],
-)
-def test_marks(tmp_path, settings, expected):
-    assert marks(tmp_path, **settings) == expected
+def test_few_seeds(tmp_path):
+    assert marks(tmp_path / "1") == {"one set"}
+    assert marks(tmp_path / "2", seeds=2) == {"few seeds"}
+    assert marks(tmp_path / "5", seeds=5) == set()
+
+
+def test_few_documents(tmp_path):
+    assert marks(tmp_path, seeds=5, n=29) == {"few documents"}
+
+
+def test_one_label(tmp_path):
+    assert marks(tmp_path / "all", seeds=5, gold=[1] * 40) == {"one label"}
+    assert marks(tmp_path / "most", seeds=5, gold=[1] * 39 + [0]) == set()
+
+
+def test_one_run_is_enough_where_no_set_is_drawn(tmp_path):
+    assert marks(tmp_path / "retrieved", metadata={"demonstrations": "similar"}) == set()
+    assert marks(tmp_path / "none", shots=0) == set()

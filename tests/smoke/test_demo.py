@@ -35,18 +35,18 @@ def test_tokenizer_takes_any_text_and_adds_nothing() -> None:
     text = "Review: thunder, 雷 and\tfrost\r\n\nSentiment: naïve"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert tokenizer.bos_token == tokenizer.eos_token == "<|endoftext|>"
-    assert [len(tokenizer(word).input_ids) for word in (" thunder", " amber", " cobalt")] == [
-        1,
-        1,
-        1,
-    ]
-    assert min(len(tokenizer(word).input_ids) for word in (" zephyr", " lavender", " gazebo")) > 1
+    for word in (" thunder", " amber", " cobalt"):
+        assert len(tokenizer(word).input_ids) == 1
+    for word in (" zephyr", " lavender", " gazebo"):
+        assert len(tokenizer(word).input_ids) > 1
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_documents_are_distinct_and_balanced(name: str) -> None:
     data = documents(name, version=1.0)
-    texts = [row["text"] for split in data.values() for row in split]
+    texts = []
+    for split in data.values():
+        texts += split["text"]
     assert len(set(texts)) == len(texts) > 390
     for split in data.values():
         counts = Counter(row["label"] for row in split)
@@ -57,13 +57,13 @@ def test_documents_are_distinct_and_balanced(name: str) -> None:
 def test_a_quarter_of_the_demonstrations_has_a_wrong_label_and_no_document() -> None:
     manager = TaskManager(include_path=task_dir() / "demo", include_defaults=False)
     task = manager.load(["icl_demo_noise"])["tasks"]["icl_demo_noise"]
-    rows = [*documents("icl_demo_four")["train"]]
-    shown = [task.doc_to_target(row, task.fewshot_cfg.doc_to_target) for row in rows]
-    wrong = sum(int(label) != row["label"] for label, row in zip(shown, rows, strict=True))
-    assert 0.2 < wrong / len(rows) < 0.3
-    assert [task.doc_to_target(row) for row in task.eval_docs] == documents("icl_demo_four")[
-        "test"
-    ]["label"]
+    data = documents("icl_demo_four")
+    wrong = 0
+    for row in data["train"]:
+        label = task.doc_to_target(row, task.fewshot_cfg.doc_to_target)
+        wrong += int(label) != row["label"]
+    assert 0.2 < wrong / len(data["train"]) < 0.3
+    assert [task.doc_to_target(row) for row in task.eval_docs] == list(data["test"]["label"])
 
 
 def test_documents_come_from_the_seed(tmp_path: Path) -> None:
@@ -82,6 +82,7 @@ def accuracies(shots: int) -> dict[str, float]:
         task_manager=TaskManager(include_path=task_dir() / "demo", include_defaults=False),
         num_fewshot=shots,
         limit=60,
+        batch_size=16,
         device="cpu",
         bootstrap_iters=0,
     )
@@ -90,11 +91,11 @@ def accuracies(shots: int) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_demonstrations_teach_the_labels() -> None:
-    untaught, taught = accuracies(0), accuracies(8)
+    untaught = accuracies(0)
+    taught = accuracies(8)
     chance = [1 / len(set(documents(name)["test"]["label"])) for name in TASKS]
-    assert (
-        abs(sum(untaught.values()) - sum(chance)) / len(TASKS) <= 0.1
-    )  # 60 documents are not quite balanced
+    # 60 documents are not quite balanced.
+    assert abs(sum(untaught.values()) - sum(chance)) / len(TASKS) <= 0.1
     assert min(taught.values()) >= 0.8
 
 
@@ -103,17 +104,7 @@ def test_the_demo_prints_a_table_and_says_how_to_go_on(tmp_path: Path) -> None:
     done = processes.command("demo", "--limit", 2, "--output", "o", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines() if re.match(r"\w+ +[0-9.]+", line)]
-    assert rows == [
-        "hf",
-        "icl",
-        "icl",
-        "nope",
-        "prefixicl",
-        "pcw",
-        "saicl",
-        "batchicl",
-        "invicl",
-        "deepthink",
-    ]
+    methods = "hf icl icl nope prefixicl pcw saicl batchicl invicl deepthink"
+    assert rows == methods.split()
     assert "lm-eval-icl study which-method" in done.stdout
     assert (tmp_path / "o/board.html").is_file()

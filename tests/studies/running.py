@@ -58,11 +58,13 @@ class Ran:
     def study(self) -> grid.Study:
         return self.grid.study
 
-    def cells(self, state: str = DONE) -> list[Cell]:
-        known = states(self.grid, self.folder, self.failed)
-        return [
-            target for target, of_target in known if isinstance(target, Cell) and of_target == state
-        ]
+    def cells(self, state: str = DONE, **where: object) -> list[Cell]:
+        """The cells in a state whose fields have these values: `cells(split="test")`."""
+        cells = []
+        for target, of_target in states(self.grid, self.folder, self.failed):
+            if isinstance(target, Cell) and of_target == state:
+                cells.append(target)
+        return [cell for cell in cells if where.items() <= vars(cell).items()]
 
     def facts(self, cell: Cell) -> dict[str, Any]:
         return dict(self.results(cell)["config"]["icl"]["study"])
@@ -107,12 +109,8 @@ def conduct(
     study = opened(output, options, include_path, **keys)
     with study.folder.locked():
         runner = UnitRunner(study.grid, options, study.folder, training, include_path)
-        conduct_study(
-            study.grid,
-            study.folder,
-            executor(study) if executor else Here(runner.run),
-            study.failed,
-        )
+        where = executor(study) if executor else Here(runner.run)
+        conduct_study(study.grid, study.folder, where, study.failed)
     if study.failed and not may_fail:
         raise InputError(next(iter(study.failed.values())))
     return study
@@ -120,18 +118,17 @@ def conduct(
 
 def files_of(study: Path) -> dict[str, Any]:
     """What the cells of a folder hold, without times and counts."""
-    found: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     for path in sorted(study.glob("cells/**/*.json*")):
-        name, text = str(path.relative_to(study)), path.read_text()
-        found[name] = text
+        name = str(path.relative_to(study))
+        contents[name] = path.read_text()
         if path.suffix == ".json":
-            said = json.loads(text)
-            facts = said["config"]["icl"]["study"]
-            found[name] = (
-                said["results"],
-                {key: value for key, value in facts.items() if key not in ("shared", "id")},
-            )
-    return found
+            results = json.loads(contents[name])
+            facts = results["config"]["icl"]["study"]
+            del facts["shared"]
+            del facts["id"]
+            contents[name] = (results["results"], facts)
+    return contents
 
 
 def evaluated(
@@ -141,21 +138,32 @@ def evaluated(
     metadata: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """The same evaluation by lm-eval alone, with other arguments of `simple_evaluate` if they are given."""
+    """The same evaluation by lm-eval alone, with these arguments of `simple_evaluate` besides."""
+    include_path = task_dir() / folder
     manager = TaskManager(
-        include_path=task_dir() / folder, include_defaults=False, metadata=dict(metadata or {})
+        include_path=include_path, include_defaults=False, metadata=dict(metadata or {})
     )
-    every = {
-        "model": cell.variant.method,
-        "model_args": {**study.folder.arguments(cell.model), **cell.variant.arguments},
-        "tasks": [cell.task],
-        "num_fewshot": cell.num_fewshot,
-        "batch_size": study.options.batch_size,
-        "device": "cpu",
-        "limit": study.options.limit,
-        "fewshot_random_seed": cell.seed,
-    }
-    return dict(lm_eval.simple_evaluate(**{**every, **arguments}, task_manager=manager))
+    model_args = {**study.folder.arguments(cell.model), **cell.variant.arguments}
+    arguments.setdefault("model_args", model_args)
+    results = lm_eval.simple_evaluate(
+        model=cell.variant.method,
+        tasks=[cell.task],
+        num_fewshot=cell.num_fewshot,
+        batch_size=study.options.batch_size,
+        device="cpu",
+        limit=study.options.limit,
+        fewshot_random_seed=cell.seed,
+        task_manager=manager,
+        **arguments,
+    )
+    return dict(results)
+
+
+def assert_same_prompts(
+    mine: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]
+) -> None:
+    hashes = [sample["prompt_hash"] for sample in mine]
+    assert hashes == [sample["prompt_hash"] for sample in theirs]
 
 
 def assert_alike(mine: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> None:

@@ -67,10 +67,12 @@ def one(tmp_path_factory, own_tasks) -> running.Ran:
 
 def assert_alike(study: running.Ran, one: running.Ran) -> None:
     """The same choices, the same cells, and the same predictions."""
-    assert study.folder.there == one.folder.there and len(one.cells()) == 2 * (3 + 2)
+    assert study.folder.there == one.folder.there
+    assert len(one.cells()) == 2 * (3 + 2)
     for cell in one.cells():
         assert study.facts(cell)["indices"] == one.facts(cell)["indices"]
-        mine, theirs = study.samples(cell), one.samples(cell)
+        mine = study.samples(cell)
+        theirs = one.samples(cell)
         running.assert_alike(mine, theirs)
         assert [sample["acc"] for sample in mine] == [sample["acc"] for sample in theirs]
 
@@ -86,7 +88,8 @@ def on_ray(study: running.Ran, address: str, kind: type = cluster.OnRay) -> Any:
 class Sabotaged(cluster.OnRay):
     """A worker is killed, and then a node is removed, as the study goes on."""
 
-    kills, remove = 1, None
+    kills = 1
+    remove = None
 
     def _answer(self, worker: cluster.Hired) -> Sequence[Outcome]:
         outcomes = super()._answer(worker)
@@ -130,18 +133,22 @@ def test_a_unit_whose_workers_are_lost_fails_on_this_machine(monkeypatch):
     with cluster.OnRay(cluster.connected(""), Deadly, (), lambda _: (("num_cpus", 1),)) as pool:
         for unit in units:
             pool.submit(unit)
-        outcomes, workers = dict[str, Any](), 0
+        outcomes = dict[str, Any]()
+        workers = 0
         while pool.running:
             outcomes |= {target.task: outcome for target, outcome in pool.wait()}
             workers = max(workers, len(pool.workers))
-    assert workers == 2 and outcomes["icl_demo_short"] == {}
+    assert workers == 2
+    assert outcomes["icl_demo_short"] == {}
     assert "its worker was lost 3 times" in outcomes["icl_demo_four"]
 
 
 @pytest.mark.slow
 def test_a_driver_a_worker_and_a_node_are_lost(nodes, one, tmp_path):
-    """The driver is killed, then a worker, then a node goes: what was done is not run again, and what comes out is the
-    same."""
+    """The driver is killed, then a worker, then a node goes.
+
+    What was done is not run again, and what comes out is the same.
+    """
     two = tmp_path / "two"
     file = two.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(STUDY))
@@ -168,7 +175,8 @@ def test_a_driver_a_worker_and_a_node_are_lost(nodes, one, tmp_path):
         assert driver.process.is_alive(), driver.finish()
         time.sleep(0.05)
     driver.kill()
-    before, pools = there(), list[Sabotaged]()
+    before = there()
+    pools = list[Sabotaged]()
 
     def executor(study: running.Ran) -> Sabotaged:
         pools.append(on_ray(study, nodes.address, Sabotaged))
@@ -177,7 +185,9 @@ def test_a_driver_a_worker_and_a_node_are_lost(nodes, one, tmp_path):
 
     study = running.conduct(two, OPTIONS, None, executor, **STUDY)
     pools[0].__exit__()
-    assert pools[0].kills == 0 and pools[0].remove is None and len(nodes.removable) == 1
+    assert pools[0].kills == 0
+    assert pools[0].remove is None
+    assert len(nodes.removable) == 1
     assert before.items() <= there().items()
     assert_alike(study, one)
 
@@ -209,7 +219,8 @@ def test_a_worker_with_other_versions_is_refused(nodes, tmp_path):
 
 
 def test_which_unit_a_worker_takes():
-    a, b = Model({"pretrained": "a"}), Model({"pretrained": "b"})
+    a = Model({"pretrained": "a"})
+    b = Model({"pretrained": "b"})
     executor = Executor()
     for model, task in ((a, "1"), (a, "2"), (b, "1"), (b, "2")):
         executor.submit((Cell(model, Variant("icl", {}, 0), task, 2, None, 0),))
@@ -225,5 +236,6 @@ def test_which_unit_a_worker_takes():
     assert take(b.folder) == "b 1"  # of the model that it holds
     assert take("", a) == "b 2"  # of one that few hold
     assert executor.take("", {}, [b.folder]) is None
-    assert take(b.folder, b) == "a 1" and take("") == "a 2"
+    assert take(b.folder, b) == "a 1"
+    assert take("") == "a 2"
     assert executor.take("", {}, executor.waiting) is None

@@ -1,5 +1,9 @@
-"""The named studies: their tasks exist, and the papers' numbers are consistent. (Reading the files checks the rest.)"""
+"""The named studies: their tasks exist, and the papers' numbers are consistent.
 
+Reading the files checks the rest.
+"""
+
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -12,16 +16,11 @@ from lm_eval_icl.studies import grid
 
 STUDIES = {name: grid.read(name, {}) for name in grid.named()}
 # The file of each task and group of this package.
-CONFIGS = {
-    file.stem: file
-    for pattern in ("icl_*", "metaicl_*")
-    for file in task_dir().rglob(f"{pattern}.yaml")
-}
-EXPECTED = [
-    pytest.param(study, entry, id=f"{name}-{number}")
-    for name, study in STUDIES.items()
-    for number, entry in enumerate(study.expected)
-]
+CONFIGS = {file.stem: file for file in task_dir().rglob("*icl_*.yaml")}
+EXPECTED = []
+for study_name, named_study in STUDIES.items():
+    for number, entry in enumerate(named_study.expected):
+        EXPECTED.append(pytest.param(named_study, entry, id=f"{study_name}-{number}"))
 
 
 def tasks_of(study: grid.Study) -> list[str]:
@@ -30,10 +29,10 @@ def tasks_of(study: grid.Study) -> list[str]:
 
 def averages_of(study: grid.Study) -> dict[str, tuple[str, ...]]:
     """The columns by the name of their average."""
-    return {
-        f"average, {part}" if part else "average": columns
-        for part, columns in study.columns.items()
-    }
+    averages = {}
+    for part, columns in study.columns.items():
+        averages[f"average, {part}" if part else "average"] = columns
+    return averages
 
 
 def config(name: str) -> dict[str, Any]:
@@ -42,68 +41,61 @@ def config(name: str) -> dict[str, Any]:
 
 def below(name: str) -> set[str]:
     """A task, or a group and all that is in it."""
-    return (
-        {name}.union(*(below(task) for task in config(name)["task"]))
-        if "group" in config(name)
-        else {name}
-    )
+    names = {name}
+    if "group" in config(name):
+        names.update(*map(below, config(name)["task"]))
+    return names
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_tasks_are_ours(study):
-    columns = [column for columns in study.columns.values() for column in columns]
+    columns = list(chain(*study.columns.values()))
     names = [*tasks_of(study), *columns]
     assert {config(name).get("group", config(name)["task"]) for name in names} == set(names)
     assert set(columns) <= set().union(*map(below, tasks_of(study)))
-    assert (
-        study.title
-        and (study.paper or not study.expected)
-        and all(text.endswith(".") for text in study.deviates)
-    )
+    assert study.title
+    assert study.paper or not study.expected
+    assert all(text.endswith(".") for text in study.deviates)
 
 
-@pytest.mark.parametrize(("study", "entry"), EXPECTED)
+@pytest.mark.parametrize("study, entry", EXPECTED)
 def test_expected_numbers_are_of_cells_of_the_study(study, entry):
     assert entry["model"] in [model["pretrained"] for model in study.models]
-    of_this_method = [
-        variant.arguments for variant in study.variants if variant.method == entry["method"]
-    ]
-    assert any(
-        entry.get("arguments", {}).items() <= arguments.items() for arguments in of_this_method
-    )
+    wanted = entry.get("arguments", {}).items()
+    variants = [variant for variant in study.variants if variant.method == entry["method"]]
+    assert any(wanted <= variant.arguments.items() for variant in variants)
     values = {name: x for name, x in entry["values"].items() if not name.endswith(" ±")}
     spreads = entry["values"].keys() - values
     assert {name.removesuffix(" ±") for name in spreads} <= values.keys()
     assert all(0 <= entry["values"][name] < 0.03 for name in spreads)
-    assert values and values.keys() <= {"order flips"}.union(
-        averages_of(study), *map(below, tasks_of(study))
-    )
+    assert values
+    assert values.keys() <= {"order flips"}.union(averages_of(study), *map(below, tasks_of(study)))
     assert all(0 < value < 1 or name == "order flips" for name, value in values.items())
     assert entry.get("training") in (None, *(training.name for training in study.trainings))
     assert study.dev or "chosen" not in entry
     ways = [str(way or "stratified") for way in study.demonstrations]
-    assert entry.get("demonstrations", ways[0]) in ways and (
-        len(ways) == 1 or "demonstrations" in entry
-    )
+    assert entry.get("demonstrations", ways[0]) in ways
+    assert len(ways) == 1 or "demonstrations" in entry
     if len(values) > 2:
-        # The papers round to 0.1%, averages too. (InvICL's own, of all targets, is 42.47, and the paper has 42.4.)
-        row, averages = values, averages_of(study)
-        assert [*row] == [
-            name for average, columns in averages.items() for name in (*columns, average)
-        ]
-        for average, columns in averages.items():
-            assert row[average] == pytest.approx(
-                sum(map(row.get, columns)) / len(columns), abs=0.0008
-            )
+        # The papers round to 0.1%, averages too. (InvICL's own, of all targets, is 42.47, and the
+        # paper has 42.4.)
+        order = []
+        for average, columns in averages_of(study).items():
+            order += [*columns, average]
+            mean = sum(values[column] for column in columns) / len(columns)
+            assert values[average] == pytest.approx(mean, abs=0.0008)
+        assert list(values) == order
 
 
 def test_arguments_of_the_command_reach_the_methods_that_have_them():
     study = grid.read("deep-thinking-table2", {"model_args": "momentum=0.9,dtype=bfloat16"})
     icl, *deepthink = study.variants
-    assert icl.arguments == {} and len(deepthink) == 45
+    assert icl.arguments == {}
+    assert len(deepthink) == 45
     assert all(variant.arguments["momentum"] == 0.9 for variant in deepthink)
     for model in study.models:
-        assert model["dtype"] == "bfloat16" and "momentum" not in model
+        assert model["dtype"] == "bfloat16"
+        assert "momentum" not in model
     with pytest.raises(InputError, match="'layer' belongs to batchicl, not to this method"):
         grid.read("deep-thinking-table2", {"model_args": "layer=3"})
 
@@ -120,8 +112,14 @@ def test_the_released_codes_prompt(tmp_path, monkeypatch):
     manager = TaskManager(include_defaults=False, include_path=str(task_dir()))
     loaded = manager.load([{"group": "study", "task": [task]}])["tasks"]["icl_sst2"]
     loaded.set_fewshot_seed(study.seeds[0])
-    assert loaded.fewshot_context(loaded.eval_docs[0], num_fewshot=study.num_fewshot[0]) == (
-        "Review: at every opportunity to do something clever\nSentiment: positive\n\n"
-        "Review: been discovered , indulged in and rejected as boring before i see this piece of crap again\n"
-        "Sentiment: negative\n\nReview: fine .\nSentiment:"
-    )
+    prompt = """
+Review: at every opportunity to do something clever
+Sentiment: positive
+
+Review: been discovered , indulged in and rejected as boring before i see this piece of crap again
+Sentiment: negative
+
+Review: fine .
+Sentiment:"""
+    shots = study.num_fewshot[0]
+    assert loaded.fewshot_context(loaded.eval_docs[0], num_fewshot=shots) == prompt.lstrip()

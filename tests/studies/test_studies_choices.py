@@ -1,4 +1,7 @@
-"""Studies in which the models choose the demonstrations: each choice is made once, and all methods have it."""
+"""Studies in which the models choose the demonstrations.
+
+Each choice is made once, and all methods have it.
+"""
 
 import pytest
 import transformers
@@ -27,7 +30,8 @@ def conduct(output, **keys):
 @pytest.fixture
 def chosen(monkeypatch) -> list[tuple[str, int]]:
     """What was chosen, by which method and for which seed."""
-    found, choose = [], Chooser.choose
+    found = []
+    choose = Chooser.choose
 
     def counted(self, how, n, seed):
         found.append((how.name, seed))
@@ -49,10 +53,8 @@ def test_all_methods_have_the_one_choice_of_the_model(tmp_path, chosen):
     rows: dict = {}
     for said in [study.facts(cell) for cell in study.cells()]:
         rows.setdefault((said["seed"], said["order"]), set()).add(tuple(said["indices"]))
-        assert (
-            said["demonstrations"] == "herding:unit=True"
-            and {"picked", "tokens"} <= said["choice"].keys()
-        )
+        assert said["demonstrations"] == "herding:unit=True"
+        assert {"picked", "tokens"} <= said["choice"].keys()
     assert len(rows) == 4 and all(len(each) == 1 for each in rows.values())  # `hf` too
     assert rows[1, 0] == {expected.indices} != rows[1, 1]
     del chosen[:]
@@ -68,7 +70,8 @@ def test_nothing_of_the_dev_set_is_chosen(tmp_path):
         dev={"size": 150, "choose": ["T", "seeds"]},
     )
     task = study.grid.tasks["icl_demo_short"]
-    pool, documents = task.loaded.sampler.df, list(task.dev.values())
+    pool = task.loaded.sampler.df
+    documents = list(task.dev.values())
     every = [study.facts(cell) for cell in study.cells()]
     assert {said["split"] for said in every if said["demonstrations"] == "herding"} == {
         "dev",

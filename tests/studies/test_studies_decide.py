@@ -1,4 +1,7 @@
-"""Decision rules in a study: filters of each cell's one evaluation, rows of its table, and a choice of its dev set."""
+"""Decision rules in a study.
+
+They are filters of each cell's one evaluation, rows of its table, and a choice of its dev set.
+"""
 
 import pytest
 
@@ -33,16 +36,16 @@ def test_a_cell_is_lm_evals_run_with_its_rules(study):
         found = study.results(cell)
         decide = found["configs"][TASK]["metadata"]["decide"]
         alone = running.evaluated(study, cell, metadata={"decide": decide}, bootstrap_iters=0)
-        mine, theirs = study.samples(cell), alone["samples"][TASK]
+        mine = study.samples(cell)
+        theirs = alone["samples"][TASK]
         assert len(mine) == 6 * OPTIONS.limit
         for one, other in zip(mine, theirs, strict=True):
-            assert (one["doc_id"], one["filter"]) == (other["doc_id"], other["filter"])
-            for (value, greedy), (their, said) in zip(
-                one["filtered_resps"], other["filtered_resps"], strict=True
-            ):
-                assert float(value) == pytest.approx(float(their), abs=1e-5) and str(greedy) == str(
-                    said
-                )
+            assert one["doc_id"] == other["doc_id"]
+            assert one["filter"] == other["filter"]
+            pairs = zip(one["filtered_resps"], other["filtered_resps"], strict=True)
+            for (value, greedy), (their_value, their_greedy) in pairs:
+                assert float(value) == pytest.approx(float(their_value), abs=1e-5)
+                assert str(greedy) == str(their_greedy)
         decided = found["configs"][TASK]["metadata"]["decided"]
         assert decided.keys() == alone["configs"][TASK]["metadata"]["decided"].keys()
         if cell.variant.method == "invicl":
@@ -51,34 +54,52 @@ def test_a_cell_is_lm_evals_run_with_its_rules(study):
             assert study.score(cell, name) == alone["results"][TASK][f"acc,{name}"]
 
 
-def test_the_dev_set_chooses_a_rule(tmp_path):
-    dev = {"size": 12, "choose": ["T", "decide"]}
-    methods = ["icl", {"deepthink": {"T": [1, 3], "eta": 0.9}}]
-    decide = ["none", "contextual", "batch", {"batch": {"by": "difference"}}]
-    progress = conduct(
-        tmp_path / "study", tasks=TASK, seeds=1, decide=decide, dev=dev, methods=methods
+CHOSEN_RULES = ["none", "contextual", "batch", "batch:by=difference"]
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory, own_tasks):
+    """A study whose dev set chooses the rule and T, of icl and deepthink in this order."""
+    folder = tmp_path_factory.mktemp("chosen") / "study"
+    return conduct(
+        folder,
+        tasks=TASK,
+        seeds=1,
+        decide=["none", "contextual", "batch", {"batch": {"by": "difference"}}],
+        dev={"size": 12, "choose": ["T", "decide"]},
+        methods=["icl", {"deepthink": {"T": [1, 3], "eta": 0.9}}],
     )
-    names = ["none", "contextual", "batch", "batch:by=difference"]
-    tested = [cell for cell in progress.cells() if cell.split == "test"]
-    assert [cell.chosen for cell in tested] == [("decide",), ("T", "decide")]
-    for cell, numbers in zip(tested, ([None], [1, 3]), strict=True):
-        of_this_method = [
-            each for each in progress.cells() if each.variant.method == cell.variant.method
-        ]
-        curve = {
-            (each.variant.arguments.get("T"), name): progress.results(each)["results"][TASK][
-                f"acc,{name}"
-            ]
-            for each in of_this_method
-            if each.split == "dev"
-            for name in names
-        }
-        best = next(key for key, score in curve.items() if score == max(curve.values()))
-        assert (cell,) in progress.choices()
-        assert (cell.variant.arguments.get("T"), cell.rule or "none") == best and best[0] in numbers
-        said = progress.facts(cell)
-        assert (said["chosen"], said.get("rule", "none")) == (list(cell.chosen), best[1])
-    columns = end.columns_of(progress.study, progress.grid.tasks)
-    entries = end.board_of(end.results_of(progress.folder, tested), columns).entries
-    said = sorted((entry.method, entry.rule or "none") for entry in entries)
-    assert said == [("deepthink", "chosen on dev"), ("icl", "chosen on dev"), ("icl", "none")]
+
+
+def scores_on_dev(study, method):
+    """(T, rule) -> the accuracy on the dev set, in the order of the candidates."""
+    scores = {}
+    for cell in study.cells(split="dev"):
+        if cell.variant.method == method:
+            for rule in CHOSEN_RULES:
+                scores[cell.variant.arguments.get("T"), rule] = study.score(cell, rule)
+    return scores
+
+
+def test_the_dev_set_chooses_a_rule(chosen):
+    icl, deepthink = chosen.cells(split="test")
+    assert icl.chosen == ("decide",)
+    assert deepthink.chosen == ("T", "decide")
+    for cell, numbers in ((icl, {None}), (deepthink, {1, 3})):
+        scores = scores_on_dev(chosen, cell.variant.method)
+        assert {T for T, _ in scores} == numbers
+        T, rule = max(scores, key=lambda candidate: scores[candidate])  # of equals, the first
+        assert (cell,) in chosen.choices()
+        assert cell.variant.arguments.get("T") == T
+        assert (cell.rule or "none") == rule
+        facts = chosen.facts(cell)
+        assert facts["chosen"] == list(cell.chosen)
+        assert facts.get("rule", "none") == rule
+
+
+def test_rows_under_a_chosen_rule(chosen):
+    columns = end.columns_of(chosen.study, chosen.grid.tasks)
+    results = end.results_of(chosen.folder, chosen.cells(split="test"))
+    entries = end.board_of(results, columns).entries
+    rows = sorted((entry.method, entry.rule or "none") for entry in entries)
+    assert rows == [("deepthink", "chosen on dev"), ("icl", "chosen on dev"), ("icl", "none")]

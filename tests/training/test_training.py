@@ -1,4 +1,7 @@
-"""Training under a layout: the forward pass is scoring's, gradients are a literal one's, and runs may be killed."""
+"""Training under a layout: the forward pass is scoring's, gradients are a literal one's.
+
+Runs may be killed.
+"""
 
 import hashlib
 import itertools
@@ -31,6 +34,8 @@ from tests import commands, evaluation
 from tests.methods import test_methods
 from tests.processes import Process, ranks, run_command
 
+pytestmark = pytest.mark.usefixtures("own_tasks")
+
 # The methods that models are trained under, with further arguments.
 CASES = [
     ("ICL", {}),
@@ -47,20 +52,17 @@ LABELS = ["very negative", "negative", "positive"]
 
 def task(name="t", size=30) -> FileTask:
     """Texts of different lengths."""
-    texts = [
-        f"Review: {document['text']} {i}\nSentiment:"
-        for i, document in enumerate(evaluation.documents(size, 0))
-    ]
-    return FileTask(
-        name, tuple(Row(text, LABELS[i % 3], tuple(LABELS)) for i, text in enumerate(texts))
-    )
+    rows = []
+    for i, document in enumerate(evaluation.documents(size, 0)):
+        text = f"Review: {document['text']} {i}\nSentiment:"
+        rows.append(Row(text, LABELS[i % 3], tuple(LABELS)))
+    return FileTask(name, tuple(rows))
 
 
 def model_of(folder, dtype=torch.float32):
     """A checkpoint's model and tokenizer."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), AutoTokenizer.from_pretrained(
-        folder
-    )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return model, AutoTokenizer.from_pretrained(folder)
 
 
 def loaded(folder, name="icl", **limits):
@@ -73,10 +75,11 @@ def loaded(folder, name="icl", **limits):
 
 @pytest.mark.parametrize("case", CASES, ids=test_methods.title)
 def test_training_forward_is_scoring(checkpoint, case):
-    """The answers' log-probabilities of a batch of rows, and those of scoring through the memory."""
+    """The answers' log-probabilities of a batch of rows are those of scoring through the memory."""
     model, tokenizer = model_of(checkpoint("llama"), torch.float64)
     predictor = Predictor(model, tokenizer, getattr(methods, case[0])(**case[1]))
-    make, pool = RowMaker(predictor), EpisodePool(task(), 4, 3)
+    make = RowMaker(predictor)
+    pool = EpisodePool(task(), 4, 3)
     episodes = [draw_episode([pool], 0, number) for number in range(4)]
     batch = collate([make.row(episode) for episode in episodes], model.dtype)
     with predictor.runner.inference_mode():
@@ -84,30 +87,29 @@ def test_training_forward_is_scoring(checkpoint, case):
     found = torch.zeros(4, dtype=losses.dtype).index_add_(0, batch["target_row"], -losses)
     for episode, mine in zip(episodes, found.tolist(), strict=True):
         prompt = episode.example.prompt
+        answer = [episode.example.answer]
         [[(expected, _)]] = predictor.score(
-            prompt.demonstrations, [prompt.query], [episode.example.answer], prefix=prompt.prefix
+            prompt.demonstrations, [prompt.query], answer, prefix=prompt.prefix
         )
         assert abs(mine - expected) <= 1e-7 * max(1, abs(expected))  # RMSNorm is in float32
 
 
 # Gradients.
 
+THREE = ((30, 31, 32, 33, 34), (40, 41, 42), (50, 51, 52, 53))
+OTHER_THREE = ((30, 31, 32), (40, 41, 42, 43), (50, 51))
+# Contexts with their queries and answers.
 PROMPTS = [
-    (
-        Context((5, 9), ((30, 31, 32, 33, 34), (40, 41, 42), (50, 51, 52, 53))),
-        (60, 61, 62),
-        (70, 71),
-    ),
-    (Context((5,), ((30, 31, 32), (40, 41, 42, 43), (50, 51))), (60, 61, 62, 63), (72,)),
+    (Context((5, 9), THREE), (60, 61, 62), (70, 71)),
+    (Context((5,), OTHER_THREE), (60, 61, 62, 63), (72,)),
 ]
 
 
 def gradients(model, loss):
     model.zero_grad()
     loss.backward()
-    return {
-        name: weights.grad for name, weights in model.named_parameters() if weights.grad is not None
-    }
+    named = model.named_parameters()
+    return {name: weights.grad for name, weights in named if weights.grad is not None}
 
 
 def assert_same_gradients(found, expected, tolerance=1e-8):
@@ -121,16 +123,16 @@ def assert_same_gradients(found, expected, tolerance=1e-8):
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox"])
 @pytest.mark.parametrize("case", CASES, ids=test_methods.title)
 def test_gradients_are_those_of_a_literal_pass(name, case):
-    """Autograd through passes that know nothing of layouts: InvICL's, for one, is two streams, demonstration by
-    demonstration."""
-    model, method = test_methods.tiny_model(name), getattr(methods, case[0])(**case[1])
-    batch = collate(
-        [
-            make_row(method, TokenizedPrompt(context, query), answer)
-            for context, query, answer in PROMPTS
-        ],
-        model.dtype,
-    )
+    """Autograd through passes that know nothing of layouts.
+
+    InvICL's, for one, is two streams, demonstration by demonstration.
+    """
+    model = test_methods.tiny_model(name)
+    method = getattr(methods, case[0])(**case[1])
+    rows = []
+    for context, query, answer in PROMPTS:
+        rows.append(make_row(method, TokenizedPrompt(context, query), answer))
+    batch = collate(rows, model.dtype)
     with test_methods.as_run(name, case):
         found = gradients(model, mean_loss(model, batch))
     losses = []
@@ -145,7 +147,7 @@ def test_gradients_are_those_of_a_literal_pass(name, case):
 
 
 def answers_of(tokenizer, demonstrations):
-    """For each demonstration, its ids, and where the ids of its answer stand among them, found by spelling out."""
+    """For each demonstration, its ids, and where its answer's ids stand, found by spelling out."""
     for ids in demonstrations:
         texts = [tokenizer.decode(ids[:n]) for n in range(len(ids) + 1)]
         begin = next(n for n, text in enumerate(texts) if text.endswith("Sentiment:"))
@@ -155,41 +157,58 @@ def answers_of(tokenizer, demonstrations):
 
 @pytest.mark.parametrize("case", [("ICL", {}), ("InvICL", {})], ids=test_methods.title)
 def test_gradients_of_the_dense_loss(checkpoint, case):
-    """Each demonstration's answer from those that are before it (icl), or from all others (invicl)."""
+    """Each demonstration's answer from those before it (icl), or from all others (invicl)."""
     model, tokenizer = model_of(checkpoint("gpt2"), torch.float64)
     predictor = Predictor(model, tokenizer, getattr(methods, case[0])())
     episode = draw_episode([EpisodePool(task(), 3, 0)], 0, 5)
     row = RowMaker(predictor, "all").row(episode)
     found = gradients(model, mean_loss(model, collate([row], model.dtype)))
 
-    run, join, span = test_methods.run, test_methods.join, test_methods.span
     prompt, answer = predictor.tokenizer.pair(
         predictor.tokenizer.arranged(episode.example.prompt), episode.example.answer
     )
-    parts, query = list(answers_of(tokenizer, prompt.context.demonstrations)), prompt.query
-    assert len(parts) == 3 and not prompt.context.prefix
-    logits, targets = [], []
-    if case[0] == "ICL":
-        tokens = [*(token for ids, _, _ in parts for token in ids), *query, *answer]
-        out, at = run(model, tokens, span(0, tokens))[1], 0
-        for ids, begin, end in parts:
-            logits.append(out[at + begin - 1 : at + end - 1])
-            targets += ids[begin:end]
-            at += len(ids)
-        logits.append(out[len(tokens) - len(answer) - 1 : -1])
-    else:
-        alone = [run(model, ids, span(0, ids))[0] for ids, _, _ in parts]
-        second = [
-            run(model, ids, span(0, ids), join(*alone[:i], *alone[i + 1 :]))
-            for i, (ids, _, _) in enumerate(parts)
-        ]
-        for (ids, begin, end), (_, out) in zip(parts, second, strict=True):
-            logits.append(out[begin - 1 : end - 1])
-            targets += ids[begin:end]
-        memory, start = join(*(keys for keys, _ in second)), max(len(ids) for ids, _, _ in parts)
-        logits.append(test_methods.query_logits(model, memory, start)(query, answer))
-    loss = torch.nn.functional.cross_entropy(torch.cat(logits), torch.tensor([*targets, *answer]))
+    parts = list(answers_of(tokenizer, prompt.context.demonstrations))
+    assert len(parts) == 3
+    assert not prompt.context.prefix
+    literal = literal_icl if case[0] == "ICL" else literal_invicl
+    logits = literal(model, parts, prompt.query, answer)
+    targets = []
+    for ids, begin, end in parts:
+        targets += ids[begin:end]
+    targets += answer
+    loss = torch.nn.functional.cross_entropy(torch.cat(logits), torch.tensor(targets))
     assert_same_gradients(found, gradients(model, loss))
+
+
+def literal_icl(model, parts, query, answer):
+    """The logits of each demonstration's answer, and of the query's, from one pass over all."""
+    tokens = list(itertools.chain(*(ids for ids, _, _ in parts), query, answer))
+    out = test_methods.run(model, tokens, test_methods.span(0, tokens))[1]
+    logits = []
+    at = 0
+    for ids, begin, end in parts:
+        logits.append(out[at + begin - 1 : at + end - 1])
+        at += len(ids)
+    logits.append(out[len(tokens) - len(answer) - 1 : -1])
+    return logits
+
+
+def literal_invicl(model, parts, query, answer):
+    """The same, where each demonstration is read alone, and again after all others."""
+    run = test_methods.run
+    join = test_methods.join
+    span = test_methods.span
+    alone = [run(model, ids, span(0, ids))[0] for ids, _, _ in parts]
+    memories = []
+    logits = []
+    for i, (ids, begin, end) in enumerate(parts):
+        others = join(*alone[:i], *alone[i + 1 :])
+        memory, out = run(model, ids, span(0, ids), others)
+        memories.append(memory)
+        logits.append(out[begin - 1 : end - 1])
+    start = max(len(ids) for ids, _, _ in parts)
+    logits.append(test_methods.query_logits(model, join(*memories), start)(query, answer))
+    return logits
 
 
 def test_which_methods_leak():
@@ -205,7 +224,11 @@ def test_an_episode_is_a_function_of_its_number():
     def drawn(episode):
         return episode.task.name, episode.demonstrations, episode.query
 
-    pools, again = ([EpisodePool(task(name), 4, 3) for name in ("a", "b")] for _ in range(2))
+    def pools_of_two_tasks():
+        return [EpisodePool(task(name), 4, 3) for name in ("a", "b")]
+
+    pools = pools_of_two_tasks()
+    again = pools_of_two_tasks()
     episodes = [draw_episode(pools, 7, number) for number in range(200)]
     for number, episode in enumerate(episodes):
         same = draw_episode(again, 7, number)
@@ -217,112 +240,105 @@ def test_an_episode_is_a_function_of_its_number():
     assert len(set(map(drawn, episodes))) == 200
     assert {e.task.name for e in episodes} == {"a", "b"}
     assert draw_episode(pools, 8, 0).demonstrations != episodes[0].demonstrations
-    assert pools[0].held_out == again[0].held_out and len(pools[0].held_out) == 3
+    assert pools[0].held_out == again[0].held_out
+    assert len(pools[0].held_out) == 3
 
 
 def test_held_out_episodes_never_show_a_row_that_is_held_out():
     """And two tasks over the same rows hold out the same ones."""
     pool = EpisodePool(task(size=200), 4, 64)
-    assert len(pool.held_out) == 20 and pool.held_out == EpisodePool(task("b", 200), 3, 64).held_out
+    assert len(pool.held_out) == 20
+    assert pool.held_out == EpisodePool(task("b", 200), 3, 64).held_out
     for episode in pool.evaluation():
-        assert episode.query in pool.held_out and not set(episode.demonstrations) & set(
-            pool.held_out
-        )
+        assert episode.query in pool.held_out
+        assert not set(episode.demonstrations) & set(pool.held_out)
 
 
 @pytest.mark.parametrize(
     "name", ["many_tokens", "described", "spaces", "prefixed", "likelihood", "generate"]
 )
 def test_an_episode_is_the_prompt_of_an_evaluation(name):
-    """Character by character what lm-eval itself builds from the same documents, and the same options."""
-    config = evaluation.TASKS[name] | {
-        "test_split": "train",
-        "fewshot_split": "train",
-        "training_split": "train",
-    }
-    theirs = evaluation.manager(False).load([dict(config)])["tasks"][name]
+    """Character by character what lm-eval itself builds from the same documents and options."""
+    splits = dict.fromkeys(("test_split", "fewshot_split", "training_split"), "train")
+    config = evaluation.TASKS[name] | splits
+
+    def loaded_task():
+        return evaluation.manager(False).load([dict(config)])["tasks"][name]
+
+    theirs = loaded_task()
     theirs.sampler.sample = lambda n, **kwargs: [theirs.training_docs()[i] for i in (4, 1, 7)]
     doc = theirs.training_docs()[2]
     prompt = theirs.fewshot_context(doc, 3, gen_prefix=theirs.doc_to_prefix(doc))
     requests = theirs.construct_requests(doc, prompt)
-    ours = HarnessTask(evaluation.manager(False).load([dict(config)])["tasks"][name]).example(
-        (4, 1, 7), 2
-    )
-    assert str(ours.prompt) == prompt and len(ours.prompt.demonstrations) == 3
+    ours = HarnessTask(loaded_task()).example((4, 1, 7), 2)
+    assert str(ours.prompt) == prompt
+    assert len(ours.prompt.demonstrations) == 3
     if name == "generate":
         assert ours.options == (" " + doc["other"],)
     elif name == "likelihood":
         assert (ours.prompt, ours.answer) == requests.args
     else:
-        assert [(ours.prompt, option) for option in ours.options] == [
-            request.args for request in requests
-        ]
+        pairs = [(ours.prompt, option) for option in ours.options]
+        assert pairs == [request.args for request in requests]
         assert ours.right == doc["label"]
 
 
 def test_tasks_that_cannot_be_trained_on():
-    for changed, says in (
-        ({"training_split": None}, "'t' has no training split .training_split.: give others"),
-        (evaluation.TASKS["inputs"], "'t' has no query with one answer"),
-    ):
+    def refused(changed, says):
         config = evaluation.TASKS["one_token"] | changed | {"task": "t"}
         with pytest.raises(InputError, match=says):
             HarnessTask(evaluation.manager(False).load([config])["tasks"]["t"])
 
+    without = "'t' has no training split .training_split.: give others"
+    refused({"training_split": None}, without)
+    refused(evaluation.TASKS["inputs"], "'t' has no query with one answer")
+
 
 def test_only_what_fits_every_method_is_used(checkpoint):
-    """As InvICL's appendix A.4: with `fits`, icl leaves out the episodes that do not fit in two copies, by the tokens
-    of a row and not by their positions."""
-    pools, most = [EpisodePool(task(size=60), 4, 0)], 330
-    icl, invicl = (loaded(checkpoint("gpt2"), name, max_length=most) for name in ("icl", "invicl"))
-    makers = [RowMaker(icl), RowMaker(invicl)]
+    """As InvICL's appendix A.4: with `fits`, icl leaves out what does not fit in two copies.
+
+    It counts the tokens of a row, and not their positions.
+    """
+    pools = [EpisodePool(task(size=60), 4, 0)]
+    most = 330
+    icl = loaded(checkpoint("gpt2"), "icl", max_length=most)
+    of_icl = RowMaker(icl)
+    of_invicl = RowMaker(loaded(checkpoint("gpt2"), "invicl", max_length=most))
 
     def tokens(episode):
         """How many a row has, with two copies of each demonstration."""
         prompt, answer = icl.tokenizer.pair(episode.example.prompt, episode.example.answer)
-        return (
-            len(prompt.context.prefix)
-            + 2 * sum(prompt.context.lengths)
-            + len(prompt.query)
-            + len(answer)
-            - 1
-        )
+        context = prompt.context
+        shown = len(context.prefix) + 2 * sum(context.lengths)
+        return shown + len(prompt.query) + len(answer) - 1
 
-    alone, together = (
-        EpisodeRows(partial(draw_episode, pools, 0), makers[0], fits, 30) for fits in ([], makers)
-    )
-    assert 0 < sum(tokens(alone.episode(number)[0]) > most for number in range(30)) < 30
+    draw = partial(draw_episode, pools, 0)
+    alone = EpisodeRows(draw, of_icl, [], 30)
+    too_long = sum(tokens(alone.episode(number)[0]) > most for number in range(30))
+    assert 0 < too_long < 30
+    together = EpisodeRows(draw, of_icl, [of_icl, of_invicl], 30)
     for number in range(30):
         _, left_out = together.episode(number)
-        tried = [draw_episode(pools, 0, number, attempt) for attempt in range(left_out + 1)]
-        fits = [not makers[0].why_not(episode) and tokens(episode) <= most for episode in tried]
-        assert (
-            fits == [False] * left_out + [True]
-            and together[number].ids == makers[0].row(tried[-1]).ids
-        )
+        tried = [draw(number, attempt) for attempt in range(left_out + 1)]
+        fits = [not of_icl.why_not(episode) and tokens(episode) <= most for episode in tried]
+        assert fits == [False] * left_out + [True]
+        assert together[number].ids == of_icl.row(tried[-1]).ids
 
 
 def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
     """`icl_mmlu_train`, from a folder laid out as the Hub's cais/mmlu is."""
     folder = tmp_path / "cais/mmlu"
     folder.mkdir(parents=True)
-    files = {split: f"{split}.jsonl" for split in ("auxiliary_train", "validation", "dev", "test")}
-    configs = [
-        {
-            "config_name": "all",
-            "data_files": [{"split": split, "path": path} for split, path in files.items()],
-        }
-    ]
-    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
-    for split, path in files.items():
-        of_split = [
-            {"question": f" {split} {i}?", "subject": "", "answer": i % 4} for i in range(20)
-        ]
-        lines = [
-            json.dumps({**question, "choices": ["a", "b", "c", "d"]}) + "\n"
-            for question in of_split
-        ]
-        (folder / path).write_text("".join(lines))
+    splits = []
+    for split in ("auxiliary_train", "validation", "dev", "test"):
+        splits.append({"split": split, "path": f"{split}.jsonl"})
+        lines = []
+        for i in range(20):
+            question = {"question": f" {split} {i}?", "subject": "", "answer": i % 4}
+            lines.append(json.dumps({**question, "choices": ["a", "b", "c", "d"]}) + "\n")
+        (folder / f"{split}.jsonl").write_text("".join(lines))
+    configs = {"configs": [{"config_name": "all", "data_files": splits}]}
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump(configs)}---\n")
     monkeypatch.chdir(tmp_path)
     [found] = [HarnessTask(task) for task in tasks_of(["icl_mmlu_train"], None, {})]
     example = found.example((3, 5), 6)
@@ -330,34 +346,22 @@ def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
         "Question: auxiliary_train 3?\nAnswer: d\n\nQuestion: auxiliary_train 5?\nAnswer: b\n\n"
         "Question: auxiliary_train 6?\nAnswer:"
     )
-    assert (example.options, example.right, len(found)) == ((" a", " b", " c", " d"), 2, 20)
+    assert example.options == (" a", " b", " c", " d")
+    assert example.right == 2
+    assert len(found) == 20
 
 
 # Runs.
 
 
 def tiny_run(
-    checkpoint,
-    output,
-    name="gpt2",
-    method="invicl",
-    tasks=None,
-    loss="all",
-    resume=False,
-    max_length=None,
-    **settings,
+    checkpoint, output, name="gpt2", method="invicl", resume=False, max_length=None, **settings
 ):
+    """The log of a training of a few steps; `settings` are in place of these."""
+    usual = {"num_fewshot": 3, "steps": 6, "batch_size": 4, "learning_rate": 1e-3, "loss": "all"}
+    usual |= {"eval_steps": 3, "save_steps": 2}
     folder = checkpoint(name)
-    given = {
-        "num_fewshot": 3,
-        "steps": 6,
-        "batch_size": 4,
-        "learning_rate": 1e-3,
-        "eval_steps": 3,
-        "save_steps": 2,
-    }
-    made = Settings(**{**given, "loss": loss, **settings})
-    what = (*model_of(folder), methods.make(method), tasks or [task()], output, made)
+    what = (*model_of(folder), methods.make(method), [task()], output, Settings(**usual | settings))
     train(*what, source=str(folder), max_length=max_length, resume=resume, cpu=True)
     return read_log(output)
 
@@ -365,12 +369,12 @@ def tiny_run(
 def read_log(output):
     """What Trainer has logged of each step, and of what it measured."""
     history = json.loads((output / "trainer_state.json").read_text())["log_history"]
-    names = ("step", "loss", "grad_norm", "learning_rate", "eval_loss")
-    return [
-        {name: entry[name] for name in names if name in entry}
-        for entry in history
-        if "train_loss" not in entry
-    ]
+    names = {"step", "loss", "grad_norm", "learning_rate", "eval_loss"}
+    log = []
+    for entry in history:
+        if "train_loss" not in entry:
+            log.append({name: entry[name] for name in names & entry.keys()})
+    return log
 
 
 def losses(log):
@@ -381,41 +385,46 @@ def weights(folder):
     return hashlib.sha256((Path(folder) / "model.safetensors").read_bytes()).hexdigest()
 
 
-def test_a_run_leaves_a_checkpoint(checkpoint, tmp_path):
-    """One that transformers and lm-eval load, with the record of how it was made; and the loss falls."""
-    log = tiny_run(checkpoint, tmp_path / "out", steps=30, eval_steps=10, save_steps=10)
-    assert len(losses(log)) == 30 and sum(losses(log)[-5:]) < 0.8 * sum(losses(log)[:5])
+@pytest.fixture(scope="module")
+def trained(checkpoint, tmp_path_factory):
+    """The folder of a training of thirty steps."""
+    output = tmp_path_factory.mktemp("trained") / "out"
+    tiny_run(checkpoint, output, steps=30, eval_steps=10, save_steps=10)
+    return output
+
+
+def names_in(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_the_loss_of_a_run_falls(trained):
+    log = read_log(trained)
+    assert len(losses(log)) == 30
+    assert sum(losses(log)[-5:]) < 0.8 * sum(losses(log)[:5])
     rates = [entry["learning_rate"] for entry in log if "loss" in entry]
-    assert all(one - other == pytest.approx(1e-3 / 30) for one, other in itertools.pairwise(rates))
+    for one, other in itertools.pairwise(rates):
+        assert one - other == pytest.approx(1e-3 / 30)
     measured = {entry["step"]: entry["eval_loss"] for entry in log if "eval_loss" in entry}
-    assert list(measured) == [0, 10, 20, 30] and measured[30] < measured[0]
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names >= {
-        "model.safetensors",
-        "config.json",
-        "tokenizer.json",
-        "trainer_state.json",
-        "training.json",
-    }
-    assert {path.name for path in (tmp_path / "out/checkpoints").iterdir()} == {
-        "checkpoint-20",
-        "checkpoint-30",
-    }
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    trained = config["lm_eval_icl"]["trained"]
-    assert [trained[name] for name in ("method", "positions", "num_fewshot", "steps")] == [
-        "invicl",
-        "symmetric",
-        3,
-        30,
-    ]
-    assert (
-        trained["tasks"] == ["t"]
-        and str(tmp_path) not in json.dumps(config)
-        and config["use_cache"]
-    )
+    assert list(measured) == [0, 10, 20, 30]
+    assert measured[30] < measured[0]
+
+
+def test_a_run_leaves_a_checkpoint(trained):
+    """One that transformers and lm-eval load, with the record of how it was made."""
+    assert names_in(trained) >= {"model.safetensors", "config.json", "tokenizer.json"}
+    assert names_in(trained) >= {"trainer_state.json", "training.json"}
+    assert names_in(trained / "checkpoints") == {"checkpoint-20", "checkpoint-30"}
+    config = json.loads((trained / "config.json").read_text())
+    record = config["lm_eval_icl"]["trained"]
+    assert record["method"] == "invicl"
+    assert record["positions"] == "symmetric"
+    assert record["num_fewshot"] == 3
+    assert record["steps"] == 30
+    assert record["tasks"] == ["t"]
+    assert str(trained.parent) not in json.dumps(config)
+    assert config["use_cache"]
     for model in ("hf", "invicl"):
-        evaluation.run(model, tmp_path / "out", ["one_token"], 2)
+        evaluation.run(model, trained, ["one_token"], 2)
 
 
 def test_held_out_rows_are_answered_as_the_predictor_answers_them(checkpoint, tmp_path):
@@ -429,11 +438,13 @@ def test_held_out_rows_are_answered_as_the_predictor_answers_them(checkpoint, tm
         example = episode.example
         prompt = example.prompt
         [scores] = predictor.score(prompt.demonstrations, [prompt.query], list(example.options))
-        best = max(range(len(scores)), key=lambda option: scores[option][0])
-        right.append(best == example.right)
-    assert logged[-1] == pytest.approx(np.mean(right)) and 0 < len(right)
+        logprobs = [logprob for logprob, _ in scores]
+        right.append(np.argmax(logprobs) == example.right)
+    assert logged[-1] == pytest.approx(np.mean(right))
+    assert 0 < len(right)
     drawn = (tmp_path / "loss.svg").read_text()
-    assert "held-out rows" in drawn and "accuracy" in drawn
+    assert "held-out rows" in drawn
+    assert "accuracy" in drawn
 
 
 def test_an_interrupted_run_says_what_is_kept(checkpoint, tmp_path, monkeypatch, capsys):
@@ -459,75 +470,74 @@ def test_what_only_saves_memory_changes_nothing(checkpoint, tmp_path):
     """Without dropout: it draws other numbers for other batches."""
     plain = losses(tiny_run(checkpoint, tmp_path / "plain", name="llama"))
     saving = {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}
-    assert losses(tiny_run(checkpoint, tmp_path / "o", name="llama", **saving)) == pytest.approx(
-        plain, abs=1e-5
-    )
+    other = losses(tiny_run(checkpoint, tmp_path / "o", name="llama", **saving))
+    assert other == pytest.approx(plain, abs=1e-5)
 
 
 @pytest.mark.slow
-def test_bf16_and_lora(checkpoint, tmp_path):
-    """Mixed precision runs near float32; adapters are merged, and lie beside the merged weights."""
+def test_mixed_precision_runs_near_float32(checkpoint, tmp_path):
     plain = losses(tiny_run(checkpoint, tmp_path / "plain"))
     mixed = losses(tiny_run(checkpoint, tmp_path / "bf16", bf16=True))
-    assert mixed == pytest.approx(plain, rel=0.05) and mixed != plain
+    assert mixed == pytest.approx(plain, rel=0.05)
+    assert mixed != plain
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "bf16").dtype == torch.float32
-    adapted = losses(
-        tiny_run(checkpoint, tmp_path / "lora", lora=True, learning_rate=1e-2, steps=20)
-    )
-    assert sum(adapted[-4:]) < sum(adapted[:4])
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "lora")
-    base = AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
-    adapted = evaluation.run(
-        "icl", checkpoint("gpt2"), ["one_token"], 2, args={"peft": str(tmp_path / "lora/adapter")}
-    )
-    merged_run = evaluation.run("icl", tmp_path / "lora", ["one_token"], 2)
-    evaluation.assert_same(evaluation.responses(adapted), evaluation.responses(merged_run), 1e-4)
-    assert merged_run["config"]["icl"]["trained"]["lora"] == {
-        "rank": 16,
-        "alpha": 32,
-        "targets": "all-linear",
-    }
-    moved = [n for n, w in merged.named_parameters() if not torch.equal(w, base.get_parameter(n))]
-    assert moved and not any("ln" in name or "wte" in name for name in moved)
 
 
-@pytest.mark.parametrize(
-    ("trained", "method", "says"),
-    [
-        ({"method": "invicl"}, "pcw", "was trained under invicl, and is evaluated under pcw"),
-        ({"method": "icl"}, "deepthink", ""),
-        (
-            {"method": "invicl", "positions": "sequential"},
-            "invicl",
-            "with positions=sequential, and is .* symmetric",
-        ),
-        (
-            {"method": "invicl", "repeat": 2},
-            "invicl",
-            "was trained with repeat=2, and is evaluated with 1",
-        ),
-    ],
-)
-def test_evaluated_as_it_was_not_trained(trained, method, says):
+@pytest.mark.slow
+def test_adapters_are_merged_and_lie_beside_the_merged_weights(checkpoint, tmp_path):
+    base = checkpoint("gpt2")
+    log = tiny_run(checkpoint, tmp_path, lora=True, learning_rate=1e-2, steps=20)
+    assert sum(losses(log)[-4:]) < sum(losses(log)[:4])
+    peft = {"peft": str(tmp_path / "adapter")}
+    adapted = evaluation.run("icl", base, ["one_token"], 2, args=peft)
+    merged = evaluation.run("icl", tmp_path, ["one_token"], 2)
+    evaluation.assert_same(evaluation.responses(adapted), evaluation.responses(merged), 1e-4)
+    lora = merged["config"]["icl"]["trained"]["lora"]
+    assert lora == {"rank": 16, "alpha": 32, "targets": "all-linear"}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    before = AutoModelForCausalLM.from_pretrained(base)
+    moved = []
+    for name, weights in model.named_parameters():
+        if not torch.equal(weights, before.get_parameter(name)):
+            moved.append(name)
+    assert moved
+    assert not any("ln" in name or "wte" in name for name in moved)
+
+
+def test_evaluated_as_it_was_not_trained():
     """What runs on icl's checkpoints is not another method."""
-    warning = record.mismatch(trained, methods.make(method))
-    assert re.search(says, warning) if says else not warning
+
+    def warning(evaluated, **trained):
+        return record.mismatch(trained, methods.make(evaluated))
+
+    other = "was trained under invicl, and is evaluated under pcw"
+    assert other in warning("pcw", method="invicl")
+    assert not warning("deepthink", method="icl")
+    sequential = warning("invicl", method="invicl", positions="sequential")
+    assert re.search("with positions=sequential, and is .* symmetric", sequential)
+    repeated = warning("invicl", method="invicl", repeat=2)
+    assert "was trained with repeat=2, and is evaluated with 1" in repeated
 
 
 def test_an_evaluation_says_and_records_the_training(checkpoint, tmp_path, caplog):
-    tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0)
-    other = "pcw: the checkpoint was trained under invicl, and is evaluated under pcw."
-    none = "invicl: it needs a model trained under invicl; no record of that is here."
-    trained, untrained = tmp_path / "out", checkpoint("gpt2")
-    for model, path, warnings in (
-        ("pcw", trained, [other]),
-        ("invicl", trained, []),
-        ("invicl", untrained, [none]),
-    ):
+    tiny_run(checkpoint, tmp_path, steps=2, eval_steps=0)
+
+    def evaluated(model, path):
+        """The results, and the warnings about the training."""
         caplog.clear()
         results = evaluation.run(model, path, ["one_token"], 2)
-        assert [message for message in caplog.messages if "trained" in message] == warnings
-        assert path == untrained or results["config"]["icl"]["trained"]["num_fewshot"] == 3
+        return results, [message for message in caplog.messages if "trained" in message]
+
+    results, warnings = evaluated("invicl", tmp_path)
+    assert not warnings
+    assert results["config"]["icl"]["trained"]["num_fewshot"] == 3
+    results, warnings = evaluated("pcw", tmp_path)
+    other = "pcw: the checkpoint was trained under invicl, and is evaluated under pcw."
+    assert warnings == [other]
+    assert results["config"]["icl"]["trained"]["num_fewshot"] == 3
+    _, warnings = evaluated("invicl", checkpoint("gpt2"))
+    none = "invicl: it needs a model trained under invicl; no record of that is here."
+    assert warnings == [none]
 
 
 # What is killed, or goes wrong.
@@ -536,49 +546,24 @@ def test_an_evaluation_says_and_records_the_training(checkpoint, tmp_path, caplo
 @pytest.fixture(scope="module")
 def episodes_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("episodes") / "rows.jsonl"
-    lines = [
-        {"task": name, "input": row.input, "output": row.output, "options": list(row.options)}
-        for name in ("a", "b")
-        for row in task(name, 40).rows
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = []
+    for name in ("a", "b"):
+        for row in task(name, 40).rows:
+            lines.append(json.dumps({"task": name, **vars(row)}) + "\n")
+    path.write_text("".join(lines))
     return path
 
 
-def arguments(checkpoint, episodes_file, output, *further):
-    return [
-        *(
-            "train",
-            "invicl",
-            "--model_args",
-            f"pretrained={checkpoint('gpt2')}",
-            "--episodes",
-            str(episodes_file),
-        ),
-        *(
-            "--num_fewshot",
-            "3",
-            "--steps",
-            "40",
-            "--batch_size",
-            "4",
-            "--learning_rate",
-            "1e-3",
-            "--device",
-            "cpu",
-        ),
-        *(
-            "--eval_steps",
-            "10",
-            "--save_steps",
-            "3",
-            "--loss",
-            "all",
-            "--output",
-            str(output),
-            *further,
-        ),
-    ]
+OPTIONS = """
+--num_fewshot 3 --steps 40 --batch_size 4 --learning_rate 1e-3 --device cpu --eval_steps 10
+--save_steps 3 --loss all
+""".split()
+
+
+def arguments(folder, episodes_file, output):
+    """The command that trains a checkpoint."""
+    line = ["train", "invicl", "--model_args", f"pretrained={folder}"]
+    return [*line, "--episodes", str(episodes_file), "--output", str(output), *OPTIONS]
 
 
 def process(line):
@@ -594,79 +579,79 @@ def finish(line):
 @pytest.mark.slow
 def test_killed_and_resumed(checkpoint, episodes_file, tmp_path):
     """The same weights bit for bit, and the same log, dropout included (GPT-2 has it)."""
-    finish(arguments(checkpoint, episodes_file, tmp_path / "whole"))
-    running = process(arguments(checkpoint, episodes_file, tmp_path / "killed"))
+    folder = checkpoint("gpt2")
+    finish(arguments(folder, episodes_file, tmp_path / "whole"))
+    line = arguments(folder, episodes_file, tmp_path / "killed")
+    running = process(line)
     while not (tmp_path / "killed/checkpoints/checkpoint-21").exists():
         assert running.process.is_alive(), running.finish()
         time.sleep(0.001)
     time.sleep(random.random() * 0.1)  # at any moment of the next steps, or of a save
     running.kill()
-    finish(arguments(checkpoint, episodes_file, tmp_path / "killed", "--resume"))
+    finish([*line, "--resume"])
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-    logs = [read_log(tmp_path / name) for name in ("killed", "whole")]
-    assert logs[0] == logs[1] and len(logs[0]) == 45
+    log = read_log(tmp_path / "killed")
+    assert log == read_log(tmp_path / "whole")
+    assert len(log) == 45
 
 
 @pytest.mark.slow
 def test_two_processes_do_what_one_does(checkpoint, episodes_file, tmp_path):
     """The same losses step by step at the same global batch. (A model without dropout.)"""
-    line = arguments(checkpoint, episodes_file, tmp_path / "one")
-    line[line.index("--model_args") + 1] = f"pretrained={checkpoint('llama')}"
-    finish(line)
-    line[line.index("--output") + 1] = str(tmp_path / "two")
+    folder = checkpoint("llama")
+    finish(arguments(folder, episodes_file, tmp_path / "one"))
+    line = arguments(folder, episodes_file, tmp_path / "two")
     for done in ranks(run_command, "lm-eval-icl", *line):
         assert done.returncode == 0, done.stderr
-    logs = [read_log(tmp_path / name) for name in ("one", "two")]
-    assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]] and len(
-        logs[0]
-    ) == 45
-    for one_entry, two_entry in zip(*logs, strict=True):
-        for name in ("loss", "eval_loss"):
-            if name in one_entry:
-                assert one_entry[name] == pytest.approx(two_entry[name], abs=1e-5)
+    one = read_log(tmp_path / "one")
+    two = read_log(tmp_path / "two")
+    assert len(one) == 45
+    for mine, theirs in zip(one, two, strict=True):
+        assert mine["step"] == theirs["step"]
+        for name in {"loss", "eval_loss"} & mine.keys():
+            assert mine[name] == pytest.approx(theirs[name], abs=1e-5)
 
 
-DEMO = ["--model_args", f"pretrained={model_path()}"]
-SHORT = ["--tasks", "icl_demo_short"]
-TWICE = ["--gradient_accumulation_steps", "2"]
+BAD_BATCH = "icl --tasks icl_demo_short --batch_size 3 --gradient_accumulation_steps 2"
+BAD_LINES = {
+    "deepthink --tasks icl_demo_short": "no model is trained under deepthink, since it is more",
+    "saicl --tasks x --loss all": "loss=all: under saicl a demonstration sees its own",
+    "icl --tasks x --episodes y": "--tasks, --episodes, --metaicl: give one of them.",
+    "icl --tasks icl_demo_short --num_fewshot 190": "task 'icl_demo_short': 190 demonstrations",
+    "icl,max_length=9 --tasks icl_demo_short": "task 'icl_demo_short': none of",
+    BAD_BATCH: "--batch_size 3: must be a multiple of 2: processes",
+}
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        (["deepthink", *DEMO, *SHORT], "no model is trained under deepthink, since it is more"),
-        (["saicl", *DEMO, "--tasks", "x", "--loss", "all"], "loss=all: under saicl a demonstration sees its own"),
-        (["icl", *DEMO, "--tasks", "x", "--episodes", "y"], "--tasks, --episodes, --metaicl: give one of them."),
-        (["icl", *DEMO, *SHORT, "--num_fewshot", "190"], "task 'icl_demo_short': 190 demonstrations"),
-        (["icl", "--model_args", f"pretrained={model_path()},max_length=9", *SHORT], "task 'icl_demo_short': none of"),
-        (["icl", *DEMO, *SHORT, "--batch_size", "3", *TWICE], "--batch_size 3: must be a multiple of 2: processes"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_line(line, says, tmp_path, monkeypatch):
+@pytest.mark.parametrize("text", BAD_LINES)
+def test_bad_input_is_one_line(text, tmp_path, monkeypatch):
+    """`icl,max_length=9`: with a model argument."""
     monkeypatch.chdir(tmp_path)
-    assert commands.refused("train", *line, "--steps", "1", "--output", "out").startswith(says)
+    first, *further = text.split()
+    method, *limits = first.split(",")
+    model_args = ",".join([f"pretrained={model_path()}", *limits])
+    line = [method, "--model_args", model_args, *further, "--steps", "1", "--output", "out"]
+    assert commands.refused("train", *line).startswith(BAD_LINES[text])
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        (
-            '{"task": "a", "input": "x"}',
-            "output: Field required.",
-        ),
-        (
-            '{"task": "a", "input": "x", "output": "y", "options": ["z"]}',
-            "the output 'y' is none of the options ['z']",
-        ),
-    ],
+ROW = {"task": "a", "input": "x"}
+WITHOUT_OUTPUT = (ROW, "output: Field required.")
+NO_OPTION = (
+    {**ROW, "output": "y", "options": ["z"]},
+    "the output 'y' is none of the options ['z']",
 )
+
+
+@pytest.mark.parametrize("row, says", [WITHOUT_OUTPUT, NO_OPTION])
 def test_a_bad_row_is_named_by_its_number(row, says, tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"task": "a", "input": "x", "output": "y"}\n\n' + row + "\n")
+    good = json.dumps({**ROW, "output": "y"})
+    path.write_text(f"{good}\n\n{json.dumps(row)}\n")
     with pytest.raises(InputError) as error:
         read_file(path)
-    assert f"{path}, line 3: " in error.value.message and says in error.value.message
+    assert f"{path}, line 3: " in error.value.message
+    assert says in error.value.message
 
 
 def test_a_gradient_that_is_not_finite(checkpoint, tmp_path, monkeypatch):
@@ -687,15 +672,15 @@ def test_a_gradient_that_is_not_finite(checkpoint, tmp_path, monkeypatch):
 
 
 def test_a_folder_is_of_one_run(tmp_path):
-    output, identity = tmp_path / "out", {"model": "m", "rows": {"t": "abc"}, "steps": 10}
+    output = tmp_path / "out"
+    identity = {"model": "m", "rows": {"t": "abc"}, "steps": 10}
 
     def claimed(resume=False, **changes):
         return claim(output, identity | changes, resume)
 
     assert claimed() is None
-    with pytest.raises(
-        InputError, match="holds another run, with another steps: give another folder"
-    ):
+    words = "holds another run, with another steps: give another folder"
+    with pytest.raises(InputError, match=words):
         claimed(resume=True, steps=20)
     for step in (5, 10, 15):
         (output / f"checkpoints/checkpoint-{step}").mkdir(parents=True)
