@@ -146,6 +146,10 @@ class Column:
         """1 if higher values are better, or else -1."""
         return 1 if self.higher_is_better else -1
 
+    def goodness(self, entry: Entry) -> float:
+        """The mean of an entry that has a result on this column, negative if lower is better."""
+        return self.sign * entry.cells[self.name].estimate.mean
+
     def judged(self, difference: Difference, margin: float | None = None) -> str:
         """Return "better", "worse", "equivalent" (within the margin) or "undecided"."""
         verdict = difference.verdict(margin)
@@ -235,13 +239,13 @@ class Board:
     ] = ()  # words that hold for all entries and columns: "8 shots", "limit=60"
     keys: Mapping[str, RowKey] = field(default_factory=dict)  # entry's name -> the key of its row
 
+    def entries_on(self, column: Column) -> list[Entry]:
+        """The entries that have a result on a column."""
+        return [entry for entry in self.entries if column.name in entry.cells]
+
     def majority(self, column: Column) -> float | None:
         """The score of always giving the most frequent right answer; None if entries have different documents."""
-        majorities = {
-            entry.cells[column.name].majority
-            for entry in self.entries
-            if column.name in entry.cells
-        }
+        majorities = {entry.cells[column.name].majority for entry in self.entries_on(column)}
         return majorities.pop() if len(majorities) == 1 else None
 
     def differences(self, entry: Entry, column: Column) -> dict[str, Difference]:

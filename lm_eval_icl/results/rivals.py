@@ -180,7 +180,7 @@ def compare_all(
         family = comparisons_of(rows, column)
         best_of = {}
         for rule, rule_rows in grouped(rows, lambda entry: entry.rule).items():
-            best_of[rule] = max(rule_rows, key=functools.partial(_goodness, column))
+            best_of[rule] = max(rule_rows, key=column.goodness)
         for entry in rows:
             minus = functools.partial(_difference, entry, column, family)
             best = best_of[entry.rule]
@@ -198,7 +198,7 @@ def compare_all(
                 to_majority=None if to_one is None else replace(to_one, comparisons=family),
                 conditions=tuple(to_conditions),
                 comparisons=family,
-                is_best=_goodness(column, best) - _goodness(column, entry) <= _SAME,
+                is_best=column.goodness(best) - column.goodness(entry) <= _SAME,
                 is_worse=None if below is None else column.judged(below) == "worse",
             )
             marks = _marks(cell, bases.get(entry.name), column)
@@ -210,9 +210,6 @@ def compare_all(
         ordered.append(replace(entry, cells=compared | {**entry.cells, **compared}))
     return tuple(ordered), {name: base.name for name, base in bases.items()}
 
-
-def _goodness(column: Column, entry: Entry) -> float:
-    return column.sign * entry.cells[column.name].estimate.mean
 
 
 def _difference(
