@@ -62,18 +62,14 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "training": (Limit(8523, 11.3), Limit(5827, 15.7)),
     "regression": (None, Limit(3237, 17.8)),
     "harness": (Limit(26797, 10.8), Limit(31573, 13.9)),
-    "results": (Limit(31744, 11.7), Limit(28444, 17.2)),
-    "leaderboard": (Limit(14695, 12.3), Limit(4480, 13.6)),
+    "results": (Limit(31741, 11.4), Limit(28444, 17.2)),
+    "leaderboard": (Limit(14660, 11.1), Limit(4480, 13.6)),
     "studies": (Limit(19093, 11.4), Limit(18995, 16.0)),
-    "smoke": (Limit(2914, 11.9), Limit(2568, 20.6)),
+    "smoke": (Limit(2913, 11.0), Limit(2568, 20.6)),
     "cli": (Limit(10148, 11.2), Limit(1018, 11.4)),
 }
-# Lines of a file and of a function of the package. What was longer when the rule came is listed
-# with its length then, and may only become shorter.
-FILE_LINES, FUNCTION_LINES = 500, 75
-LONGER = {
-    "results/summary.py:summarize": 79,
-}
+FILE_LINES = 500  # of a file of the package
+FUNCTION_LINES = 75  # of a function of the package
 LAYOUT_TOKENS = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -145,8 +141,7 @@ def test_files_and_functions_fit_on_few_pages():
                 place = f"{name}:{node.name}"
                 lengths[place] = max((length, FUNCTION_LINES), lengths.get(place, (0, 0)))
         for place, (length, limit) in lengths.items():
-            allowed = LONGER.get(place, limit)
-            assert length <= allowed, f"{place} has {length} lines, and may have {allowed}"
+            assert length <= limit, f"{place} has {length} lines, and may have {limit}"
 
 
 def test_every_room_has_a_limit():

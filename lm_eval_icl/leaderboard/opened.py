@@ -16,7 +16,7 @@ from lm_eval_icl.leaderboard import costs, numbers
 from lm_eval_icl.leaderboard.differences import SCOPES, verdict, what_decides
 from lm_eval_icl.leaderboard.drawn import WHO
 from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, value
-from lm_eval_icl.results.board import Board, BoardCell, Column, Entry
+from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, results_in
 from lm_eval_icl.results.fields import count as count_in
 from lm_eval_icl.results.fields import mapping
 from lm_eval_icl.results.records import Run
@@ -107,9 +107,7 @@ def _cell(
     if cell is None:
         return None
     estimate = cell.estimate
-    used: set[str] = set()
-    for prompt_set in cell.sets:
-        used |= {unit.run.digest for unit in prompt_set.answered}
+    used = {unit.run.digest for unit in results_in(cell.sets)}
     runs = [places[run.digest] for run in entry.runs if not used or run.digest in used]
     facts = []
     for title, text in _facts(board, entry, column, cell):
@@ -175,11 +173,10 @@ def _difference(difference: Difference, column: Column) -> str:
 def _encoded(cell: BoardCell) -> str:
     """What the runs of a task encoded once, where demonstrations may be joined; "" elsewhere."""
     totals = Counter[str]()
-    for prompt_set in cell.sets:
-        for unit in prompt_set.answered:
-            shared = mapping(unit.run.icl.get("shared_demonstrations"))
-            for name in ("demonstrations", "distinct", "joined"):
-                totals[name] += count_in(shared.get(name)) or 0
+    for unit in results_in(cell.sets):
+        shared = mapping(unit.run.icl.get("shared_demonstrations"))
+        for name in ("demonstrations", "distinct", "joined"):
+            totals[name] += count_in(shared.get(name)) or 0
     of_contexts = totals["demonstrations"]
     if not of_contexts:
         return ""

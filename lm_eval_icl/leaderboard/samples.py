@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lm_eval_icl.leaderboard.opened import clean
-from lm_eval_icl.results.board import Board, BoardCell, TaskRun
+from lm_eval_icl.results.board import Board, BoardCell, TaskRun, results_in
 from lm_eval_icl.results.fields import at, sample_facts
 from lm_eval_icl.results.tasks import lines, rows_of, samples_path
 
@@ -38,12 +38,8 @@ def _plain(value: object) -> str:
 
 def answered(cell: BoardCell) -> dict[tuple[int | None, int, int], TaskRun]:
     """(seed, order, format) -> the result in these prompts, for all results of a task's cell."""
-    results = {}
-    for prompt_set in cell.sets:
-        for unit in prompt_set.answered:
-            run = unit.run
-            results[run.seed, run.order, run.format] = unit
-    return results
+    units = results_in(cell.sets)
+    return {(unit.run.seed, unit.run.order, unit.run.format): unit for unit in units}
 
 
 def samples_of(unit: TaskRun) -> dict[int, Sample]:

@@ -111,7 +111,10 @@ def condition_pairs(
     """
     values = {entry: fields_of(entry, key) for entry, key in key_of.items()}
     pairs: list[tuple[str, Entry, Entry]] = []
-    for name in dict.fromkeys(name for fields in values.values() for name in fields):
+    names: dict[str, None] = {}
+    for fields in values.values():
+        names |= dict.fromkeys(fields)
+    for name in names:
         if name == only or (only is None and name not in _NO_CONDITIONS):
             pairs += _pairs_by(name, values)
     return pairs
@@ -209,7 +212,6 @@ def compare_all(
         compared = cells[entry.name]
         ordered.append(replace(entry, cells=compared | {**entry.cells, **compared}))
     return tuple(ordered), {name: base.name for name, base in bases.items()}
-
 
 
 def _difference(
