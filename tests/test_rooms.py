@@ -59,7 +59,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "methods": (Limit(24376, 11.1), Limit(21245, 15.1)),
     "drawing": (Limit(3811, 11.1), Limit(2447, 16.5)),
     "demonstrations": (Limit(11153, 11.5), Limit(6781, 16.3)),
-    "training": (Limit(8523, 11.3), Limit(5827, 15.7)),
+    "training": (Limit(8522, 11.3), Limit(5827, 15.7)),
     "regression": (None, Limit(3237, 17.8)),
     "harness": (Limit(26797, 10.8), Limit(31573, 13.9)),
     "results": (Limit(31741, 11.4), Limit(28444, 17.2)),

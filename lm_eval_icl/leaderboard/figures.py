@@ -281,7 +281,7 @@ def _sets(board: Board, most: int, *, deviations: bool) -> Drawn | None:
             scaled = [scale_of(column) * value for value in dict.fromkeys(values)]
             line = numbers_of(entry, column, values=", ".join(texts))
             marks.append(_Mark(entry, scaled, [], width, line))
-    what = "each order less its set's mean" if deviations else "a point for each set"
+    what = "each order minus its set's mean" if deviations else "a point for each set"
     title = "Orders of the same demonstrations" if deviations else "Sets of demonstrations"
     title = f"{title}: {metric_of(column)} on {clipped(column.name)}"
     label = f"{axis_of(board, column)}\n{what}; the range is on the right"

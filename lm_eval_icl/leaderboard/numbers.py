@@ -97,7 +97,7 @@ def units(board: Board) -> str:
     others = [shown(column.name) for column in board.columns if not column.percent]
     if len(others) == len(board.columns):
         return ""
-    return f"in percent, but for {', '.join(others)}" if others else "in percent"
+    return f"in percent, except {', '.join(others)}" if others else "in percent"
 
 
 def p_value(p: float | None) -> str:

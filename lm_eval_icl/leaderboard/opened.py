@@ -31,8 +31,8 @@ MARKS = {
     "confirmed": "Two runs on different dates, with the same prompts, gave the same answer to "
     "every document.",
     "differs": "Two runs with the same prompts gave different answers. The earlier run is shown.",
-    "other sets": "The baseline has other sets of demonstrations, and the interval of the "
-    "difference contains the chance of both.",
+    "other sets": "The baseline has other sets of demonstrations, so the interval of the "
+    "difference includes the variation of both.",
     "not compared": "The baseline has other documents, or no answers to single documents.",
     "aggregate only": "There are no answers to single documents (--log_samples), so the interval "
     "comes from the standard error in the results file, and there is no difference.",

@@ -197,7 +197,7 @@ def overview(board: Board, most: int) -> Table:
         first_cell = in_column[0].cells[column.name]
         of = family(first_cell.comparisons)
         unit = " in points" if column.percent else ""
-        table.caption = f"Differences{unit}, with intervals that hold in 95% for {of} together."
+        table.caption = f"Differences{unit}, with 95% intervals that hold together for {of}."
     return table
 
 

@@ -42,14 +42,14 @@ FLIPS = Property(
 )
 FORMATS = Property(
     "format spread",
-    "accuracy in the best format less that in the worst, the mean over sets",
+    "accuracy in the best format minus that in the worst, averaged over sets",
     "lower",
 )
 SETS = Property(
-    "set spread", "accuracy with the best set of demonstrations less that with the worst", "lower"
+    "set spread", "accuracy with the best set of demonstrations minus that with the worst", "lower"
 )
 SHOTS = Property(
-    "shots gain", "accuracy with the most demonstrations less that with the fewest (not none)", ""
+    "shots gain", "accuracy with the most demonstrations minus that with the fewest (not 0)", ""
 )
 CONFIDENCE = {
     "ece": Property(
@@ -182,7 +182,7 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
             continue
         cost = compare_sets(first, _in_first_order(sets), SHARE)
         if cost is not None:
-            less = f"less that with {labels} labels in the demonstrations"
+            less = f"minus that with {labels} labels in the demonstrations"
             words = "random labels" if labels == "random" else labels.replace(":", " ")
             what = f"accuracy with the right labels {less}"
             yield Property(f"{words} cost", what, "", labels=labels), cost

@@ -134,7 +134,7 @@ def with_code(folder, **config):
 
 # What becomes of a good checkpoint -> what is said of it.
 BROKEN = {
-    "no folder": (shutil.rmtree, "neither a folder here nor a checkpoint"),
+    "no folder": (shutil.rmtree, "is neither a folder here nor a checkpoint"),
     "more layers": (lambda f: edit(f / "config.json", n_layer=4), "12 of the weights of GPT2LMHeadModel are not in .*"
                     "random weights would replace"),
     "code of its own": (lambda f: with_code(f, model_type="own"), "custom code .*argument `trust_remote_code=True`"),
@@ -231,7 +231,7 @@ def test_queries_that_are_too_long_are_cut(small, caplog):
     (cut,) = [line for line in caplog.messages if "do not fit" in line]
     counts = icl["truncated"]["mmlu_a"]
     assert (
-        f"and {counts['documents']} do not fit without any either" in cut
+        f"and {counts['documents']} do not fit even without demonstrations" in cut
         and f"({counts['tokens']} in all)" in cut
     )
 

@@ -184,7 +184,7 @@ def test_documents_among_their_own_demonstrations_are_counted(checkpoint, caplog
         own = sum(query in shown for *shown, query in said)
         counted = results["config"]["icl"]["own_demonstrations"].get(NAME, {"documents": 0})
         assert counted == {"documents": own} and own > 0
-    assert caplog.text.count("documents stand among their own demonstrations, with the answer") == 2
+    assert caplog.text.count("documents are among their own demonstrations, with the answer") == 2
 
 
 @pytest.mark.slow

@@ -657,8 +657,8 @@ def test_without_demonstrations_all_are_plain():
 def test_every_window_needs_its_weight():
     """Also where demonstrations were left out, unless one window is left."""
     method = methods.make("ensemble", {"weights": [1, 2, 3], "window_size": 2})
-    assert method.why_not(4) == "weights: 3 numbers for 2 windows" and not method.why_not(5)
-    with pytest.raises(InputError, match="ensemble: weights: 3 numbers for 2 windows"):
+    assert method.why_not(4) == "weights: has 3 numbers, and must have 2" and not method.why_not(5)
+    with pytest.raises(InputError, match="ensemble: weights: has 3 numbers, and must have 2"):
         method.contexts(CONTEXT)
     alone = Context(CONTEXT.prefix, CONTEXT.demonstrations[:2])
     assert scores(model_of("gpt2"), method, (alone,)) == scores(

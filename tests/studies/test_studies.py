@@ -488,7 +488,7 @@ def test_a_dry_run_refuses_what_cannot_be_run(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "do not fit the model's 60 positions" in said
     assert "gated: 4 cells, 24 documents that cannot be run" in said
-    assert f"pretrained='{tmp_path / 'gated'}': no checkpoint there" in said
+    assert f"pretrained='{tmp_path / 'gated'}': the folder has no checkpoint" in said
 
 
 def test_a_method_that_the_model_cannot_run_fails_its_cells_alone(tmp_path, monkeypatch):

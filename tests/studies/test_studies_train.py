@@ -238,7 +238,7 @@ def test_a_checkpoint_is_named_by_what_its_weights_depend_on():
         ({"train": {"step": 3}}, "train: trained: unknown argument 'step': did you mean 'steps'?"),
         (
             {"models": "pretrained=m,peft=n"},
-            "models: peft: train: icl_demo_short makes new weights",
+            "models: peft: train: icl_demo_short trains new weights",
         ),
     ],
 )
