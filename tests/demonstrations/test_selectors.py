@@ -516,7 +516,7 @@ def test_what_cannot_be_chosen_from_a_pool_is_one_line():
         select("herding", Pool(labels, features), 2, 0)
     with pytest.raises(
         InputError,
-        match="lens: dev=100 rows to score sets on are asked for, and 10 of the pool's 40",
+        match="lens: dev=100 exceeds the 10 of the pool's 40",
     ):
         worth = Worth(make_pool(0))
         lens(Lens(m=30), make_pool(0), 6, Random(0), worth.info, worth.score)
