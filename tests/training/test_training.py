@@ -517,9 +517,7 @@ def test_evaluated_as_it_was_not_trained(trained, method, says):
 def test_an_evaluation_says_and_records_the_training(checkpoint, tmp_path, caplog):
     tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0)
     other = "pcw: the checkpoint was trained under invicl, and is evaluated under pcw."
-    none = (
-        "invicl: it needs a model trained under invicl, and the checkpoint has no record of that."
-    )
+    none = "invicl: it needs a model trained under invicl, and the checkpoint records no training."
     trained, untrained = tmp_path / "out", checkpoint("gpt2")
     for model, path, warnings in (
         ("pcw", trained, [other]),
