@@ -511,7 +511,7 @@ def test_what_cannot_be_chosen_from_a_pool_is_one_line():
     labels, features = np.array([0, 0, 2]), np.zeros((3, 2))
     with pytest.raises(
         InputError,
-        match="label 1 has no rows in the pool of 3: take a larger pool, or choose without",
+        match="label 1 has no rows in the pool of 3 rows: raise pool=, or give balance=False",
     ):
         select("herding", Pool(labels, features), 2, 0)
     with pytest.raises(

@@ -84,7 +84,7 @@ def test_arguments(checkpoint, name, arguments, says):
             "one_token",
             3,
             {"args": {"window_size": 4}},
-            "window_size=4: more than the 3 demonstrations",
+            "window_size=4: must not exceed the 3 demonstrations",
         ),
         (
             "icl",

@@ -92,7 +92,7 @@ def test_what_moicl_refuses(checkpoint):
     for task, args, why in (
         ("generate", {}, r"'generate': moicl: it decides among options, and this task has none"),
         ("one_token", {"rows": 50}, r"rows=50: only \d few-shot documents are neither"),
-        ("inputs", {}, r"every option of this task has a prompt of its own"),
+        ("inputs", {}, r"every option of this task has its own prompt"),
     ):
         with pytest.raises(InputError, match=why):
             evaluation.run("moicl", path, [task], 3, args={"rows": 4, **args})

@@ -406,7 +406,7 @@ def test_one_process_at_a_time_writes_a_folder(tmp_path, capsys):
         ),
         (
             {"methods": "hf", "fits": "icl"},
-            "fits: hf cuts long prompts in its own way: leave it out of the study.",
+            "fits: hf cuts long prompts in its own way: leave hf out of the study.",
         ),
         ({"tasks": None, "taskz": "t"}, "taskz: 't': there is no such key; did you mean 'tasks'?"),
     ],
