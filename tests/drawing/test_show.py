@@ -240,10 +240,7 @@ def test_a_value_that_the_model_decides_is_left_out():
         (["icl", "--args", "T=3"], "'T' belongs to deepthink, not to icl"),
         (["icl", "--shots", "-1"], "--shots -1: must be from 0 to 200"),
         (["icl", "--shots", "100"], "at most 200 are drawn"),
-        (
-            ["pcw", "--args", "window_size=4"],
-            "pcw: window_size=4: must not exceed the 3 demonstrations",
-        ),
+        (["pcw", "--args", "window_size=4"], "pcw: window_size=4: must not exceed the 3 demo"),
         (["icl", "--output", "a.pdf"], "--output a.pdf: must end in .svg or .png"),
         (
             ["nowhere:Thing"],
