@@ -62,7 +62,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument(
         "--order", type=int, default=0, help="the order of the demonstrations (default: 0)"
     )
-    parser.add_argument("--most", type=int, default=3, metavar="N", help="documents (default: 3)")
+    parser.add_argument(
+        "--most", type=int, default=3, metavar="N", help="documents to show (default: 3)"
+    )
     add_options(parser, _OPTIONS)
     args = parser.parse_args(arguments)
     names = [name for name in (args.first, args.second) if name is not None]
