@@ -21,7 +21,7 @@ from lm_eval_icl.results.read import read
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl collect`."""
     parser.description = (
-        "Make one small file of each run, with all answers: a leaderboard to share."
+        "Make one small file of each run, with all answers, for a shared leaderboard."
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=RESULTS)
     action = parser.add_mutually_exclusive_group(required=True)
@@ -31,7 +31,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     action.add_argument(
         "--check",
         action="store_true",
-        help="write nothing: name each file that is not a whole run from this command, and fail if there are any",
+        help="write nothing; name each file that has faults, and end with status 1 if there are any",
     )
     args = parser.parse_args(arguments)
     console = Console()
@@ -77,5 +77,5 @@ def _check(paths: Sequence[Path], console: Console) -> None:
     if not files:
         raise InputError(f"{', '.join(map(str, paths))}: there are no files to check.")
     if wrong:
-        raise InputError(f"{len(wrong)} of {len(files)} files cannot be used as they are.")
-    print_line(console, f"{len(files)} runs are as they should be.")
+        raise InputError(f"{len(wrong)} of {len(files)} files have faults.")
+    print_line(console, f"{len(files)} runs have no faults.")

@@ -34,21 +34,21 @@ _OPTIONS = {
     "by": (
         "CONDITION",
         str,
-        "in place of A and B: all rows that differ by this alone, such as demonstrations, shots, "
-        "labels, rule, method, training or format",
+        "instead of A and B: compare all rows that differ only in this: demonstrations, shots, "
+        "labels, rule, method, training, format, ...",
     ),
     "tasks": ("T,...", str, "the tasks and groups to compare (default: all)"),
     "metric": ("M", str, "acc_norm, ece, brier, log_probability, ... (default: acc)"),
     "margin": (
         "M",
         float,
-        "differences within this margin (in points, for percents) count as equivalent",
+        "count differences within this margin as equivalent (in points, for percents)",
     ),
     "json": ("", bool, "print the numbers as JSON"),
     "fail-below": (
         "M",
         float,
-        "end with status 1 if an interval of A - B is wholly below this (in points)",
+        "end with status 1 if all of an interval of A - B is below this (in points)",
     ),
 }
 
@@ -147,7 +147,7 @@ def _by_condition(args: argparse.Namespace) -> Iterator[_Pair]:
         for entry, key in key_of.items():
             known.update(fields_of(entry, key))
         advice = did_you_mean(args.by, known) or f"rows have {', '.join(sorted(known))}."
-        raise InputError(f"--by {args.by}: no two rows differ by this alone; {advice}")
+        raise InputError(f"--by {args.by}: no two rows differ only in this: {advice}")
     for _, entry, reference in pairs:
         pair = _pair(entry, reference, board.columns, board.entries)
         if pair.columns:

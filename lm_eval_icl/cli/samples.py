@@ -25,8 +25,8 @@ _QUERY = 600  # the most characters of a query that are shown without --full
 
 
 _OPTIONS = {
-    "seed": ("SEED", int, "of the demonstrations (default: the first)"),
-    "document": ("ID", int, "only this document"),
+    "seed": ("SEED", int, "the seed of the demonstrations (default: the first)"),
+    "document": ("ID", int, "show only this document"),
     "full": ("", bool, "print whole prompts"),
 }
 
@@ -42,7 +42,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         metavar="A",
         help="a results file or folder of one run; or, with --results, an entry of the table",
     )
-    parser.add_argument("second", metavar="B", nargs="?", help="another one, shown beside A")
+    parser.add_argument(
+        "second", metavar="B", nargs="?", help="another one, which is shown beside A"
+    )
     parser.add_argument(
         "--results",
         nargs="+",
@@ -55,10 +57,14 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         parser.add_argument(
             f"--{name}",
             choices=["A", "B"],
-            help=f"only documents that this one answers {what}: --right A --wrong B",
+            help=f"show only documents that this one answers {what}: --right A --wrong B",
         )
-    parser.add_argument("--order", type=int, default=0, help="of the demonstrations in a study")
-    parser.add_argument("--most", type=int, default=3, metavar="N", help="documents (default: 3)")
+    parser.add_argument(
+        "--order", type=int, default=0, help="the order of the demonstrations (default: 0)"
+    )
+    parser.add_argument(
+        "--most", type=int, default=3, metavar="N", help="documents to show (default: 3)"
+    )
     add_options(parser, _OPTIONS)
     args = parser.parse_args(arguments)
     names = [name for name in (args.first, args.second) if name is not None]

@@ -42,7 +42,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     args = _read_options(parser, arguments)
     how = read(args.how)
     if not isinstance(how, How):
-        raise InputError(f"{args.how!r}: there are {', '.join(METHODS)}.")
+        raise InputError(f"{args.how!r}: is no such method: give one of {', '.join(METHODS)}.")
     seeds = _seeds(args.seeds)
     output = args.output
     if output.is_dir() or not os.access(output.parent, os.W_OK):
@@ -91,8 +91,8 @@ def _read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> argp
     parser.add_argument(
         "how",
         metavar="HOW",
-        help=f"{', '.join(METHODS)}, with arguments as in lens:m=200:rho=3; all take pool=N and "
-        "balance=False",
+        help=f"{', '.join(METHODS)}; arguments follow as in lens:m=200:rho=3, and all methods take "
+        "pool=N and balance=False",
     )
     parser.add_argument(
         "--model_args",
@@ -110,7 +110,7 @@ def _read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> argp
         "--seeds",
         default="1234",
         metavar="N,A..B",
-        help="seeds, each with a choice (default: 1234)",
+        help="the seeds, each of which gets its own choice (default: 1234)",
     )
     parser.add_argument(
         "--output", required=True, type=Path, metavar="FILE.json", help="the file for the choices"

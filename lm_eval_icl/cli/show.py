@@ -13,7 +13,7 @@ from lm_eval_icl.harness.arguments import pairs
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl show`."""
-    parser.description = "Draw the layout of a method: which token sees which, and at which position; in the terminal, or as a picture."
+    parser.description = "Draw which token sees which, and at which position, under a method."
     names = ", ".join(methods.NAMES)
     parser.add_argument("method", metavar="METHOD", help=f"{names}, or MODULE:CLASS")
     parser.add_argument(
@@ -22,7 +22,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument(
         "--shots", type=int, default=3, help="the number of demonstrations (default: 3)"
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="a picture, .svg or .png")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="the file of a picture, .svg or .png"
+    )
     options = parser.parse_args(arguments)
     methods.find(options.method)  # an unknown method is refused before the slow imports
 

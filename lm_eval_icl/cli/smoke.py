@@ -13,8 +13,8 @@ from lm_eval_icl.errors import InputError
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl smoke`."""
     parser.description = (
-        "Make a tiny random model, and run every method on it through lm-eval. The numbers of icl must be those of hf. "
-        "The exit status is 0, or 1 if a number is wrong or a method fails."
+        "Make a tiny random model, and run every method on it through lm-eval. The exit status is "
+        "1 if a number is wrong (icl must give those of hf), or if a method fails."
     )
     parser.add_argument(
         "--arch",

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _OPTIONS = {
     "output": ("DIR", Path, "the study's folder; its cells are not run again"),
-    "model_args": ("K=V,...", str, "another model (pretrained=...), or arguments for each"),
+    "model_args": ("K=V,...", str, "another model (pretrained=...), or arguments for every model"),
     "tasks": ("T,...", str, "other tasks"),
-    "methods": ("M,...", str, "other methods; the study's own keep their arguments"),
+    "methods": ("M,...", str, "other methods; methods of the study keep their arguments"),
     "num_fewshot": ("N", int, "another number of demonstrations"),
     "seeds": ("N,A..B", str, "other seeds of the demonstrations"),
     "demonstrations": ("HOW,...", str, "other ways of choosing the demonstrations"),
@@ -35,15 +35,15 @@ _OPTIONS = {
     "labels": ("L,...", str, "other labels of the demonstrations: none, random, flipped:P"),
     "formats": ("N,A..B", str, "other formats of the prompts; 0 is the task's own"),
     "orders": ("N", int, "another number of orders"),
-    "limit": ("N", float, "documents of each task, or a share of them below 1"),
+    "limit": ("N", float, "the number of documents of each task, or a share of them below 1"),
     "batch_size": ("N|auto", str, "as for lm_eval"),
     "device": ("DEVICE", str, "as for lm_eval"),
     "train": ("K=V,...", str, "options of `lm-eval-icl train` for the study's trainings"),
     "metadata": ("K=V,...", str, "metadata of the tasks, as for lm_eval"),
     "include_path": ("DIR", str, "a folder of further tasks"),
-    "list": ("", bool, "the studies that come with lm-eval-icl"),
-    "dry_run": ("", bool, "print how many cells are missing and how long they take"),
-    "status": ("", bool, "print how many cells are in the folder; run none"),
+    "list": ("", bool, "list the studies that come with lm-eval-icl"),
+    "dry_run": ("", bool, "print the number of missing cells, and how long they take"),
+    "status": ("", bool, "print the number of cells in the folder, and run none"),
     "verbose": ("", bool, "with --dry_run or --status: list the cells"),
 }
 
@@ -100,15 +100,15 @@ def _read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> argp
         nargs="?",
         const="cells/*",
         metavar="PATTERN",
-        help="make cells or checkpoints again that match (cells/*/icl/*), and all that need them "
-        "(default: cells/*)",
+        help="make cells or checkpoints again whose path matches, such as cells/*/icl/*, and all "
+        "that depend on them (default: cells/*)",
     )
     parser.add_argument(
         "--ray",
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help="run on the Ray cluster at this address; without an address, on several workers of "
+        help="run on the Ray cluster at this address, or without an address on several workers of "
         "this machine",
     )
     return parser.parse_args(arguments)

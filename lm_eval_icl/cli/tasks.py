@@ -13,7 +13,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument(
         "--path",
         action="store_true",
-        help="print their folder instead, for --include_path where lm-eval does not find them",
+        help="print the folder of the tasks, for --include_path if lm-eval does not find them",
     )
     if parser.parse_args(arguments).path:
         print(task_dir())

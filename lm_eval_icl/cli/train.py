@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # The options that are not settings of the training itself.
 OPTIONS = {
     "model_args": ("K=V,...", "pretrained=M, the method's arguments, and others as for hf"),
-    "tasks": ("T1,T2", "tasks of lm-eval with a training split, or groups of them"),
+    "tasks": ("T1,T2", "tasks of lm-eval with a training split, or groups of such tasks"),
     "episodes": (
         "FILE.jsonl",
         "instead of --tasks: a file of rows with task, input, output and options",
@@ -35,13 +35,13 @@ OPTIONS = {
     ),
     "data": ("DIR", "with --metaicl: the folder of MetaICL's data"),
     "train_k": ("K", "with --metaicl: the K in the names of the training files (default: 16384)"),
-    "channel": ("", "with --metaicl: give the output, and train on the input"),
+    "channel": ("", "with --metaicl: train on the input, given the output"),
     "output": ("DIR", "the folder of the trained checkpoint"),
-    "fits": ("METHOD,...", "use only episodes whose rows fit the model under these methods too"),
+    "fits": ("METHOD,...", "use only episodes whose rows also fit the model under these methods"),
     "include_path": ("DIR", "a folder of further tasks"),
     "metadata": ("K=V,...", "metadata of the tasks, as for lm-eval"),
-    "device": ("DEVICE", "cpu, or the machine's accelerator (the default)"),
-    "dry_run": ("", "print how many rows there are and how many are left out, and train nothing"),
+    "device": ("DEVICE", "cpu, ... (default: the accelerator, if there is one)"),
+    "dry_run": ("", "print the numbers of rows and of rows that are left out, and train nothing"),
 }
 
 # The defaults with --metaicl, which are MetaICL's own.

@@ -106,8 +106,8 @@ class Chooser:
         rows = self._rows(seed)
         if len({self.pool.query(row)[1] for row in rows}) > 1:
             raise InputError(
-                f"{how.name}: needs the same options for all documents, and those of task "
-                f"{self.pool.name!r} differ."
+                f"{how.name}: needs the same options for all documents, and the documents of task "
+                f"{self.pool.name!r} have different options."
             )
         choice = (
             self._selected(how, n, seed, rows)

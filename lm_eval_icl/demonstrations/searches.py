@@ -173,8 +173,8 @@ def lens(how: Lens, pool: Pool, n: int, generator: Random, info: Info, score: Sc
     left = len(labels) - sum(last_round.values())
     if left < how.dev:
         raise InputError(
-            f"lens: dev={how.dev} rows to score sets on are asked for, and {left} of the pool's "
-            f"{len(labels)} are left beside m={how.m} candidates: raise --pool, or lower m or dev."
+            f"lens: dev={how.dev} exceeds the {left} of the pool's {len(labels)} rows that are not "
+            f"among the m={how.m} candidates: raise pool=, or lower m= or dev=."
         )
     candidates, table = _filtered(labels, rounds, generator, info)
     others = sorted(set(range(len(labels))) - set(candidates))

@@ -85,8 +85,8 @@ def quotas(pool: Pool, n: int, generator: Random) -> dict[int, int]:
     available = np.bincount(pool.labels, minlength=pool.classes)
     if not available.all():
         raise InputError(
-            f"label {int(np.argmin(available))} has no rows in the pool of {len(pool.labels)}: "
-            "take a larger pool, or choose without balance."
+            f"label {int(np.argmin(available))} has no rows in the pool of {len(pool.labels)} "
+            "rows: raise pool=, or give balance=False."
         )
     labels = list(range(pool.classes))
     generator.shuffle(labels)
@@ -102,6 +102,6 @@ def check_n(how: How, pool: Pool, n: int) -> None:
     """Raise an `InputError` if the pool has fewer than n rows."""
     if n > len(pool.labels):
         raise InputError(
-            f"{how.name}: {n} demonstrations are asked for, and the pool has {len(pool.labels)}: "
-            "lower --num_fewshot or raise pool."
+            f"{how.name}: {n} demonstrations are asked for, and the pool has {len(pool.labels)} "
+            "rows: lower --num_fewshot, or raise pool=."
         )

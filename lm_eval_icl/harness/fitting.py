@@ -18,11 +18,11 @@ from lm_eval_icl.methods.moicl import LabeledRow
 def why_no_options(task: Any) -> str:
     """Why a task has no options to decide among after one query. Empty if it has."""
     if isinstance(task, MetaICLTask):
-        return "MetaICL's tasks have a decision of their own (pmi=True): leave decide out."
+        return "MetaICL's tasks decide in their own way (pmi=True): leave decide out."
     if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice":
-        return "decides among options, which this task does not have: leave it out of --tasks."
+        return "it decides among options, and this task has none: leave the task out of --tasks."
     if task.multiple_input:
-        return "every option of this task has a prompt of its own: leave it out of --tasks."
+        return "every option of this task has its own prompt: leave the task out of --tasks."
     return ""
 
 

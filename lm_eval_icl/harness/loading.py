@@ -115,9 +115,9 @@ class CheckedHFLM(HFLM):
             raise InputError(
                 f"device={device!r}: torch finds no GPU here: give cpu, or leave it out."
             )
-        what = "no checkpoint there that transformers can read"
+        what = "the folder has no checkpoint that transformers can read"
         if not Path(pretrained).is_dir():
-            what = "neither a folder here nor a checkpoint that could be loaded from the Hub"
+            what = "is neither a folder here nor a checkpoint that could be loaded from the Hub"
         with refusing(f"pretrained={pretrained!r}: {what}"):
             super()._get_config(pretrained, **kwargs)
         refuse_vision(pretrained, self._config)
@@ -135,7 +135,7 @@ class CheckedHFLM(HFLM):
         # Some tokenizers load even if their files are missing, and then have only special tokens.
         if set(self.tokenizer.get_vocab()) <= set(self.tokenizer.all_special_tokens):
             raise InputError(
-                f"{where}: its tokenizer has no vocabulary: are its files there? {advice}"
+                f"{where}: its tokenizer has no vocabulary: check that its files are there. {advice}"
             )
 
     def _create_model(self, *args: Any, pretrained: str, **kwargs: Any) -> None:

@@ -269,8 +269,8 @@ def _reader(model: LM, task: str) -> Reader:
     usable = isinstance(tokenizer, PreTrainedTokenizerBase) and isinstance(model, TemplateLM)
     if not usable or not encodes_like_all(model) or model.backend != "causal":
         raise InputError(
-            f"task {task!r}: MetaICL compares options by the mean loss of a token, and {type(model).__name__} does not "
-            "tell its tokens: run it under hf, or under a method of this package."
+            f"task {task!r}: MetaICL compares options by their mean loss per token, which "
+            f"{type(model).__name__} does not report: take hf, or a method of this package."
         )
     return reader(tokenizer, getattr(model, "add_bos_token", None), int(model.max_length))
 

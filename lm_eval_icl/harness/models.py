@@ -202,7 +202,7 @@ class ICLModel(RespondingLM):
         identity is refused."""
         if self.method.rows_wanted:
             raise InputError(
-                "--use_cache: it cannot tell what weights were fitted on: leave it out."
+                "--use_cache: a cache cannot tell which rows weights were fitted on: leave it out."
             )
         model = self.model_identity()
         unknown = ""
@@ -213,8 +213,8 @@ class ICLModel(RespondingLM):
             unknown = "code of this method"
         if unknown:
             raise InputError(
-                f"--use_cache: the {unknown} came from no file, so that a cache could not tell them "
-                "from others: leave --use_cache out."
+                f"--use_cache: the {unknown} did not come from a file, so a cache could not tell "
+                "them from others: leave --use_cache out."
             )
         identity: dict[str, Any] = {
             "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),

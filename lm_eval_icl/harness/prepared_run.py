@@ -114,7 +114,7 @@ class PreparedRun:
         tokens = sum(len(context.tokens) for context in contexts)
         cost = (
             f"task {task.config.task!r}: its documents have {len(contexts)} descriptions or sets "
-            f"of demonstrations ({tokens:,} tokens), and {self.method.name} learns from each"
+            f"of demonstrations ({tokens:,} tokens), and {self.method.name} learns from each of them"
         )
         # Prompts that are too long have a part of the demonstrations.
         largest = max(contexts, key=lambda context: len(context.demonstrations))
@@ -122,8 +122,8 @@ class PreparedRun:
         drawn = any(not {context.prefix, *context.demonstrations} <= parts for context in contexts)
         if drawn and not getattr(self.method, "per_document", False):
             raise InputError(
-                f"{cost}, in many passes: draw one set (--metadata demonstrations=stratified), or "
-                "give per_document=True."
+                f"{cost}, which takes many passes: draw one set for all documents (--metadata "
+                "demonstrations=stratified), or give per_document=True."
             )
         log.warning("%s.", cost)
 
@@ -195,9 +195,9 @@ class PreparedRun:
         copies = {name: counts["documents"] for name, counts in counted.items() if name in shots}
         if copies:
             log.warning(
-                "%s: %d documents stand among their own demonstrations, with the answer (lm-eval's "
-                "sampler leaves that to chance). Add --metadata demonstrations=random, or another "
-                "way, to leave them out.",
+                "%s: %d documents are among their own demonstrations, with the answer, since "
+                "lm-eval's sampler does not exclude them. Add --metadata demonstrations=random, or "
+                "another way of choosing, to leave them out.",
                 some(copies),
                 sum(copies.values()),
             )
@@ -208,8 +208,8 @@ class PreparedRun:
         }
         if drawn:
             log.warning(
-                "%s: lm-eval draws other demonstrations for each document (%d contexts), so that "
-                "nearly nothing is shared, and orders cannot be compared. Add --metadata "
+                "%s: lm-eval draws new demonstrations for each document (%d contexts), so documents "
+                "share nearly no computation, and orders cannot be compared. Add --metadata "
                 "demonstrations=random (or stratified, first) to draw them once for all documents.",
                 some(drawn),
                 sum(drawn.values()),
@@ -223,10 +223,10 @@ class PreparedRun:
             return
         window = self.limits.window
         log.warning(
-            "Prompts that do not fit the model's %d positions%s: of %d documents, %d lose "
-            "demonstrations (%d in all) and %d do not fit without any either and lose their first "
-            "tokens, as under hf (%d in all); tasks: %s. %s--model_args overflow=error refuses such "
-            "a run.",
+            "Some prompts do not fit the model's %d positions%s. Of %d documents, %d lose "
+            "demonstrations (%d in all), and %d do not fit even without demonstrations and lose "
+            "their first tokens, as under hf (%d in all). Tasks: %s. %s--model_args overflow=error "
+            "refuses such a run.",
             self.limits.positions,
             f", or the {window} tokens that some layers look back at most" if window else "",
             len(by_document([prepared.instance for prepared in new])),

@@ -34,9 +34,9 @@ _MARKS = re.compile(f"[{_MARK}{_ANSWER}]")
 def structure_error(task_name: str | None) -> InputError:
     """The error for a prompt whose parts are not known."""
     return InputError(
-        f"task {task_name!r}: a prompt arrived without its structure (which part is a demonstration, which the query), "
-        "and it is never guessed. Call lm_eval.evaluate; build requests of your own inside "
-        "lm_eval_icl.harness.prompts.recording(); a task whose own class builds prompts runs under --model hf alone."
+        f"task {task_name!r}: a request does not say which parts of its prompt are demonstrations. "
+        "Call lm_eval.evaluate, or build requests inside lm_eval_icl.harness.prompts.recording(). "
+        "A task whose own class builds its prompts runs under --model hf only."
     )
 
 

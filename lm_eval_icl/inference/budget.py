@@ -73,13 +73,13 @@ class MemoryBudget:
         clear_device_cache(garbage_collection=True)
         if self.store.shrink(context):
             log.warning(
-                "%s: %d bytes of memories are kept from here on", trouble, self.store.max_bytes
+                "%s: %d bytes of memories are kept from now on", trouble, self.store.max_bytes
             )
         elif less := halve():
             log.warning("%s: %s", trouble, less)
         else:
             raise InputError(
-                f"{trouble}: one prompt is more than the memory of the device holds "
+                f"{trouble}: one prompt alone needs more memory than the device has "
                 f"({self.where}). Lower --num_fewshot, or spread the model over devices "
                 "(--model_args parallelize=True). What --use_cache has stored is kept."
             )
@@ -98,10 +98,10 @@ class MemoryBudget:
         if tokens:
             self.sizes = replace(self.sizes, pack_tokens=tokens // 2, queries=1)
             return (
-                f"log-likelihoods are scored in packs of {self.sizes.pack_tokens} tokens from here "
-                "on"
+                f"from now on, log-likelihoods are scored in packs of {self.sizes.pack_tokens} "
+                "tokens"
             )
         if rows == 1:
             return ""
         self.sizes = replace(self.sizes, texts=rows // 2)
-        return f"batches have {self.sizes.texts} rows from here on"
+        return f"from now on, batches have {self.sizes.texts} rows"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from lm_eval_icl.leaderboard import numbers
-from lm_eval_icl.results.board import Column, Entry
+from lm_eval_icl.results.board import Column, Entry, results_in
 from lm_eval_icl.results.costs import Cost, cost_of
 
 _GIB = 2**30
@@ -19,10 +19,9 @@ def cost(entry: Entry, column: Column) -> Cost | None:
     tasks = set()
     runs = {}
     for name in column.weights if column.name in entry.cells else ():
-        for prompt_set in entry.cells[name].sets:
-            for unit in prompt_set.answered:
-                tasks.add(unit.result.task)
-                runs[unit.run.digest] = unit.run
+        for unit in results_in(entry.cells[name].sets):
+            tasks.add(unit.result.task)
+            runs[unit.run.digest] = unit.run
     return cost_of(runs.values(), tasks) if runs else None
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from lm_eval_icl.leaderboard.drawn import (
     scale_of,
 )
 from lm_eval_icl.leaderboard.headline import names_of
-from lm_eval_icl.results.board import Board, Entry, grouped
+from lm_eval_icl.results.board import Board, Entry
 
 _PANELS = 9  # the most panels of a figure
 _ACROSS = 3  # of them side by side
@@ -107,15 +107,17 @@ def _curves(
     from matplotlib.ticker import MaxNLocator
 
     first = board.columns[0]
-    methods: dict[str, str] = {}  # by label
+    looks: dict[str, Mapping[str, Any]] = {}  # by label
+    curves_of = Counter[str]()  # by method
     for curves in by_panel.values():
         for curve in curves:
-            methods.setdefault(curve["line"].iloc[0], curve["method"].iloc[0])
-    looks: dict[str, Mapping[str, Any]] = {}
-    for method, labels in grouped(list(methods)[:_LINES], methods.__getitem__).items():
-        color, marker = method_style(method)
-        for label, dashes in zip(labels, itertools.cycle(_DASHES), strict=False):
-            looks[label] = {"color": color, "marker": marker, "linestyle": dashes}
+            label = curve["line"].iloc[0]
+            method = curve["method"].iloc[0]
+            if label not in looks and len(looks) < _LINES:
+                color, marker = method_style(method)
+                dashes = _DASHES[curves_of[method] % len(_DASHES)]
+                looks[label] = {"color": color, "marker": marker, "linestyle": dashes}
+                curves_of[method] += 1
     height = 3 if len(by_panel) == 1 else 2.4
     lines: list[Any] = []
     # The legend is above the panels.
@@ -150,7 +152,7 @@ def by_tokens(board: Board) -> Drawn | None:
     column = board.columns[0]
     scale = scale_of(column)
     points = []
-    for entry in board.entries:
+    for entry in board.entries_on(column):
         entry_cost = cost(entry, column)
         if entry_cost is not None and entry_cost.tokens_run > 0:
             points.append((entry_cost.tokens_a_document, entry))
@@ -161,9 +163,7 @@ def by_tokens(board: Board) -> Drawn | None:
     names = names_of([replace(entry, rule=None) for _, entry in points])
     named: dict[float, dict[str, None]] = {}
     # Of entries with as many tokens, the best comes first.
-    points.sort(
-        key=lambda point: (point[0], -column.sign * point[1].cells[column.name].estimate.mean)
-    )
+    points.sort(key=lambda point: (point[0], -column.goodness(point[1])))
     figure = figure_of(3.6)
     axes = figure.subplots()
     frontier: list[tuple[float, float]] = []

@@ -10,8 +10,8 @@ from lm_eval_icl.results.statistics import Difference
 SCOPES = {
     "documents": "over documents",
     "sets": "over documents and sets of demonstrations",
-    "other sets": "over documents and sets of demonstrations, which are others on each side",
-    "one side's set": "over documents and one side's sets, for the one set of the other side",
+    "other sets": "over documents and sets of demonstrations, with different sets on each side",
+    "one side's set": "over documents and the sets of one side; the other side has one set",
     "this set": "over documents, for this set of demonstrations only",
     "reported": "the standard error in the results file",
 }

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 7.6  # inches
-_ENTRY = ("checkpoint", "details", "method", "arguments", "conditions", "rule", "name")
+# The fields of an entry that say who answered.
+WHO = ("checkpoint", "details", "method", "arguments", "conditions")
 
 Numbers = dict[str, object]  # a line of a figure's CSV file
 
@@ -61,13 +62,14 @@ def metric_of(column: Column) -> str:
 def axis_of(board: Board, column: Column) -> str:
     """The name of an axis with a column's values."""
     where = "average over tasks" if column.kind == "average" else clipped(column.name)
+    conditions = ", ".join([where, *map(clipped, board.common)])
     unit = ", %" if column.percent else ""
-    return f"{metric_of(column)}{unit} ({', '.join([where, *map(clipped, board.common)])})"
+    return f"{metric_of(column)}{unit} ({conditions})"
 
 
 def numbers_of(entry: Entry, column: Column, **values: object) -> Numbers:
     """A line of a CSV file: the entry, the column, and the values that are drawn."""
-    line: Numbers = {name: getattr(entry, name) for name in _ENTRY}
+    line: Numbers = {name: getattr(entry, name) for name in (*WHO, "rule", "name")}
     line |= {"column": column.name, "metric": column.metric, **values}
     for name, value in line.items():
         if isinstance(value, str):

@@ -7,6 +7,7 @@ them by name.
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import math
@@ -52,7 +53,7 @@ _ROWS_ON_PAGE = 36
 _ACROSS = 4  # panels of the card side by side
 _TASKS = 24  # the most columns of a heat map
 _NUMBERS = 12  # the most columns with which a heat map has room for numbers
-_DASHES = ("--", ":")
+
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,11 +87,13 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
     with writing(folder), styled():
         for name, drawn in _drawn(board, _ROWS, FIGURES if only is None else only):
             for kind, metadata in METADATA.items():
-                paths.append(folder / f"{name}.{kind}")
-                with replacing(paths[-1]) as half:
+                path = folder / f"{name}.{kind}"
+                with replacing(path) as half:
                     drawn.figure.savefig(half, format=kind, dpi=150, metadata=metadata)
-            paths.append(folder / f"{name}.csv")
-            write_atomically(paths[-1], csv_text(drawn.lines))
+                paths.append(path)
+            path = folder / f"{name}.csv"
+            write_atomically(path, csv_text(drawn.lines))
+            paths.append(path)
     return paths
 
 
@@ -124,13 +127,13 @@ def _rows(
     most: int,
     title: str,
     label: str,
-    references: Mapping[str, float] | None = None,
+    reference: float | None = None,
 ) -> Drawn | None:
     """A figure with a row for each of the first `most` marks.
 
     Args:
         label: that of the x axis.
-        references: meaning -> the place of a vertical line.
+        reference: the place of a dashed vertical line, which the label explains.
     """
     if not marks:
         return None
@@ -138,26 +141,24 @@ def _rows(
     has_rules = len(board.sections()) > 1
 
     def panel(mark: _Mark) -> str:
-        rule = rule_in_words(mark.entry.rule) if has_rules else ""
-        model = clipped(mark.entry.on, 60) if several else ""
-        return ", ".join(filter(None, [model, rule]))
+        words = [clipped(mark.entry.on, 60)] if several else []
+        if has_rules:
+            words.append(rule_in_words(mark.entry.rule))
+        return ", ".join(words)
 
     panels = grouped(marks[:most], panel)
     heights = [len(rows) + 0.3 for rows in panels.values()]
-    legend = list(references or ())
     if len(marks) > most:
-        legend.append(
-            f"{len(marks) - most} of {len(marks)} entries are not drawn, for lack of room"
-        )
-    label = "\n".join([label, *legend])
+        rest = len(marks) - most
+        label += f"\n{rest} of {len(marks)} entries are not drawn, for lack of room"
     height = _ROW * sum(heights) + 0.3 * len(panels) + 0.8 + 0.17 * label.count("\n")
     figure = figure_of(height)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     ratios = {"height_ratios": heights}
     grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True, gridspec_kw=ratios)
     for axes, (name, rows) in zip(grid[:, 0], panels.items(), strict=True):
-        for place, x in enumerate((references or {}).values()):
-            axes.axvline(x, zorder=1, color=GREY, linewidth=1, linestyle=_DASHES[place % 2])
+        if reference is not None:
+            axes.axvline(reference, zorder=1, color=GREY, linewidth=1, linestyle="--")
         _draw_panel(axes, rows)
         axes.set_title(name, loc="left", fontweight="bold")
     axes.set_xlabel(label)
@@ -216,13 +217,13 @@ def _forest(board: Board, most: int) -> Drawn | None:
         interval = numbers.interval(estimate, column)
         return f"{numbers.value(estimate.mean, column)}  [{interval}]"
 
-    references = {}
-    majority = board.majority(column)
-    if majority is not None:
-        references["dashed: always one answer (uncertain too)"] = scale_of(column) * majority
+    label = axis_of(board, column)
+    reference = board.majority(column)
+    if reference is not None:
+        reference *= scale_of(column)
+        label += "\ndashed: always one answer (uncertain too)"
     marks = _marks(board, column, "mean", lambda cell: cell.estimate, text)
-    title = "Results with 95% intervals"
-    return _rows(board, marks, most, title, axis_of(board, column), references)
+    return _rows(board, marks, most, "Results with 95% intervals", label, reference)
 
 
 def _differences(board: Board, most: int) -> Drawn | None:
@@ -234,12 +235,12 @@ def _differences(board: Board, most: int) -> Drawn | None:
         return f"{numbers.signed(difference.mean, column)} {sign}"
 
     marks = _marks(board, column, "difference", lambda cell: cell.difference, text)
-    bases = {base.method for name in board.baseline.values() if (base := board.named(name))}
+    bases = {entry.method for entry in board.entries if entry.name in board.baseline.values()}
     unit = "points" if column.percent else column.metric
     label = f"difference to {', '.join(sorted(bases))}, {unit}"
-    title = "Differences to the baseline; intervals hold for all pairs of rows together"
-    reference = {"▲ better, ▼ worse; dashed: no difference": 0.0}
-    return _rows(board, marks, most, f"{title} (95%)", label, reference)
+    label += "\n▲ better, ▼ worse; dashed: no difference"
+    title = "Differences to the baseline; intervals hold for all pairs of rows together (95%)"
+    return _rows(board, marks, most, title, label, 0.0)
 
 
 def _sensitivity(board: Board, most: int) -> Drawn | None:
@@ -266,16 +267,21 @@ def _sets(board: Board, most: int, *, deviations: bool) -> Drawn | None:
         for prompt_set in cell.sets if cell is not None else ():
             units = [x for x in prompt_set.answered if not (deviations and x.run.format)]
             orders = [unit.result.value for unit in units]
-            if deviations:
-                orders = [x - fmean(orders) for x in orders] if len(orders) > 1 else []
-            values += orders if deviations else [fmean(orders)]
-            texts.append(" ".join([prompt_set.label, *(f"{x:.6g}" for x in orders)]))
+            if not deviations:
+                values.append(fmean(orders))
+            elif len(orders) > 1:
+                orders = [x - fmean(orders) for x in orders]
+                values += orders
+            else:
+                orders = []
+            written = [f"{x:.6g}" for x in orders]
+            texts.append(" ".join([prompt_set.label, *written]))
         if len(values) > 1:
             width = numbers.value(max(values) - min(values), column)
             scaled = [scale_of(column) * value for value in dict.fromkeys(values)]
             line = numbers_of(entry, column, values=", ".join(texts))
             marks.append(_Mark(entry, scaled, [], width, line))
-    what = "each order less its set's mean" if deviations else "a point for each set"
+    what = "each order minus its set's mean" if deviations else "a point for each set"
     title = "Orders of the same demonstrations" if deviations else "Sets of demonstrations"
     title = f"{title}: {metric_of(column)} on {clipped(column.name)}"
     label = f"{axis_of(board, column)}\n{what}; the range is on the right"
@@ -294,7 +300,8 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
                 differences[entry.name, column.name] = cell.difference
     if len(differences) < 2:
         return None
-    in_rows, in_columns = map(set, zip(*differences, strict=True))
+    in_rows = {row for row, _ in differences}
+    in_columns = {column for _, column in differences}
     entries = [entry for entry in board.entries if entry.name in in_rows][:most]
     columns = [column for column in board.columns if column.name in in_columns][:_TASKS]
     lines: list[Numbers] = []
@@ -343,11 +350,13 @@ def _card(board: Board, most: int) -> Drawn | None:
         marks = []
         for row in rows:
             estimate = row.values.get(prop)
-            values = [] if estimate is None else [scale * x for x in ends_of(estimate).values()]
-            marks.append(_Mark(row.entry, values[:1], values[1:], "", {}))
+            values = []
             if estimate is not None:
+                numbers_drawn = ends_of(estimate)
+                values = [scale * x for x in numbers_drawn.values()]
                 names = {"checkpoint": row.entry.on, "entry": row.entry.label}
-                lines.append({**names, "property": prop.name, **ends_of(estimate)})
+                lines.append({**names, "property": prop.name, **numbers_drawn})
+            marks.append(_Mark(row.entry, values[:1], values[1:], "", {}))
         _draw_panel(axes, marks, 30)
         axes.set_title(card.heading(prop), loc="left", fontsize=8)
         axes.locator_params(axis="x", nbins=4)
@@ -370,7 +379,7 @@ FIGURES: Mapping[str, Callable[[Board, int], Drawn | None]] = {
     "shots": lambda board, most: curves.by_shots(board),
     "T": lambda board, most: curves.by_T(board),
     "tokens": lambda board, most: curves.by_tokens(board),
-    "seeds": lambda board, most: _sets(board, most, deviations=False),
-    "orders": lambda board, most: _sets(board, most, deviations=True),
+    "seeds": functools.partial(_sets, deviations=False),
+    "orders": functools.partial(_sets, deviations=True),
     "sensitivity": _sensitivity,
 }

@@ -53,15 +53,14 @@ def names_of(entries: Sequence[Entry]) -> dict[str, str]:
 def headline(board: Board) -> Headline:
     """The best row under all decision rules, compared with every other row of the column."""
     column = board.columns[0]
-    entries = [entry for entry in board.entries if column.name in entry.cells]
-    best = max(entries, key=lambda entry: column.sign * entry.cells[column.name].estimate.mean)
+    entries = board.entries_on(column)
+    best = max(entries, key=column.goodness)
     cell = best.cells[column.name]
     names = names_of(entries)
-    differences = {
-        names[entry.name]: compare(best.cells, entry.cells, column)
-        for entry in entries
-        if entry is not best
-    }
+    differences = {}
+    for entry in entries:
+        if entry is not best:
+            differences[names[entry.name]] = compare(best.cells, entry.cells, column)
     differences["always one answer"] = cell.to_majority
     verdicts: dict[str, list[str]] = {"better": [], "undecided": [], "worse": []}
     for label, difference in differences.items():
@@ -105,7 +104,7 @@ class Axis:
         column = board.columns[0]
         majority = board.majority(column)
         values = [] if majority is None else [majority]
-        entries = [replace(e, rule=None) for e in board.entries if column.name in e.cells][:_ROWS]
+        entries = [replace(entry, rule=None) for entry in board.entries_on(column)[:_ROWS]]
         self.names = names_of(entries)
         for entry in entries:
             values += ends_of(entry.cells[column.name].estimate).values()

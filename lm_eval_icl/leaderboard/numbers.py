@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 import re
 
-from lm_eval_icl.results.board import Board, BoardCell, Column, shown
-from lm_eval_icl.results.statistics import Difference, Estimate
+from lm_eval_icl.results.board import Board, BoardCell, Column, Property, shown
+from lm_eval_icl.results.statistics import Estimate
 
-MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
+DASH = "\N{EN DASH}"
+Metric = Column | Property  # says whether a value is written in percent
 SHARE = Column("", "task", "", percent=True, higher_is_better=True, weights={})
 
 
@@ -23,18 +25,22 @@ def number(x: float | None, digits: int = 4) -> str:
     all digits."""
     if x is None or not math.isfinite(x):
         return DASH
-    return _minus(f"{x:,.0f}" if abs(x) >= 10 ** (digits - 1) or x == int(x) else f"{x:.{digits}g}")
+    is_whole = abs(x) >= 10 ** (digits - 1) or x == int(x)
+    return _minus(f"{x:,.0f}" if is_whole else f"{x:.{digits}g}")
 
 
-def value(x: float | None, column: Column, *, unit: bool = False, decimals: int = 1) -> str:
+def value(x: float | None, column: Metric, *, unit: bool = False, decimals: int = 1) -> str:
     """A value of the column's metric, such as 66.5. Percents have `decimals`, and a percent sign if
     `unit` is True."""
     if x is None or not math.isfinite(x):
         return DASH
-    return _minus(f"{100 * x:.{decimals}f}") + "%" * unit if column.percent else number(x)
+    if not column.percent:
+        return number(x)
+    text = _minus(f"{100 * x:.{decimals}f}")
+    return f"{text}%" if unit else text
 
 
-def signed(x: float | None, column: Column, *, unit: bool = False) -> str:
+def signed(x: float | None, column: Metric, *, unit: bool = False) -> str:
     """A difference of values with its sign, such as +1.2; zero has no sign. The unit of percents is
     points."""
     text = value(x, column) if column.percent else number(x, 3)
@@ -44,9 +50,7 @@ def signed(x: float | None, column: Column, *, unit: bool = False) -> str:
     return f"{text} points" if has_unit else text
 
 
-def interval(
-    estimate: Estimate | Difference, column: Column, *, sign: bool = False, unit: bool = False
-) -> str:
+def interval(estimate: Estimate, column: Metric, *, sign: bool = False, unit: bool = False) -> str:
     """The 95% interval, such as 83.1–87.4 or −0.3 to +2.7. Only its end has a percent sign, if
     `unit` is True."""
     written = signed if sign else value
@@ -59,7 +63,7 @@ def interval(
     return text
 
 
-def is_even(estimate: Estimate | Difference, column: Column) -> bool:
+def is_even(estimate: Estimate, column: Column) -> bool:
     """Whether an interval may be written with ±: its sides are equal, and it ends inside the
     metric's range."""
     below = estimate.mean - estimate.low
@@ -68,7 +72,7 @@ def is_even(estimate: Estimate | Difference, column: Column) -> bool:
     return is_inside and math.isfinite(below) and math.isclose(below, above, rel_tol=1e-6)
 
 
-def spread(estimate: Estimate | Difference, column: Column) -> str:
+def spread(estimate: Estimate, column: Column) -> str:
     """The interval after its mean: ± 2.1, or both of its ends in brackets. "" without an
     interval."""
     if is_even(estimate, column):
@@ -93,19 +97,22 @@ def units(board: Board) -> str:
     others = [shown(column.name) for column in board.columns if not column.percent]
     if len(others) == len(board.columns):
         return ""
-    return f"in percent, but for {', '.join(others)}" if others else "in percent"
+    return f"in percent, except {', '.join(others)}" if others else "in percent"
 
 
 def p_value(p: float | None) -> str:
     """A p-value with two digits, or "<0.0001"."""
     if p is None or not math.isfinite(p):
         return DASH
-    return "<0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.095 else f"{p:.2f}"
+    if p < 1e-4:
+        return "<0.0001"
+    return f"{p:.2g}" if p < 0.095 else f"{p:.2f}"
 
 
 def count(n: int, one: str) -> str:
     """A number of things, such as 1 set or 1,200 sets."""
-    return f"{number(n)} {one}{'s' * (n != 1)}"
+    plural = "" if n == 1 else "s"
+    return f"{number(n)} {one}{plural}"
 
 
 SIGNS = {"better": "▲", "worse": "▼"}
@@ -113,4 +120,6 @@ SIGNS = {"better": "▲", "worse": "▼"}
 
 def _minus(text: str) -> str:
     """The text of a number with a minus sign in place of a leading hyphen. Zero has no sign."""
-    return text.lstrip("-") if re.fullmatch(r"-[0.]+", text) else re.sub("^-", MINUS, text)
+    if re.fullmatch(r"-[0.]+", text):
+        return text.lstrip("-")
+    return re.sub("^-", MINUS, text)

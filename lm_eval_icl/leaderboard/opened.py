@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 
 from lm_eval_icl.leaderboard import costs, numbers
 from lm_eval_icl.leaderboard.differences import SCOPES, verdict, what_decides
+from lm_eval_icl.leaderboard.drawn import WHO
 from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, value
-from lm_eval_icl.results.board import Board, BoardCell, Column, Entry
-from lm_eval_icl.results.fields import at
+from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, results_in
 from lm_eval_icl.results.fields import count as count_in
+from lm_eval_icl.results.fields import mapping
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Difference, Estimate
 from lm_eval_icl.results.summary import family
@@ -29,8 +31,8 @@ MARKS = {
     "confirmed": "Two runs on different dates, with the same prompts, gave the same answer to "
     "every document.",
     "differs": "Two runs with the same prompts gave different answers. The earlier run is shown.",
-    "other sets": "The baseline has other sets of demonstrations, and the interval of the "
-    "difference contains the chance of both.",
+    "other sets": "The baseline has other sets of demonstrations, so the interval of the "
+    "difference includes the variation of both.",
     "not compared": "The baseline has other documents, or no answers to single documents.",
     "aggregate only": "There are no answers to single documents (--log_samples), so the interval "
     "comes from the standard error in the results file, and there is no difference.",
@@ -45,7 +47,7 @@ MARKS = {
     "few seeds": "Two to four sets of demonstrations: intervals are wide, those of differences "
     "most of all.",
 }
-_TEXTS = ("name", "checkpoint", "details", "method", "arguments", "conditions", "rule", "label")
+_TEXTS = ("name", *WHO, "rule", "label")
 # Categories of invisible characters, and of some that move others.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
@@ -56,10 +58,11 @@ def clean(text: str, longest: int = LONGEST) -> str:
     its direction."""
     if len(text) > longest:
         text = text[: longest - 1] + "…"
-    return "".join(
-        char.encode("unicode_escape").decode() if unicodedata.category(char) in _HIDDEN else char
-        for char in text
-    )
+    characters = []
+    for char in text:
+        is_hidden = unicodedata.category(char) in _HIDDEN
+        characters.append(char.encode("unicode_escape").decode() if is_hidden else char)
+    return "".join(characters)
 
 
 def tail(path: Path) -> str:
@@ -69,18 +72,21 @@ def tail(path: Path) -> str:
 
 def data(board: Board) -> dict[str, Any]:
     """Numbers to sort by, and the titles and texts of opened cells."""
-    runs = {run.digest: run for entry in board.entries for run in entry.runs}
+    runs: dict[str, Run] = {}
+    for entry in board.entries:
+        runs |= {run.digest: run for run in entry.runs}
     places = {digest: place for place, digest in enumerate(runs)}
     entries = []
     for entry in board.entries:
         texts = {name: clean(str(getattr(entry, name) or "")) for name in _TEXTS}
         cells = [_cell(board, entry, column, places) for column in board.columns]
         entries.append({**texts, "cells": cells})
-    columns = board.columns
+    columns = []
+    for column in board.columns:
+        name = clean(column.name)
+        columns.append({"name": name, "kind": column.kind, "higher": column.higher_is_better})
     return {
-        "columns": [
-            {"name": clean(x.name), "kind": x.kind, "higher": x.higher_is_better} for x in columns
-        ],
+        "columns": columns,
         "entries": entries,
         "runs": [_run(run) for run in runs.values()],
     }
@@ -101,9 +107,12 @@ def _cell(
     if cell is None:
         return None
     estimate = cell.estimate
-    used = {unit.run.digest for prompt_set in cell.sets for unit in prompt_set.answered}
+    used = {unit.run.digest for unit in results_in(cell.sets)}
     runs = [places[run.digest] for run in entry.runs if not used or run.digest in used]
-    facts = [[title, clean(text)] for title, text in _facts(board, entry, column, cell) if text]
+    facts = []
+    for title, text in _facts(board, entry, column, cell):
+        if text:
+            facts.append([title, clean(text)])
     return {
         "sort": estimate.mean if math.isfinite(estimate.mean) else None,
         "flips": cell.sensitivity and cell.sensitivity.mean,
@@ -163,15 +172,18 @@ def _difference(difference: Difference, column: Column) -> str:
 
 def _encoded(cell: BoardCell) -> str:
     """What the runs of a task encoded once, where demonstrations may be joined; "" elsewhere."""
-    totals = []
-    for name in ("demonstrations", "distinct", "joined"):
-        runs = [unit.run for prompt_set in cell.sets for unit in prompt_set.answered]
-        totals.append(sum(count_in(at(x.icl, "shared_demonstrations", name)) or 0 for x in runs))
-    of_contexts, distinct, joined = totals
+    totals = Counter[str]()
+    for unit in results_in(cell.sets):
+        shared = mapping(unit.run.icl.get("shared_demonstrations"))
+        for name in ("demonstrations", "distinct", "joined"):
+            totals[name] += count_in(shared.get(name)) or 0
+    of_contexts = totals["demonstrations"]
     if not of_contexts:
         return ""
-    why = "each once" if joined else "none shared: at most a tenth of their tokens occurs again"
-    return f"{distinct:,} distinct of {of_contexts:,}, {why}"
+    why = "none shared: at most a tenth of their tokens occurs again"
+    if totals["joined"]:
+        why = "each once"
+    return f"{totals['distinct']:,} distinct of {of_contexts:,}, {why}"
 
 
 def _sets(column: Column, cell: BoardCell) -> list[list[str]]:
@@ -192,9 +204,10 @@ def _run(run: Run) -> list[str]:
         when = datetime.fromtimestamp(run.date, UTC).strftime("%Y-%m-%d %H:%M")
     lm_eval = run.results.get("lm_eval_version")
     transformers = run.results.get("transformers_version")
-    versions = [str(x) for x in (lm_eval, transformers, run.icl.get("version")) if x]
-    texts = [tail(run.path), when, str(run.seed), str(run.order), ", ".join(versions)]
-    return [clean(text) for text in texts]
+    ours = run.icl.get("version")
+    versions = ", ".join(str(version) for version in (lm_eval, transformers, ours) if version)
+    texts = [tail(run.path), when, str(run.seed), str(run.order), versions]
+    return list(map(clean, texts))
 
 
 def _errors(estimate: Estimate, column: Column) -> str:

@@ -21,9 +21,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from lm_eval_icl.decisions.rules import RULES
-from lm_eval_icl.leaderboard import card, costs, numbers
+from lm_eval_icl.leaderboard import card, costs, numbers, opened
 from lm_eval_icl.leaderboard.headline import Axis, headline
-from lm_eval_icl.leaderboard.opened import MARKS, clean, data, flips_in_words, tail
+from lm_eval_icl.leaderboard.opened import MARKS, clean
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.results.board import Board, rule_in_words
 
@@ -44,26 +44,26 @@ def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | 
         lstrip_blocks=True,
         finalize=_finalize,
     )
+    template = environment.from_string(_file("html"))
+    modules = {"card": card, "costs": costs, "numbers": numbers, "opened": opened}
     script = _file("js")
-    content = {**data(board), "samples": samples}
-    return environment.from_string(_file("html")).render(
+    script_hash = _base64(hashlib.sha256(script.encode()).digest())
+    content = {**opened.data(board), "samples": samples}
+    images = {title: _base64(svg.encode()) for title, svg in figures.items()}
+    summary = [Markup.escape(clean(sentence, SENTENCE)) for sentence in board.summary]
+    return template.render(
+        modules,
         board=board,
-        numbers=numbers,
-        costs=costs,
-        card=card,
-        marks=MARKS,
-        tail=tail,
-        flips_in_words=flips_in_words,
         rule_in_words=rule_in_words,
         style=Markup(_file("css")),
         script=Markup(script),
-        script_hash=_base64(hashlib.sha256(script.encode()).digest()),
-        figures={title: _base64(svg.encode()) for title, svg in figures.items()},
+        script_hash=script_hash,
+        figures=images,
         content=content,
         data=Markup(embed(content)),
         top=headline(board),
         axis=Axis(board),
-        summary=[Markup.escape(clean(sentence, SENTENCE)) for sentence in board.summary],
+        summary=summary,
         explained=_explained(board),
         **_names(board),
     )
@@ -87,7 +87,8 @@ def _explained(board: Board) -> dict[str, str]:
         for part in (entry.rule or "").split("+"):
             rule = RULES.get(part.partition(":")[0])
             if rule is not None:
-                texts[f"decide: {rule.name}"] = "".join(str(rule.__doc__).split("\n\n")[:2])
+                paragraphs = str(rule.__doc__).split("\n\n")
+                texts[f"decide: {rule.name}"] = "".join(paragraphs[:2])
     return {name: " ".join(text.split()) for name, text in texts.items()}
 
 
@@ -105,19 +106,25 @@ def _finalize(printed: Any) -> Any:
 
 def _names(board: Board) -> dict[str, Any]:
     """The marks and notes that the board's cells have, with their meanings."""
-    cells = []
+    marks_of_cells = []
     for entry in board.entries:
-        columns = [column.name for column in board.columns if column.name in entry.cells]
-        cells += [entry.cells[name] for name in columns]
-    marks = dict.fromkeys(mark for cell in cells for mark in cell.marks)
+        for column in board.columns:
+            if column.name in entry.cells:
+                marks_of_cells.append(entry.cells[column.name].marks)
+    marks: dict[str, None] = {}
+    for cell_marks in marks_of_cells:
+        marks |= dict.fromkeys(cell_marks)
+    notes = sorted(marks.keys() - MARKS.keys())
+    notes.sort(key=len)
     note_numbers: dict[str, int] = {}
-    for note in sorted(marks.keys() - MARKS.keys(), key=lambda note: (len(note), note)):
+    for note in notes:
         # A group has the notes of its tasks, with the task's name.
         of_task = note.partition(": ")[2]
         next_number = len(set(note_numbers.values())) + 1
         note_numbers[note] = note_numbers.get(of_task, next_number)
+    everywhere = set(marks).intersection(*marks_of_cells)
     return {
-        "everywhere": [mark for mark in marks if all(mark in cell.marks for cell in cells)],
+        "everywhere": everywhere,
         "meanings": {mark: MARKS[mark] for mark in marks if mark in MARKS},
         "note_numbers": note_numbers,
     }

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lm_eval_icl.leaderboard.opened import clean
-from lm_eval_icl.results.board import Board, BoardCell, TaskRun
+from lm_eval_icl.results.board import Board, BoardCell, TaskRun, results_in
 from lm_eval_icl.results.fields import at, sample_facts
 from lm_eval_icl.results.tasks import lines, rows_of, samples_path
 
@@ -38,7 +38,7 @@ def _plain(value: object) -> str:
 
 def answered(cell: BoardCell) -> dict[tuple[int | None, int, int], TaskRun]:
     """(seed, order, format) -> the result in these prompts, for all results of a task's cell."""
-    units = [unit for prompt_set in cell.sets for unit in prompt_set.answered]
+    units = results_in(cell.sets)
     return {(unit.run.seed, unit.run.order, unit.run.format): unit for unit in units}
 
 
@@ -59,22 +59,24 @@ def samples_of(unit: TaskRun) -> dict[int, Sample]:
         arguments = [at(raw, "arguments", f"gen_args_{place}") for place in range(row.options)]
         options = [_plain(at(pair, "arg_1")).strip() for pair in arguments]
         prompt = _plain(at(raw, "arguments", "gen_args_0", "arg_0"))
-        before, between, query = "", "", prompt
+        query = prompt
         if facts.shots and facts.delimiter:
-            before, between, query = prompt.rpartition(facts.delimiter)
+            query = prompt.rpartition(facts.delimiter)[2]
         names: dict[Any, str] = dict(enumerate(options))
-        is_known = row.gold is not None
+        answer = names.get(row.prediction, row.prediction)
+        gold = names.get(row.gold, row.target)
+        is_right = row.prediction == row.gold
+        if row.gold is None:
+            is_right = bool(row.metrics.get(result.metric))
         samples[row.doc_id] = Sample(
             doc_id=row.doc_id,
-            demonstrations=before + between,
+            demonstrations=prompt.removesuffix(query),
             query=query,
             options=options,
             values=row.logprobs,
-            answer=_plain(names.get(row.prediction, row.prediction)),
-            gold=_plain(names.get(row.gold, row.target)),
-            is_right=row.prediction == row.gold
-            if is_known
-            else bool(row.metrics.get(result.metric)),
+            answer=_plain(answer),
+            gold=_plain(gold),
+            is_right=is_right,
         )
     return samples
 
@@ -94,16 +96,16 @@ def collected(board: Board, tasks: Collection[str] | None) -> dict[str, Any]:
         is_wanted = column.kind == "task" and (tasks is None or column.name in tasks)
         for y, entry in enumerate(board.entries if is_wanted else ()):
             cell = entry.cells.get(column.name)
-            units = list(answered(cell).values()) if cell is not None else []
-            samples = samples_of(units[0]) if units else {}
-            if not samples:
+            if cell is None or not cell.sets:
                 continue
-            documents = [asdict(sample) for sample in samples.values()]
+            first = cell.sets[0].answered[0]
+            documents = [asdict(sample) for sample in samples_of(first).values()]
+            if not documents:
+                continue
             size += len(json.dumps(documents))
             if size > BUDGET:
                 left_out += 1
                 continue
-            run = units[0].run
-            name = f"seed {run.seed}, order {run.order}"
+            name = f"seed {first.run.seed}, order {first.run.order}"
             cells[f"{y}/{x}"] = {"run": name, "documents": documents}
     return {"cells": cells, "left_out": left_out}

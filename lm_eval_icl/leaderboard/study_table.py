@@ -16,7 +16,7 @@ from lm_eval_icl.results.board import Board, Column, Entry, shown
 from lm_eval_icl.results.statistics import Estimate
 
 _NUMBER = 8  # the width of "57.9±1.2"
-_SHARE = Column("order flips", "average", "", percent=True, higher_is_better=False, weights={})
+_FLIPS = "order flips"  # the name of the last column
 
 
 def table(
@@ -34,7 +34,9 @@ def table(
         name -> order sensitivity.
     """
     by_name = {column.name: column for column in board.columns}
-    headings = [*columns, _SHARE.name] if flips else list(columns)
+    headings = list(columns)
+    if flips:
+        headings.append(_FLIPS)
     for width in (_NUMBER, _NUMBER + 1):  # icl_demo_pieces has two lines of 9
         broken = [_broken(shown(heading), width) for heading in headings]
         if all(heading.count("\n") < 2 for heading in broken):
@@ -56,7 +58,7 @@ def table(
             share = flips.get(entry.name)
             number = missing
             if share is not None:
-                number = _number(share, _SHARE, papers.get(_SHARE.name))
+                number = _number(share, numbers.SHARE, papers.get(_FLIPS))
             cells.append(number)
         lines.append(Line(entry, _name(entry, room_for(width, len(headings))), cells))
     return in_parts(title, broken, lines, width, [_legend(board, entries, bool(flips))])
@@ -64,8 +66,10 @@ def table(
 
 def _name(entry: Entry, width: int) -> Text:
     """The method and, below it, its arguments, conditions and decision rule."""
-    rule = [f"decide: {entry.rule}"] if entry.rule is not None else []
-    below = [entry.arguments, entry.conditions, ", ".join([*rule, *entry.reads])]
+    about_rule = [*entry.reads]
+    if entry.rule is not None:
+        about_rule.insert(0, f"decide: {entry.rule}")
+    below = [entry.arguments, entry.conditions, ", ".join(about_rule)]
     name = Text(_broken(entry.method, width))
     for text in filter(None, below):
         name.append(f"\n{_broken(text, width)}", style="dim")
@@ -111,29 +115,31 @@ def _interval(estimate: Estimate, column: Column) -> str:
     ends = numbers.interval(estimate, column)
     if len(ends) <= _NUMBER or not column.percent:
         return ends
-    low, high = (numbers.value(x, column, decimals=0) for x in (estimate.low, estimate.high))
+    low = numbers.value(estimate.low, column, decimals=0)
+    high = numbers.value(estimate.high, column, decimals=0)
     return f"{low}{numbers.DASH}{high}"
 
 
 def _value(x: float, column: Column, least: float) -> str:
     """A value in few characters: "57.9", "100", "±12". Percents have no decimals if the value is
     `least` or more."""
-    return (
-        numbers.value(x, column, decimals=int(x < least))
-        if column.percent
-        else numbers.number(x, 3)
-    )
+    if column.percent:
+        return numbers.value(x, column, decimals=int(x < least))
+    return numbers.number(x, 3)
 
 
 def _legend(board: Board, entries: Sequence[Entry], flips: bool) -> str:
     """Sentences that explain the numbers."""
-    several = any(len({run.seed for run in entry.runs}) > 1 for entry in entries)
-    over = (
-        "documents and sets of demonstrations" if several else "documents, for these demonstrations"
-    )
+    over = "documents, for these demonstrations"
+    for entry in entries:
+        if len({run.seed for run in entry.runs}) > 1:
+            over = "documents and sets of demonstrations"
     text = f"Means with 95% intervals over {over}, ± half or from{numbers.DASH}to"
     text = ", ".join(filter(None, [text, numbers.units(board)]))
-    if any(cell.expected is not None for entry in entries for cell in entry.cells.values()):
+    published = []
+    for entry in entries:
+        published += [cell.expected for cell in entry.cells.values()]
+    if any(value is not None for value in published):
         text += "; in parentheses, published numbers"
     text += "."
     if board.common:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lm_eval_icl.leaderboard import costs, numbers
+from lm_eval_icl.leaderboard.drawn import WHO, Numbers, ends_of
 from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import family
@@ -35,49 +36,41 @@ _TEX = {
 
 def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
     """Rows as CSV. Numbers that are not finite are empty."""
-    table = pd.DataFrame(list(rows), dtype=object).replace([math.inf, -math.inf], math.nan)
-    return str(table.map(_plain).to_csv(index=False, lineterminator="\n"))
+    table = pd.DataFrame(list(rows), dtype=object)
+    table = table.replace([math.inf, -math.inf], math.nan).map(_plain)
+    return str(table.to_csv(index=False, lineterminator="\n"))
 
 
 def _plain(value: object) -> object:
     """A text that a spreadsheet would take for a formula begins with a quotation mark."""
-    is_formula = isinstance(value, str) and value.lstrip()[:1] in ("=", "+", "-", "@")
-    return f"'{value}" if is_formula else value
+    if isinstance(value, str) and value.lstrip().startswith(("=", "+", "-", "@")):
+        return f"'{value}"
+    return value
 
 
 def as_csv(board: Board) -> str:
     """The board as CSV, with a line for each entry and column. Numbers are not rounded."""
     lines = []
     for entry in board.entries:
-        columns = [column for column in board.columns if column.name in entry.cells]
-        lines += [_all_numbers(board, entry, column) for column in columns]
+        for column in board.columns:
+            if column.name in entry.cells:
+                lines.append(_all_numbers(board, entry, column))
     return csv_text(lines)
 
 
-def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object]:
+def _all_numbers(board: Board, entry: Entry, column: Column) -> Numbers:
     cell = entry.cells[column.name]
     estimate = cell.estimate
-    line: dict[str, object] = {
-        "entry": entry.name,
-        "checkpoint": entry.checkpoint,
-        "details": entry.details,
-        "method": entry.method,
-        "arguments": entry.arguments,
-        "conditions": entry.conditions,
-        "column": column.name,
-        "kind": column.kind,
-        "metric": column.metric,
-        "value": estimate.mean,
-        "low": estimate.low,
-        "high": estimate.high,
-        "standard_error": estimate.error,
-        "documents": estimate.documents,
-        "sets": estimate.sets,
-        "error_documents": estimate.error_documents,
-        "error_sets": estimate.error_sets,
-        "interval": estimate.scope,
-        "baseline": board.baseline.get(entry.name),
-    }
+    line: Numbers = {"entry": entry.name}
+    for name in WHO:
+        line[name] = getattr(entry, name)
+    line |= {"column": column.name, "kind": column.kind, "metric": column.metric}
+    line |= ends_of(estimate, "value")
+    line["standard_error"] = estimate.error
+    for name in ("documents", "sets", "error_documents", "error_sets"):
+        line[name] = getattr(estimate, name)
+    line["interval"] = estimate.scope
+    line["baseline"] = board.baseline.get(entry.name)
     for name in ("difference", "to_raw", "to_majority"):
         difference: Difference | None = getattr(cell, name)
         line[name] = difference and difference.mean
@@ -85,20 +78,18 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> dict[str, object
             line[f"{name}_{part}"] = difference and getattr(difference, part)
     line["comparisons"] = cell.comparisons
     line["compared_over"] = cell.difference and cell.difference.scope
-    line["to_conditions"] = "; ".join(
-        f"{words}: {x.mean:.6g} ({x.low:.6g} to {x.high:.6g})" for words, x in cell.conditions
-    )
-    line |= {
-        "best": cell.is_best,
-        "worse_than_best": bool(cell.is_worse),
-        "order_sensitivity": cell.sensitivity and cell.sensitivity.mean,
-        "left_out": cell.left_out,
-        "majority": cell.majority,
-        "expected": cell.expected,
-        "marks": "; ".join(cell.marks),
-        "decide": entry.rule,
-        "reads": "; ".join(entry.reads),
-    }
+    conditions = []
+    for words, x in cell.conditions:
+        conditions.append(f"{words}: {x.mean:.6g} ({x.low:.6g} to {x.high:.6g})")
+    line["to_conditions"] = "; ".join(conditions)
+    line["best"] = cell.is_best
+    line["worse_than_best"] = bool(cell.is_worse)
+    line["order_sensitivity"] = cell.sensitivity and cell.sensitivity.mean
+    for name in ("left_out", "majority", "expected"):
+        line[name] = getattr(cell, name)
+    line["marks"] = "; ".join(cell.marks)
+    line["decide"] = entry.rule
+    line["reads"] = "; ".join(entry.reads)
     return line | costs.as_numbers(costs.cost(entry, column))
 
 
@@ -106,9 +97,12 @@ def as_markdown(board: Board) -> str:
     """The board as Markdown: its sentences, and a table of means with their intervals."""
     head, *rows = _texts(board, _markdown)
     rule = ["---", "---", *("---:" for _ in board.columns)]
-    table = [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
-    sentences = [*map(_markdown, board.summary), ""] if board.summary else []
-    return "\n".join([*sentences, *table, "", _note(board, _markdown), ""])
+    lines = list(map(_markdown, board.summary))
+    if lines:
+        lines.append("")
+    for row in (head, rule, *rows):
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join([*lines, "", _note(board, _markdown), ""])
 
 
 def _markdown(text: str) -> str:
@@ -120,7 +114,8 @@ def as_tex(board: Board) -> str:
     head, *rows = _texts(board, _tex)
     table = pd.DataFrame(rows, columns=head)
     columns = "ll" + "r" * len(board.columns)
-    return f"% {_note(board, _tex)}\n{table.to_latex(index=False, column_format=columns)}"
+    text = table.to_latex(index=False, column_format=columns)
+    return f"% {_note(board, _tex)}\n{text}"
 
 
 def _tex(text: str) -> str:
@@ -129,22 +124,24 @@ def _tex(text: str) -> str:
 
 def _texts(board: Board, escaped: Callable[[str], str]) -> list[list[str]]:
     """The head and the rows of a table of means with their intervals."""
-    table = [["checkpoint", "method", *(column.name for column in board.columns)]]
+    names = [column.name for column in board.columns]
+    table = [["checkpoint", "method", *names]]
     for entry in board.entries:
-        cells = [numbers.short(entry.cells.get(column.name), column) for column in board.columns]
-        table.append([entry.on, entry.label, *cells])
+        row = [entry.on, entry.label]
+        for column in board.columns:
+            row.append(numbers.short(entry.cells.get(column.name), column))
+        table.append(row)
     return [list(map(escaped, row)) for row in table]
 
 
 def _note(board: Board, escaped: Callable[[str], str]) -> str:
     """What the numbers of the table are."""
-    words = [escaped(word) for word in board.common]
-    words += filter(None, [escaped(numbers.units(board))])
-    words.append("mean with the 95% interval, ± half or [both ends].")
+    words = [*board.common, numbers.units(board)]
+    escaped_words = [escaped(word) for word in words if word]
+    text = ", ".join([*escaped_words, "mean with the 95% interval, ± half or [both ends]."])
     if board.baseline:
-        words[-1] += " † is a difference to the baseline that holds with all pairs of rows of a"
-        words[-1] += " column (95%)."
-    text = ", ".join(words)
+        text += " † is a difference to the baseline that holds with all pairs of rows of a"
+        text += " column (95%)."
     return text[0].upper() + text[1:]
 
 
@@ -156,15 +153,22 @@ def overview(board: Board, most: int) -> Table:
     column = board.columns[0]
     checkpoints = {entry.on for entry in board.entries}
     several = len(checkpoints) > 1
-    common = board.common if several else (*checkpoints, *board.common)
-    in_column = [entry for entry in board.entries if column.name in entry.cells]
+    names = ["method"]
+    common = list(board.common)
+    if several:
+        names.insert(0, "checkpoint")
+    else:
+        common.insert(0, *checkpoints)
+    title = shown(column.name)
+    if common:
+        title += f" ({', '.join(map(shown, common))})"
+    in_column = board.entries_on(column)
     sections = grouped(in_column, lambda entry: entry.rule)
-    title = shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else "")
-    names = ["checkpoint", "method"] if several else ["method"]
-    by_head = {entry.name: board.differences(entry, column) for entry in in_column}
+    by_head: dict[str, Mapping[str, Difference]] = {}
     heads: dict[str, None] = {}
-    for differences in by_head.values():
-        heads |= dict.fromkeys(differences)
+    for entry in in_column:
+        by_head[entry.name] = board.differences(entry, column)
+        heads |= dict.fromkeys(by_head[entry.name])
     compared = list(heads)[:_COMPARED]
     wrapped = [shown(head).replace("=", "=\n") for head in compared]
     table = titled(title, names, ["mean", "its own\n95%", *wrapped])
@@ -176,23 +180,24 @@ def overview(board: Board, most: int) -> Table:
             table.add_row(f"[bold]{escape(name)}[/]", style="dim")
         for entry in entries[:most]:
             cell = entry.cells[column.name]
-            label = replace(entry, rule=None).label
+            row = [escape(entry.on)] if several else []
+            row.append(escape(replace(entry, rule=None).label))
             mean = numbers.value(cell.estimate.mean, column, unit=True)
-            row = [
-                f"[bold]{mean}" if cell.is_best else mean,
-                numbers.interval(cell.estimate, column, unit=True),
-            ]
+            row.append(f"[bold]{mean}" if cell.is_best else mean)
+            row.append(numbers.interval(cell.estimate, column, unit=True))
             differences = by_head[entry.name]
-            row += [_compared(differences.get(head), column) for head in compared]
-            labels = [entry.on, label] if several else [label]
-            table.add_row(*map(escape, labels), *row)
-    if (majority := board.majority(column)) is not None:
+            for head in compared:
+                row.append(_compared(differences.get(head), column))
+            table.add_row(*row)
+    majority = board.majority(column)
+    if majority is not None:
         labels = ["", "always the most frequent answer"] if several else ["always one answer"]
         table.add_row(*labels, numbers.value(majority, column, unit=True), style="dim")
     if compared:
-        of = family(in_column[0].cells[column.name].comparisons)
+        first_cell = in_column[0].cells[column.name]
+        of = family(first_cell.comparisons)
         unit = " in points" if column.percent else ""
-        table.caption = f"Differences{unit}, with intervals that hold in 95% for {of} together."
+        table.caption = f"Differences{unit}, with 95% intervals that hold together for {of}."
     return table
 
 
@@ -202,7 +207,8 @@ def _compared(difference: Difference | None, column: Column) -> str:
         return ""
     sign = numbers.SIGNS.get(column.judged(difference), "")
     text = f"{numbers.signed(difference.mean, column)} {sign}".strip()
-    return f"{text}\n[dim]{numbers.interval(difference, column, sign=True)}[/]"
+    interval = numbers.interval(difference, column, sign=True)
+    return f"{text}\n[dim]{interval}[/]"
 
 
 def comparison(
@@ -213,18 +219,19 @@ def comparison(
     title: str,
 ) -> Table:
     """For each column, both means, and their difference with its interval and p-value."""
-    table = titled(title, ["column"], ["A", "B", "A - B", "95% interval", "p", "documents\nx sets"])
+    heads = ["A", "B", "A - B", "95% interval", "p", "documents\nx sets"]
+    table = titled(title, ["column"], heads)
     for column in columns:
+        row = [escape(shown(column.name))]
+        for entry in (first, second):
+            mean = entry.cells[column.name].estimate.mean
+            row.append(numbers.value(mean, column, unit=True))
         difference = differences[column.name]
-        means = [entry.cells[column.name].estimate.mean for entry in (first, second)]
-        table.add_row(
-            escape(shown(column.name)),
-            *(numbers.value(mean, column, unit=True) for mean in means),
-            numbers.signed(difference.mean, column),
-            numbers.interval(difference, column, sign=True),
-            numbers.p_value(difference.p),
-            f"{difference.documents} x {difference.sets}",
-        )
+        row.append(numbers.signed(difference.mean, column))
+        row.append(numbers.interval(difference, column, sign=True))
+        row.append(numbers.p_value(difference.p))
+        row.append(f"{difference.documents} x {difference.sets}")
+        table.add_row(*row)
     return table
 
 
@@ -232,14 +239,14 @@ def cost_table(board: Board, most: int) -> Table:
     """The cost of the first entries in the first column, for the terminal."""
     column = board.columns[0]
     title = f"Cost, {shown(column.name)}"
-    part = titled(title, ["entry"], [column.metric, *costs.HEADINGS])
+    table = titled(title, ["entry"], [column.metric, *costs.HEADINGS])
     for entry in board.entries[:most]:
         entry_cost = costs.cost(entry, column)
-        if entry_cost is None:
-            continue
-        mean = numbers.value(entry.cells[column.name].estimate.mean, column, unit=True)
-        part.add_row(escape(entry.label), mean, *costs.texts(entry_cost))
-    return part
+        if entry_cost is not None:
+            estimate = entry.cells[column.name].estimate
+            mean = numbers.value(estimate.mean, column, unit=True)
+            table.add_row(escape(entry.label), mean, *costs.texts(entry_cost))
+    return table
 
 
 def titled(title: str, names: Sequence[str], number_names: Sequence[str]) -> Table:

@@ -52,7 +52,7 @@ class Ensemble(Several):
         """There must be as many weights as windows."""
         windows = math.ceil(n / self.window_size)
         if self.weights is not None and n and len(self.weights) != windows:
-            return f"weights: {len(self.weights)} numbers for {windows} windows"
+            return f"weights: has {len(self.weights)} numbers, and must have {windows}"
         return super().why_not(n)
 
     def contexts(self, context: Context) -> list[Context]:

@@ -37,7 +37,7 @@ class PCW(Method):
         """A window must not be larger than the number of demonstrations."""
         if self.window_size <= max(n, 1):
             return ""
-        return f"window_size={self.window_size}: more than the {n} demonstrations; lower it"
+        return f"window_size={self.window_size}: must not exceed the {n} demonstrations: lower it"
 
     def pattern(self, n: int) -> Pattern:
         windows = [i // self.window_size for i in range(n)]

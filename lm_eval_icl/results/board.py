@@ -1,4 +1,4 @@
-"""The board: entries (rows), tasks, groups and the average (columns), and the numbers of each cell."""
+"""The board: its rows (entries), its columns (tasks, groups, the average), and its cells."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 
 def shown(text: str) -> str:
-    """A text from a stranger's file on one line, shortened, without control characters that a terminal would obey."""
-    plain = "".join(
-        c if c.isprintable() else " " if c.isspace() else "?" for c in text[: 2 * _LENGTH]
-    )
+    """A text from a stranger's file on one line, shortened, without control characters that a
+    terminal would obey."""
+    plain = ""
+    for char in text[: 2 * _LENGTH]:
+        if not char.isprintable():
+            char = " " if char.isspace() else "?"
+        plain += char
     plain = " ".join(plain.split())
     return plain if len(plain) <= _LENGTH else f"{plain[: _LENGTH - 3]}..."
 
@@ -58,7 +61,8 @@ class RowKey:
     setting: Pairs
     rule: Pairs  # the decision rule and its arguments; empty for the model's own answers
     switches: Pairs  # the switches that tell rows of this board apart
-    # The model of the baseline: without a digest, the only model that has a digest and the same checkpoint's name.
+    # The model by which a baseline is found. For a model without a digest, it is the only model
+    # that has a digest and the same checkpoint's name.
     compared_as: Pairs = ()
 
 
@@ -84,38 +88,45 @@ class PromptSet:
     answered: tuple[TaskRun, ...]  # the results in each order and format
 
 
+def results_in(sets: Iterable[PromptSet]) -> list[TaskRun]:
+    """The results in all sets, orders and formats."""
+    results: list[TaskRun] = []
+    for prompt_set in sets:
+        results += prompt_set.answered
+    return results
+
+
 @dataclass(frozen=True, eq=False)
 class BoardCell:
     """An entry's result on a column."""
 
     estimate: Estimate  # the metric
-    # The metric minus the baseline's, which has the same model, rule and conditions. All differences are of one family:
-    # all pairs of rows of the column, with always one answer as a row.
+    # The metric minus the baseline's, which has the same model, rule and conditions. All
+    # differences are of one family: all pairs of rows of the column, with always one answer as a
+    # row.
     difference: Difference | None = None
-    # The metric minus that of the same runs without the decision rule; None for entries without a rule.
+    # The metric minus that of the same runs without the decision rule.
     to_raw: Difference | None = None
-    is_best: bool = (
-        False  # whether it has the best mean of its column among entries of the same rule
-    )
+    # Whether it has the best mean of its column among entries of the same rule.
+    is_best: bool = False
     is_worse: bool | None = None  # than the best entry; None: not compared
-    sets: tuple[
-        PromptSet, ...
-    ] = ()  # the prompt sets of a task; empty for groups, and for results without samples
-    sensitivity: Estimate | None = (
-        None  # order sensitivity: the pairwise flip rate between orders; None with one order
-    )
-    # "confirmed", "differs", "other sets", "not compared", "aggregate only", "few seeds", "one set", "one label",
-    # "few documents", "collapsed", or a sentence about its files.
+    # The prompt sets of a task; empty for groups, and for results without samples.
+    sets: tuple[PromptSet, ...] = ()
+    # The order sensitivity: the pairwise flip rate between orders; None with one order.
+    sensitivity: Estimate | None = None
+    # "confirmed", "differs", "other sets", "not compared", "aggregate only", "few seeds",
+    # "one set", "one label", "few documents", "collapsed", or a sentence about its files.
     marks: tuple[str, ...] = ()
     left_out: int = 0  # how many demonstrations were left out because prompts were too long
-    majority: float | None = (
-        None  # the score of always giving the most frequent right answer; None if not known
-    )
+    # The score of always giving the most frequent right answer; None if it is not known.
+    majority: float | None = None
     to_majority: Difference | None = None  # the metric minus that score
-    # The metric minus that of a row that differs by this condition alone: ("demonstrations=stratified", difference).
+    # The metric minus that of a row that differs by one condition alone:
+    # ("demonstrations=stratified", difference).
     conditions: tuple[tuple[str, Difference], ...] = ()
     comparisons: int = 1  # how many comparisons hold together: all pairs of rows of the column
-    # Task -> with how many prompts nearly all answers are the same although others are right, and of how many prompts.
+    # Task -> (prompts under which nearly all answers are the same although others are right, all
+    # prompts).
     collapsed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     expected: float | None = None  # the paper's value, if a study gives it
 
@@ -127,9 +138,8 @@ Cells = Mapping[str, BoardCell]  # the cells of a row, by task or column
 class Column:
     """A task, a group, or the average over all tasks."""
 
-    name: (
-        str  # the task, with words that tell columns of this task apart; or the group; or `AVERAGE`
-    )
+    # The task, with words that tell columns of this task apart; or the group; or `AVERAGE`.
+    name: str
     kind: str  # "task", "group" or "average"
     metric: str  # "acc", ..
     percent: bool  # whether the metric lies between 0 and 1, and is shown as percent
@@ -146,6 +156,10 @@ class Column:
         """1 if higher values are better, or else -1."""
         return 1 if self.higher_is_better else -1
 
+    def goodness(self, entry: Entry) -> float:
+        """The mean of an entry that has a result on this column, negative if lower is better."""
+        return self.sign * entry.cells[self.name].estimate.mean
+
     def judged(self, difference: Difference, margin: float | None = None) -> str:
         """Return "better", "worse", "equivalent" (within the margin) or "undecided"."""
         verdict = difference.verdict(margin)
@@ -160,18 +174,18 @@ class Entry:
 
     name: str  # a digest: short, unique on the board, and fit for an address
     checkpoint: str  # the checkpoint's name; for a folder, the end of its path
-    details: str  # revision, dtype and other facts that tell checkpoints of one name apart; "" if there are none
+    # Revision, dtype and other facts that tell checkpoints of one name apart; "" without any.
+    details: str
     method: str  # "hf", "icl", ..
     arguments: str  # the arguments of the method as text: "T=5, eta=0.01"
-    conditions: str  # other facts that tell this board's rows apart: "8 shots", "chat"; "" if there are none
+    # Other facts that tell this board's rows apart: "8 shots", "chat"; "" without any.
+    conditions: str
     runs: tuple[Run, ...]  # all runs of the row, by date
     cells: Cells  # by the name of the column; with cells for tasks of groups that are not columns
+    # The smallest and the largest number of demonstrations among its tasks.
+    shots: tuple[int, int]
     rule: str | None = None  # the name of the decision rule; None for the model's own answers
     reads: tuple[str, ...] = ()  # what the decision rule uses (`RuleFacts.reads`)
-    shots: tuple[int, int] = (
-        0,
-        0,
-    )  # the smallest and the largest number of demonstrations among its tasks
 
     @property
     def label(self) -> str:
@@ -194,14 +208,14 @@ class Property:
     what: str  # the property in words
     better: str  # "higher" or "lower" if such values are better, or else ""
     percent: bool = True
-    labels: str = (
-        ""  # the labels of the demonstrations, if the property is the accuracy that they cost
-    )
+    # The labels of the demonstrations, if the property is the accuracy that they cost.
+    labels: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class CardRow:
-    """A row of the robustness card: an entry of the board, with its labels and shots left out, and its properties."""
+    """A row of the robustness card: its properties, and an entry of the board, whose labels and
+    shots are left out."""
 
     entry: Entry
     values: Mapping[Property, Estimate]
@@ -209,7 +223,8 @@ class CardRow:
 
 @dataclass(frozen=True, eq=False)
 class Card:
-    """How much predictions depend on labels, orders and formats (`results.card`), on average over `tasks`."""
+    """How much predictions depend on labels, orders and formats (`results.card`), on average over
+    `tasks`."""
 
     properties: tuple[Property, ...]
     rows: tuple[CardRow, ...]
@@ -221,27 +236,27 @@ class Board:
     """The whole board."""
 
     columns: tuple[Column, ...]  # the average if there are several tasks, then groups, then tasks
-    # Entries without a decision rule, then those of each rule; of one rule, the best first, by the first column.
+    # Entries without a decision rule come first, then those of each rule. Within a rule, the best
+    # on the first column comes first.
     entries: tuple[Entry, ...]
     # Entry's name -> the name of its baseline, if it has one.
     baseline: Mapping[str, str]
-    summary: tuple[
-        str, ...
-    ]  # sentences that say which entries are best, and which differ from their baseline
+    # Sentences that say which entries are best, and which differ from their baseline.
+    summary: tuple[str, ...]
     left_out: tuple[LeftOutFile, ...]  # files that were not used
     card: Card | None = None  # None if neither labels nor formats are varied
-    common: tuple[
-        str, ...
-    ] = ()  # words that hold for all entries and columns: "8 shots", "limit=60"
+    # Words that hold for all entries and columns: "8 shots", "limit=60".
+    common: tuple[str, ...] = ()
     keys: Mapping[str, RowKey] = field(default_factory=dict)  # entry's name -> the key of its row
 
+    def entries_on(self, column: Column) -> list[Entry]:
+        """The entries that have a result on a column."""
+        return [entry for entry in self.entries if column.name in entry.cells]
+
     def majority(self, column: Column) -> float | None:
-        """The score of always giving the most frequent right answer; None if entries have different documents."""
-        majorities = {
-            entry.cells[column.name].majority
-            for entry in self.entries
-            if column.name in entry.cells
-        }
+        """The score of always giving the most frequent right answer; None if entries have different
+        documents."""
+        majorities = {entry.cells[column.name].majority for entry in self.entries_on(column)}
         return majorities.pop() if len(majorities) == 1 else None
 
     def differences(self, entry: Entry, column: Column) -> dict[str, Difference]:

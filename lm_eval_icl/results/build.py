@@ -131,7 +131,7 @@ def _sorted(entries: Sequence[Entry], columns: Sequence[Column]) -> list[Entry]:
 
     def sort_key(entry: Entry) -> tuple[int, int, float, str, str]:
         column = next(column for column in columns if column.name in entry.cells)
-        goodness = column.sign * entry.cells[column.name].estimate.mean
-        return places[entry.rule], columns.index(column), -goodness, entry.label, entry.name
+        place = columns.index(column)
+        return places[entry.rule], place, -column.goodness(entry), entry.label, entry.name
 
     return sorted(entries, key=sort_key)

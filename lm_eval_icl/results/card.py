@@ -1,7 +1,8 @@
-"""The robustness card: how much predictions depend on what they should not depend on, such as the order.
+"""The robustness card: how much predictions depend on what should not matter, such as the order.
 
-A row is a method, and a column is a property. A property is estimated on each task from the row's samples, and averaged
-over tasks with equal weights. Compared samples have the same documents and seeds of demonstrations, and are paired.
+A row is a method, and a column is a property. A property is estimated on each task from the row's
+samples, and averaged over tasks with equal weights. Compared samples have the same documents and
+seeds of demonstrations, and are paired.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from lm_eval_icl.results.board import (
     Property,
     RowKey,
     TaskRun,
+    results_in,
 )
-from lm_eval_icl.results.cells import SHARE, estimated, matrix
+from lm_eval_icl.results.cells import SHARE, estimated, matrix, sensitivity
 from lm_eval_icl.results.comparisons import compare_sets
 from lm_eval_icl.results.metrics import CALIBRATION, pseudo_values
 from lm_eval_icl.results.records import Answers
@@ -40,14 +42,14 @@ FLIPS = Property(
 )
 FORMATS = Property(
     "format spread",
-    "accuracy in the best format less that in the worst, the mean over sets",
+    "accuracy in the best format minus that in the worst, averaged over sets",
     "lower",
 )
 SETS = Property(
-    "set spread", "accuracy with the best set of demonstrations less that with the worst", "lower"
+    "set spread", "accuracy with the best set of demonstrations minus that with the worst", "lower"
 )
 SHOTS = Property(
-    "shots gain", "accuracy with the most demonstrations less that with the fewest (not none)", ""
+    "shots gain", "accuracy with the most demonstrations minus that with the fewest (not 0)", ""
 )
 CONFIDENCE = {
     "ece": Property(
@@ -64,7 +66,8 @@ CONFIDENCE = {
 _VARIED = r"\d+( to \d+)? shots?|labels=.*|no labels"
 
 Sets = Sequence[PromptSet]
-# Of a row on a task: (labels of the demonstrations, "" for the right ones; their number) -> the sets of demonstrations.
+# The sets of a row on a task: (labels of the demonstrations, or "" for the right ones; number of
+# demonstrations) -> the sets.
 SetsByLabels = dict[tuple[str, int], Sets]
 
 
@@ -162,7 +165,7 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     runs = {}
     for (labels, n), sets in by_labels.items():
         if not labels:
-            runs[n] = sum(len(one_set.answered) for one_set in sets)
+            runs[n] = sum(len(prompt_set.answered) for prompt_set in sets)
     if not runs:
         return
     shots = max(runs, key=runs.__getitem__)
@@ -170,12 +173,7 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     if not base:
         return
     yield ACCURACY, statistics.estimate(matrix(base), bounds=SHARE)
-    predictions = []
-    for one_set in base:
-        orders = [unit.answers.predictions for unit in one_set.answered]
-        if len(orders) > 1 and not any(order is None for order in orders):
-            predictions.append(np.array(orders).T)
-    flips = statistics.order_sensitivity(predictions)
+    flips = sensitivity(base)
     if flips is not None:
         yield FLIPS, flips
     first = _in_first_order(base)
@@ -184,7 +182,7 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
             continue
         cost = compare_sets(first, _in_first_order(sets), SHARE)
         if cost is not None:
-            less = f"less that with {labels} labels in the demonstrations"
+            less = f"minus that with {labels} labels in the demonstrations"
             words = "random labels" if labels == "random" else labels.replace(":", " ")
             what = f"accuracy with the right labels {less}"
             yield Property(f"{words} cost", what, "", labels=labels), cost
@@ -195,33 +193,46 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
         yield SETS, spread(matrix(base)[:, None])
     numbers = sorted(n for n in runs if n)
     if len(numbers) > 1:
-        most, fewest = (_in_first_order(by_labels["", n]) for n in (numbers[-1], numbers[0]))
-        if (gain := compare_sets(most, fewest, SHARE)) is not None:
+        most = _in_first_order(by_labels["", numbers[-1]])
+        fewest = _in_first_order(by_labels["", numbers[0]])
+        gain = compare_sets(most, fewest, SHARE)
+        if gain is not None:
             yield SHOTS, gain
-    answers = [unit.answers for one_set in base for unit in one_set.answered]
+    answers = [unit.answers for unit in results_in(base)]
     if all(one.logprobs is not None and one.golds is not None for one in answers):
         for name, column in CONFIDENCE.items():
             yield column, _calibration(base, name)
 
 
 def spread(scores: np.ndarray) -> Estimate:
-    """The largest minus the smallest of the variants' means over documents, averaged over sets, with an interval by
-    the jackknife. A spread is at least 0, and larger for more variants.
+    """The largest minus the smallest of the variants' means over documents, averaged over sets. The
+    interval is the jackknife's. A spread is at least 0, and larger for more variants.
 
     Args:
         scores: (documents, sets, variants).
     """
+
+    def spread_of(sums: np.ndarray) -> np.ndarray:
+        """(..., variants + 1) sums, of which the last is the number of documents."""
+        ranges: np.ndarray = np.ptp(sums[..., :-1], axis=-1)
+        return ranges / sums[..., -1]
+
     means = scores.mean(axis=0)
     mean = float(np.ptp(means, axis=-1).mean())
-    sums = np.concatenate([scores, np.ones((*scores.shape[:2], 1))], axis=2)
-    values = pseudo_values(sums, lambda sums: np.ptp(sums[..., :-1], axis=-1) / sums[..., -1])
+    ones = np.ones((*scores.shape[:2], 1))
+    sums = np.concatenate([scores, ones], axis=2)
+    values = pseudo_values(sums, spread_of)
     return statistics.estimate(values, bounds=SHARE, mean=mean)
 
 
 def _only(sets: Sets, wanted: Callable[[TaskRun], bool]) -> list[PromptSet]:
     """The sets with only the answers that are wanted, without sets that have no such answers."""
-    kept = (replace(one_set, answered=tuple(filter(wanted, one_set.answered))) for one_set in sets)
-    return [one_set for one_set in kept if one_set.answered]
+    kept = []
+    for prompt_set in sets:
+        answered = tuple(filter(wanted, prompt_set.answered))
+        if answered:
+            kept.append(replace(prompt_set, answered=answered))
+    return kept
 
 
 def _in_first_order(sets: Sets) -> list[PromptSet]:
@@ -234,8 +245,8 @@ def _formats(sets: Sets) -> np.ndarray | None:
     None if that is fewer than two.
     """
     by_set = []
-    for one_set in _only(sets, lambda unit: unit.run.order == 0):
-        by_set.append({unit.run.format: unit.answers.items for unit in one_set.answered})
+    for prompt_set in _only(sets, lambda unit: unit.run.order == 0):
+        by_set.append({unit.run.format: unit.answers.items for unit in prompt_set.answered})
     shared = set.intersection(*map(set, by_set)) if by_set else set()
     if len(shared) < 2:
         return None

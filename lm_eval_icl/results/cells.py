@@ -16,11 +16,12 @@ from lm_eval_icl.results.board import (
     PromptSet,
     TaskRun,
     grouped,
+    results_in,
 )
 from lm_eval_icl.results.columns import is_share
 from lm_eval_icl.results.metrics import AGGREGATIONS, pseudo_values
 from lm_eval_icl.results.records import Answers, at, count, number
-from lm_eval_icl.results.sets import NO_SET, orders_of, prompt_sets
+from lm_eval_icl.results.sets import NO_SET, prompt_sets
 from lm_eval_icl.results.statistics import Bounds, Estimate, Spread
 
 _FEW_SETS = 5
@@ -34,20 +35,27 @@ _ITEMS: Values = attrgetter("items")
 
 
 def measured(units: Sequence[TaskRun]) -> BoardCell:
-    """The numbers of a row on a task from its results there, by date; they are not yet compared with other rows."""
+    """The numbers of a row on a task from its results there, which are sorted by date. They are
+    not yet compared with other rows."""
     task = units[0].result.task
-    marks = [mark for unit in units for mark in unit.result.marks]
+    marks: list[str] = []
+    for unit in units:
+        marks += unit.result.marks
     lost = _most(units, "left_out", "demonstrations")
     if lost:
         documents = _most(units, "left_out")
         marks.append(
-            f"{lost} demonstrations were left out of {documents} documents' prompts, which were too long."
+            f"{lost} demonstrations were left out of {documents} documents' prompts, "
+            "which were too long."
         )
-    if cut := _most(units, "truncated"):
+    cut = _most(units, "truncated")
+    if cut:
         marks.append(
-            f"{cut} documents were cut at their beginning: they do not fit even without demonstrations."
+            f"{cut} documents were cut at their beginning: "
+            "they do not fit even without demonstrations."
         )
-    if copies := _most(units, "own_demonstrations"):
+    copies = _most(units, "own_demonstrations")
+    if copies:
         marks.append(f"{copies} documents stand among their own demonstrations, with the answer.")
     if units[0].result.answers is None:  # then no result of this cell has answers
         cell = BoardCell(_reported(units))
@@ -65,10 +73,12 @@ def _most(units: Sequence[TaskRun], name: str, what: str = "documents") -> int:
 
 
 def _expected(units: Iterable[TaskRun], column: str) -> float | None:
-    """The paper's value of a column, if all runs give the same value; None for results under a decision rule."""
-    values = {
-        None if unit.result.rule else number(unit.run.study.expected.get(column)) for unit in units
-    }
+    """The paper's value of a column, if all runs give the same value. None for results under a
+    decision rule."""
+    values = set()
+    for unit in units:
+        value = number(unit.run.study.expected.get(column))
+        values.add(None if unit.result.rule else value)
     return values.pop() if len(values) == 1 else None
 
 
@@ -77,12 +87,12 @@ def _from_answers(units: Sequence[TaskRun]) -> BoardCell:
     result = units[0].result
     sets, marks = prompt_sets(units)
     marks += _marks_of_sample(sets)
-    answers = [unit.answers for prompt_set in sets for unit in prompt_set.answered]
+    answers = [unit.answers for unit in results_in(sets)]
     right = one_answer(answers) if result.metric == "acc" else None
     return BoardCell(
         estimated(sets, result.aggregation, SHARE if is_share(units) else None),
         sets=sets,
-        sensitivity=_sensitivity(sets),
+        sensitivity=sensitivity(sets),
         marks=tuple(marks),
         majority=None if right is None else float(right.mean()),
         collapsed={result.task: _collapsed(answers)},
@@ -105,19 +115,23 @@ def _marks_of_sample(sets: Sequence[PromptSet]) -> list[str]:
     return marks
 
 
-def _sensitivity(sets: Sequence[PromptSet]) -> Estimate | None:
-    """The order sensitivity over the sets that have several orders; None if there is none."""
+def sensitivity(sets: Sequence[PromptSet]) -> Estimate | None:
+    """The order sensitivity over the sets that have several orders in one format; None if there
+    are none, or if there are no options."""
     predictions = []
-    for orders in orders_of(sets):
-        in_order = [answers.predictions for answers in orders]
-        if any(options is None for options in in_order):
-            return None
-        predictions.append(np.array(in_order).T)
+    for prompt_set in sets:
+        in_formats = grouped(prompt_set.answered, lambda unit: unit.run.format)
+        for units in in_formats.values() if prompt_set.label != NO_SET else ():
+            orders = [unit.answers.predictions for unit in units]
+            if any(options is None for options in orders):
+                return None
+            predictions.append(np.array(orders).T)
     return statistics.order_sensitivity(predictions)
 
 
 def one_answer(answers: Sequence[Answers]) -> np.ndarray | None:
-    """(documents, 1) scores of always giving the most frequent right answer, if answers are known."""
+    """(documents, 1) scores of always giving the most frequent right answer; None if the answers
+    are not known."""
     golds = answers[0].golds
     if golds is None or any(run.predictions is None for run in answers):
         return None
@@ -127,7 +141,8 @@ def one_answer(answers: Sequence[Answers]) -> np.ndarray | None:
 
 
 def _collapsed(answers: Sequence[Answers]) -> tuple[int, int]:
-    """(collapsed prompts, all prompts): nearly all predictions are one option. (0, 0) if that is no fault."""
+    """(prompts under which nearly all predictions are one option, all prompts). (0, 0) if that is
+    no fault."""
     if len(answers[0].items) < _COLLAPSIBLE or _is_one(answers[0].golds):
         return 0, 0
     known = [run.predictions for run in answers if run.predictions is not None]
@@ -143,7 +158,8 @@ def _is_one(options: np.ndarray | None) -> bool:
 
 
 def collapse_marks(by_task: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
-    """A mark that counts the prompts of `BoardCell.collapsed` over all tasks, and names the worst task."""
+    """A mark that counts the prompts of `BoardCell.collapsed` over all tasks, and names the worst
+    task."""
     collapsed = sum(prompts for prompts, _ in by_task.values())
     n = sum(of for _, of in by_task.values())
     if collapsed == 0:
@@ -152,16 +168,21 @@ def collapse_marks(by_task: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
         return ("collapsed",)
     text = f"With {collapsed} of {n} prompts it gives one answer to nearly all documents"
     if len(by_task) > 1:
-        worst = max(by_task, key=lambda task: by_task[task][0] / max(by_task[task][1], 1))
+        shares = {task: prompts / max(of, 1) for task, (prompts, of) in by_task.items()}
+        worst = max(shares, key=shares.__getitem__)
         prompts, of = by_task[worst]
         text += f", on {worst} with {prompts} of its {of}"
     return (f"{text}.",)
 
 
 def matrix(sets: Sequence[PromptSet], values: Values = _ITEMS) -> np.ndarray:
-    """(documents, sets) scores, or (documents, sets, ...) other values of the answers: the mean over orders."""
-    by_set = ([values(order.answers) for order in prompt_set.answered] for prompt_set in sets)
-    return np.stack([np.mean(orders, axis=0) for orders in by_set], axis=1)
+    """(documents, sets) scores, or (documents, sets, ...) other values of the answers: the mean
+    over orders."""
+    means = []
+    for prompt_set in sets:
+        orders = [values(unit.answers) for unit in prompt_set.answered]
+        means.append(np.mean(orders, axis=0))
+    return np.stack(means, axis=1)
 
 
 @dataclass(frozen=True)
@@ -211,7 +232,8 @@ def drawn_sets(sets: Sequence[PromptSet]) -> int:
 
 
 def _reported(units: Sequence[TaskRun]) -> Estimate:
-    """The estimate from lm-eval's own values and errors, if there are no samples. Seeds add their variance."""
+    """The estimate from lm-eval's own values and errors, if there are no samples. The variance of
+    the seeds is added."""
     by_seed = grouped(units, lambda unit: unit.run.seed).values()
     values = [float(np.mean([unit.result.value for unit in same_seed])) for same_seed in by_seed]
     errors = [math.inf if unit.result.stderr is None else unit.result.stderr for unit in units]
@@ -224,29 +246,33 @@ def _reported(units: Sequence[TaskRun]) -> Estimate:
 
 
 def combined(cells: Mapping[str, BoardCell], units: Sequence[TaskRun], column: Column) -> BoardCell:
-    """The cell of a row on a group or the average, from its cells and its results (`units`) on all of its tasks."""
+    """The cell of a row on a group or the average, from its cells and its results (`units`) on all
+    of its tasks."""
     parts = {task: cells[task] for task in column.weights}
-    bounds = SHARE if is_share(units) else None
-    flips = {task: part.sensitivity for task, part in parts.items() if part.sensitivity}
-    majorities = [part.majority for part in parts.values() if part.majority is not None]
     weights = list(column.weights.values())
+    bounds = SHARE if is_share(units) else None
     marks = []
-    for task, part in parts.items():
-        marks += [f"{task}: {mark}" if mark.endswith(".") else mark for mark in part.marks]
-    if 0 < len(flips) < len(parts):
-        marks.append(f"The order sensitivity is over {len(flips)} of {len(parts)} tasks.")
+    flips: dict[str, Estimate] = {}
+    majorities = []
     collapsed: dict[str, tuple[int, int]] = {}
     for task, part in parts.items():
+        marks += [f"{task}: {mark}" if mark.endswith(".") else mark for mark in part.marks]
+        if part.sensitivity is not None:
+            flips[task] = part.sensitivity
+        if part.majority is not None:
+            majorities.append(part.majority)
         for prompts in part.collapsed.values():
             collapsed[task] = prompts
-    sensitivity = None
+    if 0 < len(flips) < len(parts):
+        marks.append(f"The order sensitivity is over {len(flips)} of {len(parts)} tasks.")
+    flips_of_all = None
     if flips:
         of_flips = [column.weights[task] for task in flips]
-        sensitivity = statistics.estimate_group(list(flips.values()), of_flips, bounds=SHARE)
+        flips_of_all = statistics.estimate_group(list(flips.values()), of_flips, bounds=SHARE)
     estimates = [part.estimate for part in parts.values()]
     cell = BoardCell(
         statistics.estimate_group(estimates, weights, bounds=bounds),
-        sensitivity=sensitivity,
+        sensitivity=flips_of_all,
         marks=tuple(dict.fromkeys(marks)),
         left_out=sum(part.left_out for part in parts.values()),
         collapsed=collapsed,

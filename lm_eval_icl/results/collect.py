@@ -150,7 +150,7 @@ def _documents_differ(by_filter: Mapping[str, Sequence[DocumentRow]]) -> str:
     if any(filter_prompts != prompts[0] for filter_prompts in prompts):
         return ": the answers under its filters and rules are not to the same documents"
     twice = [document for document, right in golds.items() if len(right) > 1]
-    return f", document {twice[0]}: two right answers" if twice else ""
+    return f", document {twice[0]}: has two right answers" if twice else ""
 
 
 def _answers_contradict(rows: Sequence[DocumentRow], config: Mapping[str, Any]) -> str:
@@ -159,16 +159,16 @@ def _answers_contradict(rows: Sequence[DocumentRow], config: Mapping[str, Any]) 
         where = f", document {row.doc_id}, {row.filter!r}"
         is_raw = row.filter not in rules
         if is_raw and any(not logprob <= 0 for logprob in row.logprobs):
-            return f"{where}: a log-likelihood above 0, or none"
+            return f"{where}: has a log-likelihood above 0 or none"
         if "metaicl" not in row.metrics and row.options and len(row.logprobs) != row.options:
-            return f"{where}: an option without log-likelihood"
+            return f"{where}: has an option without log-likelihood"
         best = row.logprobs.index(max(row.logprobs)) if row.logprobs else row.prediction
         if best != row.prediction and "metaicl" not in row.metrics:
-            return f"{where}: another answer than its log-likelihoods give"
+            return f"{where}: has an answer that differs from its log-likelihoods"
         is_scored = isinstance(row.prediction, int) and "acc" in row.metrics
         right = float(row.prediction == row.gold)
         if is_scored and row.gold is not None and float(row.metrics["acc"]) != right:
-            return f"{where}: another score than its answer gives"
+            return f"{where}: has a score that differs from its answer"
     return ""
 
 
@@ -195,7 +195,9 @@ def _rule_contradicts(
             else:
                 rest = values - own + constants
             if not np.ptp(rest) <= _ROUNDING * (1 + np.abs(own).max()):
-                return f", document {row.doc_id}, {name!r}: other values than its constants give"
+                return (
+                    f", document {row.doc_id}, {name!r}: has values that differ from its constants"
+                )
     return ""
 
 
@@ -206,7 +208,7 @@ def _size_contradicts(size: int, results: Mapping[str, Any], task: str) -> str:
     if limit is None or whole is None:
         return ""
     most = min(whole, int(limit) if limit >= 1 else math.ceil(limit * whole))
-    return "" if size == most else f": {size} documents, where its limit gives {most:g}"
+    return "" if size == most else f": has {size} documents, and its limit gives {most:g}"
 
 
 def _values_contradict(

@@ -33,8 +33,8 @@ def is_share(units: Iterable[TaskRun]) -> bool:
 
 def differing(values: Sequence[Mapping[str, str]]) -> list[str]:
     """The sorted names of the fields in which `values` differ."""
-    names = sorted({name for fields in values for name in fields})
-    return [name for name in names if len({fields.get(name) for fields in values}) > 1]
+    names = set[str]().union(*values)
+    return [name for name in sorted(names) if len({fields.get(name) for fields in values}) > 1]
 
 
 def column_names(columns: Iterable[Pairs]) -> dict[Pairs, str]:
@@ -83,11 +83,10 @@ def columns_of(
     if groups is None:
         weights = _groups_of_runs(column_of)
     else:
-        weights = {
-            name: group
-            for name, group in groups.items()
-            if group and group.keys() <= by_column.keys()
-        }
+        weights = {}
+        for name, group in groups.items():
+            if group and group.keys() <= by_column.keys():
+                weights[name] = group
     weights |= {name: {name: 1.0} for name in sorted(by_column)}
     if tasks is not None:
         weights = _wanted(weights, tasks)
@@ -103,10 +102,8 @@ def columns_of(
         kind = "average" if name == AVERAGE else "group"
         if name in by_column:
             kind = "task"
-        column = Column(
-            name, kind, first.metric, is_share(units), first.higher_is_better, column_weights
-        )
-        columns.append(column)
+        higher = first.higher_is_better
+        columns.append(Column(name, kind, first.metric, is_share(units), higher, column_weights))
     order = ("average", "group", "task")
     return tuple(sorted(columns, key=lambda column: order.index(column.kind)))
 
@@ -134,11 +131,10 @@ def _wanted(
     """The columns with these names, or of tasks with these names."""
     chosen: dict[str, Mapping[str, float]] = {}
     for task in tasks:
-        named = {
-            name: column_weights
-            for name, column_weights in weights.items()
-            if name == task or name.startswith((f"{task} (", f"{task} ["))
-        }
+        named = {}
+        for name, column_weights in weights.items():
+            if name == task or name.startswith((f"{task} (", f"{task} [")):
+                named[name] = column_weights
         if not named:
             known = ", ".join(shown(name) for name in sorted(weights)[:_LISTED])
             raise InputError(f"--tasks: no result of {task!r}; there are {known}.")

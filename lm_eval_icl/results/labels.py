@@ -40,11 +40,15 @@ def entries_of(rows: Sequence[Row]) -> tuple[dict[Entry, RowKey], tuple[str, ...
     for row, words, checkpoint, model in zip(rows, conditions, checkpoints, models, strict=True):
         key, units, cells = row
         stable = repr(replace(key, compared_as=()))  # without what follows from other rows
+        name = hashlib.sha256(stable.encode("utf-8", "replace")).hexdigest()[:8]
         runs = tuple({unit.run.digest: unit.run for unit in units}.values())
         rules = [unit.result.rule for unit in units if unit.result.rule is not None]
+        reads = _labels(runs)
+        for rule in rules:
+            reads += rule.reads
         shots = [unit.result.shots for unit in units]
         entry = Entry(
-            name=hashlib.sha256(stable.encode("utf-8", "replace")).hexdigest()[:8],
+            name=name,
             checkpoint=shown(checkpoint or "unnamed"),
             details=shown(_details(model, alike[checkpoint])),
             method=shown(dict(key.method).get("method", "") or "unnamed"),
@@ -53,9 +57,7 @@ def entries_of(rows: Sequence[Row]) -> tuple[dict[Entry, RowKey], tuple[str, ...
             runs=runs,
             cells=cells,
             rule=shown(rules[0].name) if rules else None,
-            reads=tuple(
-                dict.fromkeys([*_labels(runs), *(w for rule in rules for w in rule.reads)])
-            ),
+            reads=tuple(dict.fromkeys(reads)),
             shots=(min(shots), max(shots)),
         )
         key_of[entry] = key

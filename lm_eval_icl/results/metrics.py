@@ -1,6 +1,7 @@
 """Calibration metrics, and pseudo-values of metrics that are functions of sums over documents.
 
-The probability of an option is its log-likelihood, or its value under a decision rule, normalised over the options.
+The probability of an option is its log-likelihood, or its value under a decision rule, normalised
+over the options.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def _squared(logprobs: Logprobs, golds: Iterable[int]) -> np.ndarray:
 
 def _right_log_probabilities(logprobs: Logprobs, golds: Iterable[int]) -> np.ndarray:
     """(documents,) the logarithms of the right options' probabilities."""
-    return np.array([special.log_softmax(x)[gold] for x, gold in zip(logprobs, golds, strict=True)])
+    pairs = zip(logprobs, golds, strict=True)
+    return np.array([special.log_softmax(values)[gold] for values, gold in pairs])
 
 
 CALIBRATION = {
@@ -167,7 +169,8 @@ def _matthews(sums: np.ndarray) -> np.ndarray:
 
 
 def _macro_f1(sums: np.ndarray) -> np.ndarray:
-    """The mean F1 of the classes that are right for some document (MetaICL's metric of classification)."""
+    """The mean F1 of the classes that are right for some document, as MetaICL scores
+    classification."""
     right, predicted, both = np.split(sums, 3, axis=-1)
     counts = right > 0
     scores = counts * _ratio(2 * both, right + predicted)

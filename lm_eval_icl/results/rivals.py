@@ -111,7 +111,10 @@ def condition_pairs(
     """
     values = {entry: fields_of(entry, key) for entry, key in key_of.items()}
     pairs: list[tuple[str, Entry, Entry]] = []
-    for name in dict.fromkeys(name for fields in values.values() for name in fields):
+    names: dict[str, None] = {}
+    for fields in values.values():
+        names |= dict.fromkeys(fields)
+    for name in names:
         if name == only or (only is None and name not in _NO_CONDITIONS):
             pairs += _pairs_by(name, values)
     return pairs
@@ -180,7 +183,7 @@ def compare_all(
         family = comparisons_of(rows, column)
         best_of = {}
         for rule, rule_rows in grouped(rows, lambda entry: entry.rule).items():
-            best_of[rule] = max(rule_rows, key=functools.partial(_goodness, column))
+            best_of[rule] = max(rule_rows, key=column.goodness)
         for entry in rows:
             minus = functools.partial(_difference, entry, column, family)
             best = best_of[entry.rule]
@@ -198,7 +201,7 @@ def compare_all(
                 to_majority=None if to_one is None else replace(to_one, comparisons=family),
                 conditions=tuple(to_conditions),
                 comparisons=family,
-                is_best=_goodness(column, best) - _goodness(column, entry) <= _SAME,
+                is_best=column.goodness(best) - column.goodness(entry) <= _SAME,
                 is_worse=None if below is None else column.judged(below) == "worse",
             )
             marks = _marks(cell, bases.get(entry.name), column)
@@ -209,10 +212,6 @@ def compare_all(
         compared = cells[entry.name]
         ordered.append(replace(entry, cells=compared | {**entry.cells, **compared}))
     return tuple(ordered), {name: base.name for name, base in bases.items()}
-
-
-def _goodness(column: Column, entry: Entry) -> float:
-    return column.sign * entry.cells[column.name].estimate.mean
 
 
 def _difference(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from lm_eval_icl.results.board import PromptSet, TaskRun, grouped
-from lm_eval_icl.results.records import Answers
 
 NO_SET = "no demonstrations"
 # Log-likelihoods of one model differ by no more than this on other machines, relatively.
@@ -92,15 +91,3 @@ def same_answers(first: TaskRun, second: TaskRun) -> bool | None:
         return False
     rounding = _ROUNDING.get(first.run.dtype, _ROUNDING_FLOAT32)
     return np.allclose(mine.logprobs, theirs.logprobs, rtol=rounding, atol=rounding)
-
-
-def orders_of(sets: Sequence[PromptSet]) -> list[list[Answers]]:
-    """The answers in several orders of the same demonstrations in the same format."""
-    orders = []
-    for prompt_set in sets:
-        if prompt_set.label == NO_SET:
-            continue
-        for in_format in grouped(prompt_set.answered, lambda unit: unit.run.format).values():
-            if len(in_format) > 1:
-                orders.append([unit.answers for unit in in_format])
-    return orders

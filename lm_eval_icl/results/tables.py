@@ -18,114 +18,105 @@ from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run, number
 from lm_eval_icl.results.tasks import options
 
-_WHICH = ["run", "model", "pretrained", "seed", "order", "task"]
-_RUN = "run path date model pretrained revision dtype arguments split chat seed order labels format limit tasks".split()
-_SCORE = [*_WHICH, "metric", "filter", "value", "stderr", "shots", "documents"]
-_DOCUMENT = [
-    *_WHICH,
-    "filter",
-    "shots",
-    "arguments",
-    "options",
-    "doc_id",
-    "document",
-    "prompt",
-    "demonstrations",
-]
-_DOCUMENT += ["target", "gold", "prediction", "loglikelihoods", "probabilities"]
+_WHICH = "run model pretrained seed order task".split()
+_RUN = "run path date model pretrained revision dtype arguments split chat seed order".split()
+_RUN += "labels format limit tasks".split()
+_SCORE = [*_WHICH, *"metric filter value stderr shots documents".split()]
+_DOCUMENT = [*_WHICH, *"filter shots arguments options doc_id document prompt".split()]
+_DOCUMENT += "demonstrations target gold prediction loglikelihoods probabilities".split()
 
 Paths = str | Path | Sequence[str | Path | Run]  # runs are read already
 
 
 def runs(paths: Paths, dev: bool = False) -> pd.DataFrame:
-    """One row for each run in results files of lm-eval or of `lm-eval-icl collect`, or in folders with such files.
+    """One row for each run in results files of lm-eval or of `lm-eval-icl collect`, or in folders
+    with such files.
 
     Returns:
         A table with the columns
         run: a digest of the results, the same for copies of one run.
         path: the path of the results file; date: when the run began, UTC.
         model: the method, or lm-eval's name of the model: "hf", "icl", "vllm", ...
-        pretrained, revision, dtype: the checkpoint's; arguments: the other model arguments as given, as JSON.
-        split: "test", or "dev" for a run on the dev set of a study, which is only there if `dev` is True.
+        pretrained, revision, dtype: the checkpoint's.
+        arguments: the other model arguments as given, as JSON.
+        split: "test", or "dev" for a run on the dev set of a study, if `dev` is True.
         chat: whether prompts have a chat template.
-        seed: the seed of the demonstrations (`fewshot_seed`); order: the number of their order in a study, 0 elsewhere.
-        labels, format: of demonstrations and prompts (`--metadata labels=...,format=...`); "" and 0 are the task's own.
+        seed: the seed of the demonstrations (`fewshot_seed`).
+        order: the number of the demonstrations' order in a study, or 0.
+        labels, format: those of `--metadata labels=...,format=...`; "" and 0 are the task's own.
         limit: lm-eval's `--limit`; tasks: a tuple of their names.
-        tokens_run, tokens_saved, passes, seconds, peak_bytes, shared_by, documents_run: what the run cost, over all of
-            its tasks (`results.costs.Cost`); missing if the file does not say.
+        tokens_run, tokens_saved, passes, seconds, peak_bytes, shared_by, documents_run: what the
+            run cost over all of its tasks (`results.costs.Cost`); missing if the file does not say.
 
     Warns:
         UserWarning: a file, or a task of a file, is left out; the warning says why.
     """
-    rows = [
-        {
-            **{
-                name: getattr(run, name)
-                for name in "model pretrained revision dtype seed order format limit".split()
-            },
-            "run": run.digest,
-            "path": str(run.path),
-            "date": pd.to_datetime(run.date, unit="s", utc=True) if run.date else None,
-            "arguments": json.dumps(dict(run.arguments), sort_keys=True, default=str),
-            "split": run.study.split or "test",
-            "chat": "chat" in run.fields.setting,
-            "labels": run.fields.setting.get("labels", ""),
-            "tasks": tuple(run.tasks),
-            **vars(cost_of([run], run.tasks)),
-        }
-        for run in _read(paths, dev)
-    ]
+    rows = []
+    for run in _read(paths, dev):
+        row = _which(run)
+        for name in ("revision", "dtype", "format", "limit"):
+            row[name] = getattr(run, name)
+        row["path"] = str(run.path)
+        row["date"] = pd.to_datetime(run.date, unit="s", utc=True) if run.date else None
+        row["arguments"] = json.dumps(dict(run.arguments), sort_keys=True, default=str)
+        row["split"] = run.study.split or "test"
+        row["chat"] = "chat" in run.fields.setting
+        row["labels"] = run.fields.setting.get("labels", "")
+        row["tasks"] = tuple(run.tasks)
+        rows.append(row | vars(cost_of([run], run.tasks)))
     return _table(rows, _RUN)
 
 
 def scores(paths: Paths, dev: bool = False) -> pd.DataFrame:
-    """One row for each run, task, metric and filter: the numbers of lm-eval's table. Args and warns as `runs`. The
-    columns are run, model, pretrained, seed, order (see `runs`), task, metric, filter, value, stderr (missing if lm-
-    eval has none), shots (how many demonstrations a prompt has), documents (how many were scored)."""
+    """One row for each run, task, metric and filter: the numbers of lm-eval's table.
+
+    The arguments and warnings are those of `runs`. The columns are run, model, pretrained, seed,
+    order (see `runs`), task, metric, filter, value, stderr (missing if lm-eval has none), shots
+    (how many demonstrations a prompt has), documents (how many were scored).
+    """
     rows = []
     for run in _read(paths, dev):
         for result in run.tasks.values():
             values = run.results["results"][result.task]
             for name, value in values.items():
                 metric, comma, filter_name = name.partition(",")
-                if comma and not metric.endswith("_stderr") and type(value) in (int, float):
-                    rows.append(
-                        {
-                            **_which(run),
-                            "task": result.task,
-                            "metric": metric,
-                            "filter": filter_name,
-                            "value": value,
-                            "stderr": number(values.get(f"{metric}_stderr,{filter_name}")),
-                            "shots": result.shots,
-                            "documents": result.documents,
-                        }
-                    )
+                if not comma or metric.endswith("_stderr") or type(value) not in (int, float):
+                    continue
+                row = {"task": result.task, "metric": metric, "filter": filter_name, "value": value}
+                row["stderr"] = number(values.get(f"{metric}_stderr,{filter_name}"))
+                row["shots"] = result.shots
+                row["documents"] = result.documents
+                rows.append(_which(run) | row)
     return _table(rows, _SCORE)
 
 
 def documents(paths: Paths) -> pd.DataFrame:
-    """One row for each run, task, document and filter, of all runs with samples (`--log_samples`) that agree with their
-    results. A decision rule is a filter: group by `filter` if a run has some. Args and warns as `runs`.
+    """One row for each run, task, document and filter, of all runs with samples (`--log_samples`)
+    that agree with their results. A decision rule is a filter: group by `filter` if a run has some.
+    The argument and the warnings are those of `runs`.
 
     Returns:
-        A table with the columns run, model, pretrained, seed, order (see `runs`), task, filter, shots,
+        A table with the columns run, model, pretrained, seed, order (see `runs`), task, filter,
+        shots, and
         arguments: all arguments of the method, with defaults, as JSON.
         options: a tuple of the names of the options; empty if they differ between documents.
         doc_id: the number of the document in its task.
-        document, prompt, demonstrations: digests of the document with its right answer, of the prompt, and of the
-            demonstrations whatever their order ("" without any). They are equal for equal prompts of different runs.
-        target: the right answer, as lm-eval writes it; gold: the number of that option, missing if it is not known.
+        document, prompt, demonstrations: digests of the document with its right answer, of the
+            prompt, and of the demonstrations whatever their order ("" without any). They are equal
+            for equal prompts of different runs.
+        target: the right answer, as lm-eval writes it.
+        gold: the number of the right option, missing if it is not known.
         prediction: the number of the predicted option, or the text that the filter returns.
-        loglikelihoods: the options' log-likelihoods, or values under a decision rule, as a tuple; () without options.
+        loglikelihoods: the options' log-likelihoods, or values under a decision rule, as a tuple;
+            () without options.
         probabilities: the same values, normalised over the options.
-        and one column for each metric, by lm-eval's name (acc, exact_match, ...), missing for tasks without it.
+        and one column for each metric, by lm-eval's name (acc, exact_match, ...), missing for tasks
+        without it.
     """
     rows = []
     for run in _read(paths):
-        arguments = json.dumps(
-            {name: x for name, x in run.fields.method.items() if name != "method"}, sort_keys=True
-        )
+        method = {name: x for name, x in run.fields.method.items() if name != "method"}
+        arguments = json.dumps(method, sort_keys=True)
         for task, task_results in grouped(run.all_results, lambda result: result.task).items():
             for result in task_results:
                 for mark in result.marks:
@@ -133,18 +124,17 @@ def documents(paths: Paths) -> pd.DataFrame:
                         f"{run.path}: task {task!r}, {result.reported_filter}: {mark}", stacklevel=2
                     )
             unused = {result.reported_filter for result in task_results if result.answers is None}
-            which = {
-                **_which(run),
-                "task": task,
-                "shots": task_results[0].shots,
-                "arguments": arguments,
-                "options": tuple(options(run.results, task)),
-            }
+            which = _which(run)
+            which["task"] = task
+            which["shots"] = task_results[0].shots
+            which["arguments"] = arguments
+            which["options"] = tuple(options(run.results, task))
             for row in document_rows(run, task) if len(unused) < len(task_results) else ():
                 if row.filter in unused:
                     continue
                 values = row._asdict()
-                del values["options"], values["logprobs"], values["metrics"]
+                for name in ("options", "logprobs", "metrics"):
+                    del values[name]
                 values["loglikelihoods"] = row.logprobs
                 values["probabilities"] = ()
                 if row.logprobs:
@@ -171,12 +161,14 @@ def _metric(documents: pd.DataFrame, name: str) -> float:
 
 
 def ece(documents: pd.DataFrame) -> float:
-    """The expected calibration error, with 15 bins of equal width (Guo et al. 2017), of rows of `results.documents`."""
+    """The expected calibration error of rows of `results.documents`, with 15 bins of equal width
+    (Guo et al. 2017)."""
     return _metric(documents, "ece")
 
 
 def brier(documents: pd.DataFrame) -> float:
-    """The mean Brier score: the sum over options of (probability - whether it is right)^2; 0 is best, 2 is worst."""
+    """The mean Brier score: the sum over options of (probability - whether it is right)^2. 0 is
+    best, and 2 is worst."""
     return _metric(documents, "brier")
 
 
@@ -186,9 +178,9 @@ def log_probability(documents: pd.DataFrame) -> float:
 
 
 def _which(run: Run) -> dict[str, Any]:
-    return {name: getattr(run, name) for name in ("model", "pretrained", "seed", "order")} | {
-        "run": run.digest
-    }
+    which = {name: getattr(run, name) for name in ("model", "pretrained", "seed", "order")}
+    which["run"] = run.digest
+    return which
 
 
 def _read(paths: Paths, dev: bool = False) -> list[Run]:

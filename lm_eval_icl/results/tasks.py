@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lm_eval_icl.results.board import grouped
 from lm_eval_icl.results.fields import (
     RuleFacts,
     SampleFacts,
@@ -230,7 +231,9 @@ def _recorded_items(values: Sequence[Any], metric: str) -> np.ndarray:
     """
     items = [value if isinstance(value, list) else [value] for value in values]
     sizes = set(map(len, items))
-    kinds = {type(part) for item in items for part in item}
+    kinds: set[type] = set()
+    for item in items:
+        kinds |= set(map(type, item))
     if sizes == {2} and kinds == {str}:
         names = sorted({name for name, _ in items})
         right = {name: place for place, name in enumerate(names)}
@@ -291,9 +294,7 @@ def results_of(
     except Unusable as error:
         rows = []
         unread = str(error)
-    by_filter: dict[str, list[DocumentRow]] = {}
-    for row in rows:
-        by_filter.setdefault(row.filter, []).append(row)
+    by_filter = grouped(rows, lambda row: row.filter)
     task_results = []
     for rule in (None, *rules):
         named = rule or filter_name

@@ -28,12 +28,8 @@ def documents(name: str, **_: Any) -> DatasetDict:
     Rows are {"text": str, "label": int}. This function is `custom_dataset` in the tasks' YAML
     files; lm-eval passes the task's `dataset_kwargs` and `metadata` to it.
     """
-    from datasets import (
-        Dataset,
-        DatasetDict,
-        Features,
-        Value,
-    )  # imported here, since it takes a second
+    # This import takes a second.
+    from datasets import Dataset, DatasetDict, Features, Value
 
     features = Features({"text": Value("string"), "label": Value("int64")})
     folder = task_dir() / "demo" / name

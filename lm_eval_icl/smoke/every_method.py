@@ -65,17 +65,14 @@ def smoke(
 
     scores: Scores = {}
     failures: dict[str, Exception] = {}
-    with (
-        tempfile.TemporaryDirectory() as temporary,
-        contextlib.redirect_stderr(io.StringIO()),
-    ):  # no progress bars
+    # Progress bars are not shown.
+    with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stderr(io.StringIO()):
         folder = arch if Path(arch).is_dir() else temporary
         if folder == temporary:
             tiny.save(arch, Path(folder), special or tiny.NOTHING_SPECIAL)
-        expected: dict[
-            str, Responses
-        ] = {}  # of lm-eval's hf; it runs an encoder-decoder model as a whole
+        expected: dict[str, Responses] = {}  # by task, from lm-eval's hf
         try:
+            # `hf` runs an encoder-decoder model as a whole, which no method does.
             if not tiny.is_encoder_decoder(arch):
                 hf = _load("hf", folder)
                 expected = {name: _run(hf, name, limit)[1] for name in _TASKS_OF_ICL}
@@ -106,9 +103,9 @@ def refusals(scores: Scores) -> dict[str, str]:
         if isinstance(by_task, str):
             refused[name] = by_task
         else:
-            refused |= {
-                f"{name} (texts)": score for score in by_task.values() if isinstance(score, str)
-            }
+            for score in by_task.values():
+                if isinstance(score, str):
+                    refused[f"{name} (texts)"] = score
     return refused
 
 
@@ -150,9 +147,8 @@ def _load(name: str, folder: str, **arguments: Any) -> Any:
     """A model of lm-eval by its name, as `--model NAME --model_args pretrained=FOLDER` loads it."""
     from lm_eval.api.registry import get_model
 
-    batch_size = (
-        1 if name == "hf" else 2
-    )  # `hf` would pad the shorter prompt, and some models see the padding
+    # `hf` would pad the shorter prompt of a batch, and some models see the padding.
+    batch_size = 1 if name == "hf" else 2
     arguments = {**QUICK.get(name, {}), **arguments, "pretrained": folder, "dtype": "float32"}
     return get_model(name).create_from_arg_obj(
         arguments, {"device": "cpu", "batch_size": batch_size}
@@ -171,14 +167,18 @@ def _tasks() -> dict[str, Any]:
         "test_split": "test",
         "doc_to_text": "Review: {{text}}\nSentiment:",
     }
-    choice = {**task, "output_type": "multiple_choice", "doc_to_choice": ["amber", "very square"]}
-    choice["doc_to_target"] = "label"
+    choice = {
+        **task,
+        "output_type": "multiple_choice",
+        "doc_to_choice": ["amber", "very square"],
+        "doc_to_target": "label",
+    }
     generation = {
         **task,
         "output_type": "generate_until",
         "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 5},
+        "doc_to_target": "{{['amber', 'very square'][label]}}",
     }
-    generation["doc_to_target"] = "{{['amber', 'very square'][label]}}"
     kinds: dict[str, tuple[dict[str, Any], list[int]]] = {
         "smoke_loglikelihood": (choice, _SHORT),
         "smoke_generation": (generation, _SHORT),
@@ -207,12 +207,13 @@ def _run(lm: Any, name: str, limit: int) -> tuple[float, Responses]:
     responses: Responses = []
     for sample in results["samples"][name]:
         for (response,) in sample["resps"]:
-            text = isinstance(response, str)
-            responses.append(response if text else (float(response[0]), str(response[1]) == "True"))
-            if not text and not math.isfinite(float(response[0])):
-                raise ValueError(
-                    f"{name}, document {sample['doc_id']}: log-likelihood {response[0]}"
-                )
+            if isinstance(response, str):
+                responses.append(response)
+                continue
+            logprob = float(response[0])
+            if not math.isfinite(logprob):
+                raise ValueError(f"{name}, document {sample['doc_id']}: log-likelihood {logprob}")
+            responses.append((logprob, str(response[1]) == "True"))
     metric = "acc,none" if task.OUTPUT_TYPE == "multiple_choice" else "exact_match,none"
     return float(results["results"][name][metric]), responses
 
@@ -229,17 +230,18 @@ def _likeliest(lm: Any, name: str) -> Responses:
     def generate(context: Any, **cache: Any) -> Any:
         return lm.continued(context, 5, ["\n\n"], **cache)
 
+    end_of_text = lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
     texts: Responses = []
     for instance in _tasks()[name].instances:
         prompt = lm.tokenize([instance])[0].prompt
         (ids,) = lm.runner.generate([prompt], [name], 5, generate, GenerationSettings())
-        texts.append(
-            lm.text_of(ids, ["\n\n", lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)])
-        )
+        text = lm.text_of(ids, ["\n\n", end_of_text])
+        texts.append(text)
         for _, scores in lm.runner.score({prompt.context: {prompt.query: [tuple(ids)]}}):
             if not scores[0][1]:
                 raise ValueError(
-                    f"{name}: {texts[-1]!r} is generated, which is not the likeliest in a whole pass"
+                    f"{name}: {text!r} is generated, but it is not the most probable text of a "
+                    "pass over the whole text"
                 )
     return texts
 
@@ -258,9 +260,8 @@ def _compare(task: str, ours: Responses, theirs: Responses, what: str) -> None:
                 f"{task}: whether an answer is the greedy one is not the same with {what}"
             )
         difference = abs(response[0] - other[0]) / abs(other[0])
-        worst = max(
-            worst,
-            (difference, f"a log-likelihood is {response[0]:.6f}, with {what} {other[0]:.6f}"),
-        )
-    if worst[0] > TOLERANCE:
-        raise ValueError(f"{task}: {worst[1]} ({worst[0]:.1e} of its size)")
+        text = f"a log-likelihood is {response[0]:.6f}, with {what} {other[0]:.6f}"
+        worst = max(worst, (difference, text))
+    difference, text = worst
+    if difference > TOLERANCE:
+        raise ValueError(f"{task}: {text} ({difference:.1e} of its size)")

@@ -39,23 +39,33 @@ POSITIONS = 2048
 # tokens than a prompt has. Chunks of states are shorter than a prompt.
 _NAMES: dict[int, str] = {
     1: "topk_group num_dense_layers first_k_dense_replace",
-    2: "num_key_value_heads num_hidden_layers encoder_layers decoder_layers depth num_global_layers "
-    "linear_num_key_heads num_experts_per_tok top_k_experts moe_topk moe_k n_group",
-    4: "num_attention_heads encoder_attention_heads decoder_attention_heads num_heads rotary_dim qk_nope_head_dim "
-    "linear_num_value_heads linear_num_heads time_step_rank",
-    8: "head_dim dim_head d_head attention_head_size num_experts num_local_experts n_routed_experts moe_num_experts "
-    "qk_rope_head_dim v_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim state_size ssm_state_size "
-    "mamba_d_state mamba_n_heads mamba_num_heads mamba_d_head mamba_head_dim hidden_size_per_layer_input laurel_rank",
-    16: "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size q_lora_rank kv_lora_rank "
-    "moe_shared_expert_intermediate_size shared_experts_intermediate_size o_lora_rank index_n_heads index_head_dim "
-    "index_topk chunk_size mamba_chunk_size",
-    32: "hidden_size hidden_size_global embedding_size input_embedding_size output_embedding_size word_embed_proj_dim",
-    48: "intermediate_size intermediate_size_mlp dense_intermediate_size feed_forward_size mlp_dim dim_ff dff d_inner "
-    "ffn_dim encoder_ffn_dim decoder_ffn_dim ffn_hidden_size",
+    2: """
+        num_key_value_heads num_hidden_layers encoder_layers decoder_layers depth num_global_layers
+        linear_num_key_heads num_experts_per_tok top_k_experts moe_topk moe_k n_group""",
+    4: """
+        num_attention_heads encoder_attention_heads decoder_attention_heads num_heads rotary_dim
+        qk_nope_head_dim linear_num_value_heads linear_num_heads time_step_rank""",
+    8: """
+        head_dim dim_head d_head attention_head_size num_experts num_local_experts n_routed_experts
+        moe_num_experts qk_rope_head_dim v_head_dim linear_key_head_dim linear_value_head_dim
+        linear_head_dim state_size ssm_state_size mamba_d_state mamba_n_heads mamba_num_heads
+        mamba_d_head mamba_head_dim hidden_size_per_layer_input laurel_rank""",
+    16: """
+        moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size q_lora_rank
+        kv_lora_rank moe_shared_expert_intermediate_size shared_experts_intermediate_size
+        o_lora_rank index_n_heads index_head_dim index_topk chunk_size mamba_chunk_size""",
+    32: """
+        hidden_size hidden_size_global embedding_size input_embedding_size output_embedding_size
+        word_embed_proj_dim""",
+    48: """
+        intermediate_size intermediate_size_mlp dense_intermediate_size feed_forward_size mlp_dim
+        dim_ff dff d_inner ffn_dim encoder_ffn_dim decoder_ffn_dim ffn_hidden_size""",
     WINDOW: "sliding_window attention_chunk_size window_size",
     POSITIONS: "max_position_embeddings n_ctx",
 }
-SMALL: dict[str, Any] = {name: size for size, names in _NAMES.items() for name in names.split()}
+SMALL: dict[str, Any] = {}
+for _size, _names in _NAMES.items():
+    SMALL |= dict.fromkeys(_names.split(), _size)
 SMALL["attention_types"] = [[["global", "local"], 1]]  # GPT-Neo's kinds of layers
 # These fields stay unset if a type's default configuration does not set them.
 _IF_ANY = {"sliding_window", "attention_chunk_size"}
@@ -99,10 +109,11 @@ def check(arch: str) -> None:
     if arch in CONFIG_MAPPING and arch not in types():
         raise NoTinyModel(arch, "transformers has no causal language model of this type")
     if arch not in types():
+        why = "transformers has no such model type"
         near = did_you_mean(arch, types())
-        raise NoTinyModel(
-            arch, "transformers has no such model type" + (f" ({near})" if near else "")
-        )
+        if near:
+            why += f" ({near})"
+        raise NoTinyModel(arch, why)
 
 
 def save(arch: str, folder: Path, special: SpecialSettings = NOTHING_SPECIAL) -> None:
@@ -128,13 +139,13 @@ def build(
     check(arch)
     try:
         config = configuration(arch, vocabulary, special)
-        # Of some types, published checkpoints hold this model, which is larger than the causal
+        auto_class: Any = AutoModelForCausalLM
+        # Published checkpoints of some types hold this model, which is larger than the causal
         # language model.
-        whole = type(config) in AutoModelForImageTextToText._model_mapping
+        if type(config) in AutoModelForImageTextToText._model_mapping:
+            auto_class = AutoModelForImageTextToText
         torch.manual_seed(0)
-        model: PreTrainedModel = (
-            AutoModelForImageTextToText if whole else AutoModelForCausalLM
-        ).from_config(config)
+        model: PreTrainedModel = auto_class.from_config(config)
     except Exception as error:
         raise NoTinyModel(arch, one_line(error).split(". ")[0][:200]) from error
     spread(model)
@@ -169,18 +180,17 @@ def _settings(
     if "kv_lora_rank" in fields:  # latent attention has keys and values for every head
         settings["num_key_value_heads"] = settings["num_attention_heads"]
 
-    kinds = {
-        name: values
-        for name in map(field, _KINDS)
-        if name in fields
-        and (values := further.get(name) or list(dict.fromkeys(getattr(default, name) or ())))
-    }
+    kinds = {}
+    for name in map(field, _KINDS):
+        if name in fields:
+            values = further.get(name) or list(dict.fromkeys(getattr(default, name) or ()))
+            if values:
+                kinds[name] = values
     if kinds:
         depth = field("num_hidden_layers")
         layers = max(settings.get(depth, 0), *map(len, kinds.values()))
-        settings |= {
-            name: [*values, *[values[-1]] * layers][:layers] for name, values in kinds.items()
-        }
+        for name, values in kinds.items():
+            settings[name] = (values + [values[-1]] * layers)[:layers]
         if depth in fields:
             settings[depth] = layers
 
@@ -205,7 +215,6 @@ def spread(model: PreTrainedModel) -> None:
             deviation = float(parameter.std()) if parameter.numel() > 1 else 0.0
             if deviation == 0:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-            elif (
-                parameter.dim() > 1 and parameter.mean().abs() < deviation
-            ):  # not a decay rate, for example
+            # Parameters whose mean is large, such as a decay rate, stay as they are.
+            elif parameter.dim() > 1 and parameter.mean().abs() < deviation:
                 parameter.mul_(max(1, 0.3 / deviation))

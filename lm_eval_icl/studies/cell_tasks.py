@@ -159,7 +159,10 @@ def load(
                     "it."
                 )
             if name in tasks and (changes or name in changed):
-                raise InputError(f"tasks: {name} is there twice: two cells would write one file.")
+                raise InputError(
+                    f"tasks: {name} is listed twice, so that two cells would write one file: list "
+                    "it once."
+                )
             inside = tuple(group for group, members in groups.items() if name in members)
             if changes:
                 changed.add(name)

@@ -252,9 +252,7 @@ def study_on_ray(
             all(node.get(_RAY[name], 0) >= n for name, n in needed) for node in nodes
         ):
             ray.shutdown()
-            what = (
-                ", ".join(f"{name}={number:g}" for name, number in needed) or "no need of anything"
-            )
+            what = ", ".join(f"{name}={number:g}" for name, number in needed) or "room for it"
             raise InputError(f"resources: {model.name}: no node of the cluster has {what}.")
     reference = ray.put((grid.study, Path.cwd(), options, folder, trainer, include_path))
     return OnRay(ray, StudyWorker, (versions(), [reference]), needs)

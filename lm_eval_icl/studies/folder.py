@@ -96,7 +96,7 @@ class StudyFolder:
     def results(self, cell: Cell) -> dict[str, Any]:
         """The results file of a cell that is done."""
         path = self.results_path(cell)
-        with refusing(f"{path}: is not whole", f"Run the cell again: --rerun '{cell.path}'."):
+        with refusing(f"{path}: is incomplete", f"Run the cell again: --rerun '{cell.path}'."):
             return dict(json.loads(path.read_text(encoding="utf-8")))
 
     def choice(self, grid: Grid, candidates: Sequence[Candidate]) -> tuple[Cell, ...]:

@@ -268,7 +268,7 @@ class Study(BaseModel):
             raise InputError(f"metadata: {twice[0]}: is a key of the study itself: give it there.")
         if self.fits and any(variant.method == HF for variant in (*self.variants, *self.fits)):
             raise InputError(
-                "fits: hf cuts long prompts in its own way: leave it out of the study."
+                "fits: hf cuts long prompts in its own way: leave hf out of the study."
             )
         tasks = {str(task if isinstance(task, str) else task.get("task")) for task in self.tasks}
         if foreign := sorted(
@@ -284,7 +284,8 @@ class Study(BaseModel):
                 name in trained_under(variant).arguments for variant in self.variants
             ):
                 raise InputError(
-                    f"dev: choose: {name!r}: `train` trains a model for each value: give each by itself."
+                    f"dev: choose: {name!r}: `train` trains a model for each value: list each value "
+                    "as a method of its own."
                 )
         return self
 
@@ -306,7 +307,7 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
     file = Path(source) if Path(source).is_file() else _NAMED / f"{source}.yaml"
     if not file.is_file():
         what = did_you_mean(source, named()) or "`lm-eval-icl study --list` lists all studies."
-        raise InputError(f"{source}: neither a file nor a named study: {what}")
+        raise InputError(f"{source}: is neither a file nor a named study: {what}")
     with refusing(f"{source}: cannot be read as YAML"):
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):

@@ -121,7 +121,7 @@ class UnitRunner:
         not_trained = {"peft", "delta", "gguf_file", "gptqmodel", "autogptq"}
         other = sorted(not_trained & model.arguments.keys())
         if other:
-            raise InputError(f"models: {other[0]}: {where} makes new weights: leave it out.")
+            raise InputError(f"models: {other[0]}: {where} trains new weights: leave it out.")
         options = dict(model.training.options)
         if "metaicl" in options:
             options.setdefault("data", metadata.get("metaicl"))

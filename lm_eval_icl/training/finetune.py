@@ -239,15 +239,12 @@ def _summary(
         lines.append(f"{len(rows.draw.rows):,} rows are used")
         if rows.draw.shares:
             shares = ", ".join(f"{name} {share:.1%}" for name, share in rows.draw.shares.items())
-            lines.append(
-                "rows of which nothing is cut if all their tokens under a method have to fit: "
-                f"{shares}"
-            )
+            lines.append(f"rows whose tokens all fit under each method, without a cut: {shares}")
     number = min(SAMPLE, len(rows))
     left_out = sum(rows.episode(i)[1] for i in range(number))
     if left_out:
         lines.append(
-            f"{left_out:,} episodes that do not fit were left out to have the first {number:,}"
+            f"{left_out:,} episodes that do not fit were left out to get the first {number:,}"
         )
     return "\n".join(lines)
 

@@ -32,7 +32,7 @@ def mismatch(trained: dict[str, Any], method: Method) -> str:
     names = [name for name in recorded if isinstance(name, str)]
     needed = method.trained_under
     if not names and method.needs_training:
-        return f"it needs a model trained under {needed}; no record of that is here"
+        return f"it needs a model trained under {needed}, and the checkpoint records no training"
     if not names:
         return ""
     if needed not in names:

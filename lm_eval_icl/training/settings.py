@@ -28,36 +28,32 @@ class Settings(Arguments):
         InputError: an argument is outside its range, or `lora` cannot be used here.
     """
 
-    num_fewshot: Annotated[NotNegative, "how many demonstrations an episode has"] = 8
-    steps: Annotated[Positive, "how many updates there are"] = 30_000
-    batch_size: Annotated[Positive, "how many episodes an update has, over all processes"] = 8
-    learning_rate: Annotated[
-        Rate, "the highest learning rate, from which it falls linearly to 0"
-    ] = 1e-5
-    warmup_steps: Annotated[
-        NotNegative, "over how many steps at the beginning the learning rate rises"
-    ] = 0
+    num_fewshot: Annotated[NotNegative, "the number of demonstrations of an episode"] = 8
+    steps: Annotated[Positive, "the number of updates"] = 30_000
+    batch_size: Annotated[Positive, "the number of episodes of an update, over all processes"] = 8
+    learning_rate: Annotated[Rate, "the highest learning rate, which falls linearly to 0"] = 1e-5
+    warmup_steps: Annotated[NotNegative, "the number of steps in which the learning rate rises"] = 0
     weight_decay: Annotated[Rate, "the weight decay of AdamW"] = 0.0
     max_grad_norm: Annotated[Rate, "the norm at which gradients are clipped"] = 1.0
     seed: Annotated[NotNegative, "the seed of the episodes, and of dropout"] = 0
     draw: Annotated[
         Literal["task", "row"],
-        "draw a task first, all equally likely, or draw every row once an epoch",
+        "draw a task first, each equally likely, or draw every row once in an epoch",
     ] = "task"
     loss: Annotated[
         Literal["query", "all"],
-        "train on the answer of the query, or on those of the demonstrations too",
+        "train on the answer of the query, or also on those of the demonstrations",
     ] = "query"
     gradient_accumulation_steps: Annotated[
-        Positive, "in how many passes a process runs its part of a batch"
+        Positive, "the number of passes in which a process runs its part of a batch"
     ] = 1
-    gradient_checkpointing: Annotated[bool, "compute activations twice instead of keeping them"] = (
+    gradient_checkpointing: Annotated[bool, "compute activations again instead of keeping them"] = (
         False
     )
     bf16: Annotated[bool, "run in mixed precision; the weights stay as they are"] = False
     lora: Annotated[
         bool,
-        "train low-rank adapters alone, which are merged into the weights at the end",
+        "train only low-rank adapters, which are merged into the weights at the end",
     ] = False
     lora_rank: Annotated[Positive, "the rank of the adapters"] = 16
     lora_alpha: Annotated[
@@ -65,12 +61,12 @@ class Settings(Arguments):
     ] = 32
     eval_steps: Annotated[
         NotNegative,
-        "after how many steps held-out rows are measured; 0 for never",
+        "the number of steps between evaluations on held-out rows; 0 for none",
     ] = 500
     eval_documents: Annotated[
-        NotNegative, "how many rows of each task are held out, at most a tenth"
+        NotNegative, "the number of rows of each task that are held out, at most a tenth"
     ] = 64
-    save_steps: Annotated[Positive, "after how many steps a checkpoint is written"] = 500
+    save_steps: Annotated[Positive, "the number of steps between checkpoints"] = 500
 
     def __post_init__(self) -> None:
         super().__post_init__()

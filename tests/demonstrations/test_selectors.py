@@ -508,13 +508,13 @@ def test_the_rounds_of_the_filter_are_the_published_ones():
 
 def test_a_class_without_rows_is_one_line():
     pool = Pool(np.array([0, 0, 2]), np.zeros((3, 2)))
-    words = "label 1 has no rows in the pool of 3: take a larger pool, or choose without"
+    words = "label 1 has no rows in the pool of 3 rows: raise pool=, or give balance=False"
     with pytest.raises(InputError, match=words):
         select("herding", pool, 2, 0, balance=True)
 
 
 def test_too_few_rows_to_score_sets_on_are_one_line():
     worth = Worth(make_pool(0))
-    words = "lens: dev=100 rows to score sets on are asked for, and 10 of the pool's 40"
+    words = "lens: dev=100 exceeds the 10 of the pool's 40"
     with pytest.raises(InputError, match=words):
         lens(Lens(m=30), make_pool(0), 6, Random(0), worth.info, worth.score)

@@ -257,7 +257,7 @@ BAD_LINES = {
     "icl --args T=3": "'T' belongs to deepthink, not to icl",
     "icl --shots -1": "--shots -1: must be from 0 to 200",
     "icl --shots 100": "at most 200 are drawn",
-    "pcw --args window_size=4": "pcw: window_size=4: more than the 3 demonstrations",
+    "pcw --args window_size=4": "pcw: window_size=4: must not exceed the 3 demo",
     "icl --output a.pdf": "--output a.pdf: must end in .svg or .png",
     "nowhere:Thing": "'nowhere:Thing' cannot be imported from this folder (ModuleNotFoundError",
     "lm_eval_icl.methods:Method": "has no pattern",

@@ -84,7 +84,7 @@ def test_arguments(checkpoint, name, arguments, says):
             "one_token",
             3,
             {"args": {"window_size": 4}},
-            "window_size=4: more than the 3 demonstrations",
+            "window_size=4: must not exceed the 3 demonstrations",
         ),
         (
             "icl",
@@ -232,7 +232,7 @@ def test_queries_that_are_too_long_are_cut(small, caplog):
     icl = evaluation.run("deepthink", small, [long], 0, args={"max_length": 60})["config"]["icl"]
     (cut,) = [line for line in caplog.messages if "do not fit" in line]
     counts = icl["truncated"]["mmlu_a"]
-    assert f"and {counts['documents']} do not fit without any either" in cut
+    assert f"and {counts['documents']} do not fit even without demonstrations" in cut
     assert f"({counts['tokens']} in all)" in cut
 
 

@@ -421,7 +421,7 @@ def test_templates_that_no_text_can_be_taken_from(template, said):
 @pytest.mark.parametrize(
     ("name", "decide", "kwargs", "said"),
     [
-        ("inputs", "contextual", {}, "every option of this task has a prompt of its own"),
+        ("inputs", "contextual", {}, "every option of this task has its own prompt"),
         ("one_token", "batch:of=pool:m=11", {}, "m=11: only 8 few-shot documents"),
         ("options", "batch", {}, "needs the same options for all, and document 1 has"),
     ],

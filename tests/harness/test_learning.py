@@ -41,7 +41,7 @@ def test_a_context_for_each_document_is_refused_unless_it_is_wanted(checkpoint, 
     path = checkpoint("llama")
     why = (
         r"'described': its documents have 6 descriptions or sets of demonstrations \([\d,]+ "
-        r"tokens\), and ctkv learns from each, in many passes: .*per_document=True"
+        r"tokens\), and ctkv learns from each of them, which takes many passes: .*per_document=True"
     )
     with pytest.raises(InputError, match=why):
         evaluation.run("ctkv", path, ["described"], 2, args={"steps": 1})
@@ -90,11 +90,11 @@ def test_moicl_is_fitted_on_rows_that_are_read_nowhere_else(checkpoint):
 def test_what_moicl_refuses(checkpoint):
     path = checkpoint("llama")
     for task, args, why in (
-        ("generate", {}, r"'generate': moicl: decides among options, which this task does not"),
+        ("generate", {}, r"'generate': moicl: it decides among options, and this task has none"),
         ("one_token", {"rows": 50}, r"rows=50: only \d few-shot documents are neither"),
-        ("inputs", {}, r"every option of this task has a prompt of its own"),
+        ("inputs", {}, r"every option of this task has its own prompt"),
     ):
         with pytest.raises(InputError, match=why):
             evaluation.run("moicl", path, [task], 3, args={"rows": 4, **args})
-    with pytest.raises(InputError, match=r"--use_cache: it cannot tell what weights"):
+    with pytest.raises(InputError, match=r"--use_cache: a cache cannot tell which rows weights"):
         evaluation.run("moicl", path, ["one_token"], 3, args={"rows": 4}, use_cache="unused")

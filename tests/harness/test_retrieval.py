@@ -197,7 +197,7 @@ def test_documents_among_their_own_demonstrations_are_counted(checkpoint, caplog
         own += query in demonstrations
     assert own > 0
     assert results["config"]["icl"]["own_demonstrations"] == {NAME: {"documents": own}}
-    assert caplog.text.count("documents stand among their own demonstrations, with the answer") == 1
+    assert caplog.text.count("documents are among their own demonstrations, with the answer") == 1
 
 
 @pytest.mark.slow

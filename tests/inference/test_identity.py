@@ -105,7 +105,7 @@ def test_a_model_of_the_hub_has_its_commit(checkpoint, tmp_path, monkeypatch):
 
 def test_a_model_that_was_made_in_python_has_no_cache(checkpoint):
     weights, tokenizer = tiny.load(checkpoint("gpt2"))
-    with pytest.raises(InputError, match="came from no file"):
+    with pytest.raises(InputError, match="did not come from a file"):
         ICL(weights, tokenizer=tokenizer).identity()
 
 

@@ -639,9 +639,9 @@ def test_every_window_needs_its_weight():
     """Also where demonstrations were left out, unless one window is left."""
     model = model_of("gpt2")
     method = methods.make("ensemble", {"weights": [1, 2, 3], "window_size": 2})
-    assert method.why_not(4) == "weights: 3 numbers for 2 windows"
+    assert method.why_not(4) == "weights: has 3 numbers, and must have 2"
     assert not method.why_not(5)
-    with pytest.raises(InputError, match="ensemble: weights: 3 numbers for 2 windows"):
+    with pytest.raises(InputError, match="ensemble: weights: has 3 numbers, and must have 2"):
         method.contexts(CONTEXT)
     alone = Context(CONTEXT.prefix, CONTEXT.demonstrations[:2])
     assert scores(model, method, (alone,)) == scores(model, methods.make("icl"), (alone,))

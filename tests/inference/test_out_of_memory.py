@@ -74,7 +74,7 @@ def test_the_least_that_holds_a_prompt_suffices(make, method, caplog):
     assert disturbed["failed"]
     assert "CUDA out of memory: " in caplog.text
 
-    says = r"one prompt is more than the memory of the device holds \(GPT2LMHeadModel on cpu\)"
+    says = r"one prompt alone needs more memory than the device has \(GPT2LMHeadModel on cpu\)"
     with device_of(lm, seen["most"] - 1), pytest.raises(InputError, match=says):
         run(lm, 3)
 
@@ -84,7 +84,7 @@ def test_what_is_halved_and_what_is_forgotten(make, caplog):
     with device_of(lm, 200), caplog.at_level(logging.WARNING):
         run(lm)
     said = [record.message for record in caplog.records if "out of memory" in record.message]
-    assert any("bytes of memories are kept from here on" in line for line in said)
+    assert any("bytes of memories are kept" in line for line in said)
     assert lm.runner.store.max_bytes < lm.runner.store_bytes
     caplog.clear()
     with (

@@ -43,7 +43,7 @@ def test_results_of_two_people_become_one_page(run, tmp_path):
             boards.write(tmp_path / "results", model, seed, n=20, right=0.7)
         run(CONTRIBUTING[1:], tmp_path)
     (board / "site").mkdir()
-    assert run(CHECKING, board).startswith("4 runs are as they should be.\n")
+    assert run(CHECKING, board).startswith("4 runs have no faults.\n")
     page, table = (
         (board / "site" / name).read_text(encoding="utf-8") for name in ("index.html", "board.csv")
     )
@@ -52,5 +52,5 @@ def test_results_of_two_people_become_one_page(run, tmp_path):
 
     file = next((board / "runs").iterdir())
     file.rename(file.with_name(f"x{file.name}"))
-    with pytest.raises(InputError, match="1 of 4 files cannot be used as they are"):
+    with pytest.raises(InputError, match="1 of 4 files have faults"):
         run(CHECKING, board)

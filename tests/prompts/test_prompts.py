@@ -193,7 +193,7 @@ def test_a_task_that_builds_its_own_prompts(checkpoint):
     task = Own(config=evaluation.choice("own", "a", "b"))
     task.set_config("num_fewshot", 0)
     task.set_fewshot_seed(0)
-    with pytest.raises(InputError, match=r"'own'.*without its structure.*--model hf"):
+    with pytest.raises(InputError, match=r"'own'.*does not say which parts.*--model hf"):
         lm_eval.simple_evaluate(
             "icl",
             {"pretrained": str(checkpoint("gpt2"))},

@@ -91,10 +91,10 @@ def test_a_whole_run_has_no_fault(tmp_path, rules):
     "change, words",
     [
         (positive, "a log-likelihood above 0"),
-        (missing, "a log-likelihood above 0, or none"),
+        (missing, "a log-likelihood above 0 or none"),
         (other_error, "the answers do not give its acc_stderr,none"),
-        (other_limit, "40 documents, where its limit gives 30"),
-        (other_constants, "'contextual': other values than its constants give"),
+        (other_limit, "has 40 documents, and its limit gives 30"),
+        (other_constants, "'contextual': has values that differ from its constants"),
         (two_right_answers, "two right answers"),
     ],
 )

@@ -379,7 +379,7 @@ REFUSED = yaml.safe_load("""
   {metadata: {decide: batch}}
 "models: model argument 'momentum' belongs to deepthink, not to this method.":
   {models: "pretrained=m,momentum=0.9"}
-"fits: hf cuts long prompts in its own way: leave it out of the study.":
+"fits: hf cuts long prompts in its own way: leave hf out of the study.":
   {methods: hf, fits: icl}
 "taskz: 't': there is no such key; did you mean 'tasks'?":
   {tasks: null, taskz: t}
@@ -463,7 +463,7 @@ def test_a_dry_run_refuses_what_cannot_be_run(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "do not fit the model's 60 positions" in said
     assert "gated: 4 cells, 24 documents that cannot be run" in said
-    assert f"pretrained='{gated}': no checkpoint there" in said
+    assert f"pretrained='{gated}': the folder has no checkpoint" in said
 
 
 def test_a_method_that_the_model_cannot_run_fails_its_cells_alone(tmp_path, monkeypatch):

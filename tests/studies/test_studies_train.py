@@ -224,7 +224,7 @@ REFUSED = yaml.safe_load("""
   {methods: {pcw: {window_size: [1, 2]}}, dev: {size: 4, choose: window_size}}
 "train: trained: unknown argument 'step': did you mean 'steps'?":
   {train: {step: 3}}
-"models: peft: train: icl_demo_short makes new weights":
+"models: peft: train: icl_demo_short trains new weights":
   {models: "pretrained=m,peft=n"}
 """)
 

@@ -536,7 +536,7 @@ def test_an_evaluation_says_and_records_the_training(checkpoint, tmp_path, caplo
     assert warnings == [other]
     assert results["config"]["icl"]["trained"]["num_fewshot"] == 3
     _, warnings = evaluated("invicl", checkpoint("gpt2"))
-    none = "invicl: it needs a model trained under invicl; no record of that is here."
+    none = "invicl: it needs a model trained under invicl, and the checkpoint records no training."
     assert warnings == [none]
 
 
