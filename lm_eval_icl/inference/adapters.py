@@ -74,12 +74,13 @@ class Adapter:
     scale: float
 
     @classmethod
-    def begin(cls, model: PreTrainedModel, rank: int, scale: float, seed: int) -> Adapter:
+    def begin(
+        cls, model: PreTrainedModel, rank: int, scale: float, generator: torch.Generator
+    ) -> Adapter:
         """An adapter that changes nothing yet: `up` is 0, and `down` uniform, as in LoRA's code.
 
-        Its numbers are float32, or wider if the model is.
+        Its numbers are float32, or wider if the model's are.
         """
-        generator = torch.Generator().manual_seed(seed)
         place: Any = {
             "device": device_of(model),
             "dtype": torch.promote_types(model.dtype, torch.float32),

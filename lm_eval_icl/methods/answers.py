@@ -14,6 +14,7 @@ from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.inference.devices import device_of, kept_logits, on_device, to_device
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.layouts import Layout
+from lm_eval_icl.prompts.prompt import Span
 from lm_eval_icl.prompts.tokens import Context, Ids
 
 
@@ -69,6 +70,21 @@ def kept_demonstrations(layout: Layout, lengths: Sequence[int]) -> list[range]:
     return [places[i] for i in range(len(lengths))]
 
 
+def predicting(layout: Layout, lengths: Sequence[int], answers: Sequence[Span]) -> list[int]:
+    """The indices in the row of the tokens that predict the tokens after them: the answers.
+
+    Args:
+        lengths, answers: the number of tokens of each demonstration, and its answer among them.
+    """
+    indices: list[int] = []
+    copies = kept_demonstrations(layout, lengths)
+    for copy, (begin, end) in zip(copies, answers, strict=True):
+        # No token of a demonstration predicts the demonstration's first token.
+        first = max(begin, 1)
+        indices += copy[first - 1 : end - 1]
+    return indices
+
+
 def loss_in_layout(model: PreTrainedModel, layout: Layout, context: Context) -> Tensor:
     """The summed cross-entropy of the answers of all demonstrations, in one pass over a layout.
 
@@ -76,27 +92,15 @@ def loss_in_layout(model: PreTrainedModel, layout: Layout, context: Context) -> 
         layout: of the context. Where it repeats demonstrations, the last copies predict.
     """
     ids = [context.tokens[i] for i in layout.source]
-    read = []
-    for copy, (begin, end) in zip(
-        kept_demonstrations(layout, context.lengths), context.answers, strict=True
-    ):
-        # No token of a demonstration predicts the demonstration's first token.
-        read += [copy[i] - 1 for i in range(max(begin, 1), end)]
+    read = predicting(layout, context.lengths, context.answers)
     device = device_of(model)
-    inputs: dict[str, Any] = {}
+    inputs: dict[str, Any] = {"use_cache": False}
     if not (layout.causal and layout.sequential):
-        hidden = additive(layout.mask, model.dtype)[None, None]
-        positions = layout.positions[None]
-        inputs = {
-            "attention_mask": to_device(hidden, device),
-            "position_ids": to_device(positions, device),
-        }
-    logits = model(
-        input_ids=on_device([ids], device),
-        logits_to_keep=kept_logits(model, read),
-        use_cache=False,
-        **inputs,
-    ).logits[0]
+        hidden = additive(layout.mask, model.dtype)
+        inputs["attention_mask"] = to_device(hidden, device)[None, None]
+        inputs["position_ids"] = to_device(layout.positions, device)[None]
+    inputs["logits_to_keep"] = kept_logits(model, read)
+    logits = model(on_device([ids], device), **inputs).logits[0]
     if len(logits) != len(read):  # the model ignores logits_to_keep
         logits = logits[on_device(read, logits.device)]
     targets = on_device([ids[i + 1] for i in read], logits.device)

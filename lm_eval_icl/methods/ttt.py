@@ -103,9 +103,8 @@ class TTT(Learned):
             ("demonstrations, query and answer with the learned adapter", row),
         ]
 
-    def batches(self, context: Context) -> list[list[Context]]:
+    def batches(self, context: Context, generator: torch.Generator) -> list[list[Context]]:
         """The texts of each step. They do not depend on the order of the demonstrations."""
-        generator = torch.Generator().manual_seed(self.seed)
         order = canonical(context)
         texts = []
         for _ in range(self.permutations):
@@ -125,10 +124,11 @@ class TTT(Learned):
         """See `Learned`. It runs inside `torch.no_grad`."""
         [memory] = self.first.encode(model, [context])
         yield Learning(math.nan, memory)
-        begun = Adapter.begin(model, self.rank, self.alpha / self.rank, self.seed)
+        generator = torch.Generator().manual_seed(self.seed)
+        batches = self.batches(context, generator)
+        begun = Adapter.begin(model, self.rank, self.alpha / self.rank, generator)
         parameters = [part.requires_grad_() for part in begun.parameters]
-        drop = Dropout(self.dropout, self.seed)
-        batches = self.batches(context)
+        drop = Dropout(self.dropout, int(torch.randint(2**31, (), generator=generator)))
         answer_tokens = sum(len(tokens) - begin for _, tokens, begin in examples_of(context))
 
         def losses(step: int) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.attention import additive
-from lm_eval_icl.methods.answers import kept_demonstrations, leaks
+from lm_eval_icl.methods.answers import leaks, predicting
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
 from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
@@ -125,12 +125,8 @@ class RowMaker:
         arranged = self.tokenizer.arranged(episode.example.prompt)
         spans_in_order = [spans[part] for part in arranged.demonstrations]
         inside = self.tokenizer.inside(arranged, spans_in_order)
-        copies = kept_demonstrations(row.layout, prompt.context.lengths)
-        shown: list[tuple[int, int]] = []
-        for copy, (begin, end) in zip(copies, inside, strict=True):
-            # No token of a demonstration predicts the demonstration's first token.
-            shown += [(copy[i - 1], row.ids[copy[i]]) for i in range(max(begin, 1), end)]
-        row.targets[:0] = shown
+        shown = predicting(row.layout, prompt.context.lengths, inside)
+        row.targets[:0] = [(i, row.ids[i + 1]) for i in shown]
         return row
 
     def tokens(

@@ -50,15 +50,21 @@ def literal_adapter(model, layout, context, permutations, batch, rank, alpha, lr
     """The matrices of all layers after one epoch, with a dense mask, by steps written out."""
     model = copy.deepcopy(model)
     layers, inputs_first = targets(model)
-    generator = torch.Generator().manual_seed(seed)
+    draws = torch.Generator().manual_seed(seed)
+    n = len(context.demonstrations)
+    by_content = sorted(range(n), key=lambda i: context.demonstrations[i])
+    orders = []
+    for _ in range(permutations):
+        orders.append([by_content[i] for i in torch.randperm(n, generator=draws).tolist()])
+    in_epoch = torch.randperm(permutations, generator=draws).tolist()
     matrices = []
     for layer in layers:
         shape = layer.weight.shape if inputs_first else layer.weight.T.shape
         bound = 1 / math.sqrt(shape[0])
-        draws = torch.rand(rank, shape[0], generator=generator).double()
-        matrices.append(-bound + 2 * bound * draws)
+        uniform = torch.rand(rank, shape[0], generator=draws).double()
+        matrices.append(-bound + 2 * bound * uniform)
         matrices.append(torch.zeros(shape[1], rank, dtype=torch.double))
-    dropped = torch.Generator().manual_seed(seed)
+    dropped = torch.Generator().manual_seed(int(torch.randint(2**31, (), generator=draws)))
 
     def replaced(forward, number):
         def run(x):
@@ -73,13 +79,6 @@ def literal_adapter(model, layout, context, permutations, batch, rank, alpha, lr
     for number, layer in enumerate(layers):
         layer.forward = replaced(layer.forward, number)
 
-    draws = torch.Generator().manual_seed(seed)
-    n = len(context.demonstrations)
-    by_content = sorted(range(n), key=lambda i: context.demonstrations[i])
-    orders = []
-    for _ in range(permutations):
-        orders.append([by_content[i] for i in torch.randperm(n, generator=draws).tolist()])
-    in_epoch = torch.randperm(permutations, generator=draws).tolist()
     moments = [(torch.zeros_like(x), torch.zeros_like(x)) for x in matrices]
     steps = math.ceil(permutations / batch)
     for step in range(steps):
@@ -350,8 +349,10 @@ def test_without_epochs_it_is_the_layout(model, layout):
     assert memory_of(without, model).adapter is None
 
 
-@pytest.mark.parametrize("layout", ["icl", "invicl"])
+@pytest.mark.parametrize("layout", ["icl", "nope", "invicl", "star"])
 def test_plain_mode_gives_the_same(model, layout):
+    if layout == "nope" and model.config.model_type == "gpt2":
+        layout = "sbp"
     method = make("ttt", {**QUICK, "layout": layout})
     plain = MethodRunner(model, method, plain=True)
     assert scores(MethodRunner(model, method)) == pytest.approx(scores(plain), abs=1e-9)
@@ -380,10 +381,12 @@ def test_every_step_can_be_scored_on_the_way(model):
 @pytest.mark.parametrize("layout", ["icl", "invicl"])
 def test_the_adapter_does_not_depend_on_the_order_of_the_demonstrations(model, layout):
     method = make("ttt", {**QUICK, "layout": layout, "epochs": 2})
+    seeded = memory_of(make("ttt", {**QUICK, "layout": layout, "epochs": 2, "seed": 1}), model)
     one = memory_of(method, model).adapter
     other = memory_of(method, model, OTHER).adapter
     for ours, theirs in zip(one.parameters, other.parameters, strict=True):
         assert float((ours - theirs).abs().max()) < 1e-9
+    assert float((one.parameters[0] - seeded.adapter.parameters[0]).abs().max()) > 0.01
     runner = MethodRunner(model, method)
     first = scores(runner)
     second = scores(runner, {OTHER: WORK[CONTEXT]})
@@ -391,24 +394,28 @@ def test_the_adapter_does_not_depend_on_the_order_of_the_demonstrations(model, l
     assert (max(differences) < 1e-9) == (layout == "invicl") == runner.invariant
 
 
-def test_the_texts_of_a_step(model):
-    method = make("ttt", {"permutations": 7, "batch": 3, "epochs": 2})
-    assert method.steps == 6 and make("ttt").steps == 8
-    batches = method.batches(CONTEXT)
+def batches_of(arguments, context=CONTEXT):
+    method = make("ttt", arguments)
+    batches = method.batches(context, torch.Generator().manual_seed(0))
+    assert len(batches) == method.steps
+    return batches
+
+
+def test_the_texts_of_a_step():
+    arguments = {"permutations": 7, "batch": 3, "epochs": 2}
+    batches = batches_of(arguments)
     assert [len(batch) for batch in batches] == [3, 3, 1] * 2
-    first, second = (
-        [text for batch in half for text in batch] for half in (batches[:3], batches[3:])
-    )
+    assert [len(batch) for batch in batches_of({})] == [5] * 8
+    first = [text for batch in batches[:3] for text in batch]
+    second = [text for batch in batches[3:] for text in batch]
     assert first != second and sorted(map(repr, first)) == sorted(map(repr, second))
     for text in first:
         pairs = zip(text.demonstrations, text.answers, strict=True)
         assert set(pairs) == set(zip(CONTEXT.demonstrations, CONTEXT.answers, strict=True))
         assert text.prefix == CONTEXT.prefix
-    assert len(set(first)) > 3 and method.batches(OTHER) == batches
-    assert make("ttt", {"seed": 1}).batches(CONTEXT) != make("ttt").batches(CONTEXT)
+    assert len(set(first)) > 3 and batches_of(arguments, OTHER) == batches
     # Under an invariant layout, texts are alike.
-    alike = make("ttt", {"layout": "pcw", "permutations": 7, "batch": 3})
-    assert [len(batch) for batch in alike.batches(CONTEXT)] == [1, 1, 1]
+    assert [len(batch) for batch in batches_of({**arguments, "layout": "pcw"})] == [1] * 6
 
 
 def test_adapters_beyond_the_budget_are_learned_again(model, caplog):
@@ -485,5 +492,5 @@ def test_the_layers_of_other_architectures(architecture, names, caplog):
         [memory] = runner.encoder.memories([CONTEXT])
     for name, change in memory.adapter.changes.items():
         assert change.up.abs().max() > 0, name
-    begun = Adapter.begin(other, 3, 2.0, 0)
+    begun = Adapter.begin(other, 3, 2.0, torch.Generator())
     assert all(change.up.abs().max() == 0 for change in begun.changes.values())
