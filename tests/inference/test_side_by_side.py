@@ -34,7 +34,8 @@ METHODS = [
     *(
         methods.make(name)
         for name in methods.NAMES
-        if name not in ("deepthink", "batchicl", "saicl", "ensemble", "nbce", "moicl", "ctkv", "ttt")
+        if name
+        not in ("deepthink", "batchicl", "saicl", "ensemble", "nbce", "moicl", "ctkv", "ttt")
     ),
     methods.make("pcw", {"window_size": 2}),
     methods.make("invicl", {"positions": "sequential", "repeat": 2}),
