@@ -150,8 +150,13 @@ def options(study: dict[str, Any], metaicl: Path | None, limit: int) -> list[str
             "--demonstrations",
             ",".join(way if way in DRAWN else f"{way}:{sizes[way]}" for way in ways),
         ]
+    learning = []
     if "ctkv" in str(study["methods"]):
-        small += ["--model_args", "steps=2"]
+        learning.append("steps=2")
+    if "ttt" in str(study["methods"]):
+        learning.append("permutations=4,batch=2")
+    if learning:
+        small += ["--model_args", ",".join(learning)]
     if "train" in study:
         small += ["--train", "steps=2,train_k=160,eval_steps=0"]
     if is_of_metaicl(study):

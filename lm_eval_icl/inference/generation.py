@@ -114,7 +114,7 @@ def continue_from(
             cache = memory.cache(rows, shared)
         inputs[cache_name(model)] = cache
     context = inputs.pop("context")
-    with _no_cache_setting(model), memory.reading(model):
+    with _no_cache_setting(model), memory.adapted(model), memory.reading(model):
         output = generate(context, **inputs)
     return output[:, context.shape[1] :].tolist()
 

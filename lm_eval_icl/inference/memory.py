@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lm_eval_icl.inference import attention
+from lm_eval_icl.inference.adapters import Adapter
 from lm_eval_icl.inference.attention import Part, Reading, additive, attention_by
 from lm_eval_icl.inference.caches import MemoryLayer, cache_arguments, takes_positions
 from lm_eval_icl.inference.devices import device_of, kept_logits, on_device, to_device
@@ -79,16 +80,19 @@ class Memory:
     state: Cache | None = None  # the cache of a hybrid after the context, as a batch of one row
     # Further entries, which attention reads in other ways than those of `layers`.
     parts: tuple[MemoryPart, ...] = ()
+    adapter: Adapter | None = None  # under which queries run, as the context did
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that the memory takes."""
+        """The number of bytes that the memory takes, with its adapter."""
         stored: Any = self.state
         if stored is None:
             stored = [part.layers for part in self.all_parts]
+        if self.adapter is not None:
+            stored = [stored, self.adapter.parameters]
         return sum(tensor.nbytes for tensor in tensors(stored))
 
     def divided(self, first: int, reading: Reading) -> Memory:
@@ -148,6 +152,10 @@ class Memory:
             return nullcontext()
         layer, token, vector = self.residual
         return replaced_stream(model, layer, [token], vector)
+
+    def adapted(self, model: PreTrainedModel) -> AbstractContextManager[None]:
+        """The context in which all queries of the memory run. It switches the adapter on."""
+        return nullcontext() if self.adapter is None else self.adapter.on(model)
 
 
 def encode_all(

@@ -36,6 +36,7 @@ _CLASSES = {
     "NBCE": ("#00989c", "H"),
     "MoICL": ("#9a4fb0", "s"),
     "CTKV": ("#5a7d00", "d"),
+    "TTT": ("#2f4b9c", "v"),
 }
 STYLES = {name.lower(): style for name, style in _CLASSES.items()}
 NAMES = tuple(STYLES)

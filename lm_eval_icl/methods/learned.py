@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -19,10 +20,12 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from lm_eval_icl.declared import NotNegative
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.inference.memory import Memory, added_to, run_after_memory
+from lm_eval_icl.inference.prefix_cache import PrefixCache
+from lm_eval_icl.methods.answers import canonical, examples_of
 from lm_eval_icl.methods.base import Passes, Positions
 from lm_eval_icl.methods.encoder import ContextEncoder
 from lm_eval_icl.methods.plain import Plain
@@ -45,13 +48,13 @@ class Learning(NamedTuple):
 class Learned(FromLayout):
     """One memory for all queries, which is learned from the demonstrations in steps.
 
-    A class defines `learn`. Each context is learned once in a run, by itself.
+    A class defines `learn` and `steps`. Each context is learned once in a run, by itself.
 
     Args:
         positions: "layout" for the positions of the method `layout`.
         layout: the name of the method whose memory is the beginning. It must come from a single
             forward pass under a mask.
-        steps: the number of steps. With 0, it is the method `layout`.
+        lr: the learning rate at the beginning.
         seed: of all random draws.
         after: queries run after this many of the steps. None: after the last one.
         per_document: learn also if every document has other demonstrations.
@@ -65,24 +68,67 @@ class Learned(FromLayout):
 
     positions: Literal[Positions, "layout"] = "layout"  # type: ignore[assignment]
     layout: str = "icl"
-    steps: NotNegative = 200
+    lr: Rate = 1e-3
     seed: NotNegative = 0
     after: NotNegative | None = None
     per_document: bool = False
 
     def __post_init__(self) -> None:
         self._begin()
-        if self.after is None:
-            object.__setattr__(self, "after", self.steps)
         super().__post_init__()
-        assert self.after is not None
-        self._check("after", fine=self.after <= self.steps, must=f"at most steps={self.steps}")
+        after = self.steps if self.after is None else self.after
+        object.__setattr__(self, "after", after)
+        self._check("after", fine=after <= self.steps, must=f"at most steps={self.steps}")
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """The number of steps. With 0, it is the method `layout`."""
 
     @abstractmethod
     def learn(self, model: PreTrainedModel, context: Context) -> Iterator[Learning]:
         """Learn from a context that has demonstrations. Yield before the first step, and then
         after each of `steps` steps.
         """
+
+    def descend(
+        self,
+        parameters: Sequence[Tensor],
+        losses: Callable[[int], Iterator[Tensor]],
+        weight_decay: float,
+        max_norm: float = math.inf,
+    ) -> Iterator[float]:
+        """Steps of AdamW, whose learning rate falls from `lr` to 0 with a cosine.
+
+        Args:
+            losses: the parts of the loss of a step, counted from 0. Each has its backward pass
+                before the next is computed.
+            max_norm: the norm to which gradients are clipped.
+
+        Yields:
+            The loss of each step, after its update.
+        """
+        optimizer = torch.optim.AdamW(parameters, self.lr, weight_decay=weight_decay)
+        for step in range(self.steps):
+            optimizer.zero_grad()
+            total = 0.0
+            for loss in losses(step):
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for part, gradient in zip(parameters, gradients, strict=True):
+                    if gradient is not None:
+                        part.grad = gradient if part.grad is None else part.grad + gradient
+                total += loss.item()
+            if not math.isfinite(total):
+                raise InputError(
+                    f"{self.name}: the loss is {total} in step {step + 1}: lower lr={self.lr:g}."
+                )
+            if max_norm < math.inf:
+                clip_grad_norm_(parameters, max_norm)
+            rate = self.lr * (1 + math.cos(math.pi * step / self.steps)) / 2
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            yield total
 
     def steps_of(self, model: PreTrainedModel, context: Context) -> Iterator[Learning]:
         """`learn`. Without answers to learn from, the memory stays as it is."""
@@ -113,17 +159,19 @@ class Learned(FromLayout):
         context = prompt.context
         if not context.answers:
             return self.first.by_definition(plain, prompt, answer)
-        kept = plain.mode.learned
-        if (self, context) not in kept:
-            [kept[self, context]] = self.encode(plain.model, [context])
-        memory: Memory = kept[self, context]
+        stores = plain.mode.learned
+        if self not in stores:
+            encode = partial(self.encode, plain.model)
+            stores[self] = PrefixCache(encode, plain.mode.store_bytes)
+        [memory] = stores[self].several([context])
         # The entries of the memory, before query and answer.
         block = Block("M", len(memory), 0, 0)
         entries = Layout((block,), nothing(1), (True,), memory.query_start)
         row = self.first.lay_out(0, (), len(prompt.query), len(answer))
         moved = [replace(part, start=part.start + memory.query_start) for part in row.blocks]
         after = replace(row, blocks=tuple(moved)).on_memory(entries)
-        return [plain.run(after, [*prompt.query, *answer], memory.cache())]
+        with memory.adapted(plain.model):
+            return [plain.run(after, [*prompt.query, *answer], memory.cache())]
 
 
 @dataclass(frozen=True)
@@ -138,7 +186,7 @@ class LearnedMemory(Learned):
     learning rate falls from `lr` to 0 with a cosine.
 
     Args:
-        lr: the learning rate at the beginning.
+        steps: the number of steps. With 0, it is the method `layout`.
         token_dropout: the probability with which an example does not see an entry of the memory,
             drawn anew for each step and example.
     """
@@ -146,7 +194,7 @@ class LearnedMemory(Learned):
     overflow_hint = "Under a method that learns, a demonstration also runs after all of them. "
     needs_mask = True  # a window by index would hide other entries than those that are left out
 
-    lr: Rate = 1e-3
+    steps: NotNegative = 200
     token_dropout: Probability = 0.0
 
     def passes(
@@ -194,17 +242,14 @@ class LearnedMemory(Learned):
         [memory] = self.first.encode(model, [context])
         start = self.parameters(model, memory)
         parameters = [part.detach().clone().requires_grad_() for part in start]
-        optimizer = torch.optim.AdamW(parameters, self.lr, weight_decay=0.0)
         generator = torch.Generator().manual_seed(self.seed)
         owners = entry_owners(self.first.row(context), context)
         ranks = entry_ranks(owners, context)
         examples = examples_of(context)
         answer_tokens = sum(len(tokens) - begin for _, tokens, begin in examples)
         everything = torch.arange(len(memory))
-        yield Learning(math.nan, self.memory(model, memory, parameters, everything))
-        for step in range(self.steps):
-            optimizer.zero_grad()
-            total = 0.0
+
+        def losses(step: int) -> Iterator[Tensor]:
             for i, tokens, begin in examples:
                 seen = owners != i
                 if self.token_dropout:
@@ -214,36 +259,11 @@ class LearnedMemory(Learned):
                 with torch.enable_grad():
                     own = self.memory(model, memory, parameters, indices)
                     loss = answer_loss(model, own, tokens, begin) / answer_tokens
-                    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-                for part, gradient in zip(parameters, gradients, strict=True):
-                    if gradient is not None:
-                        part.grad = gradient if part.grad is None else part.grad + gradient
-                total += loss.item()
-            if not math.isfinite(total):
-                raise InputError(
-                    f"{self.name}: the loss is {total} in step {step + 1}: lower lr={self.lr:g}."
-                )
-            clip_grad_norm_(parameters, 1.0)
-            rate = self.lr * (1 + math.cos(math.pi * step / self.steps)) / 2
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            yield Learning(total, self.memory(model, memory, parameters, everything))
+                yield loss
 
-
-def examples_of(context: Context) -> list[tuple[int, Ids, int]]:
-    """The demonstrations to learn from, in canonical order: their indices, their tokens up to the
-    end of the answer, and the index of the first token that is predicted.
-    """
-    examples = []
-    for i in canonical(context):
-        begin, end = context.answers[i]
-        tokens = context.demonstrations[i][:end]
-        # No token of a demonstration predicts the demonstration's first token.
-        begin = max(begin, 1)
-        if begin < len(tokens):
-            examples.append((i, tokens, begin))
-    return examples
+        yield Learning(math.nan, self.memory(model, memory, parameters, everything))
+        for loss in self.descend(parameters, losses, weight_decay=0.0, max_norm=1.0):
+            yield Learning(loss, self.memory(model, memory, parameters, everything))
 
 
 def keeping(memory: Memory, seen: Tensor) -> Memory:
@@ -281,11 +301,6 @@ def followed_by(model: PreTrainedModel, memory: Memory, vectors: Tensor) -> Memo
     return replace(added, layers=layers, tokens=[*memory.tokens, *added.tokens])
 
 
-def canonical(context: Context) -> list[int]:
-    """The indices of the demonstrations, sorted by their ids."""
-    return sorted(range(len(context.demonstrations)), key=context.demonstrations.__getitem__)
-
-
 def entry_owners(layout: Layout, context: Context) -> Tensor:
     """For each entry of a context's memory, the index of its demonstration. -1 for the prefix."""
     owner_of_token = [-1] * len(context.prefix)
@@ -318,6 +333,11 @@ class LearningEncoder(ContextEncoder):
 
     method: Learned
 
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        self._encoded = set[Context]()
+        self._told = False
+
     def steps_of(self, context: Context) -> Iterator[Learning]:
         """What is learned from a context before the first step and after each step."""
         begun = time.perf_counter()
@@ -338,7 +358,21 @@ class LearningEncoder(ContextEncoder):
             yield learning.memory
 
     def encode(self, contexts: Sequence[Context]) -> list[Memory]:
-        return [self.method.last(self.steps_of(context)) for context in contexts]
+        if not self._encoded.isdisjoint(contexts) and not self._told:
+            self._told = True
+            log.warning(
+                "%s: store_bytes=%d does not hold what was learned from all sets of "
+                "demonstrations, so that some are learned again",
+                self.method.name,
+                self.store.max_bytes,
+            )
+        memories = [self.method.last(self.steps_of(context)) for context in contexts]
+        self._encoded.update(contexts)
+        return memories
+
+    def forget(self, context: Context) -> None:
+        super().forget(context)
+        self._encoded.discard(context)
 
     def together(self, contexts: Sequence[Context]) -> int:
         return 1

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.gelu import fused_gelu
 from lm_eval_icl.inference.positions import no_positions
+from lm_eval_icl.inference.prefix_cache import PrefixCache
 
 # Only one thread at a time runs a model, since positions and GELU of a model that runners may share
 # are patched.
@@ -32,7 +33,8 @@ class ModelMode:
             rotary angles. None: the model has its positions.
         tokens_run, passes_run: the tokens and passes that were run through the model inside
             `counting`.
-        learned: what plain mode has learned in this run, by method and context.
+        learned: the memories that plain mode has learned in this run, by method.
+        store_bytes: how many bytes of memories are stored, in plain mode for each method.
     """
 
     def __init__(
@@ -44,7 +46,8 @@ class ModelMode:
         self.without_positions: list[nn.Embedding] | None = None
         self.tokens_run = 0
         self.passes_run = 0
-        self.learned: dict[Any, Any] = {}
+        self.learned: dict[Any, PrefixCache] = {}
+        self.store_bytes = 0
         self._inside = False
 
     @contextmanager

@@ -62,6 +62,12 @@ class Context:
         """The largest id, or -1. Every request needs it (`PromptTokenizer.check_known`)."""
         return max(self.tokens, default=-1)
 
+    def keeping(self, indices: Sequence[int]) -> Context:
+        """The context with only the demonstrations at `indices`, in this order."""
+        demonstrations = tuple(self.demonstrations[i] for i in indices)
+        answers = tuple(self.answers[i] for i in indices if self.answers)
+        return Context(self.prefix, demonstrations, answers)
+
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
@@ -82,11 +88,8 @@ class TokenizedPrompt:
 
         Indices beyond the last demonstration are ignored.
         """
-        context = self.context
-        kept = [i for i in indices if i < len(context.demonstrations)]
-        demonstrations = tuple(context.demonstrations[i] for i in kept)
-        answers = tuple(context.answers[i] for i in kept if context.answers)
-        return TokenizedPrompt(Context(context.prefix, demonstrations, answers), self.query)
+        kept = [i for i in indices if i < len(self.context.demonstrations)]
+        return TokenizedPrompt(self.context.keeping(kept), self.query)
 
 
 class _SharedContext:

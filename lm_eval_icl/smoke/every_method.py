@@ -25,6 +25,7 @@ _LONG = [0, 1, 3, 4, 5, 7, 9, 13]
 # Arguments with which methods that learn take no minutes. The tasks have no further labeled rows.
 QUICK = dict[str, dict[str, Any]]()
 QUICK["ctkv"] = {"steps": 2, "per_document": True}
+QUICK["ttt"] = {"permutations": 2, "batch": 1, "per_document": True}
 QUICK["moicl"] = {"epochs": 0, "per_document": True}
 _TASKS_OF_ALL = ("smoke_loglikelihood", "smoke_generation")
 _TASKS_OF_ICL = (*_TASKS_OF_ALL, "smoke_long_loglikelihood", "smoke_long_generation")

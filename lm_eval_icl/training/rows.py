@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.attention import additive
+from lm_eval_icl.methods.answers import leaks, predicting
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
 from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
@@ -37,38 +38,6 @@ def check_trainable(method: Method, loss: str = "query") -> None:
             f"loss=all: under {method.name} a demonstration sees its own answer before it would "
             "have to predict it: give loss=query."
         )
-
-
-def leaks(method: Method) -> bool:
-    """Whether the prediction of a demonstration's answer may depend on that answer.
-
-    It may do so through any number of layers.
-    """
-    n = next((n for n in range(3, 1000) if not method.why_not(n)), 3)
-    lengths = [2] * n  # a demonstration is an input and an answer of one token each
-    layout = method.lay_out(1, lengths, 2, 1)
-    reach = layout.mask
-    for _ in range(len(layout.blocks)):
-        reach = (reach.float() @ layout.mask.float()) > 0
-    answers = [row[1] for row in _kept_demonstrations(layout, lengths)]
-    source = torch.tensor(layout.source)
-    return any(bool(reach[at - 1][source == source[at]].any()) for at in answers)
-
-
-def _kept_demonstrations(layout: Layout, lengths: Sequence[int]) -> list[range]:
-    """For each demonstration, the indices in the row of the copy to which the query attends.
-
-    It is the last copy, if demonstrations are repeated.
-    """
-    prefix = sum(block.length for block in layout.blocks if block.name == "P")
-    starts = {prefix + sum(lengths[:i]): i for i in range(len(lengths))}
-    places: dict[int, range] = {}
-    at = 0
-    for block, kept in zip(layout.blocks, layout.kept, strict=True):
-        if kept and block.name.startswith("D"):
-            places[starts[block.source]] = range(at, at + block.length)
-        at += block.length
-    return [places[i] for i in range(len(lengths))]
 
 
 @dataclass(frozen=True)
@@ -156,12 +125,8 @@ class RowMaker:
         arranged = self.tokenizer.arranged(episode.example.prompt)
         spans_in_order = [spans[part] for part in arranged.demonstrations]
         inside = self.tokenizer.inside(arranged, spans_in_order)
-        copies = _kept_demonstrations(row.layout, prompt.context.lengths)
-        shown: list[tuple[int, int]] = []
-        for copy, (begin, end) in zip(copies, inside, strict=True):
-            # No token of a demonstration predicts the demonstration's first token.
-            shown += [(copy[i - 1], row.ids[copy[i]]) for i in range(max(begin, 1), end)]
-        row.targets[:0] = shown
+        shown = predicting(row.layout, prompt.context.lengths, inside)
+        row.targets[:0] = [(i, row.ids[i + 1]) for i in shown]
         return row
 
     def tokens(

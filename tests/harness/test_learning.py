@@ -1,13 +1,19 @@
 """Methods that learn, in runs of lm-eval."""
 
 import logging
+import threading
 
+import lm_eval
 import pytest
 import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.methods import Predictor
+from lm_eval_icl.methods.learned import Learned
 from tests import evaluation, tiny
 from tests.methods.test_moicl import literal_weights
 
@@ -37,19 +43,68 @@ def test_a_context_is_learned_once_for_all_documents_and_rules(checkpoint):
     evaluation.assert_same(evaluation.responses(start), evaluation.responses(same), 1e-5)
 
 
-def test_a_context_for_each_document_is_refused_unless_it_is_wanted(checkpoint, caplog):
+@pytest.mark.parametrize(
+    ("method", "args"), [("ctkv", {"steps": 1}), ("ttt", {"permutations": 1, "rank": 2})]
+)
+def test_a_context_for_each_document_is_refused_unless_it_is_wanted(
+    checkpoint, caplog, method, args
+):
     path = checkpoint("llama")
     why = (
         r"'described': its documents have 6 descriptions or sets of demonstrations \([\d,]+ "
-        r"tokens\), and ctkv learns from each of them, which takes many passes: .*per_document=True"
+        rf"tokens\), and {method} learns from each of them, which takes many passes: "
+        ".*per_document=True"
     )
     with pytest.raises(InputError, match=why):
-        evaluation.run("ctkv", path, ["described"], 2, args={"steps": 1})
+        evaluation.run(method, path, ["described"], 2, args=args)
     with caplog.at_level(logging.WARNING):
-        args = {"steps": 1, "per_document": True}
-        results = evaluation.run("ctkv", path, ["described"], 2, args=args)
+        args = {**args, "per_document": True}
+        results = evaluation.run(method, path, ["described"], 2, args=args)
     assert learned(results) == {"contexts": 6, "steps": 6}
     assert "6 descriptions or sets of demonstrations" in caplog.text
+
+
+def test_ttt_answers_all_documents_of_a_task_with_one_adapter(checkpoint):
+    path = checkpoint("llama")
+    args = {"permutations": 4, "batch": 2, "rank": 2, "lr": 0.1, "dtype": "float64"}
+    tasks = ["one_token", "many_tokens", "generate"]
+    results = evaluation.run("ttt", path, tasks, 2, args=args)
+    # The tasks differ in the texts of their answers. A context's adapter is learned once.
+    assert learned(results) == {"contexts": 3, "steps": 6}
+    plain = evaluation.run("ttt", path, tasks, 2, args={**args, "plain": True})
+    evaluation.assert_same(evaluation.responses(results), evaluation.responses(plain), 1e-6)
+    icl = evaluation.run("icl", path, tasks, 2, args={"dtype": "float64"})
+    start = evaluation.run("ttt", path, tasks, 2, args={**args, "epochs": 0})
+    evaluation.assert_same(evaluation.responses(start), evaluation.responses(icl), 1e-9)
+    assert evaluation.responses(results) != evaluation.responses(icl)
+
+
+def test_an_hf_object_that_shares_the_model_keeps_its_numbers(checkpoint, monkeypatch):
+    """Before, after, and from another thread while an adapter is on."""
+    args = {"permutations": 2, "batch": 2, "rank": 2, "lr": 0.1}
+    lm = model_class("ttt")(pretrained=str(checkpoint("gpt2")), device="cpu", **args)
+    hf = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer, batch_size=1)
+    request = Instance("loglikelihood", {}, ("Review: dull\nSentiment:", " a"), 0)
+    numbers = []
+
+    def ask():
+        numbers.append(hf.loglikelihood([request], disable_tqdm=True))
+
+    def ask_in_a_thread(method, *arguments):
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        return scored(method, *arguments)
+
+    ask()
+    scored = Learned.scored
+    monkeypatch.setattr(Learned, "scored", ask_in_a_thread)
+    task = evaluation.load_task(evaluation.TASKS["one_token"])
+    task.set_config("num_fewshot", 2)
+    lm_eval.evaluate(lm, {"tasks": {"one_token": task}, "groups": {}}, bootstrap_iters=0)
+    ask()
+    assert len(numbers) > 2 and all(number == numbers[0] for number in numbers)
+    assert lm.runner.encoder.learned["contexts"] == 1
 
 
 def test_moicl_is_fitted_on_rows_that_are_read_nowhere_else(checkpoint):

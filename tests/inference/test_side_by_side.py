@@ -33,7 +33,7 @@ from tests.smoke import model_types as smoke_models
 pytestmark = pytest.mark.usefixtures("tried_once")
 
 # Of those left out a query reads several memories, or a memory of its own, or one that is learned.
-SEVERAL_PASSES = ("deepthink", "batchicl", "saicl", "ensemble", "nbce", "moicl", "ctkv")
+SEVERAL_PASSES = ("deepthink", "batchicl", "saicl", "ensemble", "nbce", "moicl", "ctkv", "ttt")
 METHODS = [
     *(methods.make(name) for name in methods.NAMES if name not in SEVERAL_PASSES),
     methods.make("pcw", {"window_size": 2}),

@@ -87,7 +87,7 @@ def literal_example(tokenize, row, options, channel, first):
 
 
 def literal_sequences(tokenize, shown, row, channel, max_length, options=None):
-    """For each option (context, target); tokens too many are dropped from the context's beginning."""
+    """For each option (context, target). Tokens too many are dropped from the context's start."""
     context = []
     for i, example in enumerate(shown):
         [(given, said)] = literal_example(tokenize, example, [example["output"]], channel, i == 0)
