@@ -66,7 +66,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "leaderboard": (Limit(14660, 11.1), Limit(4451, 12.1)),
     "studies": (Limit(19093, 11.4), Limit(18277, 12.7)),
     "smoke": (Limit(2931, 11.0), Limit(1506, 10.8)),
-    "cli": (Limit(10148, 11.2), Limit(1013, 10.5)),
+    "cli": (Limit(10148, 11.2), Limit(1015, 10.5)),
 }
 # Lines of a file and of a function of the package. What was longer when the rule came is listed
 # with its length then, and may only become shorter.

@@ -34,7 +34,7 @@ def test_smoke_runs_every_method(arch):
     scores = every_method.smoke(arch, limit=2)
     assert set(scores) == set(NAMES)
     # BLOOM has no positions to give; methods that need them say so, and nothing else is refused.
-    refused = set(NAMES) - {"icl", "batchicl", "deepthink"} if arch == "bloom" else set()
+    refused = set(NAMES) - {"icl", "batchicl", "deepthink", "ttt"} if arch == "bloom" else set()
     assert set(every_method.refusals(scores)) == refused
     for name in set(scores) - refused:
         assert list(scores[name]) == (SHORT + LONG if name == "icl" else SHORT)
