@@ -404,7 +404,7 @@ def retrieval_marks(config: Mapping[str, Any]) -> tuple[str, ...]:
         pool = f"{int(wanted[1]):,} of {pool}"
     copies = "have no copies of documents"
     if own:
-        copies = f"have copies of {own} document{'s' * (own > 1)}, which were left out"
+        copies = f"have copies of documents ({own}), which were left out"
     return (f"Each document's demonstrations are retrieved from {pool}, which {copies}.",)
 
 

@@ -22,7 +22,8 @@ from tests.methods.test_learned import CONTEXT, WORK, hiding, permuted, scores
 # The layers that get an adapter, in order, and whether their weights are [inputs, outputs].
 TARGETS = {
     "llama": (
-        "self_attn.q_proj self_attn.v_proj self_attn.o_proj mlp.gate_proj mlp.up_proj",
+        "self_attn.q_proj self_attn.v_proj self_attn.o_proj "
+        "mlp.gate_proj mlp.up_proj mlp.down_proj",
         False,
     ),
     "gpt2": ("attn.c_attn attn.c_proj mlp.c_fc mlp.c_proj", True),
@@ -40,9 +41,8 @@ def targets(model):
     """The adapted layers, and whether their weights are [inputs, outputs]."""
     kind = model.config.model_type
     names, inputs_first = TARGETS[kind]
-    names = names.split() + ["mlp.down_proj"] * (kind == "llama")
     blocks = model.model.layers if kind == "llama" else model.transformer.h
-    layers = [block.get_submodule(name) for block in blocks for name in names]
+    layers = [block.get_submodule(name) for block in blocks for name in names.split()]
     return layers, inputs_first
 
 

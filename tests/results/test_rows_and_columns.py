@@ -456,7 +456,7 @@ def test_where_demonstrations_are_from_marks_cells(tmp_path):
     facts = {"how": "similar:pool=5000", "pool": {"rows": 5452}, "own_copies": 1}
     run(tmp_path, icl=PCW, metadata={"retrieved": facts})
     rows = by_method(board_of(tmp_path))
-    words = "5,000 of the 5,452 rows of the few-shot split, which have copies of 1 document,"
+    words = "5,000 of the 5,452 rows of the few-shot split, which have copies of documents (1),"
     assert words in rows["pcw"].cells["t"].marks[0]
     own = "3 documents stand among their own demonstrations, with the answer."
     assert rows["icl"].cells["t"].marks[0] == own
