@@ -50,13 +50,13 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2061, 9.4), Limit(17202, 11.8)),
+    "": (Limit(2061, 9.4), Limit(17210, 11.8)),
     "files": (Limit(398, 8.0), None),
     "prompts": (Limit(7098, 10.7), Limit(6612, 12.2)),
     "metaicl": (Limit(3478, 11.4), Limit(5226, 12.4)),
     "decisions": (Limit(2005, 10.1), Limit(1582, 12.9)),
     "inference": (Limit(22607, 11.2), Limit(24133, 12.7)),
-    "methods": (Limit(26409, 11.1), Limit(26032, 13.0)),
+    "methods": (Limit(26409, 11.1), Limit(26040, 13.0)),
     "drawing": (Limit(3811, 11.1), Limit(2432, 13.0)),
     "demonstrations": (Limit(11153, 11.5), Limit(6754, 12.9)),
     "training": (Limit(8176, 11.2), Limit(5768, 11.8)),
