@@ -25,6 +25,8 @@ from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods, version
 from lm_eval_icl.cli import COMMANDS, train
+from lm_eval_icl.decisions.rules import RULES
+from lm_eval_icl.demonstrations.how import _METHODS as SELECTION
 from lm_eval_icl.drawing import drawing, picture
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.arguments import CommonArguments
@@ -191,6 +193,42 @@ def test_the_list_of_arguments_is_their_declaration():
         default = "" if field.default is None else str(field.default)
         assert listed.pop(field.name) == default
     assert set(listed) == {"positions", "repeat"}
+
+
+def defaults(kind: type, *common: str) -> dict[str, str]:
+    """A class's arguments and their defaults as the pages write them, "" for other than numbers
+    and words."""
+    written = {}
+    for field in dataclasses.fields(kind):
+        is_plain = isinstance(field.default, str | int | float) and field.default is not False
+        text = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+        if field.name not in common:
+            written[field.name] = text if is_plain else ""
+    return written
+
+
+def test_the_table_of_decision_rules_is_their_declaration():
+    page = read(DOCS / "deciding.md")
+    rows = re.findall(r"^\| `(\w+)`.* \| ([^|]*) \| [^|]*\|$", page, re.MULTILINE)
+    assert [name for name, _ in rows] == list(RULES)
+    for name, arguments in rows:
+        written = dict(re.findall(r"`(\w+)=([\w:]*)`", arguments))
+        assert written == defaults(RULES[name]), name
+
+
+def test_the_list_of_selection_methods_is_their_declaration():
+    page = read(DOCS / "selecting.md")
+    _, section = page.split("## The methods\n")
+    listed = set()
+    for item in re.findall(r"^- ((?:.*\n)(?:  .*\n)*)", section, re.MULTILINE):
+        head, _, text = item.partition(" by ")
+        arguments = re.findall(r"`(\w+)=?(\w*)`", text)
+        for name in re.findall(r"`(\w+)`", head):
+            assert dict(arguments) == defaults(SELECTION[name], "balance", "pool"), name
+            listed.add(name)
+    assert listed == set(SELECTION)
+    assert "`pool=1000`" in page and "instead of 5,000" in page
+    assert "`balance=False`" in page
 
 
 # Code that runs as it is written.
