@@ -46,11 +46,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files that `make test` leaves out as a whole: studies from end to end. Faster files have most of
-# their parts.
-SLOW = ("test_robustness", "test_studies", "test_studies_choices", "test_studies_train")
-
-
 def pytest_sessionstart(session):
     """The process of pytest-xdist that hands tests out runs none, and need not wait for PyTorch."""
     option = session.config.option
@@ -65,10 +60,6 @@ def pytest_sessionstart(session):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    for item in items:
-        # nodes: two of Ray, in 20 seconds
-        if item.path.stem in SLOW or "nodes" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.slow)
     if plain.ON:
         plain.skip(items)
 

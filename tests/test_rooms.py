@@ -50,7 +50,7 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2061, 9.4), Limit(17520, 11.7)),
+    "": (Limit(2061, 9.4), Limit(17473, 11.7)),
     "files": (Limit(398, 8.0), None),
     "prompts": (Limit(7098, 10.7), Limit(6612, 12.2)),
     "metaicl": (Limit(3478, 11.4), Limit(5226, 12.4)),
@@ -64,7 +64,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "harness": (Limit(26797, 10.8), Limit(32102, 12.1)),
     "results": (Limit(31743, 11.4), Limit(26730, 13.0)),
     "leaderboard": (Limit(14660, 11.1), Limit(4451, 12.1)),
-    "studies": (Limit(19093, 11.4), Limit(18277, 12.7)),
+    "studies": (Limit(19093, 11.4), Limit(18309, 12.7)),
     "smoke": (Limit(2931, 11.0), Limit(1506, 10.8)),
     "cli": (Limit(10148, 11.2), Limit(1015, 10.5)),
 }

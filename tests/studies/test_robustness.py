@@ -8,7 +8,7 @@ from rich.console import Console
 from lm_eval_icl.studies import end
 from tests.studies import running
 
-pytestmark = pytest.mark.usefixtures("own_tasks")
+pytestmark = [pytest.mark.usefixtures("own_tasks"), pytest.mark.slow]
 METHODS = ["hf", "icl", {"icl": {"canonical_order": True}}, "pcw"]
 AXES = {"labels": ["none", "flipped:0.5"], "formats": "0..1", "orders": 3, "num_fewshot": [4, 2]}
 

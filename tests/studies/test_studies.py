@@ -21,7 +21,7 @@ from tests import commands
 from tests.studies import running
 from tests.studies.running import COUNTS, DEMO, Ran, conduct, opened, write
 
-pytestmark = pytest.mark.usefixtures("own_tasks")
+pytestmark = [pytest.mark.usefixtures("own_tasks"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tests.studies import running
 
 OPTIONS = Options("cpu", 8, 3)
 
-pytestmark = pytest.mark.usefixtures("own_tasks")
+pytestmark = [pytest.mark.usefixtures("own_tasks"), pytest.mark.slow]
 
 
 def opened(output, **keys):

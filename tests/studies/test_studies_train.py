@@ -35,7 +35,7 @@ STUDY = {
     "seeds": 0,
 }
 
-pytestmark = pytest.mark.usefixtures("own_tasks")
+pytestmark = [pytest.mark.usefixtures("own_tasks"), pytest.mark.slow]
 
 
 TASKS = ("icl_demo_short", "icl_demo_four")
