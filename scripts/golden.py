@@ -36,7 +36,14 @@ SIZES: dict[str, float] = {
 }
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 4096, "initializer_range": 0.15}
 METHODS = "hf icl nope prefixicl pcw saicl batchicl invicl deepthink sbp star ape structured ensemble nbce".split()
-ARGUMENTS: dict[str, dict[str, Any]] = {"batchicl": {"layer": 2}, "deepthink": {"T": 3, "eta": 0.1}}
+METHODS += ["ctkv", "moicl", "ttt"]
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "batchicl": {"layer": 2},
+    "deepthink": {"T": 3, "eta": 0.1},
+    "ctkv": {"steps": 2, "lr": 0.01},
+    "moicl": {"rows": 6, "epochs": 2},
+    "ttt": {"permutations": 4, "batch": 2, "rank": 2, "alpha": 2, "lr": 0.01},
+}
 TASKS, REAL = ["icl_demo_short", "icl_demo_pieces"], ["icl_trec", "bbh_fewshot_object_counting"]
 PAPERS = "icl_sst2 icl_sst5 icl_mr icl_agnews icl_bbh_snarks icl_mmlu_anatomy mmlu_anatomy".split()
 RULES = "contextual+domain:n=3+batch+dcpmi+pmi+hidden:m=4+knn:m=4"
@@ -142,7 +149,10 @@ def evaluations(out: Path, **arguments_of_all: Any) -> Iterator[tuple[str, Any]]
                 if made[0] == "llama" and method in ("hf", "icl", "invicl", "deepthink")
                 else []
             )
-            yield from run(made, method, TASKS + (REAL + papers) * real, plain)
+            tasks = [*TASKS, *REAL, *papers] if real else TASKS
+            if method == "moicl":  # its weights are for options
+                tasks = [task for task in tasks if not task.startswith("bbh_fewshot")]
+            yield from run(made, method, tasks, plain)
         yield from (
             (f"decide/{key}", value) for key, value in run(made, "icl", TASKS[:1], with_rules)
         )
