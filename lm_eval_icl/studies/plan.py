@@ -15,7 +15,7 @@ from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.studies.conduct import DONE, Failure, states
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.targets import Cell, Grid, batches
+from lm_eval_icl.studies.targets import Cell, Grid, batches, passes_of
 from lm_eval_icl.studies.unit_runner import UnitRunner
 
 _TRIALS = (4, 8)  # the documents of the two trials of a method
@@ -85,7 +85,8 @@ def seconds(grid: Grid, runner: UnitRunner, cells: Sequence[Cell]) -> tuple[floa
 
     A unit takes some seconds for its demonstrations and some for each document. The least is what
     the longer trial took, with each further document as the documents by which the trials differ;
-    the most, if every document took its share of the whole longer trial.
+    the most, if every document took its share of the whole longer trial. What a method learns in
+    steps is tried for one step, and takes as long for each of the others.
     """
     by_method = defaultdict(list)
     for unit in batches(cells):
@@ -93,15 +94,36 @@ def seconds(grid: Grid, runner: UnitRunner, cells: Sequence[Cell]) -> tuple[floa
     low = 0.0
     high = 0.0
     for units in by_method.values():
-        short, long = (trial(runner, units[0], documents) for documents in _TRIALS)
+        tried = after_steps(units[0], 0)
+        short, long = (trial(runner, tried, documents) for documents in _TRIALS)
         each = max(long - short, 0) / (_TRIALS[1] - _TRIALS[0])
+        a_step = 0.0
+        if steps_of(units[0]):
+            after_one = trial(runner, after_steps(units[0], 1), _TRIALS[0])
+            a_step = max(after_one - short, 0)
         for unit in units:
             documents = documents_of(grid, unit[0])
             least = long + each * (documents - _TRIALS[1])
             most = long * documents / _TRIALS[1]
-            low += min(least, most)
-            high += max(least, most)
+            learning = a_step * steps_of(unit)
+            low += learning + min(least, most)
+            high += learning + max(least, most)
     return low, high
+
+
+def steps_of(unit: Sequence[Cell]) -> int:
+    """After how many steps of learning the last queries of a unit run; 0 if nothing is learned."""
+    passes = [passes_of(cell.variant) for cell in unit]
+    return max(number if name == "after" else 0 for name, number in passes)
+
+
+def after_steps(unit: Sequence[Cell], steps: int) -> Sequence[Cell]:
+    """A unit. If it learns, its first variant alone, whose queries run after so many steps."""
+    variant = unit[0].variant
+    if not steps_of(unit):
+        return unit
+    changed = replace(variant, arguments={**variant.arguments, "after": steps})
+    return [replace(cell, variant=changed) for cell in unit if cell.variant == variant]
 
 
 def trial(runner: UnitRunner, unit: Sequence[Cell], documents: int) -> float:

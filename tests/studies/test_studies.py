@@ -451,6 +451,24 @@ def test_the_seconds_of_a_plan(tmp_path, monkeypatch):
     assert high == pytest.approx((6 + 1) * n / 8)
 
 
+def test_a_plan_tries_one_step_of_learning(tmp_path, monkeypatch):
+    """A step of both orders takes 7 seconds; the last queries run after 20 of 30 steps."""
+    methods = [{"ctkv": {"steps": 30, "after": [5, 20]}}]
+    options = Options("cpu", 8, 8)
+    study = running.opened(tmp_path / "o", options, methods=methods, seeds=[0], orders=2)
+    tried = []
+
+    def trial(runner, unit, documents):
+        afters = {cell.variant.make().after for cell in unit}
+        tried.append((afters, [cell.order for cell in unit], documents))
+        return 3 + 7 * max(afters)
+
+    monkeypatch.setattr(plan, "trial", trial)
+    low, high = plan.seconds(study.grid, None, study.cells(READY))
+    assert tried == [({0}, [0, 1], 4), ({0}, [0, 1], 8), ({1}, [0, 1], 4)]
+    assert low == high == 3 + 7 * 20
+
+
 def test_a_dry_run_refuses_what_cannot_be_run(tmp_path, capsys):
     """And says the rest: prompts that do not fit, under overflow=error and a method of our own."""
     gated = tmp_path / "gated"
