@@ -118,14 +118,14 @@ FAULTS: dict[str, list[tuple[str, str]]] = {
         ("options[counts.argmax()]", "options[counts.argmin()]"),
         ("str(key.compared_as or key.model)", "str(key.model)"),
         ("np.ceil(confidence * BINS) - 1", "np.floor(confidence * BINS) - 1"),
-        ("special.log_softmax(x)[gold]", "x[gold]"),
+        ("special.log_softmax(values)[gold]", "values[gold]"),
     ],
     "leaderboard": [
         (
             "{value(estimate.high - estimate.mean, column)}",
             "{value(estimate.high - estimate.low, column)}",
         ),
-        ('value.lstrip()[:1] in ("=", "+", "-", "@")', 'value[:1] in ("=", "+", "-", "@")'),
+        ('value.lstrip().startswith(("=", "+"', 'value.startswith(("=", "+"'),
         ('r"([\\\\|`*_<>\\[\\]&~$])"', 'r"([\\\\`*_<>\\[\\]&~$])"'),
     ],
     "studies": [
