@@ -225,6 +225,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="faults that are tried side by side")
     parser.add_argument("rooms", nargs="*", default=list(FAULTS), help="all rooms by default")
     arguments = parser.parse_args()
+    for room in arguments.rooms:
+        if room not in FAULTS:
+            parser.error(f"there are no faults for {room!r}: name some of {', '.join(FAULTS)}")
     if arguments.check:
         lines = gone()
         print("\n".join([*lines, f"{len(lines)} of {sum(map(len, FAULTS.values()))} are gone."]))
