@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from lm_eval_icl.cli import add_options
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.arguments import check_folder, pairs
 from lm_eval_icl.studies.grid import named, read
 
@@ -181,6 +181,8 @@ def _run(
             args.ray, grid, options, folder.path, runner.trainer, args.include_path
         ) as executor:
             conduct(grid, folder, executor, failed)
+    # While cells run, a warning would stand there once a cell. Now it says what the page lacks.
+    log.setLevel(logging.WARNING)
     not_made = conclude(grid, folder, args.study, failed, console)
     if not_made:
         cells = [target for target, _ in states(grid, folder, failed) if isinstance(target, Cell)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -263,6 +264,15 @@ def test_study_csv_has_the_scores_of_each_cell_on_the_test_set(
     for cell in tested:
         assert table.loc[str(progress.folder.results_path(cell))].value == progress.score(cell)
     assert {"board.html", "study.csv"} <= {path.name for path in progress.folder.path.iterdir()}
+
+
+def test_a_study_says_that_its_page_has_no_figures(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    file = running.write(tmp_path / "s.yaml", methods="icl", seeds=[0])
+    line = ["study", file, "--limit", "4", "--device", "cpu", "--output", tmp_path / "o"]
+    commands.run(*line)
+    assert "pip install 'lm-eval-icl[figures]'. The page has none." in caplog.text
+    assert not (tmp_path / "o" / "figures").exists()
 
 
 def test_a_dry_run_says_minutes_and_the_page_says_what_failed(tmp_path, capsys):
