@@ -50,7 +50,7 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2061, 9.4), Limit(17473, 11.7)),
+    "": (Limit(2061, 9.4), Limit(17472, 11.7)),
     "files": (Limit(398, 8.0), None),
     "prompts": (Limit(7098, 10.7), Limit(6612, 12.2)),
     "metaicl": (Limit(3478, 11.4), Limit(5226, 12.4)),
