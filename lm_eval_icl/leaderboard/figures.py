@@ -196,9 +196,8 @@ def _marks(
     """A mark for each entry that has an estimate. `name` is the estimate's in the CSV file."""
     marks = []
     scale = scale_of(column)
-    for entry in board.entries:
-        cell = entry.cells.get(column.name)
-        estimate = estimate_of(cell) if cell is not None else None
+    for entry in board.entries_on(column):
+        estimate = estimate_of(entry.cells[column.name])
         if estimate is None:
             continue
         ends = [scale * estimate.low, scale * estimate.high]
@@ -260,11 +259,10 @@ def _sets(board: Board, most: int, *, deviations: bool) -> Drawn | None:
     minus its set's mean, in the task's own format."""
     column = next((column for column in board.columns if column.kind == "task"), board.columns[0])
     marks = []
-    for entry in board.entries:
-        cell = entry.cells.get(column.name)
+    for entry in board.entries_on(column):
         texts = []
         values: list[float] = []
-        for prompt_set in cell.sets if cell is not None else ():
+        for prompt_set in entry.cells[column.name].sets:
             units = [x for x in prompt_set.answered if not (deviations and x.run.format)]
             orders = [unit.result.value for unit in units]
             if not deviations:
@@ -294,10 +292,10 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
 
     differences: dict[tuple[str, str], Difference] = {}
     for column in board.columns:
-        for entry in board.entries:
-            cell = entry.cells.get(column.name)
-            if column.percent and cell is not None and cell.difference is not None:
-                differences[entry.name, column.name] = cell.difference
+        for entry in board.entries_on(column):
+            difference = entry.cells[column.name].difference
+            if column.percent and difference is not None:
+                differences[entry.name, column.name] = difference
     if len(differences) < 2:
         return None
     in_rows = {row for row, _ in differences}

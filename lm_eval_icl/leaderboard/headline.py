@@ -83,9 +83,8 @@ def headline(board: Board) -> Headline:
 def _on_a_task(board: Board) -> tuple[Column, Entry, Difference] | None:
     decided = []
     for column in board.columns[1:]:
-        for entry in board.entries:
-            cell = entry.cells.get(column.name)
-            difference = None if cell is None else cell.difference
+        for entry in board.entries_on(column):
+            difference = entry.cells[column.name].difference
             if difference is not None and column.judged(difference) == "better":
                 decided.append((column, entry, difference))
     return max(decided, key=lambda found: abs(found[2].mean), default=None)
