@@ -119,7 +119,7 @@ def as_tex(board: Board) -> str:
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in shown(text))
+    return shown(text).translate(str.maketrans(_TEX))
 
 
 def _texts(board: Board, escaped: Callable[[str], str]) -> list[list[str]]:
@@ -164,11 +164,9 @@ def overview(board: Board, most: int) -> Table:
         title += f" ({', '.join(map(shown, common))})"
     in_column = board.entries_on(column)
     sections = grouped(in_column, lambda entry: entry.rule)
-    by_head: dict[str, Mapping[str, Difference]] = {}
-    heads: dict[str, None] = {}
+    heads: dict[str, Difference] = {}
     for entry in in_column:
-        by_head[entry.name] = board.differences(entry, column)
-        heads |= dict.fromkeys(by_head[entry.name])
+        heads |= board.differences(entry, column)
     compared = list(heads)[:_COMPARED]
     wrapped = [shown(head).replace("=", "=\n") for head in compared]
     table = titled(title, names, ["mean", "its own\n95%", *wrapped])
@@ -185,7 +183,7 @@ def overview(board: Board, most: int) -> Table:
             mean = numbers.value(cell.estimate.mean, column, unit=True)
             row.append(f"[bold]{mean}" if cell.is_best else mean)
             row.append(numbers.interval(cell.estimate, column, unit=True))
-            differences = by_head[entry.name]
+            differences = board.differences(entry, column)
             for head in compared:
                 row.append(_compared(differences.get(head), column))
             table.add_row(*row)
