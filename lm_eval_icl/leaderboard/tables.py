@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lm_eval_icl.leaderboard import costs, numbers
-from lm_eval_icl.leaderboard.drawn import WHO, Numbers, ends_of
+from lm_eval_icl.leaderboard.drawn import WHO, Numbers, ends_of, facts_of
 from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import family
@@ -61,14 +61,11 @@ def as_csv(board: Board) -> str:
 def _all_numbers(board: Board, entry: Entry, column: Column) -> Numbers:
     cell = entry.cells[column.name]
     estimate = cell.estimate
-    line: Numbers = {"entry": entry.name}
-    for name in WHO:
-        line[name] = getattr(entry, name)
+    line: Numbers = {"entry": entry.name, **facts_of(entry, WHO)}
     line |= {"column": column.name, "kind": column.kind, "metric": column.metric}
     line |= ends_of(estimate, "value")
     line["standard_error"] = estimate.error
-    for name in ("documents", "sets", "error_documents", "error_sets"):
-        line[name] = getattr(estimate, name)
+    line |= facts_of(estimate, ("documents", "sets", "error_documents", "error_sets"))
     line["interval"] = estimate.scope
     line["baseline"] = board.baseline.get(entry.name)
     for name in ("difference", "to_raw", "to_majority"):
@@ -85,12 +82,11 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> Numbers:
     line["best"] = cell.is_best
     line["worse_than_best"] = bool(cell.is_worse)
     line["order_sensitivity"] = cell.sensitivity and cell.sensitivity.mean
-    for name in ("left_out", "majority", "expected"):
-        line[name] = getattr(cell, name)
+    line |= facts_of(cell, ("left_out", "majority", "expected"))
     line["marks"] = "; ".join(cell.marks)
     line["decide"] = entry.rule
     line["reads"] = "; ".join(entry.reads)
-    return line | costs.as_numbers(costs.cost(entry, column))
+    return line | facts_of(costs.cost(entry, column), costs.NAMES)
 
 
 def as_markdown(board: Board) -> str:
