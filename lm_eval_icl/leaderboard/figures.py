@@ -191,7 +191,7 @@ def _marks(
     column: Column,
     name: str,
     estimate_of: Callable[[BoardCell], Estimate | None],
-    text_of: Callable[[Estimate], str],
+    text_of: Callable[[Any], str],
 ) -> list[_Mark]:
     """A mark for each entry that has an estimate. `name` is the estimate's in the CSV file."""
     marks = []
@@ -228,11 +228,7 @@ def _forest(board: Board, most: int) -> Drawn | None:
 def _differences(board: Board, most: int) -> Drawn | None:
     """Differences to the baseline under the same rule, with intervals."""
     column = board.columns[0]
-
-    def text(difference: Any) -> str:
-        sign = numbers.SIGNS.get(column.judged(difference), "")
-        return f"{numbers.signed(difference.mean, column)} {sign}"
-
+    text = functools.partial(numbers.judged, column=column)
     marks = _marks(board, column, "difference", lambda cell: cell.difference, text)
     bases = {entry.method for entry in board.entries if entry.name in board.baseline.values()}
     unit = "points" if column.percent else column.metric
@@ -245,11 +241,13 @@ def _differences(board: Board, most: int) -> Drawn | None:
 def _sensitivity(board: Board, most: int) -> Drawn | None:
     """How often another order of the demonstrations changes the prediction, with intervals."""
     share = replace(board.columns[0], percent=True)
-
-    def text(estimate: Estimate) -> str:
-        return numbers.value(estimate.mean, share)
-
-    marks = _marks(board, share, "flip rate", lambda cell: cell.sensitivity, text)
+    marks = _marks(
+        board,
+        share,
+        "flip rate",
+        lambda cell: cell.sensitivity,
+        lambda estimate: numbers.value(estimate.mean, share),
+    )
     label = "predictions that another order of the same demonstrations changes, %"
     return _rows(board, marks, most, "Order sensitivity", label)
 

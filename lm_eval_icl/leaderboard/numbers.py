@@ -12,7 +12,7 @@ import math
 import re
 
 from lm_eval_icl.results.board import Board, BoardCell, Column, Property, shown
-from lm_eval_icl.results.statistics import Estimate
+from lm_eval_icl.results.statistics import Difference, Estimate
 
 MINUS = "\N{MINUS SIGN}"
 DASH = "\N{EN DASH}"
@@ -32,9 +32,7 @@ def number(x: float | None, digits: int = 4) -> str:
 def value(x: float | None, column: Metric, *, unit: bool = False, decimals: int = 1) -> str:
     """A value of the column's metric, such as 66.5. Percents have `decimals`, and a percent sign if
     `unit` is True."""
-    if x is None or not math.isfinite(x):
-        return DASH
-    if not column.percent:
+    if not column.percent or x is None or not math.isfinite(x):
         return number(x)
     text = _minus(f"{100 * x:.{decimals}f}")
     return f"{text}%" if unit else text
@@ -48,6 +46,12 @@ def signed(x: float | None, column: Metric, *, unit: bool = False) -> str:
         text = f"+{text}"
     has_unit = unit and column.percent and text != DASH
     return f"{text} points" if has_unit else text
+
+
+def judged(difference: Difference, column: Column) -> str:
+    """A difference, a blank, and an arrow if it is decided, such as +1.2 ▲."""
+    arrow = SIGNS.get(column.judged(difference), "")
+    return f"{signed(difference.mean, column)} {arrow}"
 
 
 def interval(estimate: Estimate, column: Metric, *, sign: bool = False, unit: bool = False) -> str:

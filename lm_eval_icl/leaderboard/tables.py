@@ -199,8 +199,7 @@ def _compared(difference: Difference | None, column: Column) -> str:
     """A difference with its sign and, below it, its interval."""
     if difference is None:
         return ""
-    sign = numbers.SIGNS.get(column.judged(difference), "")
-    text = f"{numbers.signed(difference.mean, column)} {sign}".strip()
+    text = numbers.judged(difference, column).strip()
     interval = numbers.interval(difference, column, sign=True)
     return f"{text}\n[dim]{interval}[/]"
 
