@@ -4,6 +4,7 @@ decide, why; and the axis of the picture below, which the template draws as inli
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -62,7 +63,7 @@ def headline(board: Board) -> Headline:
         if entry is not best:
             differences[names[entry.name]] = compare(best.cells, entry.cells, column)
     differences["always one answer"] = cell.to_majority
-    verdicts: dict[str, list[str]] = {"better": [], "undecided": [], "worse": []}
+    verdicts = defaultdict[str, list[str]](list)
     for label, difference in differences.items():
         if difference is not None:
             simultaneous = replace(difference, comparisons=cell.comparisons)

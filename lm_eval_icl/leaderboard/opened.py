@@ -202,11 +202,13 @@ def _run(run: Run) -> list[str]:
     when = ""
     if 0 < run.date < 1e11:
         when = datetime.fromtimestamp(run.date, UTC).strftime("%Y-%m-%d %H:%M")
-    lm_eval = run.results.get("lm_eval_version")
-    transformers = run.results.get("transformers_version")
-    ours = run.icl.get("version")
-    versions = ", ".join(str(version) for version in (lm_eval, transformers, ours) if version)
-    texts = [tail(run.path), when, str(run.seed), str(run.order), versions]
+    versions = [
+        run.results.get("lm_eval_version"),
+        run.results.get("transformers_version"),
+        run.icl.get("version"),
+    ]
+    with_versions = ", ".join(map(str, filter(None, versions)))
+    texts = [tail(run.path), when, str(run.seed), str(run.order), with_versions]
     return list(map(clean, texts))
 
 
