@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import io
-import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ from lm_eval_icl.leaderboard.drawn import (
     scale_of,
 )
 from lm_eval_icl.leaderboard.tables import csv_text
-from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, grouped, rule_in_words
+from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 _ROW = 0.25  # inches
@@ -189,15 +188,16 @@ def _draw_panel(axes: Axes, marks: Sequence[_Mark], longest: int = 46) -> None:
 def _marks(
     board: Board,
     column: Column,
+    field: str,
     name: str,
-    estimate_of: Callable[[BoardCell], Estimate | None],
     text_of: Callable[[Any], str],
 ) -> list[_Mark]:
-    """A mark for each entry that has an estimate. `name` is the estimate's in the CSV file."""
+    """A mark for each entry whose cell has an estimate in a field. `name` is the estimate's in the
+    CSV file."""
     marks = []
     scale = scale_of(column)
     for entry in board.entries_on(column):
-        estimate = estimate_of(entry.cells[column.name])
+        estimate = getattr(entry.cells[column.name], field)
         if estimate is None:
             continue
         ends = [scale * estimate.low, scale * estimate.high]
@@ -221,7 +221,7 @@ def _forest(board: Board, most: int) -> Drawn | None:
     if reference is not None:
         reference *= scale_of(column)
         label += "\ndashed: always one answer (uncertain too)"
-    marks = _marks(board, column, "mean", lambda cell: cell.estimate, text)
+    marks = _marks(board, column, "estimate", "mean", text)
     return _rows(board, marks, most, "Results with 95% intervals", label, reference)
 
 
@@ -229,7 +229,7 @@ def _differences(board: Board, most: int) -> Drawn | None:
     """Differences to the baseline under the same rule, with intervals."""
     column = board.columns[0]
     text = functools.partial(numbers.judged, column=column)
-    marks = _marks(board, column, "difference", lambda cell: cell.difference, text)
+    marks = _marks(board, column, "difference", "difference", text)
     bases = {entry.method for entry in board.entries if entry.name in board.baseline.values()}
     unit = "points" if column.percent else column.metric
     label = f"difference to {', '.join(sorted(bases))}, {unit}"
@@ -242,11 +242,7 @@ def _sensitivity(board: Board, most: int) -> Drawn | None:
     """How often another order of the demonstrations changes the prediction, with intervals."""
     share = replace(board.columns[0], percent=True)
     marks = _marks(
-        board,
-        share,
-        "flip rate",
-        lambda cell: cell.sensitivity,
-        lambda estimate: numbers.value(estimate.mean, share),
+        board, share, "sensitivity", "flip rate", lambda flips: numbers.value(flips.mean, share)
     )
     label = "predictions that another order of the same demonstrations changes, %"
     return _rows(board, marks, most, "Order sensitivity", label)
@@ -304,19 +300,20 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     goodness = np.full((len(entries), len(columns)), np.nan)
     figure = figure_of(_ROW * len(entries) + 1.7)
     axes = figure.subplots()
-    for (y, entry), (x, column) in itertools.product(enumerate(entries), enumerate(columns)):
-        difference = differences.get((entry.name, column.name))
-        if difference is None:
-            continue
-        goodness[y, x] = 100 * difference.mean * column.sign
-        is_decided = column.judged(difference) in numbers.SIGNS
-        text = numbers.signed(difference.mean, column)
-        if len(columns) > _NUMBERS:
-            text = "•" if is_decided else ""
-        weight = "bold" if is_decided else "normal"
-        axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
-        line = numbers_of(entry, column, difference=difference.mean, p=difference.p)
-        lines.append(line | {"decided": is_decided})
+    for y, entry in enumerate(entries):
+        for x, column in enumerate(columns):
+            difference = differences.get((entry.name, column.name))
+            if difference is None:
+                continue
+            goodness[y, x] = 100 * difference.mean * column.sign
+            is_decided = column.judged(difference) in numbers.SIGNS
+            text = numbers.signed(difference.mean, column)
+            if len(columns) > _NUMBERS:
+                text = "•" if is_decided else ""
+            weight = "bold" if is_decided else "normal"
+            axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
+            line = numbers_of(entry, column, difference=difference.mean, p=difference.p)
+            lines.append(line | {"decided": is_decided})
     largest = max(0.1, float(np.nanmax(np.abs(goodness))))
     colors = LinearSegmentedColormap.from_list("", ["#e8752a", "#ffffff", "#2b8fd0"])
     image = axes.imshow(goodness, cmap=colors, norm=Normalize(-largest, largest), aspect="auto")
