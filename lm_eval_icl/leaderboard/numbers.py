@@ -17,7 +17,7 @@ from lm_eval_icl.results.statistics import Difference, Estimate
 MINUS = "\N{MINUS SIGN}"
 DASH = "\N{EN DASH}"
 Metric = Column | Property  # says whether a value is written in percent
-SHARE = Column("", "task", "", percent=True, higher_is_better=True, weights={})
+SHARE = Property("", "", "")  # a value in percent
 
 
 def number(x: float | None, digits: int = 4) -> str:
@@ -67,7 +67,7 @@ def interval(estimate: Estimate, column: Metric, *, sign: bool = False, unit: bo
     return text
 
 
-def is_even(estimate: Estimate, column: Column) -> bool:
+def is_even(estimate: Estimate, column: Metric) -> bool:
     """Whether an interval may be written with ±: its sides are equal, and it ends inside the
     metric's range."""
     below = estimate.mean - estimate.low

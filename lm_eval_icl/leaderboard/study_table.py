@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_eval_icl.leaderboard import numbers
+from lm_eval_icl.leaderboard.numbers import Metric
 from lm_eval_icl.leaderboard.parts import Line, in_parts, room_for
-from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, shown
+from lm_eval_icl.results.board import Board, BoardCell, Entry, shown
 from lm_eval_icl.results.statistics import Estimate
 
 _NUMBER = 8  # the width of "57.9±1.2"
@@ -33,7 +34,7 @@ def table(
         as missing. entries: the entries of the board, in the order of the lines. flips: entry's
         name -> order sensitivity.
     """
-    by_name = {column.name: column for column in board.columns}
+    by_name: dict[str, Metric] = {column.name: column for column in board.columns}
     headings = list(columns)
     if flips:
         by_name[_FLIPS] = numbers.SHARE
@@ -81,7 +82,7 @@ def _broken(text: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _number(cell: BoardCell, column: Column, papers_spread: float | None) -> Text:
+def _number(cell: BoardCell, column: Metric, papers_spread: float | None) -> Text:
     """A mean with its interval, and below it the paper's number, with the number after its ±."""
     text = Text(_value(cell.estimate.mean, column))
     interval = _interval(cell.estimate, column)
@@ -96,7 +97,7 @@ def _number(cell: BoardCell, column: Column, papers_spread: float | None) -> Tex
     return text
 
 
-def _interval(estimate: Estimate, column: Column) -> str:
+def _interval(estimate: Estimate, column: Metric) -> str:
     """The interval in few characters: "±1.2" if its sides are equal, or both of its ends."""
     if not math.isfinite(estimate.high - estimate.low):
         return ""
@@ -110,7 +111,7 @@ def _interval(estimate: Estimate, column: Column) -> str:
     return f"{low}{numbers.DASH}{high}"
 
 
-def _value(x: float, column: Column, least: float = 0.9995) -> str:
+def _value(x: float, column: Metric, least: float = 0.9995) -> str:
     """A value in few characters: "57.9", "100", "±12". Percents have no decimals if the value is
     `least` or more."""
     if column.percent:
