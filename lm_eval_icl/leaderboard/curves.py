@@ -151,7 +151,7 @@ def by_tokens(board: Board) -> Drawn | None:
     if len(points) < 2:
         return None
     # A decision rule reads the same runs, so an entry under a rule is above or below its own.
-    names = names_of([replace(entry, rule=None) for _, entry in points])
+    names = names_of([entry for _, entry in points])
     named: dict[float, dict[str, None]] = {}
     # Of entries with as many tokens, the best comes first.
     points.sort(key=lambda point: (point[0], -column.goodness(point[1])))

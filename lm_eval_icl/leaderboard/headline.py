@@ -33,20 +33,18 @@ class Headline:
 
 
 def names_of(entries: Sequence[Entry]) -> dict[str, str]:
-    """Entry's name -> its label, with its model and its decision rule if there are several, and
+    """Entry's name -> its label, with its model if there are several, without its decision rule and
     without conditions that all of these entries have."""
     several_models = len({entry.on for entry in entries}) > 1
-    several_rules = len({entry.rule for entry in entries}) > 1
     conditions = [entry.conditions.split(", ") for entry in entries]
     common = set(conditions[0]).intersection(*conditions)
     names = {}
-    for entry, words in zip(entries, conditions, strict=True):
+    for entry in entries:
+        words = entry.conditions.split(", ")
         apart = ", ".join(word for word in words if word not in common)
         label = replace(entry, conditions=apart, rule=None).label.replace("demonstrations=", "")
         if several_models:
             label += f" on {entry.on}"
-        if several_rules:
-            label += ", no rule" if entry.rule is None else f", rule {entry.rule}"
         names[entry.name] = label
     return names
 
@@ -58,6 +56,9 @@ def headline(board: Board) -> Headline:
     best = max(entries, key=column.goodness)
     cell = best.cells[column.name]
     names = names_of(entries)
+    if len({entry.rule for entry in entries}) > 1:
+        for entry in entries:
+            names[entry.name] += ", no rule" if entry.rule is None else f", rule {entry.rule}"
     differences = {}
     for entry in entries:
         if entry is not best:
@@ -104,11 +105,11 @@ class Axis:
         column = board.columns[0]
         majority = board.majority(column)
         values = [] if majority is None else [majority]
-        entries = [replace(entry, rule=None) for entry in board.entries_on(column)[:_ROWS]]
+        entries = board.entries_on(column)[:_ROWS]
         self.names = names_of(entries)
         for entry in entries:
             values += ends_of(entry.cells[column.name].estimate).values()
-        finite = [value for value in values if math.isfinite(value)]
+        finite = list(filter(math.isfinite, values))
         least = min(finite, default=0.0)
         most = max(finite, default=1.0)
         step = _step((most - least) / _PARTS)
