@@ -14,7 +14,6 @@ from lm_eval_icl.drawing.style import GREY, INK, clipped, method_style, shortene
 from lm_eval_icl.leaderboard.costs import cost
 from lm_eval_icl.leaderboard.drawn import (
     Drawn,
-    Numbers,
     axis_of,
     ends_of,
     figure_of,
@@ -100,7 +99,7 @@ def _against(board: Board, title: str, x_name: str, places: Places) -> Drawn | N
     panels = list(table.groupby("panel", sort=False))[:_PANELS]
     if not panels:
         return None
-    looks: dict[str, Mapping[str, Any]] = {}  # by label
+    looks = {}  # by label
     curves_of = Counter[str]()  # by method
     points = pd.concat([table for _, table in panels])
     first_points = points.drop_duplicates("line").head(_LINES)
@@ -158,7 +157,7 @@ def by_tokens(board: Board) -> Drawn | None:
     figure = figure_of(3.6)
     axes = figure.subplots()
     frontier: list[tuple[float, float]] = []
-    lines: list[Numbers] = []
+    lines = []
     for x, entry in points:
         numbers = ends_of(entry.cells[column.name].estimate)
         y, low, high = (scale * value for value in numbers.values())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -52,10 +52,6 @@ _ROWS_ON_PAGE = 36
 _ACROSS = 4  # panels of the card side by side
 _TASKS = 24  # the most columns of a heat map
 _NUMBERS = 12  # the most columns with which a heat map has room for numbers
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -164,12 +160,12 @@ def _rows(
     return Drawn(title, figure, [mark.line for mark in marks[:most]])
 
 
-def _draw_panel(axes: Axes, marks: Sequence[_Mark], longest: int = 46) -> None:
+def _draw_panel(axes: Any, marks: Sequence[_Mark], longest: int = 46) -> None:
     """Draw rows with points, intervals, names on the left and texts on the right. Points of sorted
     demonstrations, a control, are hollow."""
     for y, mark in enumerate(marks):
         color, marker = method_style(mark.entry.method)
-        look: dict[str, Any] = {"color": color, "markersize": 5, "zorder": 3, "clip_on": False}
+        look = {"color": color, "markersize": 5, "zorder": 3, "clip_on": False}
         if "canonical_order" in mark.entry.arguments:
             look["fillstyle"] = "none"
         if mark.ends and all(map(math.isfinite, mark.ends)):
@@ -248,14 +244,14 @@ def _sensitivity(board: Board, most: int) -> Drawn | None:
     return _rows(board, marks, most, "Order sensitivity", label)
 
 
-def _sets(board: Board, most: int, *, deviations: bool) -> Drawn | None:
+def _sets(board: Board, most: int, *, deviations: bool = False) -> Drawn | None:
     """The first task's value of each set of demonstrations, the mean over orders; or of each order
     minus its set's mean, in the task's own format."""
     column = next((column for column in board.columns if column.kind == "task"), board.columns[0])
     marks = []
     for entry in board.entries_on(column):
         texts = []
-        values: list[float] = []
+        values = []
         for prompt_set in entry.cells[column.name].sets:
             units = [x for x in prompt_set.answered if not (deviations and x.run.format)]
             orders = [unit.result.value for unit in units]
@@ -284,7 +280,7 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     """Differences to the baseline by task, bold if their simultaneous intervals exclude 0."""
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-    differences: dict[tuple[str, str], Difference] = {}
+    differences = {}
     for column in board.columns:
         for entry in board.entries_on(column):
             difference = entry.cells[column.name].difference
@@ -296,7 +292,7 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     in_columns = {column for _, column in differences}
     entries = [entry for entry in board.entries if entry.name in in_rows][:most]
     columns = [column for column in board.columns if column.name in in_columns][:_TASKS]
-    lines: list[Numbers] = []
+    lines = []
     goodness = np.full((len(entries), len(columns)), np.nan)
     figure = figure_of(_ROW * len(entries) + 1.7)
     axes = figure.subplots()
@@ -336,7 +332,7 @@ def _card(board: Board, most: int) -> Drawn | None:
     properties = board.card.properties
     rows = [row for row in board.card.rows if row.entry.rule is None] or board.card.rows
     rows = rows[:most]
-    lines: list[Numbers] = []
+    lines = []
     figure, all_axes = panels_of(len(properties), _ACROSS, 0.2 * len(rows) + 0.6)
     for axes, prop in zip(all_axes, properties, strict=True):
         scale = scale_of(prop)
@@ -372,7 +368,7 @@ FIGURES: Mapping[str, Callable[[Board, int], Drawn | None]] = {
     "shots": lambda board, most: curves.by_shots(board),
     "T": lambda board, most: curves.by_T(board),
     "tokens": lambda board, most: curves.by_tokens(board),
-    "seeds": functools.partial(_sets, deviations=False),
+    "seeds": _sets,
     "orders": functools.partial(_sets, deviations=True),
     "sensitivity": _sensitivity,
 }

@@ -81,7 +81,7 @@ def _text(room: str, name: str) -> str:
 def _explained(board: Board) -> dict[str, str]:
     """Method or decision rule -> the first words of its class's docstring, a rule's with its
     formula. Classes of methods are read and not imported, which would need torch."""
-    texts: dict[str, str] = {}
+    texts = {}
     for entry in board.entries:
         if entry.method in NAMES:
             for node in ast.parse(_text("methods", f"{entry.method}.py")).body:

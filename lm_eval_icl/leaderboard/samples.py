@@ -89,7 +89,7 @@ def collected(board: Board, tasks: Collection[str] | None) -> dict[str, Any]:
         cells: "ROW/COLUMN" (their numbers) -> "run", the run in words, and "documents".
         left_out: how many cells are left out, since all of them would be larger than `BUDGET`.
     """
-    cells: dict[str, Any] = {}
+    cells = {}
     left_out = 0
     size = 0
     for x, column in enumerate(board.columns):

@@ -69,7 +69,7 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> Numbers:
     line["interval"] = estimate.scope
     line["baseline"] = board.baseline.get(entry.name)
     for name in ("difference", "to_raw", "to_majority"):
-        difference: Difference | None = getattr(cell, name)
+        difference = getattr(cell, name)
         line[name] = difference and difference.mean
         for part in ("low", "high", "p"):
             line[f"{name}_{part}"] = difference and getattr(difference, part)
