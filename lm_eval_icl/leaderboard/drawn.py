@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_eval_icl.drawing.style import clipped, one_line
 from lm_eval_icl.results.board import Board, Column, Entry, Property
@@ -21,8 +20,7 @@ WHO = ("checkpoint", "details", "method", "arguments", "conditions")
 Numbers = dict[str, object]  # a line of a figure's CSV file
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A figure with its title, and the numbers that it shows."""
 
     title: str

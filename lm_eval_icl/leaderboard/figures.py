@@ -12,10 +12,10 @@ import io
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,8 +54,7 @@ _TASKS = 24  # the most columns of a heat map
 _NUMBERS = 12  # the most columns with which a heat map has room for numbers
 
 
-@dataclass(frozen=True)
-class _Mark:
+class _Mark(NamedTuple):
     """A row of a figure: single values, or a mean with its interval, and a text beside them."""
 
     entry: Entry

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from lm_eval_icl.leaderboard.drawn import ends_of
 from lm_eval_icl.results.board import Board, Column, Entry
@@ -17,8 +18,7 @@ _ROWS = 24  # the most rows of the picture
 _PARTS = 4  # about so many parts of its axis
 
 
-@dataclass(frozen=True)
-class Headline:
+class Headline(NamedTuple):
     """The best row of the first column, which the template puts into words."""
 
     undecided: list[str]  # the labels of rows that are not distinguishable from it
