@@ -19,19 +19,21 @@ from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import family
 
 _COMPARED = 2  # the most columns of differences in the terminal
-_TEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-    "†": r"$^\dagger$",
-    numbers.MINUS: "$-$",
-    numbers.DASH: "--",
-}
+_TEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "±": r"$\pm$",
+        "†": r"$^\dagger$",
+        numbers.MINUS: "$-$",
+        numbers.DASH: "--",
+    }
+)
 
 
 def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
@@ -115,7 +117,7 @@ def as_tex(board: Board) -> str:
 
 
 def _tex(text: str) -> str:
-    return shown(text).translate(str.maketrans(_TEX))
+    return shown(text).translate(_TEX)
 
 
 def _texts(board: Board, escaped: Callable[[str], str]) -> list[list[str]]:
