@@ -10,6 +10,7 @@ from lm_eval_icl.results.board import Column, Entry, results_in
 from lm_eval_icl.results.costs import Cost, cost_of
 
 _GIB = 2**30
+NAMES = [field.name for field in fields(Cost)]  # of the columns of a CSV file
 HEADINGS = ("tokens a\ndocument", "tokens\nsaved", "passes", "seconds", "peak,\nGiB")
 
 
@@ -23,11 +24,6 @@ def cost(entry: Entry, column: Column) -> Cost | None:
             tasks.add(unit.result.task)
             runs[unit.run.digest] = unit.run
     return cost_of(runs.values(), tasks) if runs else None
-
-
-def as_numbers(cost: Cost | None) -> dict[str, object]:
-    """The cost for a CSV file: name -> number, or None."""
-    return {field.name: getattr(cost, field.name, None) for field in fields(Cost)}
 
 
 def texts(cost: Cost) -> list[str]:

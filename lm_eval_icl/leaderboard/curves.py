@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from lm_eval_icl.drawing.style import GREY, INK, clipped, method_style, shortene
 from lm_eval_icl.leaderboard.costs import cost
 from lm_eval_icl.leaderboard.drawn import (
     Drawn,
-    Numbers,
     axis_of,
     ends_of,
     figure_of,
@@ -75,7 +74,10 @@ def _without(text: str, pattern: str) -> str:
 
 def _against(board: Board, title: str, x_name: str, places: Places) -> Drawn | None:
     """Results against x, with a panel for each checkpoint and each column that has the first
-    column's metric. The panels have a common y axis."""
+    column's metric. The panels have a common y axis. The curves of a method have one colour and
+    other dashes."""
+    from matplotlib.ticker import MaxNLocator
+
     first = board.columns[0]
     several = len({entry.on for entry in board.entries}) > 1
     lines = []
@@ -90,50 +92,38 @@ def _against(board: Board, title: str, x_name: str, places: Places) -> Drawn | N
             ends = ends_of(cell.estimate)
             line = numbers_of(entry, column, line=label, **{x_name: x}, **ends)
             lines.append({"panel": panel, **line})
-    by_panel: dict[str, list[pd.DataFrame]] = {}
-    if lines:
-        for (panel, _), curve in pd.DataFrame(lines).groupby(["panel", "line"], sort=False):
-            if curve[x_name].nunique() > 1:
-                by_panel.setdefault(panel, []).append(curve.sort_values(x_name, kind="stable"))
-    if not by_panel:
+    if not lines:
         return None
-    return _curves(board, title, x_name, dict(list(by_panel.items())[:_PANELS]))
-
-
-def _curves(
-    board: Board, title: str, x_name: str, by_panel: Mapping[str, Sequence[pd.DataFrame]]
-) -> Drawn:
-    """The curves of each panel. Those of a method have one colour and other dashes."""
-    from matplotlib.ticker import MaxNLocator
-
-    first = board.columns[0]
-    looks: dict[str, Mapping[str, Any]] = {}  # by label
+    curves = pd.DataFrame(lines).groupby(["panel", "line"], sort=False)
+    table = curves.filter(lambda curve: curve[x_name].nunique() > 1)
+    panels = list(table.groupby("panel", sort=False))[:_PANELS]
+    if not panels:
+        return None
+    looks = {}  # by label
     curves_of = Counter[str]()  # by method
-    for curves in by_panel.values():
-        for curve in curves:
-            label = curve["line"].iloc[0]
-            method = curve["method"].iloc[0]
-            if label not in looks and len(looks) < _LINES:
-                color, marker = method_style(method)
-                dashes = _DASHES[curves_of[method] % len(_DASHES)]
-                looks[label] = {"color": color, "marker": marker, "linestyle": dashes}
-                curves_of[method] += 1
-    height = 3 if len(by_panel) == 1 else 2.4
-    lines: list[Any] = []
+    points = pd.concat([table for _, table in panels])
+    first_points = points.drop_duplicates("line").head(_LINES)
+    for label, method in zip(first_points["line"], first_points["method"], strict=True):
+        color, marker = method_style(method)
+        dashes = _DASHES[curves_of[method] % len(_DASHES)]
+        looks[label] = {"color": color, "marker": marker, "linestyle": dashes}
+        curves_of[method] += 1
+    height = 3 if len(panels) == 1 else 2.4
+    drawn: list[Any] = []
     # The legend is above the panels.
-    figure, all_axes = panels_of(len(by_panel), _ACROSS, height, 0.3 + 0.17 * len(looks))
+    figure, all_axes = panels_of(len(panels), _ACROSS, height, 0.3 + 0.17 * len(looks))
     handles = {}
-    for axes, (panel, curves) in zip(all_axes, by_panel.items(), strict=True):
-        for curve in curves:
-            label = curve["line"].iloc[0]
+    for axes, (panel, table) in zip(all_axes, panels, strict=True):
+        for label, unsorted in table.groupby("line", sort=False):
             if label in looks:
                 look = looks[label]
+                curve = unsorted.sort_values(x_name, kind="stable")
                 xs = curve[x_name]
                 values = scale_of(first) * curve[["mean", "low", "high"]]
                 (handles[label],) = axes.plot(xs, values["mean"], markersize=4.5, zorder=3, **look)
                 band = {"color": look["color"], "alpha": 0.08, "linewidth": 0}
                 axes.fill_between(xs, values["low"], values["high"], **band)
-                lines += curve.drop(columns="panel").to_dict("records")
+                drawn += curve.drop(columns="panel").to_dict("records")
         axes.set_title(panel, loc="left")
         axes.set_xlabel(x_name)
         axes.grid(color=INK, alpha=0.13)
@@ -141,7 +131,7 @@ def _curves(
     figure.supylabel(axis_of(board, first).partition(" (")[0], fontsize=9)
     names = [f" {shortened(label)}" for label in handles]
     figure.legend(handles.values(), names, loc="outside upper left", ncols=2)
-    return Drawn(title, figure, lines)
+    return Drawn(title, figure, drawn)
 
 
 def by_tokens(board: Board) -> Drawn | None:
@@ -160,14 +150,14 @@ def by_tokens(board: Board) -> Drawn | None:
     if len(points) < 2:
         return None
     # A decision rule reads the same runs, so an entry under a rule is above or below its own.
-    names = names_of([replace(entry, rule=None) for _, entry in points])
+    names = names_of([entry for _, entry in points])
     named: dict[float, dict[str, None]] = {}
     # Of entries with as many tokens, the best comes first.
     points.sort(key=lambda point: (point[0], -column.goodness(point[1])))
     figure = figure_of(3.6)
     axes = figure.subplots()
     frontier: list[tuple[float, float]] = []
-    lines: list[Numbers] = []
+    lines = []
     for x, entry in points:
         numbers = ends_of(entry.cells[column.name].estimate)
         y, low, high = (scale * value for value in numbers.values())

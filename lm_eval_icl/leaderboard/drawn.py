@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_eval_icl.drawing.style import clipped, one_line
 from lm_eval_icl.results.board import Board, Column, Entry, Property
@@ -20,8 +20,7 @@ WHO = ("checkpoint", "details", "method", "arguments", "conditions")
 Numbers = dict[str, object]  # a line of a figure's CSV file
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A figure with its title, and the numbers that it shows."""
 
     title: str
@@ -69,12 +68,15 @@ def axis_of(board: Board, column: Column) -> str:
 
 def numbers_of(entry: Entry, column: Column, **values: object) -> Numbers:
     """A line of a CSV file: the entry, the column, and the values that are drawn."""
-    line: Numbers = {name: getattr(entry, name) for name in (*WHO, "rule", "name")}
-    line |= {"column": column.name, "metric": column.metric, **values}
-    for name, value in line.items():
-        if isinstance(value, str):
-            line[name] = one_line(value)
-    return line
+    # The texts of an entry are on one line already (`labels.entries_of`).
+    line = facts_of(entry, (*WHO, "rule", "name"))
+    return line | {"column": one_line(column.name), "metric": one_line(column.metric), **values}
+
+
+def facts_of(thing: object, names: Iterable[str]) -> Numbers:
+    """Values of a dataclass by their names, for a line of a CSV file. If there is no such thing,
+    they are None."""
+    return {name: thing and getattr(thing, name) for name in names}
 
 
 def ends_of(estimate: Estimate, name: str = "mean") -> dict[str, float]:

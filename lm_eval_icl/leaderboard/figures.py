@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import io
-import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +43,7 @@ from lm_eval_icl.leaderboard.drawn import (
     scale_of,
 )
 from lm_eval_icl.leaderboard.tables import csv_text
-from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, grouped, rule_in_words
+from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 _ROW = 0.25  # inches
@@ -55,12 +54,7 @@ _TASKS = 24  # the most columns of a heat map
 _NUMBERS = 12  # the most columns with which a heat map has room for numbers
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
-@dataclass(frozen=True)
-class _Mark:
+class _Mark(NamedTuple):
     """A row of a figure: single values, or a mean with its interval, and a text beside them."""
 
     entry: Entry
@@ -165,12 +159,12 @@ def _rows(
     return Drawn(title, figure, [mark.line for mark in marks[:most]])
 
 
-def _draw_panel(axes: Axes, marks: Sequence[_Mark], longest: int = 46) -> None:
+def _draw_panel(axes: Any, marks: Sequence[_Mark], longest: int = 46) -> None:
     """Draw rows with points, intervals, names on the left and texts on the right. Points of sorted
     demonstrations, a control, are hollow."""
     for y, mark in enumerate(marks):
         color, marker = method_style(mark.entry.method)
-        look: dict[str, Any] = {"color": color, "markersize": 5, "zorder": 3, "clip_on": False}
+        look = {"color": color, "markersize": 5, "zorder": 3, "clip_on": False}
         if "canonical_order" in mark.entry.arguments:
             look["fillstyle"] = "none"
         if mark.ends and all(map(math.isfinite, mark.ends)):
@@ -189,16 +183,16 @@ def _draw_panel(axes: Axes, marks: Sequence[_Mark], longest: int = 46) -> None:
 def _marks(
     board: Board,
     column: Column,
+    field: str,
     name: str,
-    estimate_of: Callable[[BoardCell], Estimate | None],
-    text_of: Callable[[Estimate], str],
+    text_of: Callable[[Any], str],
 ) -> list[_Mark]:
-    """A mark for each entry that has an estimate. `name` is the estimate's in the CSV file."""
+    """A mark for each entry whose cell has an estimate in a field. `name` is the estimate's in the
+    CSV file."""
     marks = []
     scale = scale_of(column)
-    for entry in board.entries:
-        cell = entry.cells.get(column.name)
-        estimate = estimate_of(cell) if cell is not None else None
+    for entry in board.entries_on(column):
+        estimate = getattr(entry.cells[column.name], field)
         if estimate is None:
             continue
         ends = [scale * estimate.low, scale * estimate.high]
@@ -222,19 +216,15 @@ def _forest(board: Board, most: int) -> Drawn | None:
     if reference is not None:
         reference *= scale_of(column)
         label += "\ndashed: always one answer (uncertain too)"
-    marks = _marks(board, column, "mean", lambda cell: cell.estimate, text)
+    marks = _marks(board, column, "estimate", "mean", text)
     return _rows(board, marks, most, "Results with 95% intervals", label, reference)
 
 
 def _differences(board: Board, most: int) -> Drawn | None:
     """Differences to the baseline under the same rule, with intervals."""
     column = board.columns[0]
-
-    def text(difference: Any) -> str:
-        sign = numbers.SIGNS.get(column.judged(difference), "")
-        return f"{numbers.signed(difference.mean, column)} {sign}"
-
-    marks = _marks(board, column, "difference", lambda cell: cell.difference, text)
+    text = functools.partial(numbers.judged, column=column)
+    marks = _marks(board, column, "difference", "difference", text)
     bases = {entry.method for entry in board.entries if entry.name in board.baseline.values()}
     unit = "points" if column.percent else column.metric
     label = f"difference to {', '.join(sorted(bases))}, {unit}"
@@ -246,25 +236,22 @@ def _differences(board: Board, most: int) -> Drawn | None:
 def _sensitivity(board: Board, most: int) -> Drawn | None:
     """How often another order of the demonstrations changes the prediction, with intervals."""
     share = replace(board.columns[0], percent=True)
-
-    def text(estimate: Estimate) -> str:
-        return numbers.value(estimate.mean, share)
-
-    marks = _marks(board, share, "flip rate", lambda cell: cell.sensitivity, text)
+    marks = _marks(
+        board, share, "sensitivity", "flip rate", lambda flips: numbers.value(flips.mean, share)
+    )
     label = "predictions that another order of the same demonstrations changes, %"
     return _rows(board, marks, most, "Order sensitivity", label)
 
 
-def _sets(board: Board, most: int, *, deviations: bool) -> Drawn | None:
+def _sets(board: Board, most: int, *, deviations: bool = False) -> Drawn | None:
     """The first task's value of each set of demonstrations, the mean over orders; or of each order
     minus its set's mean, in the task's own format."""
     column = next((column for column in board.columns if column.kind == "task"), board.columns[0])
     marks = []
-    for entry in board.entries:
-        cell = entry.cells.get(column.name)
+    for entry in board.entries_on(column):
         texts = []
-        values: list[float] = []
-        for prompt_set in cell.sets if cell is not None else ():
+        values = []
+        for prompt_set in entry.cells[column.name].sets:
             units = [x for x in prompt_set.answered if not (deviations and x.run.format)]
             orders = [unit.result.value for unit in units]
             if not deviations:
@@ -292,35 +279,36 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     """Differences to the baseline by task, bold if their simultaneous intervals exclude 0."""
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-    differences: dict[tuple[str, str], Difference] = {}
+    differences = {}
     for column in board.columns:
-        for entry in board.entries:
-            cell = entry.cells.get(column.name)
-            if column.percent and cell is not None and cell.difference is not None:
-                differences[entry.name, column.name] = cell.difference
+        for entry in board.entries_on(column):
+            difference = entry.cells[column.name].difference
+            if column.percent and difference is not None:
+                differences[entry.name, column.name] = difference
     if len(differences) < 2:
         return None
     in_rows = {row for row, _ in differences}
     in_columns = {column for _, column in differences}
     entries = [entry for entry in board.entries if entry.name in in_rows][:most]
     columns = [column for column in board.columns if column.name in in_columns][:_TASKS]
-    lines: list[Numbers] = []
+    lines = []
     goodness = np.full((len(entries), len(columns)), np.nan)
     figure = figure_of(_ROW * len(entries) + 1.7)
     axes = figure.subplots()
-    for (y, entry), (x, column) in itertools.product(enumerate(entries), enumerate(columns)):
-        difference = differences.get((entry.name, column.name))
-        if difference is None:
-            continue
-        goodness[y, x] = 100 * difference.mean * column.sign
-        is_decided = column.judged(difference) in numbers.SIGNS
-        text = numbers.signed(difference.mean, column)
-        if len(columns) > _NUMBERS:
-            text = "•" if is_decided else ""
-        weight = "bold" if is_decided else "normal"
-        axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
-        line = numbers_of(entry, column, difference=difference.mean, p=difference.p)
-        lines.append(line | {"decided": is_decided})
+    for y, entry in enumerate(entries):
+        for x, column in enumerate(columns):
+            difference = differences.get((entry.name, column.name))
+            if difference is None:
+                continue
+            goodness[y, x] = 100 * difference.mean * column.sign
+            is_decided = column.judged(difference) in numbers.SIGNS
+            text = numbers.signed(difference.mean, column)
+            if len(columns) > _NUMBERS:
+                text = "•" if is_decided else ""
+            weight = "bold" if is_decided else "normal"
+            axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
+            line = numbers_of(entry, column, difference=difference.mean, p=difference.p)
+            lines.append(line | {"decided": is_decided})
     largest = max(0.1, float(np.nanmax(np.abs(goodness))))
     colors = LinearSegmentedColormap.from_list("", ["#e8752a", "#ffffff", "#2b8fd0"])
     image = axes.imshow(goodness, cmap=colors, norm=Normalize(-largest, largest), aspect="auto")
@@ -343,7 +331,7 @@ def _card(board: Board, most: int) -> Drawn | None:
     properties = board.card.properties
     rows = [row for row in board.card.rows if row.entry.rule is None] or board.card.rows
     rows = rows[:most]
-    lines: list[Numbers] = []
+    lines = []
     figure, all_axes = panels_of(len(properties), _ACROSS, 0.2 * len(rows) + 0.6)
     for axes, prop in zip(all_axes, properties, strict=True):
         scale = scale_of(prop)
@@ -379,7 +367,7 @@ FIGURES: Mapping[str, Callable[[Board, int], Drawn | None]] = {
     "shots": lambda board, most: curves.by_shots(board),
     "T": lambda board, most: curves.by_T(board),
     "tokens": lambda board, most: curves.by_tokens(board),
-    "seeds": functools.partial(_sets, deviations=False),
+    "seeds": _sets,
     "orders": functools.partial(_sets, deviations=True),
     "sensitivity": _sensitivity,
 }

@@ -4,8 +4,10 @@ decide, why; and the axis of the picture below, which the template draws as inli
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from lm_eval_icl.leaderboard.drawn import ends_of
 from lm_eval_icl.results.board import Board, Column, Entry
@@ -16,8 +18,7 @@ _ROWS = 24  # the most rows of the picture
 _PARTS = 4  # about so many parts of its axis
 
 
-@dataclass(frozen=True)
-class Headline:
+class Headline(NamedTuple):
     """The best row of the first column, which the template puts into words."""
 
     undecided: list[str]  # the labels of rows that are not distinguishable from it
@@ -32,20 +33,18 @@ class Headline:
 
 
 def names_of(entries: Sequence[Entry]) -> dict[str, str]:
-    """Entry's name -> its label, with its model and its decision rule if there are several, and
+    """Entry's name -> its label, with its model if there are several, without its decision rule and
     without conditions that all of these entries have."""
     several_models = len({entry.on for entry in entries}) > 1
-    several_rules = len({entry.rule for entry in entries}) > 1
     conditions = [entry.conditions.split(", ") for entry in entries]
     common = set(conditions[0]).intersection(*conditions)
     names = {}
-    for entry, words in zip(entries, conditions, strict=True):
+    for entry in entries:
+        words = entry.conditions.split(", ")
         apart = ", ".join(word for word in words if word not in common)
         label = replace(entry, conditions=apart, rule=None).label.replace("demonstrations=", "")
         if several_models:
             label += f" on {entry.on}"
-        if several_rules:
-            label += ", no rule" if entry.rule is None else f", rule {entry.rule}"
         names[entry.name] = label
     return names
 
@@ -57,12 +56,15 @@ def headline(board: Board) -> Headline:
     best = max(entries, key=column.goodness)
     cell = best.cells[column.name]
     names = names_of(entries)
+    if len({entry.rule for entry in entries}) > 1:
+        for entry in entries:
+            names[entry.name] += ", no rule" if entry.rule is None else f", rule {entry.rule}"
     differences = {}
     for entry in entries:
         if entry is not best:
             differences[names[entry.name]] = compare(best.cells, entry.cells, column)
     differences["always one answer"] = cell.to_majority
-    verdicts: dict[str, list[str]] = {"better": [], "undecided": [], "worse": []}
+    verdicts = defaultdict[str, list[str]](list)
     for label, difference in differences.items():
         if difference is not None:
             simultaneous = replace(difference, comparisons=cell.comparisons)
@@ -83,9 +85,8 @@ def headline(board: Board) -> Headline:
 def _on_a_task(board: Board) -> tuple[Column, Entry, Difference] | None:
     decided = []
     for column in board.columns[1:]:
-        for entry in board.entries:
-            cell = entry.cells.get(column.name)
-            difference = None if cell is None else cell.difference
+        for entry in board.entries_on(column):
+            difference = entry.cells[column.name].difference
             if difference is not None and column.judged(difference) == "better":
                 decided.append((column, entry, difference))
     return max(decided, key=lambda found: abs(found[2].mean), default=None)
@@ -104,11 +105,11 @@ class Axis:
         column = board.columns[0]
         majority = board.majority(column)
         values = [] if majority is None else [majority]
-        entries = [replace(entry, rule=None) for entry in board.entries_on(column)[:_ROWS]]
+        entries = board.entries_on(column)[:_ROWS]
         self.names = names_of(entries)
         for entry in entries:
             values += ends_of(entry.cells[column.name].estimate).values()
-        finite = [value for value in values if math.isfinite(value)]
+        finite = list(filter(math.isfinite, values))
         least = min(finite, default=0.0)
         most = max(finite, default=1.0)
         step = _step((most - least) / _PARTS)

@@ -12,12 +12,12 @@ import math
 import re
 
 from lm_eval_icl.results.board import Board, BoardCell, Column, Property, shown
-from lm_eval_icl.results.statistics import Estimate
+from lm_eval_icl.results.statistics import Difference, Estimate
 
 MINUS = "\N{MINUS SIGN}"
 DASH = "\N{EN DASH}"
 Metric = Column | Property  # says whether a value is written in percent
-SHARE = Column("", "task", "", percent=True, higher_is_better=True, weights={})
+SHARE = Property("", "", "")  # a value in percent
 
 
 def number(x: float | None, digits: int = 4) -> str:
@@ -32,9 +32,7 @@ def number(x: float | None, digits: int = 4) -> str:
 def value(x: float | None, column: Metric, *, unit: bool = False, decimals: int = 1) -> str:
     """A value of the column's metric, such as 66.5. Percents have `decimals`, and a percent sign if
     `unit` is True."""
-    if x is None or not math.isfinite(x):
-        return DASH
-    if not column.percent:
+    if not column.percent or x is None or not math.isfinite(x):
         return number(x)
     text = _minus(f"{100 * x:.{decimals}f}")
     return f"{text}%" if unit else text
@@ -50,6 +48,12 @@ def signed(x: float | None, column: Metric, *, unit: bool = False) -> str:
     return f"{text} points" if has_unit else text
 
 
+def judged(difference: Difference, column: Column) -> str:
+    """A difference, a blank, and an arrow if it is decided, such as +1.2 ▲."""
+    arrow = SIGNS.get(column.judged(difference), "")
+    return f"{signed(difference.mean, column)} {arrow}"
+
+
 def interval(estimate: Estimate, column: Metric, *, sign: bool = False, unit: bool = False) -> str:
     """The 95% interval, such as 83.1–87.4 or −0.3 to +2.7. Only its end has a percent sign, if
     `unit` is True."""
@@ -63,7 +67,7 @@ def interval(estimate: Estimate, column: Metric, *, sign: bool = False, unit: bo
     return text
 
 
-def is_even(estimate: Estimate, column: Column) -> bool:
+def is_even(estimate: Estimate, column: Metric) -> bool:
     """Whether an interval may be written with ±: its sides are equal, and it ends inside the
     metric's range."""
     below = estimate.mean - estimate.low

@@ -16,9 +16,8 @@ from lm_eval_icl.leaderboard import costs, numbers
 from lm_eval_icl.leaderboard.differences import SCOPES, verdict, what_decides
 from lm_eval_icl.leaderboard.drawn import WHO
 from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, value
+from lm_eval_icl.results import fields
 from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, results_in
-from lm_eval_icl.results.fields import count as count_in
-from lm_eval_icl.results.fields import mapping
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Difference, Estimate
 from lm_eval_icl.results.summary import family
@@ -48,8 +47,6 @@ MARKS = {
     "most of all.",
 }
 _TEXTS = ("name", *WHO, "rule", "label")
-# Categories of invisible characters, and of some that move others.
-_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -60,7 +57,7 @@ def clean(text: str, longest: int = LONGEST) -> str:
         text = text[: longest - 1] + "…"
     characters = []
     for char in text:
-        is_hidden = unicodedata.category(char) in _HIDDEN
+        is_hidden = not char.isprintable() and unicodedata.category(char) != "Zs"
         characters.append(char.encode("unicode_escape").decode() if is_hidden else char)
     return "".join(characters)
 
@@ -140,10 +137,10 @@ def _facts(
         yield "Weights", ", ".join(weights)
     yield "Measured on", measured
     yield "Standard error", _errors(estimate, column)
-    if cell.expected is not None:
-        yield "The paper's value", value(cell.expected, column, unit=True)
-    if cell.majority is not None:
-        yield "Always one answer", value(cell.majority, column, unit=True)
+    scores = {"The paper's value": cell.expected, "Always one answer": cell.majority}
+    for title, score in scores.items():
+        if score is not None:
+            yield title, value(score, column, unit=True)
     yield "Order sensitivity", flips_in_words(cell.sensitivity)
     differences = board.differences(entry, column)
     if cell.to_majority is not None:
@@ -174,9 +171,9 @@ def _encoded(cell: BoardCell) -> str:
     """What the runs of a task encoded once, where demonstrations may be joined; "" elsewhere."""
     totals = Counter[str]()
     for unit in results_in(cell.sets):
-        shared = mapping(unit.run.icl.get("shared_demonstrations"))
+        shared = fields.mapping(unit.run.icl.get("shared_demonstrations"))
         for name in ("demonstrations", "distinct", "joined"):
-            totals[name] += count_in(shared.get(name)) or 0
+            totals[name] += fields.count(shared.get(name)) or 0
     of_contexts = totals["demonstrations"]
     if not of_contexts:
         return ""
@@ -202,11 +199,13 @@ def _run(run: Run) -> list[str]:
     when = ""
     if 0 < run.date < 1e11:
         when = datetime.fromtimestamp(run.date, UTC).strftime("%Y-%m-%d %H:%M")
-    lm_eval = run.results.get("lm_eval_version")
-    transformers = run.results.get("transformers_version")
-    ours = run.icl.get("version")
-    versions = ", ".join(str(version) for version in (lm_eval, transformers, ours) if version)
-    texts = [tail(run.path), when, str(run.seed), str(run.order), versions]
+    versions = [
+        run.results.get("lm_eval_version"),
+        run.results.get("transformers_version"),
+        run.icl.get("version"),
+    ]
+    with_versions = ", ".join(map(str, filter(None, versions)))
+    texts = [tail(run.path), when, str(run.seed), str(run.order), with_versions]
     return list(map(clean, texts))
 
 

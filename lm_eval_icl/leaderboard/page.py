@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import base64
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from importlib import resources
@@ -44,18 +45,20 @@ def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | 
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    template = environment.from_string(_file("html"))
-    modules = {"card": card, "costs": costs, "numbers": numbers, "opened": opened}
-    script = _file("js")
+    template = environment.from_string(_text("leaderboard", "page.html"))
+    script = _text("leaderboard", "page.js")
     script_hash = _base64(hashlib.sha256(script.encode()).digest())
     content = {**opened.data(board), "samples": samples}
     images = {title: _base64(svg.encode()) for title, svg in figures.items()}
     summary = [Markup.escape(clean(sentence, SENTENCE)) for sentence in board.summary]
     return template.render(
-        modules,
+        card=card,
+        costs=costs,
+        numbers=numbers,
+        opened=opened,
         board=board,
         rule_in_words=rule_in_words,
-        style=Markup(_file("css")),
+        style=Markup(_text("leaderboard", "page.css")),
         script=Markup(script),
         script_hash=script_hash,
         figures=images,
@@ -69,19 +72,19 @@ def page(board: Board, figures: Mapping[str, str], samples: Mapping[str, Any] | 
     )
 
 
-def _file(kind: str) -> str:
-    file = resources.files("lm_eval_icl.leaderboard") / f"page.{kind}"
+def _text(room: str, name: str) -> str:
+    """The text of a file of this package."""
+    file = resources.files(f"lm_eval_icl.{room}") / name
     return file.read_text(encoding="utf-8")
 
 
 def _explained(board: Board) -> dict[str, str]:
     """Method or decision rule -> the first words of its class's docstring, a rule's with its
     formula. Classes of methods are read and not imported, which would need torch."""
-    texts: dict[str, str] = {}
+    texts = {}
     for entry in board.entries:
         if entry.method in NAMES:
-            file = resources.files("lm_eval_icl.methods") / f"{entry.method}.py"
-            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            for node in ast.parse(_text("methods", f"{entry.method}.py")).body:
                 if isinstance(node, ast.ClassDef) and node.name.lower() == entry.method:
                     texts[entry.method] = str(ast.get_docstring(node)).partition("\n\n")[0]
         for part in (entry.rule or "").split("+"):
@@ -111,9 +114,7 @@ def _names(board: Board) -> dict[str, Any]:
         for column in board.columns:
             if column.name in entry.cells:
                 marks_of_cells.append(entry.cells[column.name].marks)
-    marks: dict[str, None] = {}
-    for cell_marks in marks_of_cells:
-        marks |= dict.fromkeys(cell_marks)
+    marks = dict.fromkeys(itertools.chain(*marks_of_cells))
     notes = sorted(marks.keys() - MARKS.keys())
     notes.sort(key=len)
     note_numbers: dict[str, int] = {}

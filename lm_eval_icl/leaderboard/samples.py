@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval_icl.leaderboard.opened import clean
 from lm_eval_icl.results.board import Board, BoardCell, TaskRun, results_in
@@ -16,8 +15,7 @@ BUDGET = 5_000_000  # the most characters of all samples in a page
 _LONGEST = 20_000  # the most characters of a line
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """A document as a run met it."""
 
     doc_id: int
@@ -89,7 +87,7 @@ def collected(board: Board, tasks: Collection[str] | None) -> dict[str, Any]:
         cells: "ROW/COLUMN" (their numbers) -> "run", the run in words, and "documents".
         left_out: how many cells are left out, since all of them would be larger than `BUDGET`.
     """
-    cells: dict[str, Any] = {}
+    cells = {}
     left_out = 0
     size = 0
     for x, column in enumerate(board.columns):
@@ -99,7 +97,7 @@ def collected(board: Board, tasks: Collection[str] | None) -> dict[str, Any]:
             if cell is None or not cell.sets:
                 continue
             first = cell.sets[0].answered[0]
-            documents = [asdict(sample) for sample in samples_of(first).values()]
+            documents = [sample._asdict() for sample in samples_of(first).values()]
             if not documents:
                 continue
             size += len(json.dumps(documents))

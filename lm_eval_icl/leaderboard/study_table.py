@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_eval_icl.leaderboard import numbers
+from lm_eval_icl.leaderboard.numbers import Metric
 from lm_eval_icl.leaderboard.parts import Line, in_parts, room_for
-from lm_eval_icl.results.board import Board, Column, Entry, shown
+from lm_eval_icl.results.board import Board, BoardCell, Entry, shown
 from lm_eval_icl.results.statistics import Estimate
 
 _NUMBER = 8  # the width of "57.9±1.2"
@@ -33,9 +34,10 @@ def table(
         as missing. entries: the entries of the board, in the order of the lines. flips: entry's
         name -> order sensitivity.
     """
-    by_name = {column.name: column for column in board.columns}
+    by_name: dict[str, Metric] = {column.name: column for column in board.columns}
     headings = list(columns)
     if flips:
+        by_name[_FLIPS] = numbers.SHARE
         headings.append(_FLIPS)
     for width in (_NUMBER, _NUMBER + 1):  # icl_demo_pieces has two lines of 9
         broken = [_broken(shown(heading), width) for heading in headings]
@@ -45,20 +47,14 @@ def table(
     lines = []
     for entry in entries:
         papers = entry.runs[0].study.expected
+        known = dict(entry.cells)
+        if entry.name in flips:
+            known[_FLIPS] = BoardCell(flips[entry.name], expected=papers.get(_FLIPS))
         cells = []
-        for name in columns:
-            cell = entry.cells.get(name)
-            column = by_name.get(name)
+        for name in headings:
             number = missing
-            if cell is not None and column is not None:
-                spread = papers.get(f"{name} ±")
-                number = _number(cell.estimate, column, cell.expected, spread)
-            cells.append(number)
-        if flips:
-            share = flips.get(entry.name)
-            number = missing
-            if share is not None:
-                number = _number(share, numbers.SHARE, papers.get(_FLIPS))
+            if name in known and name in by_name:
+                number = _number(known[name], by_name[name], papers.get(f"{name} ±"))
             cells.append(number)
         lines.append(Line(entry, _name(entry, room_for(width, len(headings))), cells))
     return in_parts(title, broken, lines, width, [_legend(board, entries, bool(flips))])
@@ -86,27 +82,22 @@ def _broken(text: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _number(
-    estimate: Estimate,
-    column: Column,
-    paper: float | None,
-    papers_spread: float | None = None,
-) -> Text:
+def _number(cell: BoardCell, column: Metric, papers_spread: float | None) -> Text:
     """A mean with its interval, and below it the paper's number, with the number after its ±."""
-    text = Text(_value(estimate.mean, column, 0.9995))
-    interval = _interval(estimate, column)
+    text = Text(_value(cell.estimate.mean, column))
+    interval = _interval(cell.estimate, column)
     if interval:
         is_long = len(text) + len(interval) > _NUMBER or not interval.startswith("±")
         text.append("\n" + interval if is_long else interval, style="dim")
-    if paper is not None:
+    if cell.expected is not None:
         spread = ""
         if papers_spread is not None:
-            spread = f"\n±{_value(papers_spread, column, 0.9995)}"
-        text.append(f"\n({_value(paper, column, 0.9995)}{spread})", style="cyan")
+            spread = f"\n±{_value(papers_spread, column)}"
+        text.append(f"\n({_value(cell.expected, column)}{spread})", style="cyan")
     return text
 
 
-def _interval(estimate: Estimate, column: Column) -> str:
+def _interval(estimate: Estimate, column: Metric) -> str:
     """The interval in few characters: "±1.2" if its sides are equal, or both of its ends."""
     if not math.isfinite(estimate.high - estimate.low):
         return ""
@@ -120,7 +111,7 @@ def _interval(estimate: Estimate, column: Column) -> str:
     return f"{low}{numbers.DASH}{high}"
 
 
-def _value(x: float, column: Column, least: float) -> str:
+def _value(x: float, column: Metric, least: float = 0.9995) -> str:
     """A value in few characters: "57.9", "100", "±12". Percents have no decimals if the value is
     `least` or more."""
     if column.percent:

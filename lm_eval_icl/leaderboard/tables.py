@@ -13,25 +13,27 @@ from rich.markup import escape
 from rich.table import Table
 
 from lm_eval_icl.leaderboard import costs, numbers
-from lm_eval_icl.leaderboard.drawn import WHO, Numbers, ends_of
+from lm_eval_icl.leaderboard.drawn import WHO, Numbers, ends_of, facts_of
 from lm_eval_icl.results.board import Board, Column, Entry, grouped, rule_in_words, shown
 from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import family
 
 _COMPARED = 2  # the most columns of differences in the terminal
-_TEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-    "†": r"$^\dagger$",
-    numbers.MINUS: "$-$",
-    numbers.DASH: "--",
-}
+_TEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "±": r"$\pm$",
+        "†": r"$^\dagger$",
+        numbers.MINUS: "$-$",
+        numbers.DASH: "--",
+    }
+)
 
 
 def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
@@ -61,18 +63,15 @@ def as_csv(board: Board) -> str:
 def _all_numbers(board: Board, entry: Entry, column: Column) -> Numbers:
     cell = entry.cells[column.name]
     estimate = cell.estimate
-    line: Numbers = {"entry": entry.name}
-    for name in WHO:
-        line[name] = getattr(entry, name)
+    line: Numbers = {"entry": entry.name, **facts_of(entry, WHO)}
     line |= {"column": column.name, "kind": column.kind, "metric": column.metric}
     line |= ends_of(estimate, "value")
     line["standard_error"] = estimate.error
-    for name in ("documents", "sets", "error_documents", "error_sets"):
-        line[name] = getattr(estimate, name)
+    line |= facts_of(estimate, ("documents", "sets", "error_documents", "error_sets"))
     line["interval"] = estimate.scope
     line["baseline"] = board.baseline.get(entry.name)
     for name in ("difference", "to_raw", "to_majority"):
-        difference: Difference | None = getattr(cell, name)
+        difference = getattr(cell, name)
         line[name] = difference and difference.mean
         for part in ("low", "high", "p"):
             line[f"{name}_{part}"] = difference and getattr(difference, part)
@@ -85,12 +84,11 @@ def _all_numbers(board: Board, entry: Entry, column: Column) -> Numbers:
     line["best"] = cell.is_best
     line["worse_than_best"] = bool(cell.is_worse)
     line["order_sensitivity"] = cell.sensitivity and cell.sensitivity.mean
-    for name in ("left_out", "majority", "expected"):
-        line[name] = getattr(cell, name)
+    line |= facts_of(cell, ("left_out", "majority", "expected"))
     line["marks"] = "; ".join(cell.marks)
     line["decide"] = entry.rule
     line["reads"] = "; ".join(entry.reads)
-    return line | costs.as_numbers(costs.cost(entry, column))
+    return line | facts_of(costs.cost(entry, column), costs.NAMES)
 
 
 def as_markdown(board: Board) -> str:
@@ -119,7 +117,7 @@ def as_tex(board: Board) -> str:
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in shown(text))
+    return shown(text).translate(_TEX)
 
 
 def _texts(board: Board, escaped: Callable[[str], str]) -> list[list[str]]:
@@ -164,11 +162,9 @@ def overview(board: Board, most: int) -> Table:
         title += f" ({', '.join(map(shown, common))})"
     in_column = board.entries_on(column)
     sections = grouped(in_column, lambda entry: entry.rule)
-    by_head: dict[str, Mapping[str, Difference]] = {}
-    heads: dict[str, None] = {}
+    heads: dict[str, Difference] = {}
     for entry in in_column:
-        by_head[entry.name] = board.differences(entry, column)
-        heads |= dict.fromkeys(by_head[entry.name])
+        heads |= board.differences(entry, column)
     compared = list(heads)[:_COMPARED]
     wrapped = [shown(head).replace("=", "=\n") for head in compared]
     table = titled(title, names, ["mean", "its own\n95%", *wrapped])
@@ -185,7 +181,7 @@ def overview(board: Board, most: int) -> Table:
             mean = numbers.value(cell.estimate.mean, column, unit=True)
             row.append(f"[bold]{mean}" if cell.is_best else mean)
             row.append(numbers.interval(cell.estimate, column, unit=True))
-            differences = by_head[entry.name]
+            differences = board.differences(entry, column)
             for head in compared:
                 row.append(_compared(differences.get(head), column))
             table.add_row(*row)
@@ -205,8 +201,7 @@ def _compared(difference: Difference | None, column: Column) -> str:
     """A difference with its sign and, below it, its interval."""
     if difference is None:
         return ""
-    sign = numbers.SIGNS.get(column.judged(difference), "")
-    text = f"{numbers.signed(difference.mean, column)} {sign}".strip()
+    text = numbers.judged(difference, column).strip()
     interval = numbers.interval(difference, column, sign=True)
     return f"{text}\n[dim]{interval}[/]"
 
