@@ -20,9 +20,9 @@ METADATA: dict[str, dict[str, Any]] = {
 }
 # Okabe and Ito's colours, which colour-blind readers can tell apart, then others. Figures are read
 # on white and on black pages, so grey replaces their black, and their yellow is darker. Markers
-# tell similar colours apart.
+# tell similar colours apart; none is a triangle, since ▲ and ▼ mean better and worse.
 _STYLES = {"hf": ("#7f7f7f", "s"), **STYLES}
-_MARKERS = "oDs^vPX<>ph*"
+_MARKERS = "oDsdPX8ph*H"
 
 # matplotlib's settings for every picture. The bytes are the same each time, and a browser can
 # select and find the text.

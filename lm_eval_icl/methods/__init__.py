@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 # lower case is the name of its file, and NAME in `--model NAME`.
 _CLASSES = {
     "ICL": ("#0072b2", "o"),
-    "NoPE": ("#b3a200", "<"),
+    "NoPE": ("#b3a200", "D"),
     "PrefixICL": ("#56b4e9", "P"),
-    "PCW": ("#009e73", "v"),
+    "PCW": ("#009e73", "s"),
     "SAICL": ("#cc79a7", "X"),
-    "BatchICL": ("#a0703c", ">"),
+    "BatchICL": ("#a0703c", "8"),
     "InvICL": ("#d55e00", "D"),
-    "DeepThink": ("#e69f00", "^"),
+    "DeepThink": ("#e69f00", "p"),
     "SBP": ("#8f5fd0", "p"),
     "Star": ("#d02350", "*"),
     "APE": ("#43801a", "h"),
@@ -36,7 +36,7 @@ _CLASSES = {
     "NBCE": ("#00989c", "H"),
     "MoICL": ("#9a4fb0", "s"),
     "CTKV": ("#5a7d00", "d"),
-    "TTT": ("#2f4b9c", "v"),
+    "TTT": ("#2f4b9c", "X"),
 }
 STYLES = {name.lower(): style for name, style in _CLASSES.items()}
 NAMES = tuple(STYLES)
