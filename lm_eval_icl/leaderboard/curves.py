@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from lm_eval_icl.drawing.style import GREY, INK, clipped, method_style, shortened
+from lm_eval_icl.drawing.style import INK, clipped, method_style, shortened
 from lm_eval_icl.leaderboard.costs import cost
 from lm_eval_icl.leaderboard.drawn import (
     Drawn,
@@ -162,7 +162,7 @@ def by_tokens(board: Board) -> Drawn | None:
         numbers = ends_of(entry.cells[column.name].estimate)
         y, low, high = (scale * value for value in numbers.values())
         color, marker = method_style(entry.method)
-        fill: Any = "full" if entry.rule is None else "none"
+        fill = "full" if entry.rule is None else "none"
         axes.plot([x, x], [low, high], color=color, alpha=0.35)
         axes.plot([x], [y], marker, color=color, fillstyle=fill, zorder=3)
         is_first = not frontier or column.sign * (y - frontier[-1][1]) > 0
@@ -174,7 +174,9 @@ def by_tokens(board: Board) -> Drawn | None:
         text = "\n".join(at_x)
         above = axes.get_xaxis_transform()
         axes.text(x, 1.02, text, transform=above, rotation=35, fontsize=7, va="bottom")
-    axes.step(*zip(*frontier, strict=True), where="post", color=GREY, linewidth=1, linestyle="--")
+    # Above the intervals, which would hide its last step.
+    steps = zip(*frontier, strict=True)
+    axes.step(*steps, where="post", color=INK, linestyle="--", zorder=2.5)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:,.0f}")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard import figures, tables
+from lm_eval_icl.leaderboard import curves, figures, tables
 from lm_eval_icl.leaderboard.headline import Axis, headline, names_of
 from lm_eval_icl.leaderboard.opened import data
 from lm_eval_icl.leaderboard.page import page
@@ -365,6 +365,16 @@ def test_figures_of_curves(tmp_path):
     )
     with pytest.raises(InputError, match="there is no 'nothing'"):
         figures.draw(board, tmp_path / "figures", ["nothing"])
+
+
+def test_the_frontier_ends_at_the_best_row(tmp_path):
+    for tokens, method, right in ((100, "icl", [1, 0] * 20), (300, "pcw", [1] * 40)):
+        write(tmp_path / method, method, right=right, put={"config.icl.tokens_run": tokens})
+    drawn = curves.by_tokens(build(*read([tmp_path], quiet=True)))
+    line = drawn.figure.axes[0].lines[-1]
+    assert line.get_xydata().tolist() == [[2.5, 50], [7.5, 100]]
+    assert line.get_drawstyle() == "steps-post"
+    assert line.zorder > max(other.zorder for other in drawn.figure.axes[0].lines[:-1:2])
 
 
 @pytest.mark.parametrize("joined, why", [(240, "each once"), (0, "none shared")])
