@@ -48,5 +48,4 @@ def facts(cost: Cost | None) -> Iterator[tuple[str, str]]:
     yield "Passes, seconds", f"{passes} forward passes, {seconds} s"
     yield "Peak memory", f"{peak} GiB"
     if cost.shared_by > 1:
-        together = f"{cost.shared_by} cells (orders, numbers of passes) were scored together"
-        yield "Shared passes", f"{together}; each counts an equal share of the cost"
+        yield "Shared passes", f"by {cost.shared_by} runs of the study, each with an equal share"

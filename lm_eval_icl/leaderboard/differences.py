@@ -37,7 +37,7 @@ def what_decides(difference: Difference, column: Column, margin: float | None = 
     if sets is not None:
         numbers_needed.append(numbers.count(sets, "set"))
     if not numbers_needed:
-        return "no number of documents or sets would decide"
+        return "more documents or more sets alone would not decide"
     return f"about {' or '.join(numbers_needed)} would decide"
 
 

@@ -315,11 +315,19 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     names = [clipped(column.name, 26) for column in columns]
     axes.set_xticks(range(len(columns)), names, rotation=30, ha="right")
     axes.set_yticks(range(len(entries)), [shortened(entry.label) for entry in entries])
-    ticks = [-largest, 0, largest]
-    bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=ticks)
-    bar.ax.set_xticklabels([f"{x:+.1f}" for x in ticks])
+    bar = figure.colorbar(
+        image,
+        ax=axes,
+        location="bottom",
+        shrink=0.5,
+        aspect=40,
+        ticks=[-largest, 0, largest],
+        format="{x:+.1f}",
+    )
     meaning = "points better (blue) or worse than the baseline"
-    bar.set_label(f"{meaning};\nbold: shown, with all pairs of rows", fontsize=8)
+    if any(line["decided"] for line in lines):
+        meaning += ";\nbold: not by chance (95%), as all pairs of rows hold together"
+    bar.set_label(meaning, fontsize=8)
     return Drawn("Differences to the baseline, by task", figure, lines)
 
 

@@ -41,8 +41,8 @@ MARKS = {
     "is right on all. --limit takes the first rows of a split, which may be sorted: add --metadata "
     "shuffle=0.",
     "few documents": "Fewer than 30 documents: the interval is wide.",
-    "one set": "One set of demonstrations was drawn: the interval is for this set, and more seeds "
-    "would say how others do.",
+    "one set": "One set of demonstrations was drawn: the interval is over documents only, for this "
+    "set. More seeds would say how others do.",
     "few seeds": "Two to four sets of demonstrations: intervals are wide, those of differences "
     "most of all.",
 }
