@@ -21,11 +21,10 @@ from lm_eval_icl.leaderboard.headline import Axis, headline, names_of
 from lm_eval_icl.leaderboard.opened import data
 from lm_eval_icl.leaderboard.page import page
 from lm_eval_icl.results.board import Board
-from lm_eval_icl.results.build import build
-from lm_eval_icl.results.read import read
 from lm_eval_icl.results.rivals import named
 from tests import commands
 from tests.boards import write
+from tests.results.files import board_of
 
 RULE = {"rule": "batch", "arguments": {}, "transductive": True}
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x1b[31m"
@@ -48,7 +47,7 @@ def results(folder: Path) -> Path:
 
 @pytest.fixture
 def board(tmp_path) -> Board:
-    return build(*read([results(tmp_path / "r")], quiet=True))
+    return board_of(results(tmp_path / "r"))
 
 
 def test_what_a_newcomer_is_told(tmp_path, board):
@@ -65,7 +64,7 @@ def test_what_a_newcomer_is_told(tmp_path, board):
     assert "icl; pcw. Worse than icl: star (\N{MINUS SIGN}25.0 points)." in under
     assert under.endswith("Better than without the rule: icl (+50.0 points); star (+25.0 points).")
     assert constant == "Always giving the most frequent right answer would score 50.0%."
-    one_answer = build(*read([write(tmp_path / "one", says=[0] * 39 + [1])], quiet=True))
+    one_answer = board_of(write(tmp_path / "one", says=[0] * 39 + [1]))
     assert (
         "icl. The best is not distinguishable from always giving one answer (+2.5"
         in one_answer.summary[0]
@@ -118,9 +117,7 @@ def test_the_terminal(tmp_path, capsys):
         is_even = abs((high - mean) - (mean - low)) < 1e-6 and 0 < low and high < 100
         spread = f"± {high - mean:.1f}" if is_even else f"\\[{low:.1f}\N{EN DASH}{high:.1f}\\]"
         text = (out / "b.md").read_text()
-        assert (
-            f"{mean:.1f} {spread}" in text or f"{mean:.1f} [{low:.1f}\N{EN DASH}{high:.1f}]" in text
-        )
+        assert f"{mean:.1f} {spread}" in text
     html = (out / "b.html").read_text()
     assert all(f"{100 * float(row['value']):.1f}" in html for row in rows)
     assert {"forest.csv", "differences.png"} <= {path.name for path in (out / "plots").iterdir()}
@@ -187,13 +184,13 @@ def hostile(folder: Path) -> Board:
     write(folder / "b", "icl", 1, task="t", doc_to_choice=[HOSTILE, "x"], says=[0] * 40, put=put)
     file = write(folder / "c", "icl", 2, task="t")
     file.with_name("results_<img src=x>.json").write_text('{"results": 1')
-    return build(*read([folder], quiet=True))
+    return board_of(folder)
 
 
 def test_the_page_is_inert(tmp_path):
     """No text of a stranger becomes a tag, no address is asked for, and only our script may run."""
     of_hostile = hostile(tmp_path / "h")
-    of_plain = build(*read([results(tmp_path / "r")], quiet=True))
+    of_plain = board_of(results(tmp_path / "r"))
     known = {tag for tag, _ in Tags(page(of_plain, figures.svgs(of_plain))).tags}
     text = page(of_hostile, figures.svgs(of_hostile))
     parsed = Tags(text)
@@ -233,6 +230,14 @@ def test_without_script_the_table_is_there(board):
     assert "80 documents and 3 sets of demonstrations" in top
     assert "Not distinguishable from" in top
     assert "Better than" in top
+    assert "<bdi>org/model</bdi>, <bdi>4 shots</bdi></p>" in top
+
+
+def test_the_top_has_the_margin_over_the_baseline(tmp_path):
+    write(tmp_path / "icl", says=[0] * 40)
+    write(tmp_path / "pcw", "pcw")
+    text = page(board_of(tmp_path), {})
+    assert re.search(r"%, \+50\.0 over <bdi>icl</bdi> \(\+\d+\.\d to \+\d+\.\d\);", text)
 
 
 def test_methods_and_rules_are_explained_and_named(board):
@@ -280,7 +285,7 @@ def test_where_the_first_column_decides_nothing_a_task_does(tmp_path):
             for task, wrong in (("t", on_t), ("u", on_u)):
                 says = [i % 2 if i >= 30 * wrong else 1 - i % 2 for i in range(40)]
                 write(tmp_path / model / task, model, seed, task=task, says=says)
-    board = build(*read([tmp_path], quiet=True))
+    board = board_of(tmp_path)
     top = headline(board)
     assert top.better == []
     assert {column.kind for column in board.columns} == {"average", "task"}
@@ -295,7 +300,7 @@ def test_where_the_first_column_decides_nothing_a_task_does(tmp_path):
 def test_marks_are_explained_beside_the_table(tmp_path):
     for model in ("icl", "pcw"):
         write(tmp_path / model, model, n=20, gold=[1] * 20)
-    text = page(build(*read([tmp_path], quiet=True)), {})
+    text = page(board_of(tmp_path), {})
     for mark in ("one label", "few documents", "one set"):
         assert f"<dt>{mark}</dt>" in text
         assert "(Every cell.)" in text
@@ -353,7 +358,7 @@ def test_figures_of_curves(tmp_path):
             icl = {"method": "deepthink", "T": T, "eta": 0.1}
             put = {"config.icl": icl, "date": T * 10.0 + shots}
             write(tmp_path / f"{T}{shots}", "deepthink", shots=shots, right=right, put=put)
-    board = build(*read([tmp_path], quiet=True))
+    board = board_of(tmp_path)
     paths = figures.draw(board, tmp_path / "figures", ["T", "shots"])
     assert {path.name for path in paths} == {
         f"{name}.{kind}" for name in ("T", "shots") for kind in ("svg", "png", "csv")
@@ -370,7 +375,7 @@ def test_figures_of_curves(tmp_path):
 def test_the_frontier_ends_at_the_best_row(tmp_path):
     for tokens, method, right in ((100, "icl", [1, 0] * 20), (300, "pcw", [1] * 40)):
         write(tmp_path / method, method, right=right, put={"config.icl.tokens_run": tokens})
-    drawn = curves.by_tokens(build(*read([tmp_path], quiet=True)))
+    drawn = curves.by_tokens(board_of(tmp_path))
     line = drawn.figure.axes[0].lines[-1]
     assert line.get_xydata().tolist() == [[2.5, 50], [7.5, 100]]
     assert line.get_drawstyle() == "steps-post"
@@ -381,6 +386,6 @@ def test_the_frontier_ends_at_the_best_row(tmp_path):
 def test_what_retrieval_encoded_once_is_said(tmp_path, joined, why):
     counts = {"demonstrations": 240, "distinct": 197, "joined": joined}
     write(tmp_path, put={"config.icl.shared_demonstrations": counts})
-    [entry] = data(build(*read([tmp_path], quiet=True)))["entries"]
+    [entry] = data(board_of(tmp_path))["entries"]
     facts = dict(entry["cells"][0]["facts"])
     assert facts["Demonstrations encoded"].startswith(f"197 distinct of 240, {why}")
