@@ -179,10 +179,14 @@
     return [title, make("p", {}, "A is this row. ", other, " ", filter), list];
   }
   const kind = ({ rule }) => (rule ? `value under the rule ${rule}` : "log-likelihood");
+  function start(query) {
+    const characters = [...query.replace(/\s+/g, " ").trim()];
+    return characters.length > 60 ? `${characters.slice(0, 60).join("")}…` : characters.join("");
+  }
   function sample(pair, kinds) {
     const verdict = ({ answer, is_right }) => make("span", { className: is_right ? "right" : "wrong" }, isolated(answer), is_right ? " ✓" : " ✗");
     const summary = make("summary", {}, `${pair[0].doc_id}: right answer `, isolated(pair[0].gold),
-      pair.map((one, side) => [`; ${"AB"[side]}: `, verdict(one)]).flat());
+      pair.map((one, side) => [`; ${"AB"[side]}: `, verdict(one)]).flat(), make("span", { className: "query quiet" }, isolated(start(pair[0].query))));
     const details = make("details", {}, summary);
     details.addEventListener("toggle", () => {  // made when it is opened
       if (!details.open || details.childElementCount > 1) return;

@@ -8,10 +8,9 @@ import re
 import pytest
 
 from lm_eval_icl.leaderboard import samples
-from lm_eval_icl.results.build import build
-from lm_eval_icl.results.read import read
 from tests import commands
 from tests.boards import write
+from tests.results.files import board_of
 
 HOSTILE = "\x1b[31m\u202e"
 
@@ -83,7 +82,7 @@ def test_refusals(folder, tmp_path, capsys):
 
 
 def test_the_page_has_samples_within_its_budget(folder, monkeypatch):
-    board = build(*read([folder], quiet=True))
+    board = board_of(folder)
     content = samples.collected(board, ["t"])
     assert content["left_out"] == 0
     assert set(content["cells"]) == {"0/0", "1/0"}
