@@ -48,4 +48,4 @@ def facts(cost: Cost | None) -> Iterator[tuple[str, str]]:
     yield "Passes, seconds", f"{passes} forward passes, {seconds} s"
     yield "Peak memory", f"{peak} GiB"
     if cost.shared_by > 1:
-        yield "Shared passes", f"by {cost.shared_by} runs of the study, each with an equal share"
+        yield "Shared passes", f"{cost.shared_by} runs of the study shared them, in equal parts"

@@ -59,7 +59,7 @@ def test_cells_that_were_scored_together_share_the_cost(tmp_path):
     assert cost.seconds == 6
     assert cost.shared_by == 2
     titles = dict(costs.facts(cost))
-    assert titles["Shared passes"].startswith("2 cells")
+    assert titles["Shared passes"].startswith("2 runs")
 
 
 def test_a_run_of_several_tasks_costs_on_their_average_alone(tmp_path):
