@@ -326,7 +326,7 @@ def _heatmap(board: Board, most: int) -> Drawn | None:
     )
     meaning = "points better (blue) or worse than the baseline"
     if any(line["decided"] for line in lines):
-        meaning += ";\nbold: not by chance (95%), as all pairs of rows hold together"
+        meaning += ";\nbold: shown to differ (all pairs of rows hold together with 95% certainty)"
     bar.set_label(meaning, fontsize=8)
     return Drawn("Differences to the baseline, by task", figure, lines)
 
