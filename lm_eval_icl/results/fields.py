@@ -33,6 +33,7 @@ from lm_eval_icl.results.metrics import AGGREGATIONS, CALIBRATION
 _TEMPLATE = (
     "doc_to_text doc_to_target doc_to_choice gen_prefix target_delimiter fewshot_delimiter".split()
 )
+TRAINED = " (trained)"  # ends the name of a checkpoint that a study trained
 _SHORT = 32  # shorter texts are compared and shown as they are, others by their digest
 # lm-eval's metrics that are not means over documents (lm_eval/api/metrics.py) -> the aggregation.
 _NO_MEANS = {
@@ -265,7 +266,7 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 def _model(sources: Mapping[str, Any], task: str, study: StudyFacts) -> dict[str, str]:
     values = _values(MODEL, sources, task)
     if study.model is not None and study.training is not None:
-        values["checkpoint"] = f"{study.model} (trained)"
+        values["checkpoint"] = f"{study.model}{TRAINED}"
         values["revision"] = ""
     if values["revision"] == "main":  # a branch, which moves, and no revision
         values["revision"] = ""

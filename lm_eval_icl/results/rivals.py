@@ -12,6 +12,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.results.board import BoardCell, Column, Entry, Pairs, RowKey, grouped
 from lm_eval_icl.results.cells import collapse_marks
 from lm_eval_icl.results.comparisons import compare, comparisons_of, to_one_answer
+from lm_eval_icl.results.fields import TRAINED
 from lm_eval_icl.results.statistics import Difference
 
 _LISTED = 20  # the most names in a message
@@ -28,8 +29,10 @@ def named(entries: Sequence[Entry], name: str, what: str = "") -> Entry:
     matching = [entry for entry in entries if wanted in _names(entry)]
     if not matching:
         # A method's name stands for its entry without a decision rule.
-        raw = [entry for entry in entries if entry.rule is None]
-        matching = [entry for entry in raw if wanted in _short_names(entry)]
+        for entry in entries:
+            short = (entry.method, f"{entry.method} {entry.arguments}")
+            if entry.rule is None and wanted in map(_plain, short):
+                matching.append(entry)
     if len(matching) == 1:
         return matching[0]
     if matching:
@@ -50,16 +53,10 @@ def _list(entries: Sequence[Entry]) -> str:
 
 def _names(entry: Entry) -> set[str]:
     """The texts by which tables print an entry: with what its rule reads, and with its model."""
-    names = {entry.name}
+    texts = []
     for label in (entry.label, ", ".join([entry.label, *entry.reads])):
-        names.add(_plain(label))
-        names.add(_plain(f"{label} on {entry.on}"))
-        names.add(_plain(f"{label} on {entry.checkpoint}"))
-    return names
-
-
-def _short_names(entry: Entry) -> tuple[str, str]:
-    return _plain(entry.method), _plain(f"{entry.method} {entry.arguments}")
+        texts += [label, f"{label} on {entry.on}", f"{label} on {entry.checkpoint}"]
+    return {entry.name, *map(_plain, texts)}
 
 
 def _plain(text: str) -> str:
@@ -138,12 +135,13 @@ def fields_of(entry: Entry, key: RowKey) -> dict[str, str]:
     """The fields by which rows may be compared, by name. Training is one field."""
     fields = dict((*key.setting, *key.switches))
     trained = [pair for pair in key.method if pair[0].startswith("trained")]
-    if trained and not fields.get("training"):
+    base = entry.checkpoint.removesuffix(TRAINED)
+    if (trained or base != entry.checkpoint) and not fields.get("training"):
         fields["training"] = str(trained)
     fields["method"] = str([pair for pair in key.method if pair not in trained])
     fields["rule"] = entry.rule or ""
     fields["model"] = str(key.compared_as or key.model)
-    fields["checkpoint"] = entry.checkpoint
+    fields["checkpoint"] = base
     return fields
 
 

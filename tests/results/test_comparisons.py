@@ -255,6 +255,18 @@ def test_formats_are_compared_though_they_are_no_rows(tmp_path: Path, capsys: An
     assert line["over"] == "sets"
 
 
+def test_a_study_s_models_are_compared_before_and_after_training(tmp_path: Path, capsys: Any):
+    for training, right in ((None, [1, 0] * 20), ("hr_to_lr", [1] * 40)):
+        put = {
+            "config.icl": {"method": "icl", "study": {"model": "org/model", "training": training}},
+            "provenance": {"weights": f"weights after {training}"},
+        }
+        run(tmp_path, right=right, put=put)
+    (line,) = compared(capsys, "--by", "training", "--results", tmp_path)
+    assert line["difference"] == 0.5
+    assert [line["checkpoint_a"], line["checkpoint_b"]] == ["org/model (trained)", "org/model"]
+
+
 def test_names_are_those_that_tables_print(tmp_path: Path):
     random_folder(tmp_path, 0)
     board = board_of(tmp_path)
