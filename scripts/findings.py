@@ -12,6 +12,8 @@ New answers are added to those in docs/findings. The files are:
     selection.csv  how much choosing T and eta gains
     *.svg          figures, if there are results for them; figures of curves with their points as CSV. All points of a
                    curve have the same documents, sets of demonstrations and orders
+    trained.svg    from trained.csv: the rows of `lm-eval-icl leaderboard --csv` for the study `trained`, the average of
+                   MetaICL's tasks and TREC
 """
 
 from __future__ import annotations
@@ -303,6 +305,47 @@ def draw_curves(lines: pd.DataFrame, x: str, by: str, label: str, path: Path) ->
     figure.savefig(path, metadata=METADATA["svg"])
 
 
+def draw_trained(rows: pd.DataFrame, path: Path) -> None:
+    """A panel for each column, with a row for each method: accuracy before and after training."""
+    titles = {
+        "": "26 unseen tasks, raw",
+        "8 shots": "TREC, 8, batch",
+        "32 shots": "TREC, 32, batch",
+    }
+    rows = rows.fillna({"conditions": "", "arguments": ""})
+    rows = rows[(rows.column == "average") | (rows.decide == "batch")]
+    names = (rows.method + " " + rows.arguments.str.removeprefix("positions=")).str.strip()
+    trained = rows.checkpoint.str.endswith("(trained)")
+    rows = rows.assign(name=names, trained=trained, panel=rows.conditions.map(titles))
+    order = ["prefixicl", "invicl sequential", "invicl symmetric", "pcw", "icl"]
+    columns = list(titles.values())
+    figure = Figure(figsize=(7.6, 0.4 * len(order) + 1.1), layout="constrained")
+    panels = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
+    for axes, column in zip(panels, columns, strict=True):
+        of_panel = rows[rows.panel == column]
+        for trained, of_state in of_panel.groupby("trained"):
+            at = of_state.name.map(order.index) + (-0.14 if trained else 0.14)
+            colour = COLOURS[0] if trained else GREY
+            axes.hlines(at, 100 * of_state.low, 100 * of_state.high, color=colour, linewidth=1.4)
+            axes.plot(
+                100 * of_state.value,
+                at,
+                "o" if trained else "D",
+                color=colour,
+                markersize=4,
+                label="trained" if trained else "before",
+            )
+        axes.set_title(column, loc="left", fontweight="bold")
+        axes.set_yticks(range(len(order)), order)
+        axes.grid(axis="x")
+        axes.set_axisbelow(True)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("accuracy, %")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    figure.savefig(path, metadata=METADATA["svg"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -358,6 +401,8 @@ def main() -> None:
             draw_curves(
                 points, "T", "curve", "T, passes over the demonstrations", output / "thinking.svg"
             )
+        if (output / "trained.csv").exists():
+            draw_trained(pd.read_csv(output / "trained.csv"), output / "trained.svg")
         if len(shots):
             points = lines_of(of_the_same(shots, ["shots", "method"]))
             draw_curves(points, "shots", "method", "demonstrations", output / "shots.svg")
