@@ -62,7 +62,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "training": (Limit(8176, 11.2), Limit(5768, 11.8)),
     "regression": (None, Limit(3216, 13.0)),
     "harness": (Limit(26797, 10.8), Limit(32098, 12.1)),
-    "results": (Limit(31739, 11.4), Limit(26875, 13.1)),
+    "results": (Limit(31739, 11.4), Limit(26871, 13.0)),
     "leaderboard": (Limit(14241, 11.1), Limit(4450, 11.7)),
     "studies": (Limit(19279, 11.4), Limit(18612, 12.7)),
     "smoke": (Limit(2931, 11.0), Limit(1506, 10.8)),
