@@ -63,7 +63,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "regression": (None, Limit(3216, 13.0)),
     "harness": (Limit(26797, 10.8), Limit(32098, 12.1)),
     "results": (Limit(31739, 11.4), Limit(26871, 13.0)),
-    "leaderboard": (Limit(14241, 11.1), Limit(4450, 11.7)),
+    "leaderboard": (Limit(14241, 11.1), Limit(4447, 11.6)),
     "studies": (Limit(19279, 11.4), Limit(18612, 12.7)),
     "smoke": (Limit(2931, 11.0), Limit(1506, 10.8)),
     "cli": (Limit(10158, 11.2), Limit(1015, 10.5)),

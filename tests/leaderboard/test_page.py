@@ -308,20 +308,21 @@ def in_browser(file: Path, state: str) -> str:
     browser = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if browser is None:
         pytest.skip("no chromium")
-    address = f"{file.as_uri()}#{state}"
-    command = [browser, "--no-sandbox", "--virtual-time-budget=3000", "--dump-dom", address]
+    options = "--no-sandbox --virtual-time-budget=3000 --dump-dom".split()
+    command = [browser, *options, f"{file.as_uri()}#{state}"]
     return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
 
 
 def test_documents_are_in_the_page_on_demand_alone(tmp_path):
     """In the list, a document has the beginning of its query, which is text and no HTML."""
-    write(tmp_path / "r", shots=0, evil=f"<img src=x>{'y' * 60}")
+    write(tmp_path, shots=0, evil=f"<img src=x>{'y' * 60}")
     file = tmp_path / "b.html"
-    asked = ["leaderboard", tmp_path / "r", "--output", file]
+    asked = ["leaderboard", tmp_path, "--output", file]
     commands.run(*asked)
     assert "yyy" not in file.read_text()
     commands.run(*asked, "--samples", "t")
-    (entry,) = board_of(tmp_path / "r").entries
+    assert "yyy" in file.read_text()
+    (entry,) = board_of(tmp_path).entries
     dom = in_browser(file, f"cell={entry.name}/0")
     assert f"<bdi>&lt;img src=x&gt;{'y' * 49}…</bdi>" in dom
 
@@ -332,8 +333,8 @@ def test_opened_from_a_file_the_script_sorts(tmp_path, board):
     dom = in_browser(file, "sort=c0:ascending&rule==")
     assert "3 of 6 entries shown" in dom
     assert 'aria-sort="ascending"' in dom
-    order = [int(row) for row in re.findall(r'<tr data-row="(\d+)"', dom)]
-    means = [board.entries[row].cells["t"].estimate.mean for row in order[:3]]
+    rows = re.findall(r'<tr data-row="(\d+)"', dom)
+    means = [board.entries[int(row)].cells["t"].estimate.mean for row in rows[:3]]
     assert means == sorted(means)
 
 
