@@ -8,6 +8,9 @@ trec="--tasks icl_trec --limit 100 --decide none,batch --seeds 100,13,21,42,87"
 trained --tasks metaicl_hr_to_lr --num_fewshot 8 --orders 1 --limit 8
 trained $trec --num_fewshot 8
 trained $trec --num_fewshot 32
-# trained.csv: the rows of the average and of icl_trec, as trained.svg shows them. Differences and intervals:
-lm-eval-icl leaderboard trained --csv trained.csv
-lm-eval-icl compare --by training --results trained
+# trained.csv has the rows of the average of MetaICL's 26 tasks, and of icl_trec. `compare` has the differences with their intervals.
+tasks=$(find trained/cells -name "metaicl_*,*" | sed 's#.*/##; s/,.*//' | sort -u | paste -sd,)
+lm-eval-icl leaderboard trained --tasks "$tasks" --csv metaicl.csv
+lm-eval-icl leaderboard trained --tasks icl_trec --csv trec.csv
+lm-eval-icl compare --by training --results trained --tasks "$tasks"
+lm-eval-icl compare --by training --results trained --tasks icl_trec
