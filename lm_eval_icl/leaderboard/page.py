@@ -79,8 +79,8 @@ def _text(room: str, name: str) -> str:
 
 
 def _explained(board: Board) -> dict[str, str]:
-    """Method or decision rule -> the first words of its class's docstring, a rule's with its
-    formula. Classes of methods are read and not imported, which would need torch."""
+    """Method -> the first paragraph of its class's docstring; decision rule -> the first three, with
+    its formula. Classes of methods are read and not imported, which would need torch."""
     texts = {}
     for entry in board.entries:
         if entry.method in NAMES:
@@ -91,7 +91,7 @@ def _explained(board: Board) -> dict[str, str]:
             rule = RULES.get(part.partition(":")[0])
             if rule is not None:
                 paragraphs = str(rule.__doc__).split("\n\n")
-                texts[f"decide: {rule.name}"] = "".join(paragraphs[:2])
+                texts[f"decide: {rule.name}"] = " ".join(paragraphs[:3])
     return {name: " ".join(text.split()) for name, text in texts.items()}
 
 
