@@ -300,7 +300,8 @@ def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
     all different."""
     if order >= math.factorial(len(indices)):
         raise InputError(
-            f"orders: {order + 1}: task {task!r} has {len(indices)} demonstrations: give fewer orders."
+            f"orders: {order + 1}: task {task!r} has {len(indices)} demonstrations: give fewer "
+            "orders."
         )
     rnd = Random(seed)
     permutations = [indices]
@@ -319,7 +320,8 @@ def dev_set(
     loaded = task.loaded
     if not loaded.has_training_docs():
         raise InputError(
-            f"dev: task {task.name!r} has no training split, from which its documents would be drawn."
+            f"dev: task {task.name!r} has no training split, from which its documents would be "
+            "drawn."
         )
     rows = loaded.training_docs()
     wanted = len(loaded.eval_docs)

@@ -1,10 +1,10 @@
 """The end of a study: its results as a board, with a table, a page, figures and a CSV file.
 `study.json`, beside the cells, has the facts that only the study knows:
 
-    study     the name of the study cells     path of each results file on the test set ->
-    "expected" (the paper's numbers, by column) dev       path of each cell on the dev set -> its
-    metrics, as lm-eval writes them failures  path of a cell or checkpoint that could not be made ->
-    the reason
+    study     the name of the study
+    cells     path of each results file on the test set -> "expected": the paper's numbers by column
+    dev       path of each cell on the dev set -> its metrics, as lm-eval writes them
+    failures  path of a cell or checkpoint that could not be made -> the reason
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """The folder of a study, in which the path of every file tells its inputs.
 
-    cells/MODEL/METHOD/TASK,.../results_ID.json   lm-eval's results, with one folder for each cell
-    cells/MODEL/METHOD/TASK,.../samples_TASK_ID.jsonl checkpoints/MODEL,TRAINING,METHOD-ID
-    models that the study has trained; NAME.part is not finished study.json, study.csv, board.html,
-    figures/   the results of the whole study .id                                           names
-    the study in the results of its cells .lock                                         held by the
-    process that writes the folder
+    cells/MODEL/METHOD/TASK,.../           a folder for each cell, with lm-eval's files:
+        results_ID.json                    its results
+        samples_TASK_ID.jsonl              its samples
+    checkpoints/MODEL,TRAINING,METHOD-ID   a model that the study has trained
+    checkpoints/MODEL,TRAINING,METHOD-ID.part   a model that is being trained
+    study.json, study.csv, trainings.csv   the results of the whole study,
+    board.html, figures/                   and what shows them
+    .id                                    names the study in the results of its cells
+    .lock                                  held by the process that writes the folder
 
 A target that is in the folder is done, and is not made again unless the user asks for it
 (`forget`). It appears whole or not at all. One process writes at a time.
@@ -64,14 +67,18 @@ class StudyFolder:
             try:
                 lock = FileLock(self.path / ".lock", timeout=0).acquire()
             except Timeout as error:
-                what = "another process runs a study in this folder: wait until it ends, or give another folder"
+                what = (
+                    "another process runs a study in this folder: wait until it ends, or give "
+                    "another folder"
+                )
                 raise InputError(f"--output {self.path}: {what}.") from error
         with lock:
             self._clean()
             yield
 
     def _clean(self) -> None:
-        """Remove what a process that was killed had half written, or put back what it was replacing."""
+        """Remove what a process that was killed had half written, or put back what it was
+        replacing."""
         for hidden in [*self.path.glob("cells/*/*/.*"), *self.path.glob("checkpoints/.*")]:
             place = hidden.with_name(hidden.name.removeprefix("."))
             if hidden.name.startswith(HALF) or place.exists():
@@ -218,8 +225,8 @@ class StudyFolder:
 
 
 def _replace(place: Path, folder: Path) -> None:
-    """Move a folder to a place, and remove the folder that was there. If a process is killed between
-    the two steps, `StudyFolder.locked` puts that folder back."""
+    """Move a folder to a place, and remove the folder that was there. If a process is killed
+    between the two steps, `StudyFolder.locked` puts that folder back."""
     old = place.with_name(f".{place.name}")
     with suppress(FileNotFoundError):
         place.rename(old)

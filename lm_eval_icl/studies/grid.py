@@ -40,11 +40,11 @@ if TYPE_CHECKING:  # which imports torch
 _NAMED = Path(__file__).parent / "named"
 HF = "hf"
 _OVER_TASKS = ("average", "order flips")  # the paper's numbers over all its tasks begin like this
-CANONICAL = (
-    "canonical_order"  # the only argument of `CommonArguments` that a study may give to a method
-)
+# The only argument of `CommonArguments` that a study may give to a method.
+CANONICAL = "canonical_order"
 
-# How a model chooses demonstrations, or how they are retrieved; or the text "stratified", "random", "first" or a file.
+# How a model chooses demonstrations, or how they are retrieved; or the text "stratified", "random",
+# "first" or a file.
 Demonstrations = how.How | how.Similar | str
 
 
@@ -54,7 +54,9 @@ class Variant:
 
     method: str  # "hf" is lm-eval's own model
     arguments: Mapping[str, Any]  # the arguments that the study gives
-    entry: int  # the number of the entry of `methods` that it comes from. `dev` chooses among the variants of an entry
+    # The number of the entry of `methods` that it comes from. `dev` chooses among the variants of
+    # an entry.
+    entry: int
 
     @property
     def name(self) -> str:
@@ -64,7 +66,7 @@ class Variant:
         )
 
     def make(self) -> Method:
-        """The method with its arguments, without `canonical_order`, which is an argument of models."""
+        """The method with its arguments, without `canonical_order`, an argument of models."""
         return methods.make(
             self.method,
             {name: value for name, value in self.arguments.items() if name != CANONICAL},
@@ -77,13 +79,13 @@ class Training:
 
     name: str
     options: Mapping[str, Any]  # the options of `lm-eval-icl train`
-    targets: tuple[
-        str, ...
-    ]  # the names in the study's `tasks` on which these models are evaluated; empty for all
+    # The names in the study's `tasks` on which these models are evaluated; empty for all.
+    targets: tuple[str, ...]
 
 
 def expanded(given: Any) -> list[Any]:
-    """The different values of a key: a list or a single value, with ranges such as 0..9, which include both ends."""
+    """The different values of a key, which is a list or a single value. A range such as 0..9 stands
+    for its whole numbers, both ends included."""
     values: list[Any] = []
     for value in given if isinstance(given, list | tuple) else [] if given is None else [given]:
         if isinstance(value, str) and (
@@ -105,7 +107,8 @@ def _model(given: Any, base: bool = True) -> dict[str, Any]:
         given = simple_parse_args_string(given)
     if not isinstance(given, Mapping) or (base and "pretrained" not in given):
         raise InputError(
-            f"models: {given!r}: must be arguments as --model_args takes them, such as pretrained=gpt2."
+            f"models: {given!r}: must be arguments as --model_args takes them, such as "
+            "pretrained=gpt2."
         )
     if base:
         with naming("models"):
@@ -121,7 +124,8 @@ def _variants(given: Any) -> list[Variant]:
         )
         if not isinstance(name, str) or not isinstance(arguments, Mapping | None):
             raise InputError(
-                f"methods: {entry!r}: must be a name, or a name with arguments: {{invicl: {{...}}}}."
+                f"methods: {entry!r}: must be a name, or a name with arguments: "
+                "{invicl: {...}}."
             )
         if name == HF and arguments:
             raise InputError("methods: hf has no arguments of its own: give them in `models`.")
@@ -145,7 +149,8 @@ def _rules(given: Any) -> list[Rule | None]:
         rules += [None] if entry in (None, "none") else read_rules(entry)
     if reads := [str(rule) for rule in rules if rule is not None and rule.name in NEIGHBORS]:
         raise InputError(
-            f"decide: {reads[0]} needs more than a study keeps: run lm_eval --metadata decide={reads[0]}."
+            f"decide: {reads[0]} needs more than a study keeps: run lm_eval --metadata "
+            f"decide={reads[0]}."
         )
     return rules
 
@@ -184,7 +189,7 @@ def _columns(given: Any) -> dict[str, list[str]]:
     return {str(part): columns for part, names in parts.items() if (columns := expanded(names))}
 
 
-Several = BeforeValidator(expanded)
+Listed = BeforeValidator(expanded)
 Number = Annotated[int, as_argument(NotNegative)]
 Count = Annotated[int, as_argument(Positive)]
 Figure = Literal["card", "T", "shots", "seeds", "orders", "sensitivity"]
@@ -193,38 +198,50 @@ Resources = Mapping[Annotated[str, Field(pattern="^(num_cpus|num_gpus|memory)$")
 
 @with_config(ConfigDict(extra="allow"))
 class ModelArguments(TypedDict):
-    """The arguments of a model, as for `--model_args`, and the `resources` of this model, if it needs others."""
+    """The arguments of a model, as for `--model_args`, and the `resources` of this model, if it
+    needs others."""
 
     resources: NotRequired[Resources]
 
 
 class Dev(BaseModel):
-    """The dev set: its number of documents (None for as many as the test set has), and the settings that are chosen on
-    it (names of arguments, "seeds", "decide"). If nothing is chosen on it, it is measured, with columns of its own."""
+    """The dev set. If nothing is chosen on it, it is measured, with columns of its own.
+
+    Attributes:
+        size: its number of documents; None for as many as the test set has.
+        choose: the settings that are chosen on it: names of arguments, "seeds", "decide".
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     size: Annotated[
         Count | None, BeforeValidator(lambda size: None if size == "test" else size)
     ] = None
-    choose: Annotated[tuple[str, ...], Several] = ()
+    choose: Annotated[tuple[str, ...], Listed] = ()
 
 
 class Study(BaseModel):
-    """A study. Its keys are those of the file (docs/studies.md), where `variants` and `trainings` are called `methods`
-    and `train`. None stands for the task's own number, way or labels of demonstrations, and in `decide` for no rule.
-    With `one_at_a_time`, a cell has the first number of demonstrations, labels, format and order, except for at most
-    one of these."""
+    """A study. Its fields are the keys of its file (docs/studies.md), where `variants` and
+    `trainings` are called `methods` and `train`. None stands for the task's own number, way or
+    labels of demonstrations, and in `decide` for no rule. With `one_at_a_time`, a cell has the
+    first number of demonstrations, labels, format and order, except for at most one of these.
+
+    A new key reaches a cell in one of two ways. An axis is a field of `Cell`: `Grid._first_orders`
+    runs over its values, `Cell.path` names it, and `cell_tasks.prepare` or `UnitRunner` obeys it.
+    Any other key is read from `Grid.study`; if a cell's numbers depend on it, `cell_tasks._data`
+    adds it to the digest in the path, so that another value makes other cells. In both cases,
+    `UnitRunner._facts` writes it into the cell's results file, under `config.icl.study`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
     models: Annotated[
-        tuple[Annotated[ModelArguments, BeforeValidator(_model)], ...], Several, Field(min_length=1)
+        tuple[Annotated[ModelArguments, BeforeValidator(_model)], ...], Listed, Field(min_length=1)
     ]
     variants: Annotated[
         tuple[Variant, ...], BeforeValidator(_variants), Field(alias="methods", min_length=1)
     ]
-    tasks: Annotated[tuple[str | Mapping[str, Any], ...], Several, Field(min_length=1)]
-    num_fewshot: Annotated[tuple[Number | None, ...], Several, Field(min_length=1)] = (None,)
-    seeds: Annotated[tuple[Number, ...], Several, Field(min_length=1)] = (1234,)
+    tasks: Annotated[tuple[str | Mapping[str, Any], ...], Listed, Field(min_length=1)]
+    num_fewshot: Annotated[tuple[Number | None, ...], Listed, Field(min_length=1)] = (None,)
+    seeds: Annotated[tuple[Number, ...], Listed, Field(min_length=1)] = (1234,)
     orders: Count = 1
     demonstrations: Annotated[
         tuple[Demonstrations | None, ...], BeforeValidator(_demonstrations)
@@ -232,14 +249,14 @@ class Study(BaseModel):
     labels: Annotated[tuple[str | None, ...], BeforeValidator(_labels), Field(min_length=1)] = (
         None,
     )
-    formats: Annotated[tuple[Number, ...], Several, Field(min_length=1)] = (0,)
+    formats: Annotated[tuple[Number, ...], Listed, Field(min_length=1)] = (0,)
     one_at_a_time: bool = False
     decide: Annotated[tuple[Rule | None, ...], BeforeValidator(_rules)] = (None,)
     dev: Dev | None = None
     metric: str = "acc"
     title: str = ""
     paper: str = ""
-    deviates: Annotated[tuple[str, ...], Several] = ()
+    deviates: Annotated[tuple[str, ...], Listed] = ()
     trainings: Annotated[
         tuple[Training, ...], BeforeValidator(_trainings), Field(alias="train")
     ] = ()
@@ -247,9 +264,9 @@ class Study(BaseModel):
     metadata: Mapping[str, Any] = {}
     resources: Resources = {}
     columns: Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(_columns)] = {}
-    figures: Annotated[tuple[Figure, ...], Several] | None = None
+    figures: Annotated[tuple[Figure, ...], Listed] | None = None
     fits: Annotated[tuple[Variant, ...], BeforeValidator(_variants)] = ()
-    expected: Annotated[tuple[Mapping[str, Any], ...], Several] = ()
+    expected: Annotated[tuple[Mapping[str, Any], ...], Listed] = ()
 
     @property
     def stages(self) -> list[Training | None]:
@@ -284,8 +301,8 @@ class Study(BaseModel):
                 name in trained_under(variant).arguments for variant in self.variants
             ):
                 raise InputError(
-                    f"dev: choose: {name!r}: `train` trains a model for each value: list each value "
-                    "as a method of its own."
+                    f"dev: choose: {name!r}: `train` trains a model for each value: list each "
+                    "value as a method of its own."
                 )
         return self
 
@@ -334,10 +351,13 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
 
 
 def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's content with other values for some keys. Names in `methods` keep the arguments that the file gives them.
-    Of `model_args`, each method gets the arguments that it has. The others replace the models if `pretrained` is among
-    them, or else are added to each model. `train` and `metadata` are added. Other `tasks` remove columns and targets
-    that are not among them, and the paper's averages."""
+    """A file's content with other values for some keys.
+
+    Names in `methods` keep the arguments that the file gives them. Of `model_args`, each method
+    gets the arguments that it has. The others replace the models if `pretrained` is among them, or
+    else are added to each model. `train` and `metadata` are added. Other `tasks` remove columns and
+    targets that are not among them, and the paper's averages.
+    """
     merged = {**content, **overrides}
     entries = [
         entry if isinstance(entry, dict) else {entry: {}}
@@ -402,9 +422,10 @@ def _merged(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
 
 
 def trained_under(variant: Variant) -> Variant:
-    """The method under which the model of a variant is trained, with the arguments that differ from the defaults. A
-    method of one pass over one layout is trained under itself. Other methods are trained under another method (`hf` and
-    `deepthink` under `icl`), with the arguments that both have."""
+    """The method under which the model of a variant is trained, with the arguments that differ from
+    the defaults. A method of one pass over one layout is trained under itself. Other methods are
+    trained under another method (`hf` and `deepthink` under `icl`), with the arguments that both
+    have."""
     if variant.method == HF:
         return Variant("icl", {}, 0)
     method = variant.make()
