@@ -26,7 +26,7 @@ from lm_eval.utils import simple_parse_args_string
 from lm_eval_icl import methods, version
 from lm_eval_icl.cli import COMMANDS, train
 from lm_eval_icl.decisions.rules import RULES
-from lm_eval_icl.demonstrations.how import _METHODS as SELECTION
+from lm_eval_icl.demonstrations.how import SELECTION_METHODS as SELECTION
 from lm_eval_icl.drawing import drawing, picture
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.metaicl.data import SETTINGS

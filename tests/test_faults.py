@@ -25,7 +25,7 @@ from lm_eval_icl.cli import leaderboard
 from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.chooser import Choice, Chooser
 from lm_eval_icl.demonstrations.retrieve import Retriever, Similar, Texts
-from lm_eval_icl.demonstrations.selector import How
+from lm_eval_icl.demonstrations.selector import SelectionMethod
 from lm_eval_icl.demonstrations.selectors import Herding
 from lm_eval_icl.errors import InputError, writing
 from lm_eval_icl.files import HALF, write_atomically
@@ -113,7 +113,7 @@ class First(Chooser):
     def __init__(self) -> None:
         pass
 
-    def choose(self, how: How, n: int, seed: int) -> Choice:
+    def choose(self, how: SelectionMethod, n: int, seed: int) -> Choice:
         return Choice(tuple(range(n)))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lm_eval_icl import version
 from lm_eval_icl.cli import add_options
 from lm_eval_icl.cli.reading import model_arguments
-from lm_eval_icl.demonstrations.how import METHODS, How, read
+from lm_eval_icl.demonstrations.how import SELECTION_METHODS, SelectionMethod, read
 from lm_eval_icl.errors import InputError, log, naming, refusing, writing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.harness.arguments import check_folder, pairs
@@ -41,8 +41,10 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     )
     args = _read_options(parser, arguments)
     how = read(args.how)
-    if not isinstance(how, How):
-        raise InputError(f"{args.how!r}: is no such method: give one of {', '.join(METHODS)}.")
+    if not isinstance(how, SelectionMethod):
+        raise InputError(
+            f"{args.how!r}: is no such method: give one of {', '.join(SELECTION_METHODS)}."
+        )
     seeds = _seeds(args.seeds)
     output = args.output
     if output.is_dir() or not os.access(output.parent, os.W_OK):
@@ -91,7 +93,7 @@ def _read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> argp
     parser.add_argument(
         "how",
         metavar="HOW",
-        help=f"{', '.join(METHODS)}; arguments follow as in lens:m=200:rho=3, and all methods take "
+        help=f"{', '.join(SELECTION_METHODS)}; arguments follow as in lens:m=200:rho=3, and all methods take "
         "pool=N and balance=False",
     )
     parser.add_argument(

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.searches import BestRandom, Lens, lens
-from lm_eval_icl.demonstrations.selector import How, Selector, in_prompt_order, select
+from lm_eval_icl.demonstrations.selector import SelectionMethod, Selector, in_prompt_order, select
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.schedule import ContextQueryAnswer, Ids
 from lm_eval_icl.inference.scoring import not_finite
@@ -95,7 +95,7 @@ class Chooser:
         self.most = most
         self._read: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, list[int]]] = {}
 
-    def choose(self, how: How, n: int, seed: int) -> Choice:
+    def choose(self, how: SelectionMethod, n: int, seed: int) -> Choice:
         """Choose n demonstrations.
 
         Raises:
@@ -189,7 +189,7 @@ class Chooser:
             probabilities.append(softmax(log_probs[row])[gold])
         return np.array(correct), np.array(probabilities)
 
-    def _searched(self, how: How, n: int, seed: int, rows: Sequence[int]) -> Choice:
+    def _searched(self, how: SelectionMethod, n: int, seed: int, rows: Sequence[int]) -> Choice:
         """The choice of a method that searches."""
         generator = Random(seed)
         dev_rows: list[int] = []

@@ -14,17 +14,19 @@ from typing import Any
 from lm_eval_icl.declared import read_into, spelled
 from lm_eval_icl.demonstrations.draw import DRAWN
 from lm_eval_icl.demonstrations.searches import BestRandom, Lens
-from lm_eval_icl.demonstrations.selector import How
+from lm_eval_icl.demonstrations.selector import SelectionMethod
 from lm_eval_icl.demonstrations.selectors import SELECTORS
 from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, naming, suggestion
 
-# The methods by which a model chooses.
-_METHODS: Mapping[str, type[How]] = {"best_random": BestRandom, **SELECTORS, "lens": Lens}
-METHODS = tuple(_METHODS)
+SELECTION_METHODS: Mapping[str, type[SelectionMethod]] = {
+    "best_random": BestRandom,
+    **SELECTORS,
+    "lens": Lens,
+}
 
 
-def make(name: str, arguments: Mapping[str, Any]) -> How | Similar:
+def make(name: str, arguments: Mapping[str, Any]) -> SelectionMethod | Similar:
     """The method with this name and these arguments, or retrieval.
 
     Raises:
@@ -32,12 +34,12 @@ def make(name: str, arguments: Mapping[str, Any]) -> How | Similar:
     """
     if name == "similar":
         return read_into(Similar, arguments)
-    if name not in _METHODS:
-        raise InputError(f"{name!r}: {suggestion(name, METHODS)}")
-    return read_into(_METHODS[name], arguments)
+    if name not in SELECTION_METHODS:
+        raise InputError(f"{name!r}: {suggestion(name, SELECTION_METHODS)}")
+    return read_into(SELECTION_METHODS[name], arguments)
 
 
-def read(written: Any) -> How | Similar | None:
+def read(written: Any) -> SelectionMethod | Similar | None:
     """The method that the setting `demonstrations` names.
 
     None if it names a way of drawing (`draw.DRAWN`) or a file.
@@ -55,7 +57,7 @@ def read(written: Any) -> How | Similar | None:
             [(name, arguments)] = written.items()
             return make(str(name), arguments or {})
         name = str(written).partition(":")[0]
-        known = (*METHODS, "similar")
+        known = (*SELECTION_METHODS, "similar")
         if written in DRAWN or (name not in known and Path(str(written)).is_file()):
             return None
         if name not in known:

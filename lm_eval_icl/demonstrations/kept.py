@@ -11,7 +11,7 @@ from typing import Any
 
 from lm_eval_icl import version
 from lm_eval_icl.demonstrations.chooser import Chooser, TaskPool
-from lm_eval_icl.demonstrations.selector import How
+from lm_eval_icl.demonstrations.selector import SelectionMethod
 from lm_eval_icl.errors import naming
 from lm_eval_icl.files import as_json, digest, kept
 from lm_eval_icl.methods.predictor import Predictor
@@ -22,7 +22,7 @@ FOLDER = "demonstrations"  # of choices and of rankings, in the folder of what i
 def chosen(
     predictor: Predictor | Chooser,
     pool: TaskPool,
-    how: How,
+    how: SelectionMethod,
     n: int,
     seed: int,
     model: Mapping[str, Any],

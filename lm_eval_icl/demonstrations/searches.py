@@ -27,7 +27,7 @@ from pydantic import Field
 from lm_eval_icl.declared import Positive
 from lm_eval_icl.demonstrations.draw import stratified
 from lm_eval_icl.demonstrations.pool import Pool
-from lm_eval_icl.demonstrations.selector import How, check_n, quotas
+from lm_eval_icl.demonstrations.selector import SelectionMethod, check_n, quotas
 from lm_eval_icl.errors import InputError
 
 Rows = tuple[int, ...]
@@ -63,7 +63,7 @@ class ScoredSet:
 
 
 @dataclass(frozen=True)
-class BestRandom(How):
+class BestRandom(SelectionMethod):
     """The best of many random sets of demonstrations.
 
     Args:
@@ -109,7 +109,7 @@ class BestRandom(How):
 
 
 @dataclass(frozen=True)
-class Lens(How):
+class Lens(SelectionMethod):
     """How LENS filters a pool and searches it.
 
     Each round of the filter keeps 1/rho of the rows, and computes c for rho times as many rows e'

@@ -17,8 +17,10 @@ from lm_eval_icl.errors import InputError
 
 
 @dataclass(frozen=True)
-class How(Arguments):
+class SelectionMethod(Arguments):
     """A method by which a model chooses demonstrations, with its arguments.
+
+    It is either a `Selector`, or one of the two searches of `searches`, which run the model often.
 
     Args:
         balance: choose inside each class, the same number as far as possible (see `quotas`).
@@ -31,12 +33,23 @@ class How(Arguments):
     pool: Positive = 5000
 
 
-class Selector(How, ABC):
-    """A method that picks rows by the model's outputs on the pool."""
+class Selector(SelectionMethod, ABC):
+    """A method that picks rows by the model's outputs on the pool.
+
+    A new one is a class in `selectors` with a line in `SELECTORS`. What a selector may know of a
+    document is a field of `Pool`, which `Chooser` fills.
+    """
 
     @abstractmethod
     def pick(self, pool: Pool, n: int, generator: Random) -> list[int]:
-        """Pick n rows of the pool. They are in the order of picking."""
+        """Pick n rows of the pool, in the order of picking.
+
+        The first rows do not depend on n, and a tie goes to the lowest row (`Picks`).
+
+        Args:
+            pool: with class balance, the rows of one class.
+            generator: for random choices.
+        """
 
 
 def select(how: Selector, pool: Pool, n: int, seed: int) -> tuple[int, ...]:
@@ -98,7 +111,7 @@ def quotas(pool: Pool, n: int, generator: Random) -> dict[int, int]:
     return {label: count for label, count in counts.items() if count}
 
 
-def check_n(how: How, pool: Pool, n: int) -> None:
+def check_n(how: SelectionMethod, pool: Pool, n: int) -> None:
     """Raise an `InputError` if the pool has fewer than n rows."""
     if n > len(pool.labels):
         raise InputError(

@@ -11,7 +11,7 @@ from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_icl.demonstrations.draw import draw, pool_digest
-from lm_eval_icl.demonstrations.how import How, read
+from lm_eval_icl.demonstrations.how import SelectionMethod, read
 from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, log, naming
 from lm_eval_icl.files import as_json
@@ -124,7 +124,7 @@ class FixedSampler(PoolSampler):
     """
 
     def __init__(
-        self, df: list[Doc], how: str, task: ConfigurableTask, method: How | None = None
+        self, df: list[Doc], how: str, task: ConfigurableTask, method: SelectionMethod | None = None
     ) -> None:
         super().__init__(df, df)
         self.how = how

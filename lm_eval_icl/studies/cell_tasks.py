@@ -18,7 +18,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator_utils import get_sample_size
 
 from lm_eval_icl.decisions.rules import written
-from lm_eval_icl.demonstrations.how import How
+from lm_eval_icl.demonstrations.how import SelectionMethod
 from lm_eval_icl.demonstrations.similar import Similar
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.deciding import check_options
@@ -97,7 +97,7 @@ def _drawn(study: Study, task: StudyTask) -> list[DrawnSet]:
         demonstrations = draw(task, n, how, seed)
         if n == task.shots[0] or not study.one_at_a_time:
             draw(task, n, how, seed, study.orders - 1)  # refuses more orders than there are
-        if study.dev and demonstrations is None and not isinstance(how, How):
+        if study.dev and demonstrations is None and not isinstance(how, SelectionMethod):
             raise InputError(
                 f"dev: task {task.name!r} draws other demonstrations for every document, which may "
                 "be documents of the dev set: give `demonstrations`."
@@ -122,7 +122,7 @@ def _data(
         on_dev = digest_of([in_common, rows, of_dev])
         data[n, str(how), seed, "dev"] = on_dev
         # A model that chooses demonstrations does not choose documents of the dev set.
-        on_test = on_dev if isinstance(how, How) else digest_of([in_common, rows])
+        on_test = on_dev if isinstance(how, SelectionMethod) else digest_of([in_common, rows])
         data[n, str(how), seed, "test"] = on_test
     return data
 
@@ -275,7 +275,7 @@ def draw(
     pool = _pool(loaded)
     if choice is not None:
         rows = choice["indices"]
-    elif isinstance(how, How):
+    elif isinstance(how, SelectionMethod):
         permuted(list(range(shots)), order, seed, task.name)  # refuses more orders than there are
         return None
     else:

@@ -45,7 +45,7 @@ CANONICAL = "canonical_order"
 
 # How a model chooses demonstrations, or how they are retrieved; or the text "stratified", "random",
 # "first" or a file.
-Demonstrations = how.How | how.Similar | str
+Demonstrations = how.SelectionMethod | how.Similar | str
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from lm_eval.evaluator_utils import get_sample_size
 from rich.console import Console
 
-from lm_eval_icl.demonstrations.how import How
+from lm_eval_icl.demonstrations.how import SelectionMethod
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.studies.conduct import DONE, Failure, states
 from lm_eval_icl.studies.folder import StudyFolder
@@ -57,7 +57,7 @@ def _tried(cell: Cell) -> Cell:
     """The cell that stands for a cell in checks and trials: on the model before its training, and
     with demonstrations that are drawn where a model would choose them, which takes long."""
     model = replace(cell.model, training=None, under=None)
-    drawn = "random" if isinstance(cell.demonstrations, How) else cell.demonstrations
+    drawn = "random" if isinstance(cell.demonstrations, SelectionMethod) else cell.demonstrations
     return replace(cell, model=model, demonstrations=drawn)
 
 

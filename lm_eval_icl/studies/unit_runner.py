@@ -27,7 +27,7 @@ from lm_eval.loggers.utils import add_env_info, add_tokenizer_info, get_git_comm
 from lm_eval_icl import methods
 from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.chooser import Chooser
-from lm_eval_icl.demonstrations.how import How
+from lm_eval_icl.demonstrations.how import SelectionMethod
 from lm_eval_icl.errors import InputError, naming, reason
 from lm_eval_icl.harness.arguments import read_arguments
 from lm_eval_icl.harness.deciding import give_rules
@@ -176,7 +176,7 @@ class UnitRunner:
         are drawn."""
         task = self.grid.tasks[cell.task]
         how = cell.demonstrations
-        if not isinstance(how, How) or not cell.num_fewshot:
+        if not isinstance(how, SelectionMethod) or not cell.num_fewshot:
             return None
         key = (cell.task, how.pool)
         if self._chooser is None or self._chooser[0] != key:  # making one reads the documents
