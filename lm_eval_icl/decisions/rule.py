@@ -22,7 +22,10 @@ Doc = Mapping[str, Any]
 
 
 class Rule(Arguments, ABC):
-    """A decision rule. As a text, it names its results.
+    """A decision rule, either a `Shift` or a `Comparison`. As a text, it names its results.
+
+    The leaderboard's page shows the first three paragraphs of a rule's docstring, which should give
+    its source and its formula.
 
     Attributes:
         name: the name that users write.
@@ -60,11 +63,13 @@ class Shift(Rule):
     asks = True
 
     @abstractmethod
-    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
-        """The queries for a document, which has the demonstrations of `place`.
+    def queries(self, source: Any, doc: Doc, start: Any, facts: dict[str, Any]) -> list[str]:
+        """The queries for a document.
 
         Args:
-            task: makes the queries (`harness.rule_queries.RuleQueries`).
+            source: makes queries from the task's documents (`harness.rule_queries.RuleQueries`).
+            start: the prefix and the demonstrations before the queries
+                (`harness.rule_queries.PromptStart`).
             facts: entries for the results file are added to these.
         """
 

@@ -51,8 +51,8 @@ class Contextual(Shift):
 
     texts: Texts = ("N/A", "", "[MASK]")
 
-    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
-        return rendered(task, doc, self.texts)
+    def queries(self, source: Any, doc: Doc, start: Any, facts: dict[str, Any]) -> list[str]:
+        return rendered(source, doc, self.texts)
 
 
 @dataclass(frozen=True)
@@ -73,25 +73,25 @@ class Domain(Shift):
     def is_transductive(self) -> bool:  # type: ignore[override]
         return self.of == "test"
 
-    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
-        generator = np.random.RandomState(task.seed)
+    def queries(self, source: Any, doc: Doc, start: Any, facts: dict[str, Any]) -> list[str]:
+        generator = np.random.RandomState(source.seed)
         texts: list[dict[str, str]] = [{} for _ in range(self.n)]
-        for name in task.fields(doc):
-            words, corpus = task.words(name, evaluated=self.is_transductive)
+        for name in source.fields(doc):
+            words, corpus = source.words(name, evaluated=self.is_transductive)
             size = len(words) // corpus + 1
             for text in texts:
                 drawn = [words[i] for i in generator.randint(0, len(words), size=size)]
                 text[name] = " ".join(drawn) + " ."
-            facts |= {"seed": task.seed, "corpus": corpus}
-        return rendered(task, doc, texts)
+            facts |= {"seed": source.seed, "corpus": corpus}
+        return rendered(source, doc, texts)
 
 
-def rendered(task: Any, doc: Doc, texts: Sequence[Any]) -> list[str]:
+def rendered(source: Any, doc: Doc, texts: Sequence[Any]) -> list[str]:
     """The queries with these texts in place of the document's.
 
     Empty queries are left out, since they cannot be scored.
     """
-    queries = [query for text in texts if (query := task.content_free(doc, text)).strip()]
+    queries = [query for text in texts if (query := source.content_free(doc, text)).strip()]
     if not queries:
         raise InputError("all of its texts make an empty query: give other texts (texts=...).")
     return queries
@@ -132,15 +132,15 @@ class BatchCalibration(Shift):
     def is_logarithmic(self) -> bool:  # type: ignore[override]
         return self.by == "division"
 
-    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
-        drawn = dict(islice(task.drawn(self.name, place), self.m))
+    def queries(self, source: Any, doc: Doc, start: Any, facts: dict[str, Any]) -> list[str]:
+        drawn = dict(islice(source.drawn(self.name, start), self.m))
         queries = list(drawn.values())
         if len(queries) < self.m:
             raise InputError(
                 f"m={self.m}: only {len(queries)} few-shot documents are neither demonstrations "
                 "nor evaluated: lower m."
             )
-        facts |= {"seed": task.seed, "pool": len(task.pool)}
+        facts |= {"seed": source.seed, "pool": len(source.pool)}
         facts.setdefault("rows", list(drawn))  # of the first context
         return queries
 
@@ -170,8 +170,8 @@ class PMI(Shift):
 
     premise: str | None = ":"
 
-    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
-        return [self.premise or task.premise(doc)]
+    def queries(self, source: Any, doc: Doc, start: Any, facts: dict[str, Any]) -> list[str]:
+        return [self.premise or source.premise(doc)]
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class RulesOfTask:
         seed: the seed of the rules' random draws.
 
     Attributes:
-        filters: the rules.
+        filters: the rules, each as a filter.
         instances: the requests of the task and of the rules; None before they are made.
     """
 
@@ -61,12 +61,12 @@ class RulesOfTask:
             InputError: a rule does not fit the task, or a query does not fit the model.
         """
         queries = RuleQueries(task, self.model, arguments, self.seed)
-        for rule in self.filters:
-            rule.queries = queries
-            with naming(f"task {queries.name!r}: decide={rule.name}"):
-                if rule.rule.fixed_options:
-                    queries.check_fixed_options(rule.rule.fixed_options)
-                rule.ask()
+        for applied in self.filters:
+            applied.queries = queries
+            with naming(f"task {queries.name!r}: decide={applied.name}"):
+                if applied.rule.fixed_options:
+                    queries.check_fixed_options(applied.rule.fixed_options)
+                applied.ask()
         self.instances = queries.instances
         set_requests(task, self.instances)
 

@@ -79,8 +79,9 @@ def _text(room: str, name: str) -> str:
 
 
 def _explained(board: Board) -> dict[str, str]:
-    """Method -> the first paragraph of its class's docstring; decision rule -> the first three, with
-    its formula. Classes of methods are read and not imported, which would need torch."""
+    """Method -> the first paragraph of its class's docstring; decision rule -> the first three
+    paragraphs, with its formula. Classes of methods are read and not imported, which would need
+    torch."""
     texts = {}
     for entry in board.entries:
         if entry.method in NAMES:
