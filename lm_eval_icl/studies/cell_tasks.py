@@ -50,8 +50,8 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
             )
         if study.rules:
             check_options(loaded, study.rules)
-        for labels, number in itertools.product(study.labels, study.formats):
-            varied(loaded, labels, number)  # refuses what the task cannot have
+        for labels, format_number in itertools.product(study.labels, study.formats):
+            varied(loaded, labels, format_number)  # refuses what the task cannot have
         task = replace(
             task,
             shots=_shots(study, loaded),
@@ -71,7 +71,7 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
 class DrawnSet(NamedTuple):
     """A set of demonstrations of a task."""
 
-    number: int
+    shots: int
     how: Demonstrations | None
     seed: int
     demonstrations: Mapping[int, Any] | None  # by their index in the pool (`draw`)
@@ -244,11 +244,11 @@ def _without_progress_bars() -> Iterator[None]:
         lm_eval.api.task.tqdm = shown
 
 
-def varied(loaded: ConfigurableTask, labels: str | None, number: int) -> ConfigurableTask:
+def varied(loaded: ConfigurableTask, labels: str | None, format_number: int) -> ConfigurableTask:
     """A copy of a task with other labels in its demonstrations, and with the format of this
     number."""
     task_copy = copied(loaded)
-    vary(task_copy, labels, number or None)
+    vary(task_copy, labels, format_number or None)
     return task_copy
 
 

@@ -1,8 +1,22 @@
 """Runs the units of a study on a Ray cluster, or on several workers of this machine.
 
-A worker is a Ray actor that holds one model. Ray places the worker, restarts it if it is lost, runs
-its unit again, and returns the outcomes. Only the process that conducts the study writes the
+A worker is a Ray actor that holds one model. Only the process that conducts the study writes the
 study's folder.
+
+A worker is lost if its process is killed or out of memory, if its node is gone, or if its device is
+broken, so that it ends itself (`StudyWorker.run`). Then this happens to its unit:
+
+1. Ray starts the worker again, on a node that has room. It loads the study and the model again.
+2. Ray runs the unit again from its first cell, since a unit returns all outcomes at its end. A
+   training continues from its last checkpoint. `OnRay` sees nothing of this.
+3. After `_TRIES` losses, Ray gives up. `OnRay._answer` dismisses the worker and returns a `Failure`
+   for each target of the unit. A new worker is made if other units wait.
+4. `conduct` goes on without these targets and those that need them. At the end, `end.conclude`
+   writes the reasons into `study.json`, and the command ends with status 1. The same command tries
+   again.
+
+An error in a unit is no loss: `UnitRunner.run` returns a `Failure`, and nothing is repeated. If a
+worker cannot begin, the study ends at once, and the cells that were written stay.
 """
 
 from __future__ import annotations
@@ -29,17 +43,17 @@ from lm_eval_icl.studies.targets import Grid, Model
 from lm_eval_icl.studies.unit_runner import Options, Trainer, UnitRunner
 
 _TRIES = 3  # how often a unit is run if its worker is lost
-_RESTARTS = 10  # how often a worker is restarted
+_RESTARTS = 10  # how often a worker is restarted, whatever its units
 _RAY = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 # The resources of a worker, by these names.
 Needs = tuple[tuple[str, float], ...]
 
 
 @dataclass(eq=False)
-class Hired:
-    """A worker."""
+class Worker:
+    """A worker, as the process that conducts the study knows it."""
 
-    actor: Any
+    actor: Any  # Ray's reference to its `StudyWorker`
     needs: Needs  # the resources that it has
     held: str = ""  # the folder of the model that it holds
     unit: Unit | None = None  # the unit that it runs; None if it is idle
@@ -65,7 +79,7 @@ class OnRay(Executor):
         self._class = ray.remote(worker)
         self._arguments = arguments
         self.needs = needs
-        self.workers: list[Hired] = []
+        self.workers: list[Worker] = []
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +133,7 @@ class OnRay(Executor):
                 actor = self._class.options(**options, scheduling_strategy="SPREAD").remote(
                     *self._arguments
                 )
-                self.workers.append(Hired(actor, needs))
+                self.workers.append(Worker(actor, needs))
         for worker in [worker for worker in self.workers if worker.unit is None]:
             holders = Counter(other.held for other in self.workers)
             worker.unit = self.take(
@@ -133,15 +147,13 @@ class OnRay(Executor):
             ):
                 self._dismiss(worker)
 
-    def _answer(self, worker: Hired) -> Sequence[Outcome]:
+    def _answer(self, worker: Worker) -> Sequence[Outcome]:
         """The outcomes of the unit of a worker that has answered."""
         unit, worker.unit = worker.unit, None
         assert unit is not None
         try:
             outcomes: Sequence[Outcome] = self.ray.get(worker.call)
-        except (
-            self.ray.exceptions.RayError
-        ) as error:  # it cannot begin, was killed too often, or its node is lost
+        except self.ray.exceptions.RayError as error:  # it cannot begin, or was lost too often
             self._dismiss(worker)
             if "creation task" in str(error):
                 why = str(error).strip().splitlines()[-1].rpartition("InputError: lm-eval-icl: ")[2]
@@ -155,7 +167,7 @@ class OnRay(Executor):
             ]
         return outcomes
 
-    def _dismiss(self, worker: Hired) -> None:
+    def _dismiss(self, worker: Worker) -> None:
         self.workers.remove(worker)
         self.ray.kill(worker.actor)
 

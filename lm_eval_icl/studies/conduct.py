@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.targets import Cell, Checkpoint, Grid, Target, batches
+from lm_eval_icl.studies.targets import Cell, Checkpoint, Grid, Target, units_of
 
 # States of a target. Any other text is the reason why it cannot be made.
 DONE = "done"
@@ -138,12 +138,12 @@ def time_left(seconds: Sequence[float], cells: int) -> str:
 def units_to_start(
     grid: Grid, folder: StudyFolder, running: Collection[str], failed: Mapping[str, str]
 ) -> list[Unit]:
-    """The units that can be run now: trainings and batches of cells whose inputs are in the folder
+    """The units that can be run now: trainings, and cells whose inputs are in the folder
     and whose outputs are not, without targets that are running or have failed."""
     known = states(grid, folder, failed)
     makeable = [target for target, state in known if state == READY and target.path not in running]
     trainings = [(target,) for target in makeable if isinstance(target, Checkpoint)]
-    return [*trainings, *batches(target for target in makeable if isinstance(target, Cell))]
+    return [*trainings, *units_of(target for target in makeable if isinstance(target, Cell))]
 
 
 def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[tuple[Target, str]]:

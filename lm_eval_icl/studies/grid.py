@@ -229,7 +229,8 @@ class Study(BaseModel):
     runs over its values, `Cell.path` names it, and `cell_tasks.prepare` or `UnitRunner` obeys it.
     Any other key is read from `Grid.study`; if a cell's numbers depend on it, `cell_tasks._data`
     adds it to the digest in the path, so that another value makes other cells. In both cases,
-    `UnitRunner._facts` writes it into the cell's results file, under `config.icl.study`.
+    `UnitRunner._facts` writes it into the cell's results file, under `config.icl.study`. Tables
+    tell cells apart by it only if `results.compared` has a line for it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)

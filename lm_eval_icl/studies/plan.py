@@ -15,7 +15,7 @@ from lm_eval_icl.demonstrations.how import SelectionMethod
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.studies.conduct import DONE, Failure, states
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.targets import Cell, Grid, batches, passes_of
+from lm_eval_icl.studies.targets import Cell, Grid, passes_of, units_of
 from lm_eval_icl.studies.unit_runner import UnitRunner
 
 _TRIALS = (4, 8)  # the documents of the two trials of a method
@@ -89,7 +89,7 @@ def seconds(grid: Grid, runner: UnitRunner, cells: Sequence[Cell]) -> tuple[floa
     steps is tried for one step, and takes as long for each of the others.
     """
     by_method = defaultdict(list)
-    for unit in batches(cells):
+    for unit in units_of(cells):
         by_method[unit[0].variant.method].append(unit)
     low = 0.0
     high = 0.0

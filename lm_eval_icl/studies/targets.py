@@ -273,8 +273,8 @@ class Grid:
         for model in self.models:
             for variant, task in itertools.product(self.variants(model), self.tasks_of(model)):
                 axes = (task.shots, study.labels, study.formats, study.demonstrations, study.seeds)
-                for shots, labels, number, how, seed in itertools.product(*axes):
-                    varied = [shots, labels, number]
+                for shots, labels, format_number, how, seed in itertools.product(*axes):
+                    varied = [shots, labels, format_number]
                     firsts = [task.shots[0], study.labels[0], study.formats[0]]
                     others = sum(map(operator.ne, varied, firsts))
                     if study.one_at_a_time and others > 1:
@@ -282,12 +282,17 @@ class Grid:
                     if seed != study.seeds[0] and not _depends_on_seed(study, shots, labels, how):
                         continue
                     cell = Cell(
-                        *(model, variant, task.name, shots, how, seed),
+                        model,
+                        variant,
+                        task.name,
+                        shots,
+                        how,
+                        seed,
                         data=task.data.get((shots, str(how), seed, "test"), ""),
                         limit=self.limit,
                         decide=decide,
                         labels=labels,
-                        format=number,
+                        format=format_number,
                     )
                     yield cell, 1 if study.one_at_a_time and others else study.orders
 
@@ -304,9 +309,9 @@ def _depends_on_seed(
     return how is None or (shots > 0 and how != "first")
 
 
-def batches(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
-    """The cells in batches that are scored together: they differ only in the order of the
-    demonstrations and the number of passes. Cells of a single pass are a batch by themselves, since
+def units_of(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
+    """The cells as units, whose cells are scored together: they differ only in the order of the
+    demonstrations and the number of passes. Cells of a single pass are units by themselves, since
     longer prompts may fit."""
     alike: dict[Any, list[Cell]] = defaultdict(list)
     for cell in cells:
@@ -314,7 +319,7 @@ def batches(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
         alone = name and len(cell.variant.make().passes(0, [1, 1])) == 1
         first = replace(cell.without(name), order=0, chosen=(), rule="")
         alike[first.path, alone].append(cell)
-    return [tuple(batch) for batch in alike.values()]
+    return [tuple(unit) for unit in alike.values()]
 
 
 def passes_of(variant: Variant) -> tuple[str, int]:

@@ -77,9 +77,8 @@ class UnitRunner:
         self.include_path = include_path
         self._model: Model | None = None
         self._unloadable: dict[str, Exception] = {}  # by the model's folder
-        self._lm: ICLModel | None = (
-            None  # the model under plain ICL, which has loaded the checkpoint
-        )
+        # The model under plain ICL, which has loaded the checkpoint.
+        self._lm: ICLModel | None = None
         self._chooser: tuple[Any, Chooser] | None = None
 
     def run(self, unit: Unit) -> Iterator[Outcome]:
@@ -280,7 +279,7 @@ class UnitRunner:
         choice: Mapping[str, Any] | None,
         shared: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """The cell's axes, for its results file.
+        """What the cell's results file says of it, under `config.icl.study`.
 
         Args:
             shared: the number of cells that were scored together, with their passes and seconds.

@@ -91,7 +91,7 @@ class Sabotaged(cluster.OnRay):
     kills = 1
     remove = None
 
-    def _answer(self, worker: cluster.Hired) -> Sequence[Outcome]:
+    def _answer(self, worker: cluster.Worker) -> Sequence[Outcome]:
         outcomes = super()._answer(worker)
         mine = []
         for process in psutil.Process().children(recursive=True):

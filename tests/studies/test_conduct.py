@@ -19,7 +19,7 @@ import pytest
 from lm_eval_icl.studies.conduct import DONE, Failure, Here, Unit, conduct, states, units_to_start
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study
-from lm_eval_icl.studies.targets import Candidate, Cell, Grid, StudyTask, batches, choose
+from lm_eval_icl.studies.targets import Candidate, Cell, Grid, StudyTask, choose, units_of
 
 TRAIN = {"tasks": "x", "steps": 3}
 DEV = {"choose": ["T"]}
@@ -263,11 +263,11 @@ def test_of_equals_the_dev_set_chooses_the_first():
     assert "rule=contextual" in chosen[3].path
 
 
-def test_batches_are_scored_together():
+def test_cells_of_a_unit_are_scored_together():
     """All T but the first, and all orders, of one method and set of demonstrations."""
     models = ["pretrained=m", "pretrained=n"]
     study = grid(models=models, orders=2, seeds=[0, 1], dev={"choose": []})
-    alike = batches(known(study))
+    alike = units_of(known(study))
     assert len(alike) == 2 * 2 * 2 * 3
     assert sorted(map(len, alike)) == [2] * 16 + [4] * 8
     for first, *others in alike:
@@ -277,9 +277,9 @@ def test_batches_are_scored_together():
             assert cell.seed == first.seed
             assert cell.split == first.split
             assert cell.variant.method == first.variant.method
-    assert batches([]) == []
+    assert units_of([]) == []
     learned = grid(methods=[{"ctkv": {"steps": 4, "after": [0, 1, 4]}}], tasks=["a"], seeds=0)
-    assert list(map(len, batches(known(learned)))) == [3]  # which all have the same prompts
+    assert list(map(len, units_of(known(learned)))) == [3]  # which all have the same prompts
 
 
 # The choice.
