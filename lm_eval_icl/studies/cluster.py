@@ -9,8 +9,9 @@ broken, so that it ends itself (`StudyWorker.run`). Then this happens to its uni
 1. Ray starts the worker again, on a node that has room. It loads the study and the model again.
 2. Ray runs the unit again from its first cell, since a unit returns all outcomes at its end. A
    training continues from its last checkpoint. `OnRay` sees nothing of this.
-3. After `_TRIES` losses, Ray gives up. `OnRay._answer` dismisses the worker and returns a `Failure`
-   for each target of the unit. A new worker is made if other units wait.
+3. After `_TRIES` losses with one unit, or more than `_RESTARTS` in all, Ray gives the worker up.
+   `OnRay._answer` dismisses it and returns a `Failure` for each target of the unit. A new worker is
+   made if other units wait.
 4. `conduct` goes on without these targets and those that need them. At the end, `end.conclude`
    writes the reasons into `study.json`, and the command ends with status 1. The same command tries
    again.
@@ -43,7 +44,7 @@ from lm_eval_icl.studies.targets import Grid, Model
 from lm_eval_icl.studies.unit_runner import Options, Trainer, UnitRunner
 
 _TRIES = 3  # how often a unit is run if its worker is lost
-_RESTARTS = 10  # how often a worker is restarted, whatever its units
+_RESTARTS = 10  # how often a worker is restarted, whatever units it runs
 _RAY = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 # The resources of a worker, by these names.
 Needs = tuple[tuple[str, float], ...]
@@ -161,10 +162,11 @@ class OnRay(Executor):
                     f"--ray: a worker cannot begin ({why.removesuffix('.')})."
                 ) from error
             why = " ".join(str(error).rpartition("is dead because ")[2].split())[:300]
-            return [
-                (target, Failure(f"its worker was lost {_TRIES} times; the last time: {why}"))
-                for target in unit
-            ]
+            failure = Failure(
+                f"its worker was lost {_TRIES} times, or once after {_RESTARTS} restarts; the last "
+                f"time: {why}"
+            )
+            return [(target, failure) for target in unit]
         return outcomes
 
     def _dismiss(self, worker: Worker) -> None:
