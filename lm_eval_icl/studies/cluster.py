@@ -153,7 +153,7 @@ class OnRay(Executor):
         unit, worker.unit = worker.unit, None
         assert unit is not None
         try:
-            outcomes: Sequence[Outcome] = self.ray.get(worker.call)
+            return list(self.ray.get(worker.call))
         except self.ray.exceptions.RayError as error:  # it cannot begin, or was lost too often
             self._dismiss(worker)
             if "creation task" in str(error):
@@ -167,7 +167,6 @@ class OnRay(Executor):
                 f"time: {why}"
             )
             return [(target, failure) for target in unit]
-        return outcomes
 
     def _dismiss(self, worker: Worker) -> None:
         self.workers.remove(worker)
