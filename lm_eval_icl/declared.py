@@ -175,7 +175,7 @@ def spelled(text: str, verbatim: str = "") -> tuple[str, dict[str, Any]]:
     for i, part in enumerate(parts):
         key, equals, value = part.partition("=")
         if not equals:
-            raise InputError(f"{part!r}: must be NAME=VALUE, as in {name}:m=64.")
+            raise InputError(f"{part!r}: must be KEY=VALUE, as in {name}:KEY=VALUE.")
         if key == verbatim:
             rest = ":".join([value, *parts[i + 1 :]])
             arguments[key] = rest.replace("\\n", "\n")

@@ -24,6 +24,11 @@ SELECTION_METHODS: Mapping[str, type[SelectionMethod]] = {
     **SELECTORS,
     "lens": Lens,
 }
+# What `demonstrations` may name with arguments.
+WITH_ARGUMENTS: Mapping[str, type[SelectionMethod | Similar]] = {
+    **SELECTION_METHODS,
+    "similar": Similar,
+}
 
 
 def make(name: str, arguments: Mapping[str, Any]) -> SelectionMethod | Similar:
@@ -32,11 +37,9 @@ def make(name: str, arguments: Mapping[str, Any]) -> SelectionMethod | Similar:
     Raises:
         InputError: there is no such method or argument, or a value is refused.
     """
-    if name == "similar":
-        return read_into(Similar, arguments)
-    if name not in SELECTION_METHODS:
-        raise InputError(f"{name!r}: {suggestion(name, SELECTION_METHODS)}")
-    return read_into(SELECTION_METHODS[name], arguments)
+    if name not in WITH_ARGUMENTS:
+        raise InputError(f"{name!r}: {suggestion(name, WITH_ARGUMENTS)}")
+    return read_into(WITH_ARGUMENTS[name], arguments)
 
 
 def read(written: Any) -> SelectionMethod | Similar | None:
@@ -57,13 +60,11 @@ def read(written: Any) -> SelectionMethod | Similar | None:
             [(name, arguments)] = written.items()
             return make(str(name), arguments or {})
         name = str(written).partition(":")[0]
-        known = (*SELECTION_METHODS, "similar")
-        if written in DRAWN or (name not in known and Path(str(written)).is_file()):
+        if name in WITH_ARGUMENTS:
+            return make(*spelled(str(written)))
+        if written in DRAWN or Path(str(written)).is_file():
             return None
-        if name not in known:
-            advice = suggestion(name, (*DRAWN, *known), "or a method that chooses: ")
-            raise InputError(
-                "must be stratified, random, first, or a JSON file of indices that exists; "
-                f"{advice}"
-            )
-        return make(*spelled(str(written)))
+        ways = suggestion(name, (*DRAWN, *WITH_ARGUMENTS))
+        raise InputError(
+            f"must be a way of choosing, or a JSON file of indices that exists; {ways}"
+        )

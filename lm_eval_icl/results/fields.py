@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm_eval_icl.demonstrations.how import SELECTION_METHODS, read
+from lm_eval_icl.demonstrations.how import WITH_ARGUMENTS, read
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results.compared import (
     CHOSEN,
@@ -304,7 +304,7 @@ def _way(written: Any, task: str) -> Any:
     if written == "default" and task.startswith("icl_"):
         return "stratified"  # the default of this package's tasks
     name = str(written).partition(":")[0]
-    if isinstance(written, dict) or name in (*SELECTION_METHODS, "similar"):
+    if isinstance(written, dict) or name in WITH_ARGUMENTS:
         with suppress(InputError):
             return str(read(written))
     return written

@@ -149,7 +149,7 @@ def test_one_text_for_one_method(tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("xyz", "or a method that chooses: stratified, random, first, best_random, herding, "),
+        ("xyz", "there are stratified, random, first, best_random, herding, "),
         ("nothing.json", "a JSON file of indices that exists"),
         ({"lens": {}, "cal": {}}, "must be one method with its arguments"),
     ],
