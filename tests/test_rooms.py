@@ -58,7 +58,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "inference": (Limit(22607, 11.2), Limit(24133, 12.7)),
     "methods": (Limit(26409, 11.1), Limit(26040, 13.0)),
     "drawing": (Limit(3811, 11.1), Limit(2432, 13.0)),
-    "demonstrations": (Limit(11140, 11.5), Limit(6754, 12.9)),
+    "demonstrations": (Limit(11133, 11.5), Limit(6754, 12.9)),
     "training": (Limit(8176, 11.2), Limit(5768, 11.8)),
     "regression": (None, Limit(3216, 13.0)),
     "harness": (Limit(26797, 10.8), Limit(32098, 12.1)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,10 @@ TIE = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The data of the N documents of a pool that a selector may use."""
+    """The data of the N documents of a pool that a selector may use, with a row for each document.
+
+    `Chooser` has them from the model and the task.
+    """
 
     labels: np.ndarray  # (N,) whole numbers from 0
     # (N, d), such as the last hidden states of the documents' queries
@@ -30,9 +34,10 @@ class Pool:
 
     def at(self, rows: np.ndarray) -> Pool:
         """The pool of these rows alone."""
-        features = None if self.features is None else self.features[rows]
-        probabilities = None if self.probabilities is None else self.probabilities[rows]
-        return Pool(self.labels[rows], features, probabilities)
+        data: dict[str, Any] = {}
+        for name, of_all in vars(self).items():
+            data[name] = None if of_all is None else of_all[rows]
+        return Pool(**data)
 
     def vectors(self, unit: bool = False) -> np.ndarray:
         """The features in float64, (N, d).

@@ -97,14 +97,14 @@ class BestRandom(SelectionMethod):
         """
         check_n(self, pool, n)
         rows = range(len(pool.labels))
-        drawn: list[Rows] = []
+        results = []
         for _ in range(self.sets):
             if self.balance:
                 members = stratified(rows, n, lambda row: pool.labels[row], generator)
             else:
                 members = generator.sample(rows, n)
-            drawn.append(tuple(members))
-        results = [ScoredSet(members, *score(members)) for members in drawn]
+            drawn = tuple(members)
+            results.append(ScoredSet(drawn, *score(drawn)))
         return max(results, key=lambda result: (result.accuracy, result.log_probability))
 
 
