@@ -16,7 +16,7 @@ from lm_eval_icl.harness.metaicl_task import MetaICLTask
 from lm_eval_icl.prompts.formats import Template, format_of
 
 
-def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
+def vary(task: ConfigurableTask, other_labels: Any, format_number: Any) -> None:
     """Give a task's demonstrations other labels, and all its prompts another format; None for no
     change.
 
@@ -26,7 +26,7 @@ def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
 
     Args:
         other_labels: see `demonstrations.wrong_labels.read`.
-        number: see `prompts.formats.format_of`.
+        format_number: see `prompts.formats.format_of`.
 
     Raises:
         InputError: the task cannot have other labels, or another format.
@@ -34,8 +34,8 @@ def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
     given = {}
     if other_labels is not None:
         given["labels"] = other_labels
-    if number is not None:
-        given["format"] = number
+    if format_number is not None:
+        given["format"] = format_number
     if not given:
         return
     written = ", ".join(f"{name}={value}" for name, value in given.items())
@@ -50,8 +50,8 @@ def vary(task: ConfigurableTask, other_labels: Any, number: Any) -> None:
                 "file."
             )
         task.config.metadata = {**metadata, **given}
-        if number is not None:
-            _format(task, checked("format", number, NotNegative))
+        if format_number is not None:
+            _format(task, checked("format", format_number, NotNegative))
         if other_labels is not None:
             relabel = Relabel(task, wrong_labels.read(other_labels))
             task.fewshot_cfg = dataclasses.replace(task.fewshot_cfg, doc_to_target=relabel)
@@ -109,7 +109,7 @@ class Relabel:
         return self._known[row]
 
 
-def _format(task: ConfigurableTask, number: int) -> None:
+def _format(task: ConfigurableTask, format_number: int) -> None:
     """Replace the templates of a task's queries and demonstrations by those of a format."""
     config = task.config
     shots = task.fewshot_cfg
@@ -119,7 +119,7 @@ def _format(task: ConfigurableTask, number: int) -> None:
         )
     queries = _template(config)
     demonstrations = _template(shots)
-    new_format = format_of(queries, number)
+    new_format = format_of(queries, format_number)
     if new_format is None:
         return
     task.fewshot_cfg = dataclasses.replace(shots, **_settings(new_format.of(demonstrations)))

@@ -45,8 +45,9 @@ from lm_eval_icl.studies.unit_runner import Options, Trainer, UnitRunner
 
 _TRIES = 3  # how often a unit is run if its worker is lost
 _RESTARTS = 10  # how often a worker is restarted, whatever units it runs
+# A resource in a study's file -> its name on a node.
 _RAY = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-# The resources of a worker, by these names.
+# The resources of a worker: each name in a study's file, with how much of it.
 Needs = tuple[tuple[str, float], ...]
 
 
@@ -116,7 +117,7 @@ class OnRay(Executor):
             """How many more workers with these needs would fit if all workers had the same
             needs."""
             fit = sum(
-                min(int(node.get(_RAY[name], 0) // each) for name, each in needs if each)
+                min(int(node.get(_RAY[name], 0) // amount) for name, amount in needs if amount)
                 for node in nodes
             )
             return fit - sum(worker.needs == needs for worker in self.workers)
@@ -138,7 +139,9 @@ class OnRay(Executor):
         for worker in [worker for worker in self.workers if worker.unit is None]:
             holders = Counter(other.held for other in self.workers)
             worker.unit = self.take(
-                worker.held, holders, [f for f, needs in needs_of.items() if needs == worker.needs]
+                worker.held,
+                holders,
+                [folder for folder, needs in needs_of.items() if needs == worker.needs],
             )
             if worker.unit is not None:
                 worker.held = worker.unit[0].model.folder
@@ -149,8 +152,10 @@ class OnRay(Executor):
                 self._dismiss(worker)
 
     def _answer(self, worker: Worker) -> Sequence[Outcome]:
-        """The outcomes of the unit of a worker that has answered."""
-        unit, worker.unit = worker.unit, None
+        """The outcomes of a worker's unit, whose call has ended; failures if the worker was lost too
+        often."""
+        unit = worker.unit
+        worker.unit = None
         assert unit is not None
         try:
             return list(self.ray.get(worker.call))
