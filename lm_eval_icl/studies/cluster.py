@@ -152,8 +152,8 @@ class OnRay(Executor):
                 self._dismiss(worker)
 
     def _answer(self, worker: Worker) -> Sequence[Outcome]:
-        """The outcomes of a worker's unit, whose call has ended; failures if the worker was lost too
-        often."""
+        """The outcomes of a worker's unit, whose call has ended: failures if the worker was lost
+        too often."""
         unit = worker.unit
         worker.unit = None
         assert unit is not None
