@@ -208,6 +208,16 @@ def test_rerun_of_a_dev_cell_makes_again_what_it_chose(tmp_path):
     assert StudyFolder(tmp_path).there == made.there
 
 
+def test_entries_that_begin_alike_have_choices_of_their_own(tmp_path):
+    methods = [{"deepthink": {"T": [1, 2], "eta": etas}} for etas in (0.1, [0.1, 0.5])]
+    study = grid(dev={"choose": ["T", "eta"]}, methods=methods)
+    folder = StudyFolder(tmp_path)
+    folder.results = lambda cell: {"results": {"a": {"acc,none": cell.variant.arguments["eta"]}}}
+    chosen = [folder.choice(study, candidates)[0] for candidates in study.alternatives]
+    assert [cell.variant.arguments["eta"] for cell in chosen] == [0.1, 0.5]
+    assert [cell.chosen for cell in chosen] == [("T",), ("T", "eta")]
+
+
 # Cells and batches.
 
 
