@@ -133,13 +133,15 @@ class StudyFacts:
 
     @classmethod
     def of(cls, cell: Mapping[str, Any], study: Mapping[str, Any] | None = None) -> StudyFacts:
-        """From the two objects of JSON. Values of a wrong type count as missing."""
+        """From the two objects of JSON, of which the study's counts. Values of a wrong type count as
+        missing."""
+        cell = {**cell, **(study or {})}
         texts: dict[str, Any] = {}
         for name in ("split", "model", "training", "rule", "metric"):
             if isinstance(cell.get(name), str):
                 texts[name] = cell[name]
         chosen = [name for name in listed(cell.get("chosen")) if isinstance(name, str)]
-        expected = mapping((study or {}).get("expected", cell.get("expected")))
+        expected = mapping(cell.get("expected"))
         order = count(cell.get("order")) or 0
         return cls(**texts, order=order, chosen=tuple(chosen), expected=expected)
 
