@@ -3,7 +3,8 @@
 
     study     the name of the study
     cells     path of each results file in the tables -> "expected": the paper's numbers by column,
-              and "metric": that of the tables.
+              and "metric": that of the tables. A chosen cell that is not here was chosen before
+              the study's file was changed, and readers leave it out.
     dev       path of each cell on the dev set -> its metrics, as lm-eval writes them
     failures  path of a cell or checkpoint that could not be made -> the reason
 """

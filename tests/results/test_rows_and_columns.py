@@ -418,6 +418,20 @@ def test_study_json_is_read_beside_the_cells(tmp_path):
     assert board_of(tmp_path).entries[0].cells["t"].expected == 0.6
 
 
+def test_what_a_changed_study_no_longer_chooses_is_left_out(tmp_path):
+    """The file stays: another change may choose it again. Other cells count as before."""
+    facts = study(chosen=["eta"])
+    for eta, right in ((0.1, MOST), (0.2, HALF)):
+        file = run(tmp_path, icl={**DEEP, "eta": eta, "study": facts}, right=right)
+    run(tmp_path, icl={**ICL, "study": study()}, right=ALL)
+    cells = {file.relative_to(tmp_path).as_posix(): {"expected": {}}}
+    (tmp_path / "study.json").write_text(json.dumps({"cells": cells}))
+    board = board_of(tmp_path)
+    assert seen(board).split("\n")[1:] == ["icl | 100.0", "deepthink eta chosen on dev | 50.0"]
+    assert len(board.left_out) == 1
+    assert "no longer chosen" in board.left_out[0].why
+
+
 def test_a_rule_chosen_on_dev(tmp_path):
     """The values of the rule that each cell's study chose stand in one row."""
     for seed, rule in ((0, "batch"), (1, None)):
