@@ -104,6 +104,7 @@ class RuleFacts:
     # documents), "labels: 2016" (labeled documents), "pool: 64" (documents of the few-shot split,
     # without labels).
     reads: tuple[str, ...] = ()
+    draws: bool = False  # whether it draws documents or words by the seed
 
     @classmethod
     def of(cls, name: str, facts: Mapping[str, Any]) -> RuleFacts:
@@ -114,7 +115,7 @@ class RuleFacts:
             numbers["pool"] = count(arguments.get("m")) or count(facts.get("corpus"))
         reads = ["transductive"] if facts.get("transductive") else []
         reads += [f"{what}: {number}" for what, number in numbers.items() if number is not None]
-        return cls(name, arguments, tuple(reads))
+        return cls(name, arguments, tuple(reads), "seed" in facts)
 
 
 @dataclass(frozen=True)

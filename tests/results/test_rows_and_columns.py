@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from lm_eval_icl.results.board import Board
+from lm_eval_icl.results.comparisons import compare
 from tests.boards import write, write_samples
 from tests.results.files import board_of, by_method, row_of, samples_in
 
@@ -399,6 +400,41 @@ def test_settings_of_the_task_are_columns(tmp_path, settings):
     assert columns[0] == "average"
     assert len(columns) == 3
     assert sorted(means[1:]) == ["100.0", "50.0"]
+
+
+FIRST = {"metadata": {"demonstrations": "first"}}
+
+
+@pytest.mark.parametrize("what", ["a rule", "a fit"])
+def test_what_else_a_seed_draws_makes_sets_of_the_same_demonstrations(tmp_path, what):
+    """They are paired by seed, and each with the one set of a row that draws nothing else."""
+    gold = [0, 1] * 20
+    run(tmp_path, icl=DEEP, says=[0] * 40, gold=gold, **FIRST)
+    for seed, says in ((0, [0] * 40), (1, gold), (1, gold)):
+        settings = {"says": says, "gold": gold, "put": {"config.fewshot_seed": seed}}
+        fitted = [{"task": "t", "labels": [3]}]
+        if what == "a rule":
+            settings |= {"says": [0] * 40, "rules": {"domain": {"seed": seed, "says": says}}}
+            fitted = []
+        for method in ("icl", "pcw"):
+            run(tmp_path, icl={**ICL, "method": method, "fitted": fitted}, **settings, **FIRST)
+    board = board_of(tmp_path)
+    rule = ", decide: domain" if what == "a rule" else ""
+    cell = row_of(board, f"icl{rule}").cells["t"]
+    assert [each.label for each in cell.sets] == ["seed 0", "seed 1"]
+    assert cell.estimate.mean == 0.75
+    assert "confirmed" in cell.marks and "differs" not in cell.marks
+    same = row_of(board, f"pcw{rule}").cells
+    assert compare(same, {"t": cell}, board.columns[0]).sets == 2
+    fixed = row_of(board, "deepthink").cells
+    for one, other, sign in ((fixed, same, -1), (same, fixed, 1)):
+        difference = compare(one, other, board.columns[0])
+        assert (difference.mean, difference.sets, difference.scope) == (sign * 0.25, 2, "sets")
+
+
+def test_one_set_of_labels_of_fixed_rows_is_one_that_was_drawn(tmp_path):
+    run(tmp_path, icl=ICL, metadata={"demonstrations": "first", "labels": "random"})
+    assert "one set" in board_of(tmp_path).entries[0].cells["t"].marks
 
 
 def test_one_run_does_not_confirm_itself(tmp_path):

@@ -339,3 +339,5 @@ def test_what_does_not_depend_on_the_seed_runs_once(how):
     assert seeds == WAYS[how]
     relabeled = grid(**keys, labels=["random"])
     assert len(relabeled.alternatives) == 3, "labels are drawn by the seed"
+    fitted = grid(**{**keys, "methods": ["moicl"]})
+    assert len(fitted.alternatives) == 3, "rows to fit on are drawn by the seed"
