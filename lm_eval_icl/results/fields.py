@@ -134,8 +134,8 @@ class StudyFacts:
 
     @classmethod
     def of(cls, cell: Mapping[str, Any], study: Mapping[str, Any] | None = None) -> StudyFacts:
-        """From the two objects of JSON, of which the study's counts. Values of a wrong type count as
-        missing."""
+        """From the two objects of JSON, of which the study's counts. Values of a wrong type count
+        as missing."""
         cell = {**cell, **(study or {})}
         texts: dict[str, Any] = {}
         for name in ("split", "model", "training", "rule", "metric"):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from lm_eval_icl.studies.conduct import DONE, Failure, Here, Unit, conduct, stat
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study
 from lm_eval_icl.studies.targets import Candidate, Cell, Grid, StudyTask, choose, units_of
+from lm_eval_icl.studies.unit_runner import Answered
 
 TRAIN = {"tasks": "x", "steps": 3}
 DEV = {"choose": ["T"]}
@@ -236,6 +238,15 @@ CHOOSING = grid(
     dev={"choose": ["T", "seeds", "decide"]},
     decide=["none", "contextual"],
 )
+
+
+def test_cells_of_a_unit_have_the_same_responses():
+    """A chosen cell and one that was not chosen may differ in nothing else."""
+    request = SimpleNamespace()
+    responses = {id(request): ["a", "b"]}
+    for _ in range(2):
+        cell_model = Answered(SimpleNamespace(config=None), responses)
+        assert cell_model.generate_until([request, request]) == ["a", "b"]
 
 
 def test_what_the_dev_set_chooses_among():
