@@ -98,7 +98,8 @@ def _results(run: Run) -> tuple[TaskResult, ...]:
         return run.all_results
     rules = [result.rule for result in run.decided if result.rule is not None]
     is_transductive = any("transductive" in rule.reads for rule in rules)
-    rule = RuleFacts(CHOSEN, reads=("transductive",) if is_transductive else ())
+    reads = ("transductive",) if is_transductive else ()
+    rule = RuleFacts(CHOSEN, reads=reads, draws=any(rule.draws for rule in rules))
     results = list(run.tasks.values()) if study.chosen == ("decide",) else []
     for result in run.all_results:
         name = None if result.rule is None else result.rule.name

@@ -21,7 +21,7 @@ from lm_eval_icl.results.board import (
 from lm_eval_icl.results.columns import is_share
 from lm_eval_icl.results.metrics import AGGREGATIONS, pseudo_values
 from lm_eval_icl.results.records import Answers, at, count, number
-from lm_eval_icl.results.sets import NO_SET, prompt_sets
+from lm_eval_icl.results.sets import NO_SET, drawing_seed, prompt_sets
 from lm_eval_icl.results.statistics import Bounds, Estimate, Spread
 
 _FEW_SETS = 5
@@ -121,7 +121,8 @@ def sensitivity(sets: Sequence[PromptSet]) -> Estimate | None:
     predictions = []
     for prompt_set in sets:
         in_formats = grouped(prompt_set.answered, lambda unit: unit.run.format)
-        for units in in_formats.values() if prompt_set.label != NO_SET else ():
+        has_orders = prompt_set.answered[0].answers.demonstrations is not None
+        for units in in_formats.values() if has_orders else ():
             orders = [unit.answers.predictions for unit in units]
             if any(options is None for options in orders):
                 return None
@@ -217,7 +218,8 @@ def estimated(
 
 
 def drawn_sets(sets: Sequence[PromptSet]) -> int:
-    """How many sets of demonstrations were drawn at random.
+    """How many sets of demonstrations were drawn at random, or had labels, a decision rule or a fit
+    that were.
 
     0 if there are none, if each document has its own, or if the rows are fixed.
     """
@@ -226,9 +228,10 @@ def drawn_sets(sets: Sequence[PromptSet]) -> int:
     unit = sets[0].answered[0]
     how = unit.result.fields.switches["demonstrations"]
     is_fixed = how.partition(":")[0] in _NOT_DRAWN or how.endswith(".json")
-    if is_fixed or unit.answers.each_own or sets[0].label == NO_SET:
-        return 0
-    return 1
+    is_fixed = is_fixed or unit.answers.each_own
+    if "labels" in unit.result.fields.setting or drawing_seed(unit) is not None:
+        is_fixed = False
+    return 0 if is_fixed or sets[0].label == NO_SET else 1
 
 
 def _reported(units: Sequence[TaskRun]) -> Estimate:

@@ -7,6 +7,7 @@ contradict each other (docs/comparing.md).
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from dataclasses import replace
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import Cells, Column, Entry, PromptSet
 from lm_eval_icl.results.cells import drawn_sets, one_answer, scores_of
+from lm_eval_icl.results.sets import drawing_seed
 from lm_eval_icl.results.statistics import Bounds, Difference
 
 
@@ -82,14 +84,11 @@ def common(
     """The pairs of sets with the same demonstrations, reduced to the prompts that both have."""
     # The same rows are other texts with other labels, formats or a chat template.
     identity = _texts if _setting(first) == _setting(second) else _draw
-    by_key: dict[object, PromptSet] = {}
-    for theirs in second:
-        by_key |= dict.fromkeys([identity(theirs), *_prompts(theirs)], theirs)
     pairs = []
-    for mine in first:
-        same = [key for key in [identity(mine), *_prompts(mine)] if key in by_key]
-        if same:
-            theirs = by_key[same[0]]
+    for mine, theirs in itertools.product(first, second):
+        seeds = {drawing_seed(mine.answered[0]), drawing_seed(theirs.answered[0])} - {None}
+        is_same = identity(mine) == identity(theirs)
+        if len(seeds) < 2 and (is_same or {*_prompts(mine)} & {*_prompts(theirs)}):
             pairs.append((_with_prompts_of(mine, theirs), _with_prompts_of(theirs, mine)))
     return pairs
 

@@ -104,6 +104,7 @@ class RuleFacts:
     # documents), "labels: 2016" (labeled documents), "pool: 64" (documents of the few-shot split,
     # without labels).
     reads: tuple[str, ...] = ()
+    draws: bool = False  # whether it draws documents or words by the seed
 
     @classmethod
     def of(cls, name: str, facts: Mapping[str, Any]) -> RuleFacts:
@@ -114,7 +115,7 @@ class RuleFacts:
             numbers["pool"] = count(arguments.get("m")) or count(facts.get("corpus"))
         reads = ["transductive"] if facts.get("transductive") else []
         reads += [f"{what}: {number}" for what, number in numbers.items() if number is not None]
-        return cls(name, arguments, tuple(reads))
+        return cls(name, arguments, tuple(reads), "seed" in facts)
 
 
 @dataclass(frozen=True)
@@ -133,13 +134,15 @@ class StudyFacts:
 
     @classmethod
     def of(cls, cell: Mapping[str, Any], study: Mapping[str, Any] | None = None) -> StudyFacts:
-        """From the two objects of JSON. Values of a wrong type count as missing."""
+        """From the two objects of JSON, of which the study's counts. Values of a wrong type count
+        as missing."""
+        cell = {**cell, **(study or {})}
         texts: dict[str, Any] = {}
         for name in ("split", "model", "training", "rule", "metric"):
             if isinstance(cell.get(name), str):
                 texts[name] = cell[name]
         chosen = [name for name in listed(cell.get("chosen")) if isinstance(name, str)]
-        expected = mapping((study or {}).get("expected", cell.get("expected")))
+        expected = mapping(cell.get("expected"))
         order = count(cell.get("order")) or 0
         return cls(**texts, order=order, chosen=tuple(chosen), expected=expected)
 

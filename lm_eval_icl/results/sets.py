@@ -16,28 +16,38 @@ _ROUNDING_FLOAT32 = 1e-4
 
 def prompt_sets(units: Sequence[TaskRun]) -> tuple[tuple[PromptSet, ...], list[str]]:
     """The answers by set of demonstrations, within a set by format and order; and marks about
-    repeated runs. Runs with the same prompts count once. A format changes the texts of the
-    demonstrations, so the set in a format is found by its seed."""
+    repeated runs. Runs with the same prompts count once, unless more was drawn by other seeds. A
+    format changes the texts of the demonstrations, so the set in a format is found by its seed."""
     by_seed = {unit.run.seed: unit.answers.demonstrations for unit in units if not unit.run.format}
     counted = []
     marks = _marks_of_unread(units)
     # If a method sorts the demonstrations, the prompts are the same in all orders of a study.
-    same_prompts = grouped(units, lambda unit: (unit.answers.prompts, unit.run.order))
+    same_prompts = grouped(
+        units, lambda unit: (unit.answers.prompts, unit.run.order, drawing_seed(unit))
+    )
     for repeated in same_prompts.values():
         first, *others = sorted(repeated, key=lambda unit: unit.run.is_computed is not True)
         counted.append(first)
         marks += [_repetition(first, other) for other in others]
     if "differs" in marks:  # then "confirmed" is only true of other prompts
         marks = [mark for mark in marks if mark != "confirmed"]
-    by_set: dict[str | None, list[TaskRun]] = {}
+    by_set: dict[tuple[str | None, int | None], list[TaskRun]] = {}
     for unit in counted:
         demonstrations = unit.answers.demonstrations
         if unit.run.format and demonstrations is not None:
             demonstrations = by_seed.get(unit.run.seed, f"seed {unit.run.seed}")
-        by_set.setdefault(demonstrations, []).append(unit)
-    seeded = [_prompt_set(demonstrations, same) for demonstrations, same in by_set.items()]
+        by_set.setdefault((demonstrations, drawing_seed(unit)), []).append(unit)
+    seeded = [_prompt_set(demonstrations, same) for (demonstrations, _), same in by_set.items()]
     seeded.sort(key=lambda pair: (pair[0], pair[1].label))
     return tuple(prompt_set for _, prompt_set in seeded), marks
+
+
+def drawing_seed(unit: TaskRun) -> int | None:
+    """The seed, if more than demonstrations is drawn by it: documents or words for a decision rule,
+    or rows on which the method is fitted."""
+    rule = unit.result.rule
+    is_drawn = unit.run.icl.get("fitted") or (rule is not None and rule.draws)
+    return unit.run.seed if is_drawn else None
 
 
 def _prompt_set(demonstrations: str | None, units: Sequence[TaskRun]) -> tuple[int, PromptSet]:
@@ -46,7 +56,7 @@ def _prompt_set(demonstrations: str | None, units: Sequence[TaskRun]) -> tuple[i
     seeds = {unit.run.seed for unit in answered}
     seed = seeds.pop() if len(seeds) == 1 else None
     label = f"set {demonstrations[:6]}" if demonstrations and seed is None else f"seed {seed}"
-    if demonstrations is None:
+    if demonstrations is None and drawing_seed(units[0]) is None:
         label = NO_SET
     return -1 if seed is None else seed, PromptSet(label, tuple(answered))
 

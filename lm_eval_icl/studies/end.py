@@ -2,7 +2,9 @@
 `study.json`, beside the cells, has the facts that only the study knows:
 
     study     the name of the study
-    cells     path of each results file on the test set -> "expected": the paper's numbers by column
+    cells     path of each results file in the tables -> "expected": the paper's numbers by column,
+              and "metric": that of the tables. A chosen cell that is not here was chosen before
+              the study's file was changed, and readers leave it out.
     dev       path of each cell on the dev set -> its metrics, as lm-eval writes them
     failures  path of a cell or checkpoint that could not be made -> the reason
 """
@@ -57,9 +59,9 @@ def conclude(
         if isinstance(target, Cell) and state == DONE:
             cells = tested if target.split == "test" else on_dev
             cells.append(target)
-    _write_facts(grid, folder, name, tested, on_dev, failures)
-    measured_on_dev = on_dev if study.dev and not study.dev.choose else []
-    results = results_of(folder, tested + measured_on_dev)
+    measured = tested + on_dev if study.dev and not study.dev.choose else tested
+    _write_facts(grid, folder, name, measured, on_dev, failures)
+    results = results_of(folder, measured)
     written = "study.json, no results on the test set"
     if results:
         table = tables.runs([run for _, run in results], dev=True)
@@ -85,18 +87,19 @@ def _write_facts(
     grid: Grid,
     folder: StudyFolder,
     name: str,
-    tested: Sequence[Cell],
+    measured: Sequence[Cell],
     on_dev: Sequence[Cell],
     failures: Mapping[str, str],
 ) -> None:
     """Write `study.json`."""
-    expected = {}
-    for cell in tested:
+    metric = grid.study.metric
+    facts = {}
+    for cell in measured:
         path = f"{cell.path}/{folder.results_path(cell).name}"
-        expected[path] = {"expected": expected_of(grid.study, cell)}
+        facts[path] = {"expected": expected_of(grid.study, cell), "metric": metric}
     record = {
         "study": name,
-        "cells": expected,
+        "cells": facts,
         "dev": {cell.path: folder.results(cell)["results"][cell.task] for cell in on_dev},
         "failures": failures,
     }

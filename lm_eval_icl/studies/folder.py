@@ -54,7 +54,8 @@ class StudyFolder:
         files = path.glob("cells/*/*/[!.]*/results_*.json")
         results = {file.parent for file in files if read_json(file) is not None}
         trained = {folder for folder in path.glob("checkpoints/*") if folder.suffix != ".part"}
-        self._choices: dict[str, tuple[Cell, ...]] = {}
+        # Paths of all candidates on the dev set -> the cells that these chose.
+        self._choices: dict[tuple[str, ...], tuple[Cell, ...]] = {}
         # The paths of the targets that are in the folder.
         self.there = {file.relative_to(path).as_posix() for file in results | trained}
 
@@ -117,7 +118,7 @@ class StudyFolder:
             names = [metric + rule] if rule else [x for x in values if x.startswith(metric)]
             return float(values[names[0]])
 
-        key = candidates[0].dev[0].path
+        key = tuple(candidate.dev[0].path for candidate in candidates)
         if key not in self._choices:
             scores = [
                 [score(cell, candidate.rule) for cell in candidate.dev] for candidate in candidates

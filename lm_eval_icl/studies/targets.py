@@ -279,7 +279,8 @@ class Grid:
                     others = sum(map(operator.ne, varied, firsts))
                     if study.one_at_a_time and others > 1:
                         continue
-                    if seed != study.seeds[0] and not _depends_on_seed(study, shots, labels, how):
+                    is_further = seed != study.seeds[0]
+                    if is_further and not _depends_on_seed(study, variant, shots, labels, how):
                         continue
                     cell = Cell(
                         model,
@@ -298,11 +299,13 @@ class Grid:
 
 
 def _depends_on_seed(
-    study: Study, shots: int, labels: str | None, how: Demonstrations | None
+    study: Study, variant: Variant, shots: int, labels: str | None, how: Demonstrations | None
 ) -> bool:
-    """Whether cells of two seeds may differ. Decision rules and other labels draw by the seed,
-    too."""
+    """Whether cells of two seeds may differ. Decision rules, other labels and rows on which a
+    method is fitted are drawn by the seed, too."""
     if labels is not None or study.rules:
+        return True
+    if shots > 1 and variant.method != HF and variant.make().rows_wanted:
         return True
     if isinstance(how, Similar):
         return how.fixed > 0 or how.order == "random"

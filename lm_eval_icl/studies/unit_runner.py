@@ -13,7 +13,7 @@ import itertools
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -308,10 +308,11 @@ class UnitRunner:
 class Answered(LM):
     """A model whose responses are known already, by id(instance)."""
 
-    def __init__(self, model: LM, responses: Mapping[int, Iterator[Any]]) -> None:
+    def __init__(self, model: LM, responses: Mapping[int, Iterable[Any]]) -> None:
         super().__init__()
         self.model = model
-        self.responses = responses
+        # Several cells have the same responses.
+        self.responses = {key: iter(several) for key, several in responses.items()}
         self.config = model.config
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
@@ -332,7 +333,7 @@ def _set_passes(lm: Any, name: str, number: int) -> None:
 
 def answer(
     lm: Any, tasks: Sequence[Any], name: str, numbers: set[int]
-) -> dict[int, dict[int, Iterator[Any]]]:
+) -> Mapping[int, Mapping[int, Iterable[Any]]]:
     """Number of passes -> id(instance) -> the responses of a model to all requests of these tasks.
     `name` is the argument that sets the number of passes, or "" (`passes_of`)."""
     instances = list[Instance]()
@@ -343,7 +344,7 @@ def answer(
         has_memory = not lm.runner.capabilities.no_memory
         if kinds == ["loglikelihood"] and has_memory:
             return _log_likelihoods(lm, tasks, instances, numbers)
-    answers = {}
+    answers = dict[int, Mapping[int, Iterable[Any]]]()
     for number in numbers:
         _set_passes(lm, name, number)
         if isinstance(lm, ICLModel):
@@ -357,13 +358,13 @@ def answer(
             of_kind = getattr(lm, kind)(repeated, disable_tqdm=True)
             for instance, response in zip(repeated, of_kind, strict=True):
                 responses[id(instance)].append(response)
-        answers[number] = {key: iter(several) for key, several in responses.items()}
+        answers[number] = responses
     return answers
 
 
 def _log_likelihoods(
     lm: ICLModel, tasks: Sequence[Any], instances: Sequence[Instance], numbers: set[int]
-) -> dict[int, dict[int, Iterator[Any]]]:
+) -> Mapping[int, Mapping[int, Iterable[Any]]]:
     """`answer` for log-likelihoods, which are scored after the memory of each pass, on the way to
     the last pass."""
     lm.begin(tasks)
@@ -372,7 +373,7 @@ def _log_likelihoods(
     run.logs = False  # the study shows the progress of its cells
     requests = run.requests(instances)
     run.tokens_alone += tokens_of(requests) * len(numbers)
-    answers: dict[int, dict[int, Iterator[Any]]] = {number: {} for number in numbers}
+    answers: dict[int, dict[int, Iterable[Any]]] = {number: {} for number in numbers}
     contexts = grouped((request.prompt, request.answer) for request in requests)
     with runner.mixed_precision():
         for context, queries in contexts.items():

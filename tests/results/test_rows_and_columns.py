@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from lm_eval_icl.results.board import Board
+from lm_eval_icl.results.comparisons import compare
 from tests.boards import write, write_samples
 from tests.results.files import board_of, by_method, row_of, samples_in
 
@@ -401,6 +402,43 @@ def test_settings_of_the_task_are_columns(tmp_path, settings):
     assert sorted(means[1:]) == ["100.0", "50.0"]
 
 
+FIRST = {"metadata": {"demonstrations": "first"}}
+
+
+@pytest.mark.parametrize("what", ["a rule", "a fit"])
+def test_what_else_a_seed_draws_makes_sets_of_the_same_demonstrations(tmp_path, what):
+    """They are paired by seed, and each with the one set of a row that draws nothing else."""
+    gold = [0, 1] * 20
+    run(tmp_path, icl=DEEP, says=[0] * 40, gold=gold, **FIRST)
+    for seed, says in ((0, [0] * 40), (1, gold), (1, gold)):
+        settings = {"says": says, "gold": gold, "put": {"config.fewshot_seed": seed}}
+        fitted = [{"task": "t", "labels": [3]}]
+        if what == "a rule":
+            settings |= {"says": [0] * 40, "rules": {"domain": {"seed": seed, "says": says}}}
+            fitted = []
+        for method in ("icl", "pcw"):
+            run(tmp_path, icl={**ICL, "method": method, "fitted": fitted}, **settings, **FIRST)
+    board = board_of(tmp_path)
+    rule = ", decide: domain" if what == "a rule" else ""
+    cell = row_of(board, f"icl{rule}").cells["t"]
+    assert [each.label for each in cell.sets] == ["seed 0", "seed 1"]
+    assert cell.estimate.mean == 0.75
+    assert "confirmed" in cell.marks
+    assert "differs" not in cell.marks
+    same = row_of(board, f"pcw{rule}").cells
+    assert compare(same, {"t": cell}, board.columns[0]).sets == 2
+    fixed = row_of(board, "deepthink").cells
+    for one, other, sign in ((fixed, same, -1), (same, fixed, 1)):
+        difference = compare(one, other, board.columns[0])
+        assert (difference.mean, difference.sets, difference.scope) == (sign * 0.25, 2, "sets")
+
+
+def test_one_set_of_labels_of_fixed_rows_is_one_that_was_drawn(tmp_path):
+    run(tmp_path, icl=ICL, metadata={"demonstrations": "first", "labels": "random"})
+    (entry,) = board_of(tmp_path).entries
+    assert "one set" in entry.cells["t"].marks
+
+
 def test_one_run_does_not_confirm_itself(tmp_path):
     """A second file of the same date is no second run."""
     for note in ("", "x"):
@@ -416,6 +454,20 @@ def test_study_json_is_read_beside_the_cells(tmp_path):
     progress = {"study": "x", "cells": cells, "failures": {}}
     (tmp_path / "study.json").write_text(json.dumps(progress))
     assert board_of(tmp_path).entries[0].cells["t"].expected == 0.6
+
+
+def test_what_a_changed_study_no_longer_chooses_is_left_out(tmp_path):
+    """The file stays: another change may choose it again. Other cells count as before."""
+    facts = study(chosen=["eta"])
+    for eta, right in ((0.1, MOST), (0.2, HALF)):
+        file = run(tmp_path, icl={**DEEP, "eta": eta, "study": facts}, right=right)
+    run(tmp_path, icl={**ICL, "study": study()}, right=ALL)
+    cells = {file.relative_to(tmp_path).as_posix(): {"expected": {}}}
+    (tmp_path / "study.json").write_text(json.dumps({"cells": cells}))
+    board = board_of(tmp_path)
+    assert seen(board).split("\n")[1:] == ["icl | 100.0", "deepthink eta chosen on dev | 50.0"]
+    assert len(board.left_out) == 1
+    assert "no longer chosen" in board.left_out[0].why
 
 
 def test_a_rule_chosen_on_dev(tmp_path):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from lm_eval_icl.studies.conduct import DONE, Failure, Here, Unit, conduct, stat
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study
 from lm_eval_icl.studies.targets import Candidate, Cell, Grid, StudyTask, choose, units_of
+from lm_eval_icl.studies.unit_runner import Answered
 
 TRAIN = {"tasks": "x", "steps": 3}
 DEV = {"choose": ["T"]}
@@ -208,6 +210,16 @@ def test_rerun_of_a_dev_cell_makes_again_what_it_chose(tmp_path):
     assert StudyFolder(tmp_path).there == made.there
 
 
+def test_entries_that_begin_alike_have_choices_of_their_own(tmp_path):
+    methods = [{"deepthink": {"T": [1, 2], "eta": etas}} for etas in (0.1, [0.1, 0.5])]
+    study = grid(dev={"choose": ["T", "eta"]}, methods=methods)
+    folder = StudyFolder(tmp_path)
+    folder.results = lambda cell: {"results": {"a": {"acc,none": cell.variant.arguments["eta"]}}}
+    chosen = [folder.choice(study, candidates)[0] for candidates in study.alternatives]
+    assert [cell.variant.arguments["eta"] for cell in chosen] == [0.1, 0.5]
+    assert [cell.chosen for cell in chosen] == [("T",), ("T", "eta")]
+
+
 # Cells and batches.
 
 
@@ -226,6 +238,15 @@ CHOOSING = grid(
     dev={"choose": ["T", "seeds", "decide"]},
     decide=["none", "contextual"],
 )
+
+
+def test_cells_of_a_unit_have_the_same_responses():
+    """A chosen cell and one that was not chosen may differ in nothing else."""
+    request = SimpleNamespace()
+    responses = {id(request): ["a", "b"]}
+    for _ in range(2):
+        cell_model = Answered(SimpleNamespace(config=None), responses)
+        assert cell_model.generate_until([request, request]) == ["a", "b"]
 
 
 def test_what_the_dev_set_chooses_among():
@@ -329,3 +350,5 @@ def test_what_does_not_depend_on_the_seed_runs_once(how):
     assert seeds == WAYS[how]
     relabeled = grid(**keys, labels=["random"])
     assert len(relabeled.alternatives) == 3, "labels are drawn by the seed"
+    fitted = grid(**{**keys, "methods": ["moicl"]})
+    assert len(fitted.alternatives) == 3, "rows to fit on are drawn by the seed"

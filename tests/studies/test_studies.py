@@ -286,7 +286,7 @@ def test_a_finished_cell_is_never_written_again(tmp_path):
     results = {path for path in before if path.suffix == ".json"}
     assert {output / path for path in cells} == results
     for facts in cells.values():
-        assert facts == {"expected": {"icl_demo_short": 0.5}}
+        assert facts == {"expected": {"icl_demo_short": 0.5}, "metric": "acc"}
     run(0.6)
     assert times(output) == before
     assert "0.6" in (output / "study.json").read_text()

@@ -17,6 +17,7 @@ import yaml
 from rich.console import Console
 
 from lm_eval_icl.results.board import Board
+from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.studies import conduct, end, grid
 from lm_eval_icl.studies.grid import Training, Variant
@@ -246,6 +247,17 @@ def test_study_json_says_what_only_the_study_knows(study: tuple[running.Ran, str
     chosen = Counter(cell.variant.arguments["T"] for (cell,) in progress.choices())
     counts = ", ".join(f"T={value} ({number}x)" for value, number in chosen.most_common())
     assert f"T chosen on dev: {counts}" in " ".join(text.split())
+
+
+def test_another_metric_is_that_of_cells_that_are_there(tmp_path: Path) -> None:
+    """For every reader of the folder, and without a further run."""
+    keys = {"methods": "icl", "tasks": "icl_demo_pieces", "dev": None, "seeds": 0}
+    for metric in ("acc", "acc_norm"):
+        progress, text = concluded(tmp_path / "o", **keys, metric=metric, expected=[])
+        (cell,) = progress.cells()
+        assert f"{100 * progress.score(cell):.1f}" in text
+        (run,), _ = read([progress.folder.path], quiet=True)
+        assert run.tasks[cell.task].metric == metric
 
 
 def scores_in(folder: Path) -> pd.DataFrame:
