@@ -4,5 +4,5 @@ import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _tried_once(tried_once):
-    """What a model can do is found out once."""
+def _quick(own_tasks, tried_once):
+    """What takes long and always comes to the same is done once."""

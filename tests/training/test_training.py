@@ -25,7 +25,7 @@ from lm_eval_icl.metaicl.data import Row
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.training import record, trainer
+from lm_eval_icl.training import record
 from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw_episode, read_file
 from lm_eval_icl.training.finetune import Settings, claim, train
 from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
@@ -359,9 +359,8 @@ def tiny_run(checkpoint, output, name="gpt2", resume=False, **settings):
     usual = {"num_fewshot": 3, "steps": 6, "batch_size": 4, "learning_rate": 1e-3, "loss": "all"}
     usual |= {"eval_steps": 0, "save_steps": 2}
     folder = checkpoint(name)
-    invicl = methods.make("invicl")
-    what = (*model_of(folder), invicl, [task()], output, Settings(**usual | settings))
-    train(*what, source=str(folder), resume=resume, cpu=True)
+    what = (*model_of(folder), methods.make("invicl"), [task()], output)
+    train(*what, Settings(**usual | settings), source=str(folder), resume=resume, cpu=True)
     return read_log(output)
 
 
@@ -626,7 +625,7 @@ BAD_LINES = {
 def test_bad_input_is_one_line(text, tmp_path, monkeypatch):
     """`icl,max_length=9`: with a model argument."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trainer, "_ATTEMPTS", 20)
+    monkeypatch.setattr("lm_eval_icl.training.trainer._ATTEMPTS", 20)
     first, *further = text.split()
     method, *limits = first.split(",")
     model_args = ",".join([f"pretrained={model_path()}", *limits])
