@@ -14,14 +14,15 @@ import signal
 # tests/harness/test_recorded.py.
 os.environ["HF_HUB_OFFLINE"] = "0" if os.environ.get("LM_EVAL_RECORDED") else "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Models this small lose more to threads waiting for each other than they gain; and a command that a
-# test starts rounds as the test does.
-os.environ["OMP_NUM_THREADS"] = "1"
-# lm-eval forks processes to resample scores, which may hang where other threads run.
-os.environ["DISABLE_MULTIPROC"] = "1"
-# Ray's workers would wait for all other tests; and the first cluster that a process starts makes a
-# token and asks for it from then on, of which processes that were made before would not know.
 os.environ |= {
+    # Models this small lose more to threads waiting for each other than they gain; and a command
+    # that a test starts rounds as the test does.
+    "OMP_NUM_THREADS": "1",
+    # lm-eval forks processes to resample scores, which may hang where other threads run.
+    "DISABLE_MULTIPROC": "1",
+    # Ray's workers would wait for all other tests; and the first cluster that a process starts
+    # makes a token and asks for it from then on, of which processes that were made before would not
+    # know.
     "RAY_worker_niceness": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "a token of the tests",
@@ -50,6 +51,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_sessionstart(session):
     """The process of pytest-xdist that hands tests out runs none, and need not wait for PyTorch."""
+    # What is imported stays, so that looking for garbage there is in vain; it takes a third of a
+    # second each time, and accelerate asks for it after every training.
+    gc.disable()
     option = session.config.option
     if getattr(option, "dist", "no") == "no" or hasattr(session.config, "workerinput"):
         import torch
@@ -64,9 +68,8 @@ def pytest_sessionstart(session):
 def pytest_collection_modifyitems(items):
     if plain.ON:
         plain.skip(items)
-    # The garbage collector takes a third of a second to look through all that has been imported,
-    # and accelerate calls it after every training.
     gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item):
