@@ -51,7 +51,7 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2061, 9.4), Limit(17472, 11.7)),
+    "": (Limit(2061, 9.4), Limit(17467, 11.6)),
     "files": (Limit(398, 8.0), None),
     "prompts": (Limit(7098, 10.7), Limit(6612, 12.2)),
     "metaicl": (Limit(3478, 11.4), Limit(5226, 12.4)),
@@ -60,9 +60,9 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "methods": (Limit(26409, 11.1), Limit(26040, 13.0)),
     "drawing": (Limit(3811, 11.1), Limit(2432, 13.0)),
     "demonstrations": (Limit(11153, 11.5), Limit(6754, 12.9)),
-    "training": (Limit(8176, 11.2), Limit(5768, 11.8)),
+    "training": (Limit(8173, 11.2), Limit(5766, 11.8)),
     "regression": (None, Limit(3216, 13.0)),
-    "harness": (Limit(26797, 10.8), Limit(32098, 12.1)),
+    "harness": (Limit(26797, 10.8), Limit(32089, 12.1)),
     "results": (Limit(31739, 11.4), Limit(26871, 13.0)),
     "leaderboard": (Limit(14241, 11.1), Limit(4447, 11.6)),
     "studies": (Limit(19279, 11.4), Limit(18612, 12.7)),
