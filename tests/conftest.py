@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import logging
 import os
+import shutil
 import signal
 
 # Before anything imports huggingface_hub: tests never ask the Hub, but for
 # tests/harness/test_recorded.py.
 os.environ["HF_HUB_OFFLINE"] = "0" if os.environ.get("LM_EVAL_RECORDED") else "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Models this small lose more to threads waiting for each other than they gain; and a command that a
-# test starts rounds as the test does.
-os.environ["OMP_NUM_THREADS"] = "1"
-# lm-eval forks processes to resample scores, which may hang where other threads run.
-os.environ["DISABLE_MULTIPROC"] = "1"
-# Ray's workers would wait for all other tests; and the first cluster that a process starts makes a
-# token and asks for it from then on, of which processes that were made before would not know.
 os.environ |= {
+    # Models this small lose more to threads waiting for each other than they gain; and a command
+    # that a test starts rounds as the test does.
+    "OMP_NUM_THREADS": "1",
+    # lm-eval forks processes to resample scores, which may hang where other threads run.
+    "DISABLE_MULTIPROC": "1",
+    # Ray's workers would wait for all other tests; and the first cluster that a process starts
+    # makes a token and asks for it from then on, of which processes that were made before would not
+    # know.
     "RAY_worker_niceness": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "a token of the tests",
@@ -48,6 +51,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_sessionstart(session):
     """The process of pytest-xdist that hands tests out runs none, and need not wait for PyTorch."""
+    # What is imported stays, so that looking for garbage there is in vain; it takes a third of a
+    # second each time, and accelerate asks for it after every training.
+    gc.disable()
     option = session.config.option
     if getattr(option, "dist", "no") == "no" or hasattr(session.config, "workerinput"):
         import torch
@@ -62,6 +68,8 @@ def pytest_sessionstart(session):
 def pytest_collection_modifyitems(items):
     if plain.ON:
         plain.skip(items)
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item):
@@ -128,11 +136,26 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tried_once():
-    """What a model can do is found out once for all tests of a file."""
+    """What a model can do is found out once for all models of a file that are the same: in class,
+    configuration and weights."""
+    import torch
+
     from lm_eval_icl.methods import runner
 
+    probe = runner.probe
+    found = {}
+
+    def kept(model):
+        config = model.config
+        weights = [float(weight.double().norm()) for weight in model.parameters()]
+        autocast = torch.is_autocast_enabled("cpu")
+        place = (str(config), config._attn_implementation, autocast, type(model), *weights)
+        if place not in found:
+            found[place] = probe(model)
+        return found[place]
+
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runner, "probe", functools.cache(runner.probe))
+        patched.setattr(runner, "probe", kept)
         yield
 
 
@@ -163,20 +186,14 @@ CHAT_TEMPLATE = (
 
 
 @pytest.fixture(scope="session")
-def chat_checkpoint(tmp_path_factory):
+def chat_checkpoint(checkpoint, tmp_path_factory):
     """As `checkpoint`, with a chat template that strips its messages, as most do."""
-    import transformers
-
-    from tests import tiny
-
     root = tmp_path_factory.mktemp("chat")
 
     @functools.cache
     def saved(name):
-        tiny.save(name, root / name)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(root / name)
-        tokenizer.chat_template = CHAT_TEMPLATE
-        tokenizer.save_pretrained(root / name)
-        return root / name
+        folder = shutil.copytree(checkpoint(name), root / name)
+        (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+        return folder
 
     return saved

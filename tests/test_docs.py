@@ -39,6 +39,7 @@ from tests import processes
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def read(path: Path) -> str:
@@ -79,7 +80,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_page
 def test_relative_links_resolve(page):
     links = re.findall(r"\]\(([^)\s]+)\)", read(page))
     for link in links:
@@ -121,7 +122,7 @@ def test_pictures_are_what_is_drawn_now(name, tmp_path):
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_page
 def test_commands_are_ones_that_we_take(page):
     """Methods and arguments exist; what the commands do is tested elsewhere."""
     for command in commands_of(page):
@@ -341,7 +342,7 @@ def test_adding_a_method_works_as_written(tmp_path):
 # What is said of the code.
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_page
 def test_files_that_are_named_are_there(page):
     text = read(page)
     named = re.findall(r"`((?:lm_eval_icl|tests|scripts|docs|task_configs)/[\w./-]+\.\w+)`", text)
@@ -396,7 +397,7 @@ def pages_in(entries: object) -> list[str]:
 
 def test_the_navigation_has_every_page_once():
     navigation = tomllib.loads(read(ROOT / "zensical.toml"))["project"]["nav"]
-    pages = [file.relative_to(ROOT / "docs").as_posix() for file in (ROOT / "docs").rglob("*.md")]
+    pages = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")]
     assert sorted(pages_in(navigation)) == sorted(pages)
 
 

@@ -41,7 +41,7 @@ from lm_eval_icl.studies.grid import Variant
 from lm_eval_icl.studies.targets import Cell, Model
 from lm_eval_icl.training import finetune
 from lm_eval_icl.training.trainer import last_checkpoint
-from tests import boards
+from tests import boards, tiny
 from tests.faults import VANISHES, Disk, faults, files_of, full
 from tests.training import test_training
 
@@ -223,14 +223,7 @@ WRITERS = {
 }
 
 
-SLOW = ("board_files", "cells")
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in WRITERS
-    ]
-)
+@pytest.fixture(params=tiny.slow_but(WRITERS.keys() - {"board_files", "cells"}, WRITERS))
 def writer(request, runs, monkeypatch):
     monkeypatch.setattr(version, "version", lambda: "1")  # which asks git
     return WRITERS[request.param](runs)
@@ -309,13 +302,10 @@ def test_after_a_power_failure_a_file_is_read_as_missing(writer, size, tmp_path)
 
 def test_a_library_writes_on_a_full_disk(runs, tmp_path):
     """pyarrow and matplotlib. The old files stay, and the same call writes the new ones."""
-    for write, old, new in (
-        (lambda board_runs: collect(board_runs, tmp_path / "c"), runs[0], runs[1]),
-        (
-            lambda board_runs: figures.draw(build(board_runs, []), tmp_path / "f", ["forest"]),
-            runs[0],
-            runs[1],
-        ),
+    old, new = runs
+    for write in (
+        lambda board_runs: collect(board_runs, tmp_path / "c"),
+        lambda board_runs: figures.draw(build(board_runs, []), tmp_path / "f", ["forest"]),
     ):
         write(old)
         before = files_of(tmp_path)

@@ -136,6 +136,8 @@ class EpisodePool:
         self.shots = shots
         self.held_out = rows[:held_out]
         self.rows = sorted(rows[held_out:])
+        # lm-eval renders a template for a text, and a row is drawn many times.
+        self._text = functools.cache(task.text)
         if len(self.rows) < shots + 1:
             raise InputError(
                 f"task {task.name!r}: {shots} demonstrations and a query are {shots + 1} rows, and "
@@ -155,14 +157,14 @@ class EpisodePool:
         Raises:
             InputError: too few rows have another text than the query.
         """
-        text = self.task.text(query)
-        copies = {row for row in shown if text is not None and self.task.text(row) == text}
+        text = self._text(query)
+        copies = {row for row in shown if text is not None and self._text(row) == text}
         if not copies:
             return Episode(self.task, tuple(shown), query)
         drawn = Random(f"in place of copies of {query} in {shown}").sample(
             self.rows, len(self.rows)
         )
-        differing = (row for row in drawn if row not in shown and self.task.text(row) != text)
+        differing = (row for row in drawn if row not in shown and self._text(row) != text)
         others = list(islice(differing, len(copies)))
         if len(others) < len(copies):
             raise InputError(

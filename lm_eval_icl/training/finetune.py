@@ -188,7 +188,7 @@ def _rows(
         # MetaICL cuts rows that are too long. The episodes of all other tasks are used whole or not
         # at all.
         if all(isinstance(task, SettingTask) for task in tasks):
-            cut = list(dict.fromkeys([method, *all_methods]))
+            cut = all_methods or [method]
         draw = RowDraw(pools, settings.seed, cut, all_remain=bool(fits))
     else:
         draw = partial(draw_episode, pools, settings.seed)

@@ -73,7 +73,6 @@ def test_a_pass_reads_what_hf_gives(predictor, pool):
 # Choices.
 
 
-@pytest.mark.usefixtures("own_tasks")
 @pytest.mark.parametrize("how", ["entropy", pytest.param("herding", marks=pytest.mark.slow)])
 def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, capsys, tmp_path):
     file = tmp_path / "chosen.json"
@@ -176,7 +175,6 @@ def test_a_file_for_something_else_is_refused(changes, n, seed, says, chosen):
 # Bad input.
 
 
-@pytest.mark.usefixtures("own_tasks")
 @pytest.mark.parametrize(
     ("how", "task", "shots", "says"),
     [

@@ -167,7 +167,6 @@ def select(how, task, output, *further):
     return json.loads(output.read_text())["tasks"]["toy"]["seeds"]
 
 
-@pytest.mark.usefixtures("own_tasks")
 @pytest.mark.parametrize("how", ["herding", "lens:m=10:l=2:beams=2:iterations=1:dev=6"])
 def test_a_model_chooses_none_of_them(how, tmp_path):
     """The copies are all alike but for a number, and far from the rest."""

@@ -200,7 +200,7 @@ def test_nothing_is_unpickled(gpt2, tmp_path, monkeypatch):
         theirs["lm-eval-icl"] = "text"
     monkeypatch.setattr(pickle, "loads", None)
     for name in ("c", "d"):
-        run(gpt2, tmp_path / name)
+        run(gpt2, tmp_path / name, limit=4)
         assert stored(tmp_path / f"{name}_rank0.jsonl") > 0
     monkeypatch.undo()
     with SqliteDict(str(tmp_path / "c_rank0.db")) as theirs:

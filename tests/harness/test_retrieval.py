@@ -174,7 +174,6 @@ def test_other_tasks(name, checkpoint):
     assert len(set(prompts)) > 3
 
 
-@pytest.mark.usefixtures("own_tasks")
 def test_a_study_has_one_cell_whatever_the_seed(tmp_path):
     study = running.conduct(
         tmp_path / "study", demonstrations=["similar"], methods="pcw", seeds=[0, 1]

@@ -3,6 +3,7 @@
 Reading the files checks the rest.
 """
 
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -35,8 +36,9 @@ def averages_of(study: grid.Study) -> dict[str, tuple[str, ...]]:
     return averages
 
 
-def config(name: str) -> dict[str, Any]:
-    return dict(yaml.safe_load(CONFIGS[name].read_text(encoding="utf-8")))
+@cache
+def config(name: str) -> Any:
+    return yaml.safe_load(CONFIGS[name].read_text(encoding="utf-8"))
 
 
 def below(name: str) -> set[str]:

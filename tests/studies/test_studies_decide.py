@@ -20,7 +20,7 @@ NAMES = ["contextual", "batch", "domain:n=2", "batch:m=3:of=pool"]
 TASK = "icl_demo_unseen"
 
 
-pytestmark = pytest.mark.usefixtures("own_tasks")
+pytestmark = pytest.mark.usefixtures("own_tasks", "tried_once")
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from tests import commands, evaluation
 from tests.methods import test_methods
 from tests.processes import Process, ranks, run_command
 
-pytestmark = pytest.mark.usefixtures("own_tasks")
+pytestmark = pytest.mark.usefixtures("own_tasks", "tried_once")
 
 # The methods that models are trained under, with further arguments.
 CASES = [
@@ -112,12 +112,12 @@ def gradients(model, loss):
     return {name: weights.grad for name, weights in named if weights.grad is not None}
 
 
-def assert_same_gradients(found, expected, tolerance=1e-8):
+def assert_same_gradients(found, expected):
     differing = set(found.keys() ^ expected.keys())
     assert all((found | expected)[name].abs().max() == 0 for name in differing), differing
     assert max(float(of.abs().max()) for of in expected.values()) > 1e-3
     for name in found.keys() & expected.keys():
-        assert (found[name] - expected[name]).abs().max() <= tolerance, name
+        assert (found[name] - expected[name]).abs().max() <= 1e-8, name
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox"])
@@ -354,15 +354,13 @@ def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
 # Runs.
 
 
-def tiny_run(
-    checkpoint, output, name="gpt2", method="invicl", resume=False, max_length=None, **settings
-):
+def tiny_run(checkpoint, output, name="gpt2", resume=False, **settings):
     """The log of a training of a few steps; `settings` are in place of these."""
     usual = {"num_fewshot": 3, "steps": 6, "batch_size": 4, "learning_rate": 1e-3, "loss": "all"}
-    usual |= {"eval_steps": 3, "save_steps": 2}
+    usual |= {"eval_steps": 0, "save_steps": 2}
     folder = checkpoint(name)
-    what = (*model_of(folder), methods.make(method), [task()], output, Settings(**usual | settings))
-    train(*what, source=str(folder), max_length=max_length, resume=resume, cpu=True)
+    what = (*model_of(folder), methods.make("invicl"), [task()], output)
+    train(*what, Settings(**usual | settings), source=str(folder), resume=resume, cpu=True)
     return read_log(output)
 
 
@@ -387,9 +385,9 @@ def weights(folder):
 
 @pytest.fixture(scope="module")
 def trained(checkpoint, tmp_path_factory):
-    """The folder of a training of thirty steps."""
+    """The folder of a training of fifteen steps."""
     output = tmp_path_factory.mktemp("trained") / "out"
-    tiny_run(checkpoint, output, steps=30, eval_steps=10, save_steps=10)
+    tiny_run(checkpoint, output, steps=15, eval_steps=5, save_steps=5, learning_rate=2e-3)
     return output
 
 
@@ -399,27 +397,27 @@ def names_in(folder):
 
 def test_the_loss_of_a_run_falls(trained):
     log = read_log(trained)
-    assert len(losses(log)) == 30
+    assert len(losses(log)) == 15
     assert sum(losses(log)[-5:]) < 0.8 * sum(losses(log)[:5])
     rates = [entry["learning_rate"] for entry in log if "loss" in entry]
     for one, other in itertools.pairwise(rates):
-        assert one - other == pytest.approx(1e-3 / 30)
+        assert one - other == pytest.approx(2e-3 / 15)
     measured = {entry["step"]: entry["eval_loss"] for entry in log if "eval_loss" in entry}
-    assert list(measured) == [0, 10, 20, 30]
-    assert measured[30] < measured[0]
+    assert list(measured) == [0, 5, 10, 15]
+    assert measured[15] < measured[0]
 
 
 def test_a_run_leaves_a_checkpoint(trained):
     """One that transformers and lm-eval load, with the record of how it was made."""
     assert names_in(trained) >= {"model.safetensors", "config.json", "tokenizer.json"}
     assert names_in(trained) >= {"trainer_state.json", "training.json"}
-    assert names_in(trained / "checkpoints") == {"checkpoint-20", "checkpoint-30"}
+    assert names_in(trained / "checkpoints") == {"checkpoint-10", "checkpoint-15"}
     config = json.loads((trained / "config.json").read_text())
     record = config["lm_eval_icl"]["trained"]
     assert record["method"] == "invicl"
     assert record["positions"] == "symmetric"
     assert record["num_fewshot"] == 3
-    assert record["steps"] == 30
+    assert record["steps"] == 15
     assert record["tasks"] == ["t"]
     assert str(trained.parent) not in json.dumps(config)
     assert config["use_cache"]
@@ -428,7 +426,7 @@ def test_a_run_leaves_a_checkpoint(trained):
 
 
 def test_held_out_rows_are_answered_as_the_predictor_answers_them(checkpoint, tmp_path):
-    tiny_run(checkpoint, tmp_path, loss="query")
+    tiny_run(checkpoint, tmp_path, loss="query", eval_steps=3)
     history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
     logged = [entry["eval_accuracy"] for entry in history if "eval_accuracy" in entry]
     assert len(logged) == 3  # at the beginning, in the middle and at the end
@@ -520,7 +518,7 @@ def test_evaluated_as_it_was_not_trained():
 
 
 def test_an_evaluation_says_and_records_the_training(checkpoint, tmp_path, caplog):
-    tiny_run(checkpoint, tmp_path, steps=2, eval_steps=0)
+    tiny_run(checkpoint, tmp_path, steps=2)
 
     def evaluated(model, path):
         """The results, and the warnings about the training."""
@@ -627,6 +625,7 @@ BAD_LINES = {
 def test_bad_input_is_one_line(text, tmp_path, monkeypatch):
     """`icl,max_length=9`: with a model argument."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lm_eval_icl.training.trainer._ATTEMPTS", 20)
     first, *further = text.split()
     method, *limits = first.split(",")
     model_args = ",".join([f"pretrained={model_path()}", *limits])
