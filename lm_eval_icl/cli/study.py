@@ -69,7 +69,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     from lm_eval_icl.studies.unit_runner import Options
 
     options = Options(args.device, args.batch_size, args.limit)
-    if args.output is None and not args.dry_run:
+    if args.output is None and (args.status or not args.dry_run):
         raise InputError("--output: give the study's folder.")
     if args.status and not (args.output / "cells").is_dir():
         raise InputError(f"--output {args.output}: there is no study.")

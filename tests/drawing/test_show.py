@@ -259,6 +259,9 @@ BAD_LINES = {
     "icl --shots 100": "at most 200 are drawn",
     "pcw --args window_size=4": "pcw: window_size=4: must not exceed the 3 demo",
     "icl --output a.pdf": "--output a.pdf: must end in .svg or .png",
+    "icl --output x/a.svg": "--output x/a.svg: there is no folder x: make it first",
+    "deepthink --args T=": "'T' has no value: write T=VALUE.",
+    "pathlib:Path": "'pathlib:Path' is not a class that derives from lm_eval_icl.methods.Method",
     "nowhere:Thing": "'nowhere:Thing' cannot be imported from this folder (ModuleNotFoundError",
     "lm_eval_icl.methods:Method": "has no pattern",
 }

@@ -183,8 +183,10 @@ def test_a_file_for_something_else_is_refused(changes, n, seed, says, chosen):
         ("herding", "nothing", 4, "there is no task 'nothing'"),
         ("best_random:dev=500", TASK, 4, "dev=500: the pool has 200 documents"),
         ("herding", TASK, 0, "--num_fewshot: give how many demonstrations task"),
+        ("herding", TASK, 300, "herding: 300 demonstrations are asked for, and the pool has 200"),
+        ("stratified", TASK, 4, "'stratified': is no such method: give one of "),
     ],
-    ids=["task", "dev", "num_fewshot"],
+    ids=["task", "dev", "num_fewshot", "pool", "how"],
 )
 def test_bad_input_is_one_line(how, task, shots, says, tmp_path):
     file = tmp_path / "chosen.json"

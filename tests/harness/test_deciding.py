@@ -418,6 +418,17 @@ def test_templates_that_no_text_can_be_taken_from(template, said):
         queries(doc_to_text=template).content_free(DOC, "X y")
 
 
+def test_queries_that_show_nothing_after_or_of_the_text():
+    with pytest.raises(InputError, match="puts nothing after the document's text"):
+        queries(doc_to_text="{{text}}").premise(DOC)
+    with pytest.raises(InputError, match="its query does not show the text 'X y'"):
+        queries(doc_to_text="{{text|length}}").content_free(DOC, "X y")
+    with pytest.raises(InputError, match="the field 'text' of the documents has no words to draw"):
+        blank = queries()
+        blank.task.dataset = {"test": [{"text": " "}]}
+        blank._words("text", evaluated=True)
+
+
 @pytest.mark.parametrize(
     ("name", "decide", "kwargs", "said"),
     [

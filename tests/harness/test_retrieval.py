@@ -156,6 +156,7 @@ def test_features_are_those_of_the_evaluated_model(checkpoint, made):
     [
         ("fixed=3", "task 'retrieved': demonstrations=similar:fixed=3: fixed=3: must be less"),
         ("per_label=2", "per_label=2: this needs --num_fewshot 4"),
+        ("pool=99", "pool=99: the few-shot split has 27 rows."),
         ("by=no/model", "by=no/model needs sentence_transformers: pip install"),
     ],
 )

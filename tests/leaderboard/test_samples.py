@@ -78,6 +78,8 @@ def test_refusals(folder, tmp_path, capsys):
     asked = ["samples", "icl", "--results", folder, "--task", "t"]
     assert "no second entry" in commands.refused(*asked, "--wrong", "B")
     assert "have these results" in commands.refused(*asked, "--seed", "7")
+    groups = ["samples", "icl", "--results", folder, "--task", "nothing"]
+    assert "no result of 'nothing'" in commands.refused(*groups)
     assert "no such file" in commands.refused("samples", "nowhere", "--task", "t")
 
 

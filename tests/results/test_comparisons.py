@@ -306,6 +306,7 @@ def test_the_baseline_has_the_same_conditions(tmp_path: Path):
         (["pcw", "pcw", "--results", "{}"], "are the same"),
         (["--by", "demonstration", "--results", "{}"], "did you mean 'demonstrations'"),
         (["icl", "pcw", "--results", "{}", "--margin", "0"], "must be above 0"),
+        (["{}", "{}"], "holds 3 rows"),
     ],
 )
 def test_refusals(tmp_path: Path, arguments: Sequence[str], says: str):
