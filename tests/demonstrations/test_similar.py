@@ -216,7 +216,7 @@ def test_what_cannot_be_is_one_line():
         read("similr")
     with pytest.raises(InputError, match="no document of the pool has words, which by=bm25"):
         BM25(["?", " "], ["a"])
-    with pytest.raises(InputError, match="by=features needs a model that lm_eval.evaluate loads"):
+    with pytest.raises(InputError, match=r"by=features needs a model that lm_eval.evaluate loads"):
         of_features = read("similar:by=features")
         Retriever(of_features, texts(POOL), "", LABELS).rank(texts(QUERIES), 2, "", None)
 

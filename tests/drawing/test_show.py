@@ -283,3 +283,10 @@ def test_a_drawing_is_no_wider_than_the_terminal():
         assert max(map(len, drawn_lines(name, 80))) <= 80
     panels = [line for line in drawn_lines("invicl", 60) if "│" in line]
     assert max(map(len, panels)) <= 60
+
+
+def test_the_command_draws_in_the_terminal(capsys):
+    commands.run("show", "pcw")
+    drawn, _, advice = capsys.readouterr().out.strip().rpartition("\n")
+    assert drawn.strip() == terminal.as_text(drawing.draw(methods.make("pcw"), 3)).plain.strip()
+    assert advice == "As a picture: --output FILE.svg or FILE.png"

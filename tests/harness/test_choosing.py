@@ -19,7 +19,7 @@ from lm_eval_icl.harness.model_choices import PoolOfTask
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path
-from tests import tiny
+from tests import evaluation, tiny
 
 TASK = "icl_demo_four"
 
@@ -193,3 +193,16 @@ def test_bad_input_is_one_line(how, task, shots, says, tmp_path):
     with pytest.raises(InputError, match=re.escape(says)):
         select_command(how, *MODEL, "--tasks", task, "--num_fewshot", shots, "--output", file)
     assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"output_type": "loglikelihood"}, "demonstrations are chosen only for tasks with options"),
+        ({"fewshot_split": None, "training_split": None}, "has no few-shot documents to choose"),
+    ],
+)
+def test_tasks_without_rows_to_choose_from(changes, says):
+    config = evaluation.choice("t", "no", "yes") | {"fewshot_config": None} | changes
+    with pytest.raises(InputError, match=f"task 't': .*{says}"):
+        PoolOfTask(evaluation.load_task(config))

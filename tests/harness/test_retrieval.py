@@ -165,6 +165,18 @@ def test_what_cannot_be_is_one_line(how, says, checkpoint):
         run("icl", checkpoint("gpt2"), f"similar:{how}", 3)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"doc_to_target": "{{other}}"}, "per_label: the answer of row 0 is none of its options"),
+        ({"output_type": "loglikelihood"}, "per_label needs a task with options"),
+    ],
+)
+def test_rows_without_labels_are_not_taken_by_label(changes, says, checkpoint):
+    with pytest.raises(InputError, match=says):
+        run("hf", checkpoint("gpt2"), "similar:per_label=1", task=TASK | changes)
+
+
 @pytest.mark.parametrize("name", ["generate", "inputs", "empty_query"])
 def test_other_tasks(name, checkpoint):
     path = checkpoint("gpt2")

@@ -127,7 +127,7 @@ def test_results_have_the_version_the_commit_and_the_file_of_a_method(
 
 
 def test_what_cannot_be_read_has_no_digest(model, caplog):
-    """A class without a file; weights whose link leads nowhere, with a warning."""
+    """A class without a file; with a warning, a file that is none of weights, or is gone."""
     assert source_digest(type("Own", (methods.ICL,), {"__module__": "nowhere"})) is None
     (model / "model.safetensors").write_bytes(b"no tensors")
     assert weights_digest(str(model)) is None

@@ -152,6 +152,15 @@ def test_compare(tmp_path, capsys):
         commands.run("compare", "pcw", "nothing", "--results", str(folder))
 
 
+def test_files_that_are_left_out_are_named_once_a_reason(tmp_path, capsys):
+    folder = results(tmp_path / "r")
+    for name in "ab":
+        (folder / f"results_{name}.json").write_text("{")
+    commands.run("leaderboard", folder)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "results_a.json and 1 more: is damaged, half-written or not JSON" in said
+
+
 def test_refusals(tmp_path):
     folder = results(tmp_path / "r")
     for arguments, message in (

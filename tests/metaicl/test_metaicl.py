@@ -462,13 +462,13 @@ def test_bad_folders_and_metadata(made):
         load([name], made, demonstrations="random")
     with pytest.raises(InputError, match=r"quarel_16_100_test\.jsonl: cannot be read"):
         load(["metaicl_quarel"], made)
-    with pytest.raises(InputError, match="pmi=no: must be .*, or be left out"):
+    with pytest.raises(InputError, match=r"pmi=no: must be .*, or be left out"):
         load([name], made, pmi="no")
     with pytest.raises(InputError, match="mising=skip: did you mean 'missing'"):
         load([name], made, mising="skip")
     with pytest.raises(InputError, match="need the folder of its data"):
         load([name], made, metaicl=None)
-    with pytest.raises(InputError, match="of the 16 training tasks of hr_to_lr .* have no files"):
+    with pytest.raises(InputError, match=r"of the 16 training tasks of hr_to_lr .* have no files"):
         load_rows("hr_to_lr", MetaICLFolder(made, "--data"), 3, skip_missing=True)
 
 

@@ -133,7 +133,7 @@ Sentiment:"""
 
 CANNOT_BE = yaml.safe_load("""
 "models: 'tiny': must be arguments as --model_args takes them": {models: tiny}
-"methods: 3: must be a name, or a name with arguments": {methods: 3}
+"methods: {3: {}}: must be a name, or a name with arguments": {methods: 3}
 "methods: hf has no arguments of its own": {methods: {hf: {T: 3}}}
 "train: targets: 'x' is none of the study's tasks.": {train: {t: {steps: 1, targets: [x]}}}
 "metric: task 'icl_demo_short' has no 'f1', only acc": {metric: f1}
@@ -158,7 +158,9 @@ def test_keys_that_cannot_be_are_one_line(says, tmp_path):
 
 
 def test_a_study_that_is_none_is_one_line(tmp_path):
-    with pytest.raises(InputError, match="invicl-tabel2: is neither a file nor .* 'invicl-table2'"):
+    with pytest.raises(
+        InputError, match=r"invicl-tabel2: is neither a file nor .* 'invicl-table2'"
+    ):
         grid.read("invicl-tabel2", {})
     file = tmp_path / "list.yaml"
     file.write_text("[icl, invicl]")
@@ -174,7 +176,7 @@ COMMANDS = {
     "deep-thinking-table2 --limit 0": "--limit 0: must be above 0.",
     "deep-thinking-table2 --limit inf": "--limit inf: must be above 0, and finite.",
     "deep-thinking-table2 --include_path nowhere": "--include_path nowhere: no such folder.",
-    "deep-thinking-table2 --metadata x": "--metadata x: must be K=V,K=V",
+    "deep-thinking-table2 --metadata {x": "--metadata {x: must be K=V,K=V",
 }
 
 
