@@ -161,6 +161,17 @@ def test_files_that_are_left_out_are_named_once_a_reason(tmp_path, capsys):
     assert "results_a.json and 1 more: is damaged, half-written or not JSON" in said
 
 
+def test_rows_of_two_checkpoints(tmp_path, capsys):
+    for name in ("one", "two"):
+        put = {"config.model_args": {"pretrained": f"org/{name}"}}
+        for seed in range(3):
+            write(tmp_path / name, "icl", seed, task=name, put=put)
+    commands.run("leaderboard", tmp_path, "--tasks", "one,two")
+    said = capsys.readouterr().out
+    assert "checkpoint" in said
+    assert "one" in said
+
+
 def test_refusals(tmp_path):
     folder = results(tmp_path / "r")
     for arguments, message in (

@@ -117,3 +117,9 @@ def test_what_contradicts_is_found(tmp_path, change, words):
 def test_an_empty_folder_is_told_so(tmp_path):
     with pytest.raises(InputError, match="there are no files to check"):
         commands.run("collect", "--check", tmp_path)
+
+
+def test_files_of_lm_eval_are_not_those_of_collect(tmp_path, capsys):
+    write(tmp_path, "icl")
+    assert "2 of 2 files have faults" in commands.refused("collect", "--check", tmp_path)
+    assert "or not a file of `lm-eval-icl collect`" in " ".join(capsys.readouterr().out.split())

@@ -329,3 +329,12 @@ def test_rows_without_a_task_in_common(tmp_path: Path):
     write(tmp_path / "pcw", "pcw", task="u")
     said = commands.refused("compare", "icl", "pcw", "--results", tmp_path)
     assert "have no task in common" in said
+
+
+def test_averages_over_other_tasks_are_not_compared(tmp_path: Path, capsys: Any):
+    write(tmp_path / "a", "icl", task=["t", "u"])
+    write(tmp_path / "b", "pcw", task=["t", "v"])
+    commands.run("compare", tmp_path / "a", tmp_path / "b")
+    said = capsys.readouterr().out
+    assert "t:" in said
+    assert "average" not in said

@@ -171,7 +171,7 @@ def test_a_study_that_is_none_is_one_line(tmp_path):
 COMMANDS = {
     "": "give a study's file or name",
     "deep-thinking-table2": "--output: give the study's folder.",
-    "deep-thinking-table2 --status --dry_run": "--output: give the study's folder.",
+    "deep-thinking-table2 --status --dry_run": "--output the study's folder: there is no study.",
     "deep-thinking-table2 --status --output nowhere": "--output nowhere: there is no study.",
     "deep-thinking-table2 --limit 0": "--limit 0: must be above 0.",
     "deep-thinking-table2 --limit inf": "--limit inf: must be above 0, and finite.",
