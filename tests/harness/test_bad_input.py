@@ -269,7 +269,8 @@ def test_a_broken_checkpoint(tmp_path, position, says):
 
 
 def test_an_option_without_text(checkpoint):
-    empty = evaluation.choice("empty", "", "yes", target_delimiter="")
+    none = {"doc_to_target": "", "target_delimiter": ""}
+    empty = evaluation.task("empty", output_type="loglikelihood", **none)
     says = "task 'empty', document 0, option 0: the continuation is empty"
     with pytest.raises(InputError, match=says):
         evaluation.run("icl", checkpoint("gpt2"), [empty], 1)
@@ -283,3 +284,8 @@ def test_no_checkpoint_and_no_gpu(checkpoint, monkeypatch, arguments, says):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(InputError, match=says):
         ICL(str(checkpoint("gpt2")) if arguments else "", **arguments)
+
+
+def test_an_argument_without_a_value_is_no_other(checkpoint):
+    """An empty subfolder is the default of `hf`."""
+    assert ICL(str(checkpoint("gpt2")), device="cpu", subfolder="").pretrained

@@ -199,7 +199,6 @@ def test_bad_input_is_one_line(how, task, shots, says, tmp_path):
     ("changes", "says"),
     [
         ({"output_type": "loglikelihood"}, "demonstrations are chosen only for tasks with options"),
-        ({"fewshot_split": None, "training_split": None}, "has no few-shot documents to choose"),
     ],
 )
 def test_tasks_without_rows_to_choose_from(changes, says):

@@ -180,7 +180,6 @@ def test_refusals(tmp_path):
         (["--baseline", "nope"], "there is no such entry"),
         (["--tasks", "u"], "no result of 'u'"),
         ([str(tmp_path / "nowhere")], "nowhere does not exist: give results files of lm-eval"),
-        (["--baseline", "icl"], "icl: several entries have this name"),
     ):
         with pytest.raises(InputError, match=message):
             commands.run("leaderboard", str(folder), *arguments)

@@ -62,11 +62,6 @@ def missing(results, samples):
     samples[0]["filtered_resps"][1][0] = "nan"
 
 
-def no_option(results, samples):
-    samples[0]["filtered_resps"].pop()
-    samples[0]["resps"].pop()
-
-
 def other_answer(results, samples):
     samples[0]["filtered_resps"].reverse()
 
@@ -101,7 +96,6 @@ def test_a_whole_run_has_no_fault(tmp_path, rules):
     [
         (positive, "a log-likelihood above 0"),
         (missing, "a log-likelihood above 0 or none"),
-        (no_option, "an option without log-likelihood"),
         (other_answer, "a score that differs from its answer"),
         (other_error, "the answers do not give its acc_stderr,none"),
         (other_limit, "has 40 documents, and its limit gives 30"),
