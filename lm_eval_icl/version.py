@@ -61,7 +61,8 @@ def _written(package: Path) -> str | None:
     """The commit in the file `commit.txt`; None if the file holds no commit (in a checkout, it
     holds a placeholder)."""
     text = (package / "commit.txt").read_text(encoding="utf-8").strip()
-    return text if re.fullmatch("[0-9a-f]{40,}(\\+dirty)?", text) else None
+    is_commit = re.fullmatch("[0-9a-f]{40,}(\\+dirty)?", text)
+    return text if is_commit else None
 
 
 def _logged(root: Path) -> str | None:

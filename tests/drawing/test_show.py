@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from lm_eval_icl import methods
 from lm_eval_icl.drawing import drawing, terminal
+from lm_eval_icl.drawing.style import method_style
 from lm_eval_icl.inference.scoring import score_rows
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.parts import InParts
@@ -290,3 +291,10 @@ def test_the_command_draws_in_the_terminal(capsys):
     drawn, _, advice = capsys.readouterr().out.strip().rpartition("\n")
     assert drawn.strip() == terminal.as_text(drawing.draw(methods.make("pcw"), 3)).plain.strip()
     assert advice == "As a picture: --output FILE.svg or FILE.png"
+
+
+def test_a_method_of_a_user_has_a_look_of_its_own():
+    names = [f"own:Method{number}" for number in range(20)]
+    looks = [method_style(name) for name in names]
+    assert looks == [method_style(name) for name in names]
+    assert len(set(looks)) > 10

@@ -171,3 +171,10 @@ def test_a_query_that_a_function_makes_has_no_formats():
     by_function = evaluation.choice("t", "no", "yes", doc_to_text=lambda doc: doc["text"])
     with pytest.raises(InputError, match="its prompts are made by a function"):
         evaluation.load_task(by_function, format=1)
+
+
+def test_a_template_that_ends_in_a_question_keeps_its_end():
+    template = Template("Review: {{text}}\nIs it good?", " ", "\n\n")
+    forms = [format_of(template, number).of(template) for number in range(1, 6)]
+    assert all(form.text.endswith("Is it good?") for form in forms)
+    assert {form.before_answer for form in forms} == {" "}

@@ -188,15 +188,9 @@ NO_LIST = "must be a list of texts"
             r"( \+ answer without its last token \d+)?\. Give fewer .*\.$",
         ),
         ("Review", ["a"], [" yes"], f"demonstrations='Review': {NO_LIST}"),
-        (
-            DEMONSTRATIONS,
-            [""],
-            [" yes"],
-            "query 0, option 0: the query is empty: there is nothing to score",
-        ),
         ([], ["a"], [""], "query 0, option 0: the option is empty: there is nothing to score"),
     ],
-    ids=["options", "length", "demonstrations", "query", "option"],
+    ids=["options", "length", "demonstrations", "option"],
 )
 def test_bad_input_to_score_is_one_line(checkpoint, shown, queries, options, says):
     predictor = predictor_of("icl", checkpoint("gpt2"))
@@ -214,7 +208,6 @@ def test_bad_input_to_score_is_one_line(checkpoint, shown, queries, options, say
             r"query 0: prompts do not fit .* \+ new tokens 5000\. Give fewer demonstrations\.$",
         ),
         ([], "a", {}, f"queries='a': {NO_LIST}"),
-        (DEMONSTRATIONS, [""], {}, "query 0: the query is empty: there is nothing to continue."),
         ([], ["a"], {"stop": "e"}, f"stop='e': {NO_LIST}"),
         ([], ["a"], {"max_new_tokens": "a few"}, "max_new_tokens='a few': must be a whole"),
         ([], ["a"], {"use_cache": False}, "generation argument use_cache=False"),
@@ -225,7 +218,7 @@ def test_bad_input_to_score_is_one_line(checkpoint, shown, queries, options, say
             "generation arguments {'nonsense': 1}: refused by transformers",
         ),
     ],
-    ids=["length", "queries", "query", "stop", "max_new_tokens", "use_cache", "nonsense"],
+    ids=["length", "queries", "stop", "max_new_tokens", "use_cache", "nonsense"],
 )
 def test_bad_input_to_generate_is_one_line(checkpoint, shown, queries, settings, says):
     predictor = predictor_of("icl", checkpoint("gpt2"))
