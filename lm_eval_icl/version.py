@@ -60,11 +60,9 @@ def _git(folder: Path, *command: str) -> str | None:
 def _written(package: Path) -> str | None:
     """The commit in the file `commit.txt`; None if the file holds no commit (in a checkout, it
     holds a placeholder)."""
-    try:
-        text = (package / "commit.txt").read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    return text if re.fullmatch("[0-9a-f]{40,}(\\+dirty)?", text) else None
+    text = (package / "commit.txt").read_text(encoding="utf-8").strip()
+    is_commit = re.fullmatch("[0-9a-f]{40,}(\\+dirty)?", text)
+    return text if is_commit else None
 
 
 def _logged(root: Path) -> str | None:

@@ -53,8 +53,8 @@ class Limit(NamedTuple):
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "": (Limit(2061, 9.4), Limit(17467, 11.6)),
     "files": (Limit(398, 8.0), None),
-    "prompts": (Limit(7098, 10.7), Limit(6612, 12.2)),
-    "metaicl": (Limit(3478, 11.4), Limit(5226, 12.4)),
+    "prompts": (Limit(7098, 10.7), Limit(6766, 12.2)),
+    "metaicl": (Limit(3478, 11.4), Limit(5469, 12.5)),
     "decisions": (Limit(2005, 10.1), Limit(1582, 12.9)),
     "inference": (Limit(22607, 11.2), Limit(24133, 12.7)),
     "methods": (Limit(26409, 11.1), Limit(26040, 13.0)),

@@ -71,9 +71,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     options = Options(args.device, args.batch_size, args.limit)
     if args.output is None and not args.dry_run:
         raise InputError("--output: give the study's folder.")
-    if args.status and not (args.output / "cells").is_dir():
-        raise InputError(f"--output {args.output}: there is no study.")
     folder = StudyFolder(args.output or Path("the study's folder"))
+    if args.status and not (folder.path / "cells").is_dir():
+        raise InputError(f"--output {folder.path}: there is no study.")
     if args.dry_run or args.status:
         grid = open_study(study, args.limit, args.include_path)
         end.print_states(grid, folder, console, args.verbose)

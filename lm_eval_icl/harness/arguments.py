@@ -82,7 +82,7 @@ def read_arguments(
     common = CommonArguments(**shared)
     method = cls.from_arguments(own)
     for name, value in forwarded.items():
-        idle, why = _IDLE.get(name, ("", ""))
+        idle, why = _IDLE.get(name, (..., ""))
         if value is idle or (idle is None and not forwarded.get("parallelize")):
             raise InputError(
                 f"model argument {name}={value}: has no effect here ({why}): leave it out."

@@ -47,7 +47,7 @@ class MemoryBudget:
         return result
 
     def attempt(
-        self, run: Callable[[], T], halve: Callable[[], str], context: Context | None = None
+        self, run: Callable[[], T], halve: Callable[[], str], context: Context | None
     ) -> T | None:
         """Call `run` and return its result, which is not None.
 

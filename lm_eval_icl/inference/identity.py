@@ -74,7 +74,7 @@ def source_digest(cls: type) -> str | None:
     if cls.__module__.partition(".")[0] == "lm_eval_icl":
         return None
     try:
-        return hashlib.sha256(Path(inspect.getsourcefile(cls) or "").read_bytes()).hexdigest()[:16]
+        return hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]
     except (OSError, TypeError):
         return None
 
@@ -153,7 +153,8 @@ def weights_digest(
                 for digests in pool.map(_tensor_digests, files):
                     tensors += [f"{name} {digest}" for name, digest in digests.items()]
             tensors.append(_settings(folder))
-        except (OSError, ValueError) as error:
+        # Of a file that is none of weights, any number may stand for the size of the header.
+        except (OSError, ValueError, MemoryError, OverflowError) as error:
             log.warning("%s: no digest of the weights is recorded (%s).", place, error)
             return None
     return digest("\n".join(sorted(tensors)))[:32]

@@ -214,6 +214,11 @@ def test_what_cannot_be_is_one_line():
         read({"similar": {"diverse": "dpp", "per_label": 1}})
     with pytest.raises(InputError, match="did you mean 'similar'"):
         read("similr")
+    with pytest.raises(InputError, match="no document of the pool has words, which by=bm25"):
+        BM25(["?", " "], ["a"])
+    with pytest.raises(InputError, match=r"by=features needs a model that lm_eval.evaluate loads"):
+        of_features = read("similar:by=features")
+        Retriever(of_features, texts(POOL), "", LABELS).rank(texts(QUERIES), 2, "", None)
 
 
 def test_a_way_has_one_name():

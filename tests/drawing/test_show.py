@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from lm_eval_icl import methods
 from lm_eval_icl.drawing import drawing, terminal
+from lm_eval_icl.drawing.style import method_style
 from lm_eval_icl.inference.scoring import score_rows
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.parts import InParts
@@ -259,6 +260,9 @@ BAD_LINES = {
     "icl --shots 100": "at most 200 are drawn",
     "pcw --args window_size=4": "pcw: window_size=4: must not exceed the 3 demo",
     "icl --output a.pdf": "--output a.pdf: must end in .svg or .png",
+    "icl --output x/a.svg": "--output x/a.svg: there is no folder x: make it first",
+    "deepthink --args T=": "'T' has no value: write T=VALUE.",
+    "pathlib:Path": "'pathlib:Path' is not a class that derives from lm_eval_icl.methods.Method",
     "nowhere:Thing": "'nowhere:Thing' cannot be imported from this folder (ModuleNotFoundError",
     "lm_eval_icl.methods:Method": "has no pattern",
 }
@@ -280,3 +284,17 @@ def test_a_drawing_is_no_wider_than_the_terminal():
         assert max(map(len, drawn_lines(name, 80))) <= 80
     panels = [line for line in drawn_lines("invicl", 60) if "│" in line]
     assert max(map(len, panels)) <= 60
+
+
+def test_the_command_draws_in_the_terminal(capsys):
+    commands.run("show", "pcw")
+    drawn, _, advice = capsys.readouterr().out.strip().rpartition("\n")
+    assert drawn.strip() == terminal.as_text(drawing.draw(methods.make("pcw"), 3)).plain.strip()
+    assert advice == "As a picture: --output FILE.svg or FILE.png"
+
+
+def test_a_method_of_a_user_has_a_look_of_its_own():
+    names = [f"own:Method{number}" for number in range(20)]
+    looks = [method_style(name) for name in names]
+    assert looks == [method_style(name) for name in names]
+    assert len(set(looks)) > 10

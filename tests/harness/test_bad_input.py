@@ -93,6 +93,13 @@ def test_arguments(checkpoint, name, arguments, says):
             {"gen_kwargs": {"max_length": 99}},
             "generation argument max_length=",
         ),
+        (
+            "icl",
+            "generate",
+            1,
+            {"gen_kwargs": {"max_gen_toks": 0}},
+            "max_gen_toks=0: must be 1 or more",
+        ),
     ],
 )
 def test_options_of_a_run_that_cannot_be(checkpoint, model, task, shots, kwargs, says):
@@ -259,3 +266,26 @@ def test_a_broken_checkpoint(tmp_path, position, says):
         model.transformer.wpe.weight[position] = float("nan")
     with pytest.raises(InputError, match=says):
         evaluation.run("icl", saved(model, tmp_path), ["one_token"], 3)
+
+
+def test_an_option_without_text(checkpoint):
+    none = {"doc_to_target": "", "target_delimiter": ""}
+    empty = evaluation.task("empty", output_type="loglikelihood", **none)
+    says = "task 'empty', document 0, option 0: the continuation is empty"
+    with pytest.raises(InputError, match=says):
+        evaluation.run("icl", checkpoint("gpt2"), [empty], 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [({}, "pretrained='': must be the name or folder"), ({"device": "cuda:7"}, "finds no GPU")],
+)
+def test_no_checkpoint_and_no_gpu(checkpoint, monkeypatch, arguments, says):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InputError, match=says):
+        ICL(str(checkpoint("gpt2")) if arguments else "", **arguments)
+
+
+def test_an_argument_without_a_value_is_no_other(checkpoint):
+    """An empty subfolder is the default of `hf`."""
+    assert ICL(str(checkpoint("gpt2")), device="cpu", subfolder="").pretrained

@@ -19,7 +19,7 @@ from lm_eval_icl.harness.model_choices import PoolOfTask
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path
-from tests import tiny
+from tests import evaluation, tiny
 
 TASK = "icl_demo_four"
 
@@ -181,11 +181,25 @@ def test_a_file_for_something_else_is_refused(changes, n, seed, says, chosen):
         ("herding", "nothing", 4, "there is no task 'nothing'"),
         ("best_random:dev=500", TASK, 4, "dev=500: the pool has 200 documents"),
         ("herding", TASK, 0, "--num_fewshot: give how many demonstrations task"),
+        ("herding", TASK, 300, "herding: 300 demonstrations are asked for, and the pool has 200"),
+        ("stratified", TASK, 4, "'stratified': is no such method: give one of "),
     ],
-    ids=["task", "dev", "num_fewshot"],
+    ids=["task", "dev", "num_fewshot", "pool", "how"],
 )
 def test_bad_input_is_one_line(how, task, shots, says, tmp_path):
     file = tmp_path / "chosen.json"
     with pytest.raises(InputError, match=re.escape(says)):
         select_command(how, *MODEL, "--tasks", task, "--num_fewshot", shots, "--output", file)
     assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"output_type": "loglikelihood"}, "demonstrations are chosen only for tasks with options"),
+    ],
+)
+def test_tasks_without_rows_to_choose_from(changes, says):
+    config = evaluation.choice("t", "no", "yes") | {"fewshot_config": None} | changes
+    with pytest.raises(InputError, match=f"task 't': .*{says}"):
+        PoolOfTask(evaluation.load_task(config))

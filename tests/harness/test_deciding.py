@@ -418,11 +418,23 @@ def test_templates_that_no_text_can_be_taken_from(template, said):
         queries(doc_to_text=template).content_free(DOC, "X y")
 
 
+def test_queries_that_show_nothing_after_or_of_the_text():
+    with pytest.raises(InputError, match="puts nothing after the document's text"):
+        queries(doc_to_text="{{text}}").premise(DOC)
+    with pytest.raises(InputError, match="its query does not show the text 'X y'"):
+        queries(doc_to_text="{{text|length}} letters:").content_free(DOC, "X y")
+    with pytest.raises(InputError, match="the field 'text' of the documents has no words to draw"):
+        blank = queries()
+        blank.task.dataset = {"test": [{"text": " "}]}
+        blank._words("text", evaluated=True)
+
+
 @pytest.mark.parametrize(
     ("name", "decide", "kwargs", "said"),
     [
         ("inputs", "contextual", {}, "every option of this task has its own prompt"),
         ("one_token", "batch:of=pool:m=11", {}, "m=11: only 8 few-shot documents"),
+        ("one_token", "batch", {"limit": 1}, "the mean over one document is the document itself"),
         ("options", "batch", {}, "needs the same options for all, and document 1 has"),
     ],
 )

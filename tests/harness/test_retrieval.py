@@ -156,12 +156,25 @@ def test_features_are_those_of_the_evaluated_model(checkpoint, made):
     [
         ("fixed=3", "task 'retrieved': demonstrations=similar:fixed=3: fixed=3: must be less"),
         ("per_label=2", "per_label=2: this needs --num_fewshot 4"),
+        ("pool=99", "pool=99: the few-shot split has 27 rows."),
         ("by=no/model", "by=no/model needs sentence_transformers: pip install"),
     ],
 )
 def test_what_cannot_be_is_one_line(how, says, checkpoint):
     with pytest.raises(InputError, match=re.escape(says)):
         run("icl", checkpoint("gpt2"), f"similar:{how}", 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"doc_to_target": "{{other}}"}, "per_label: the answer of row 0 is none of its options"),
+        ({"output_type": "loglikelihood"}, "per_label needs a task with options"),
+    ],
+)
+def test_rows_without_labels_are_not_taken_by_label(changes, says, checkpoint):
+    with pytest.raises(InputError, match=says):
+        run("hf", checkpoint("gpt2"), "similar:per_label=1", task=TASK | changes)
 
 
 @pytest.mark.parametrize("name", ["generate", "inputs", "empty_query"])

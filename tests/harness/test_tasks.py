@@ -75,6 +75,8 @@ def test_indices_from_a_file(tmp_path):
     [
         ("[1, 30]", 1, "whole numbers from 0 to 29"),
         ("[1]", 2, "2 demonstrations are asked for, and the file has 1"),
+        ("[1", 1, "must be stratified, random, first, or a JSON file of indices"),
+        ('{"tasks": {"other": {}}}', 1, "has no choice for this task, only for other"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path, content, n, says):
@@ -93,6 +95,12 @@ def load(name, **metadata):
     folder = task_dir() / "demo"
     manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
     return manager.load([name])["tasks"][name]
+
+
+def test_a_split_that_also_has_the_demonstrations_is_not_shuffled():
+    own = {**OWN, "test_split": "train"}
+    with pytest.raises(InputError, match="shuffle=0: its evaluated documents are not a split"):
+        evaluation.load_task(own, shuffle=0)
 
 
 def texts_of(task):

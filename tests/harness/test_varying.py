@@ -145,8 +145,36 @@ OF_FORMATS = "the template '{{text}}' has no line `Field: val"
         ("likelihood", {"format": 2}, f"task 'likelihood': format=2: {OF_FORMATS}"),
         ("many_tokens", {"format": -1}, "format=-1"),
         ("many_tokens", {"format": 1, "demonstrations": "herding"}, "choose them first"),
+        ("many_tokens", {"format": 9999}, "other formats: give a smaller number."),
     ],
 )
 def test_what_cannot_be_varied_is_refused(name, metadata, says):
     with pytest.raises(InputError, match=re.escape(says)):
         evaluation.load_task(evaluation.TASKS[name], **metadata)
+
+
+def relabeled_prompt(**changes):
+    """A prompt of two demonstrations, all of whose labels are changed."""
+    options = evaluation.choice("t", "no", "yes", **changes)
+    task = evaluation.load_task(options, labels="flipped:1")
+    return task.fewshot_context(evaluation.documents(1, 0)[0], 2)
+
+
+def test_labels_that_are_texts_are_changed_too():
+    as_texts = relabeled_prompt(doc_to_target="{{['no', 'yes'][label]}}")
+    assert as_texts == relabeled_prompt()
+    with pytest.raises(InputError, match="labels: 'odd' is not one of its options"):
+        relabeled_prompt(doc_to_target="odd")
+
+
+def test_a_query_that_a_function_makes_has_no_formats():
+    by_function = evaluation.choice("t", "no", "yes", doc_to_text=lambda doc: doc["text"])
+    with pytest.raises(InputError, match="its prompts are made by a function"):
+        evaluation.load_task(by_function, format=1)
+
+
+def test_a_template_that_ends_in_a_question_keeps_its_end():
+    template = Template("Review: {{text}}\nIs it good?", " ", "\n\n")
+    forms = [format_of(template, number).of(template) for number in range(1, 6)]
+    assert all(form.text.endswith("Is it good?") for form in forms)
+    assert {form.before_answer for form in forms} == {" "}

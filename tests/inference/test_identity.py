@@ -13,7 +13,7 @@ from lm_eval_icl import methods, version
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.loading import CheckedHFLM
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.inference.identity import files_digest, hub_commit, source_digest
+from lm_eval_icl.inference.identity import files_digest, hub_commit, source_digest, weights_digest
 from tests import tiny
 from tests.evaluation import ICL
 
@@ -124,3 +124,13 @@ def test_results_have_the_version_the_commit_and_the_file_of_a_method(
     assert "source" not in ours
     assert ours["version"] == version.version()
     assert ours["commit"] == version.commit()
+
+
+def test_what_cannot_be_read_has_no_digest(model, caplog):
+    """A class without a file; with a warning, a file that is none of weights, or is gone."""
+    assert source_digest(type("Own", (methods.ICL,), {"__module__": "nowhere"})) is None
+    (model / "model.safetensors").write_bytes(b"no tensors")
+    assert weights_digest(str(model)) is None
+    assert "no digest of the weights is recorded" in caplog.messages[-1]
+    assert files_digest(str(model), gguf_file="not_there.gguf") is None
+    assert "no digest of the model's files is recorded" in caplog.messages[-1]

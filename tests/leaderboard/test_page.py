@@ -152,6 +152,26 @@ def test_compare(tmp_path, capsys):
         commands.run("compare", "pcw", "nothing", "--results", str(folder))
 
 
+def test_files_that_are_left_out_are_named_once_a_reason(tmp_path, capsys):
+    folder = results(tmp_path / "r")
+    for name in "ab":
+        (folder / f"results_{name}.json").write_text("{")
+    commands.run("leaderboard", folder)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "results_a.json and 1 more: is damaged, half-written or not JSON" in said
+
+
+def test_rows_of_two_checkpoints(tmp_path, capsys):
+    for name in ("one", "two"):
+        put = {"config.model_args": {"pretrained": f"org/{name}"}}
+        for seed in range(3):
+            write(tmp_path / name, "icl", seed, task=name, put=put)
+    commands.run("leaderboard", tmp_path, "--tasks", "one,two")
+    said = capsys.readouterr().out
+    assert "checkpoint" in said
+    assert "one" in said
+
+
 def test_refusals(tmp_path):
     folder = results(tmp_path / "r")
     for arguments, message in (
@@ -159,6 +179,7 @@ def test_refusals(tmp_path):
         (["--output", str(next(folder.rglob("results_*.json")))], "is one of the results"),
         (["--baseline", "nope"], "there is no such entry"),
         (["--tasks", "u"], "no result of 'u'"),
+        ([str(tmp_path / "nowhere")], "nowhere does not exist: give results files of lm-eval"),
     ):
         with pytest.raises(InputError, match=message):
             commands.run("leaderboard", str(folder), *arguments)

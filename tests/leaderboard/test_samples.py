@@ -78,6 +78,8 @@ def test_refusals(folder, tmp_path, capsys):
     asked = ["samples", "icl", "--results", folder, "--task", "t"]
     assert "no second entry" in commands.refused(*asked, "--wrong", "B")
     assert "have these results" in commands.refused(*asked, "--seed", "7")
+    groups = ["samples", "icl", "--results", folder, "--task", "nothing"]
+    assert "no result of 'nothing'" in commands.refused(*groups)
     assert "no such file" in commands.refused("samples", "nowhere", "--task", "t")
 
 
@@ -96,3 +98,13 @@ def test_the_page_has_samples_within_its_budget(folder, monkeypatch):
     assert cut["left_out"] == 1
     assert 1000 < len(json.dumps(cut)) < 2700
     assert samples.collected(board, ["u"])["cells"] == {}
+
+
+def test_two_files_whose_prompts_differ_stand_side_by_side(tmp_path, capsys):
+    for model in ("icl", "pcw"):
+        says = [int(model == "icl")] * 6
+        write(tmp_path / model, model, n=6, says=says, evil=f"of {model} ")
+    commands.run("samples", tmp_path / "icl", tmp_path / "pcw", "--task", "t", "--full")
+    said = capsys.readouterr().out
+    assert "prompt of A" in said
+    assert "prompt of B" in said

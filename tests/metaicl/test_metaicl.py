@@ -32,7 +32,7 @@ from lm_eval_icl.metaicl.reading import Reader, reader
 from lm_eval_icl.metaicl.strings import Sequences, decision, macro_f1, mean_losses, texts
 from lm_eval_icl.training.episodes import EpisodePool, RowDraw
 from lm_eval_icl.training.finetune import Settings, train
-from lm_eval_icl.training.metaicl_tasks import SettingTask
+from lm_eval_icl.training.metaicl_tasks import SettingTask, load_rows
 from lm_eval_icl.training.rows import RowMaker
 
 # Ten tasks that are there whole: both kinds, few and many options, long and short rows, one class
@@ -462,6 +462,16 @@ def test_bad_folders_and_metadata(made):
         load([name], made, demonstrations="random")
     with pytest.raises(InputError, match=r"quarel_16_100_test\.jsonl: cannot be read"):
         load(["metaicl_quarel"], made)
+    with pytest.raises(InputError, match=r"pmi=no: must be .*, or be left out"):
+        load([name], made, pmi="no")
+    with pytest.raises(InputError, match="mising=skip: did you mean 'missing'"):
+        load([name], made, mising="skip")
+    with pytest.raises(InputError, match="need the folder of its data"):
+        load([name], made, metaicl=None)
+    with pytest.raises(
+        InputError, match=r"61 of the 61 training tasks of hr_to_lr .* have no files"
+    ):
+        load_rows("hr_to_lr", MetaICLFolder(made, "--data"), 3, skip_missing=True)
 
 
 def test_bad_rows(tmp_path):
@@ -471,6 +481,15 @@ def test_bad_rows(tmp_path):
     # More of these: tests/training.
     with pytest.raises(InputError, match="line 2: has other options than glue-rte"):
         MetaICLFolder(tmp_path, "--data").test("glue-rte", 100)
+    write(tmp_path, "glue-rte", 16, 100, "train", rows[:1])
+    with pytest.raises(InputError, match="has 1 rows, and MetaICL's training files"):
+        MetaICLFolder(tmp_path, "--data").shown("glue-rte", 100)
+    write(tmp_path, "quarel", 16, 100, "test", [{**rows[0], "options": ["no"], "output": "no"}])
+    with pytest.raises(InputError, match="line 1: has 1 options, and a row to choose from"):
+        MetaICLFolder(tmp_path, "--data").test("quarel", 100)
+    write(tmp_path, "quarel", 16, 13, "test", [])
+    with pytest.raises(InputError, match="has no rows"):
+        MetaICLFolder(tmp_path, "--data").test("quarel", 13)
 
 
 def test_bad_seeds_and_runs(made, model):

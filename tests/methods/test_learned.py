@@ -1,6 +1,7 @@
 """Methods that learn, against loops written from their papers' definitions."""
 
 import math
+from itertools import chain
 
 import pytest
 import torch
@@ -170,6 +171,16 @@ def test_every_step_can_be_scored_on_the_way(model):
         assert scores(stopped) == values
     assert by_number[0] == equal_to(scores(MethodRunner(model, make("icl"))))
     assert by_number[2] != by_number[4]
+
+
+def test_memories_of_several_contexts_are_those_of_each(model):
+    method = make("ctkv", {"steps": 2, "lr": 0.1})
+    other = Context(CONTEXT.prefix, CONTEXT.demonstrations[::-1], CONTEXT.answers[::-1])
+    *_, together = method.memories(model, [CONTEXT, other])
+    for memory, context in zip(together, [CONTEXT, other], strict=True):
+        [alone] = method.encode(model, [context])
+        for mine, theirs in zip(chain(*memory.layers), chain(*alone.layers), strict=True):
+            assert torch.equal(mine, theirs)
 
 
 def permuted(context, order):

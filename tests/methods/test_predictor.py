@@ -188,8 +188,9 @@ NO_LIST = "must be a list of texts"
             r"( \+ answer without its last token \d+)?\. Give fewer .*\.$",
         ),
         ("Review", ["a"], [" yes"], f"demonstrations='Review': {NO_LIST}"),
+        ([], ["a"], [""], "query 0, option 0: the option is empty: there is nothing to score"),
     ],
-    ids=["options", "length", "demonstrations"],
+    ids=["options", "length", "demonstrations", "option"],
 )
 def test_bad_input_to_score_is_one_line(checkpoint, shown, queries, options, says):
     predictor = predictor_of("icl", checkpoint("gpt2"))

@@ -14,7 +14,9 @@ from lm_eval.models.api_models import JsonChatStr
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.prompts import _MARK, _compiled, recording
+from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.prompts.prompt import Demonstration, FewShotPrompt
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import evaluation
 
 
@@ -219,6 +221,15 @@ def test_copies_and_other_processes_keep_the_parts(copied):
     assert type(part) is Demonstration
     assert part == "q: a\n"
     assert part.answer == (2, 4)
+    tokens = TokenizedPrompt(Context((1,), ((2,), (3, 4))), (5,))
+    encoded = copied(EncodedPrompt(["d", "e"], "q", tokens))
+    assert type(encoded) is EncodedPrompt
+    assert encoded == "deq"
+    assert encoded.ids == [1, 2, 3, 4, 5]
+    assert encoded.without([0]) == TokenizedPrompt(Context((1,), ((3, 4),)), (5,))
+    continuation = copied(EncodedText(" a", [7]))
+    assert continuation == " a"
+    assert continuation.ids == (7,)
 
 
 def test_the_request_cache_is_refused(checkpoint):

@@ -62,6 +62,10 @@ def missing(results, samples):
     samples[0]["filtered_resps"][1][0] = "nan"
 
 
+def other_answer(results, samples):
+    samples[0]["filtered_resps"].reverse()
+
+
 def other_error(results, samples):
     results["results"]["t"]["acc_stderr,none"] += 0.01
 
@@ -92,6 +96,7 @@ def test_a_whole_run_has_no_fault(tmp_path, rules):
     [
         (positive, "a log-likelihood above 0"),
         (missing, "a log-likelihood above 0 or none"),
+        (other_answer, "a score that differs from its answer"),
         (other_error, "the answers do not give its acc_stderr,none"),
         (other_limit, "has 40 documents, and its limit gives 30"),
         (other_constants, "'contextual': has values that differ from its constants"),
@@ -106,3 +111,9 @@ def test_what_contradicts_is_found(tmp_path, change, words):
 def test_an_empty_folder_is_told_so(tmp_path):
     with pytest.raises(InputError, match="there are no files to check"):
         commands.run("collect", "--check", tmp_path)
+
+
+def test_files_of_lm_eval_are_not_those_of_collect(tmp_path, capsys):
+    write(tmp_path, "icl")
+    assert "2 of 2 files have faults" in commands.refused("collect", "--check", tmp_path)
+    assert "or not a file of `lm-eval-icl collect`" in " ".join(capsys.readouterr().out.split())

@@ -306,6 +306,7 @@ def test_the_baseline_has_the_same_conditions(tmp_path: Path):
         (["pcw", "pcw", "--results", "{}"], "are the same"),
         (["--by", "demonstration", "--results", "{}"], "did you mean 'demonstrations'"),
         (["icl", "pcw", "--results", "{}", "--margin", "0"], "must be above 0"),
+        (["{}", "{}"], "holds 3 rows"),
     ],
 )
 def test_refusals(tmp_path: Path, arguments: Sequence[str], says: str):
@@ -313,3 +314,27 @@ def test_refusals(tmp_path: Path, arguments: Sequence[str], says: str):
     run(tmp_path, "pcw", how="stratified")
     arguments = [argument.format(tmp_path) for argument in arguments]
     assert says in commands.refused("compare", *arguments)
+
+
+def test_equal_answers_are_equivalent_within_a_margin(tmp_path: Path, capsys: Any):
+    for model in ("icl", "pcw"):
+        for seed in range(3):
+            write(tmp_path / model, model, seed, says=[0, 1] * 20)
+    commands.run("compare", "icl", "pcw", "--results", tmp_path, "--margin", "50")
+    assert "equivalent within 50 points" in " ".join(capsys.readouterr().out.split())
+
+
+def test_rows_without_a_task_in_common(tmp_path: Path):
+    write(tmp_path / "icl", "icl", task="t")
+    write(tmp_path / "pcw", "pcw", task="u")
+    said = commands.refused("compare", "icl", "pcw", "--results", tmp_path)
+    assert "have no task in common" in said
+
+
+def test_averages_over_other_tasks_are_not_compared(tmp_path: Path, capsys: Any):
+    write(tmp_path / "a", "icl", task=["t", "u"])
+    write(tmp_path / "b", "pcw", task=["t", "v"])
+    commands.run("compare", tmp_path / "a", tmp_path / "b")
+    said = capsys.readouterr().out
+    assert "t:" in said
+    assert "average" not in said

@@ -475,6 +475,7 @@ MARKED = {
     "is damaged, half-written or not JSON": damaged(lambda text: text[:-9]),
     "document 1 is in the samples twice": damaged(lambda text: text + text.splitlines()[1]),
     "the samples have none of this filter": replaced('"filter": "none"', '"filter": "x"'),
+    "a document has no acc that is a number, a pair": replaced('"acc": 1.0', '"acc": "x"'),
     "is not a sample of lm-eval, which has": replaced('"doc_id": 1', '"doc_id": 1.5'),
 }
 

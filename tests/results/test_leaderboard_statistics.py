@@ -502,6 +502,7 @@ REFUSED = {
     "are not compared": lambda: difference(SMALL, SMALL[:, :1]),
     "same shape": lambda: order_sensitivity([np.zeros((3, 2)), np.zeros((2, 2))]),
     "documents x sets x features": lambda: pseudo_values(np.zeros((2, 2)), MACRO_F1.value),
+    "each document must have two numbers": lambda: MACRO_F1.features([1, 2]),
     "must be 0 or 1": lambda: AGGREGATIONS["f1"].features([(0, 2)]),
     "whole number below 1,000": lambda: MACRO_F1.features([(0, 0), (0.5, 0)]),
 }

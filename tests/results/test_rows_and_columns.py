@@ -551,3 +551,34 @@ def test_one_answer_to_all_documents_is_counted_over_all_tasks(tmp_path):
     above = cells["average"].to_majority
     assert above.mean == pytest.approx(1 / 12)
     assert above.p > 0.05
+
+
+def test_prompts_that_were_cut_and_rows_that_were_fitted_on_are_said(tmp_path):
+    cut = {"truncated": {"t": {"documents": 4}}}
+    run(tmp_path, icl={**ICL, **cut}, right=HALF)
+    run(tmp_path, icl={**ICL, "method": "moicl", "fitted": [{"labels": [0, 1, 1]}]}, right=ALL)
+    rows = by_method(board_of(tmp_path))
+    assert "4 documents were cut at their beginning" in rows["icl"].cells["t"].marks[0]
+    assert "labels: 3" in rows["moicl"].reads
+
+
+def test_a_system_instruction_is_a_setting(tmp_path):
+    run(tmp_path, icl=ICL, right=HALF)
+    run(tmp_path, icl=ICL, right=ALL, put={"system_instruction": "Be brief."})
+    assert_seen(
+        board_of(tmp_path),
+        """
+        t
+        icl, system instruction | 100.0
+        icl | 50.0
+        """,
+    )
+
+
+def test_names_that_are_taken_have_a_mark(tmp_path):
+    """A task called as the average is, and groups of one name over other tasks."""
+    run(tmp_path, icl=ICL, task="average", right=HALF)
+    run(tmp_path, icl=ICL, task=["g_a", "g_b"], right=HALF)
+    run(tmp_path, icl=PCW, task=["g_a", "g_c"], right=ALL)
+    names = {column.name for column in board_of(tmp_path).columns}
+    assert {"average'", "g", "g'"} <= names

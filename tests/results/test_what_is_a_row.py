@@ -287,6 +287,26 @@ def test_log_likelihoods_confirm_up_to_rounding(tmp_path, logprob, mark):
     assert mark in marks(board_of(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "responses, mark",
+    [
+        ([["-1.0", "False"], ["-2.0", "False"], ["-3.0", "False"]], "differs"),
+        ([["-2.0", "False"], ["-1.0", "False"]], "differs"),
+        ([], "does not record that it computed"),
+    ],
+    ids=["options", "answers", "unknown"],
+)
+def test_other_log_likelihoods_do_not_confirm(tmp_path, responses, mark):
+    """Whatever the scores in the samples."""
+    one(tmp_path, right=[1] * 40)
+    file = one(tmp_path, right=[1] * 40)
+    samples = samples_in(file, TREC)
+    for sample in samples:
+        sample["filtered_resps"] = responses
+    write_samples(file, TREC, samples)
+    assert mark in " ".join(marks(board_of(tmp_path)))
+
+
 def test_equal_cells_of_a_study_confirm_nothing(tmp_path):
     facts = {**ICL, "study": study(demonstrations="similar")}
     for seed in (0, 0):

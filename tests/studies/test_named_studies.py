@@ -14,6 +14,9 @@ from lm_eval.tasks import TaskManager
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.studies import grid
+from lm_eval_icl.studies.unit_runner import Options
+from tests import commands
+from tests.studies import running
 
 STUDIES = {name: grid.read(name, {}) for name in grid.named()}
 # The file of each task and group of this package.
@@ -125,3 +128,65 @@ Review: fine .
 Sentiment:"""
     shots = study.num_fewshot[0]
     assert loaded.fewshot_context(loaded.eval_docs[0], num_fewshot=shots) == prompt.lstrip()
+
+
+# What cannot be, said before a model is loaded.
+
+
+CANNOT_BE = yaml.safe_load("""
+"models: 'tiny': must be arguments as --model_args takes them": {models: tiny}
+"methods: {3: {}}: must be a name, or a name with arguments": {methods: 3}
+"methods: hf has no arguments of its own": {methods: {hf: {T: 3}}}
+"train: targets: 'x' is none of the study's tasks.": {train: {t: {steps: 1, targets: [x]}}}
+"metric: task 'icl_demo_short' has no 'f1', only acc": {metric: f1}
+"tasks: icl_demo_short is listed twice":
+  {tasks: [icl_demo_short, {task: icl_demo_short, num_fewshot: 2}]}
+"orders: task 'icl_demo_short' draws other demonstrations": {demonstrations: similar, orders: 2}
+"dev: task 'icl_demo_short' draws other demonstrations":
+  {demonstrations: similar, dev: {size: 4}}
+"dev: task 'icl_demo_short': its training split has ": {dev: {size: 4000}}
+"dev: task 'icl_demo_short' has no training split":
+  {tasks: [{task: icl_demo_short, training_split: null}], dev: {size: 4}}
+""")
+
+
+@pytest.mark.usefixtures("own_tasks")
+@pytest.mark.parametrize("says", CANNOT_BE)
+def test_keys_that_cannot_be_are_one_line(says, tmp_path):
+    keys = {"methods": "icl", **CANNOT_BE[says]}
+    with pytest.raises(InputError) as refusal:
+        running.opened(tmp_path / "study", Options("cpu", 8, None), **keys)
+    assert says in str(refusal.value)
+
+
+def test_a_study_that_is_none_is_one_line(tmp_path):
+    with pytest.raises(
+        InputError, match=r"invicl-tabel2: is neither a file nor .* 'invicl-table2'"
+    ):
+        grid.read("invicl-tabel2", {})
+    file = tmp_path / "list.yaml"
+    file.write_text("[icl, invicl]")
+    with pytest.raises(InputError, match="must be keys and values, such as"):
+        grid.read(str(file), {})
+
+
+COMMANDS = {
+    "": "give a study's file or name",
+    "deep-thinking-table2": "--output: give the study's folder.",
+    "deep-thinking-table2 --status --dry_run": "--output the study's folder: there is no study.",
+    "deep-thinking-table2 --status --output nowhere": "--output nowhere: there is no study.",
+    "deep-thinking-table2 --limit 0": "--limit 0: must be above 0.",
+    "deep-thinking-table2 --limit inf": "--limit inf: must be above 0, and finite.",
+    "deep-thinking-table2 --include_path nowhere": "--include_path nowhere: no such folder.",
+    "deep-thinking-table2 --metadata {x": "--metadata {x: must be K=V,K=V",
+}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_that_cannot_be_is_one_line(line):
+    assert commands.refused("study", *line.split()).startswith(COMMANDS[line])
+
+
+def test_the_studies_are_listed(capsys):
+    commands.run("study", "--list")
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [*STUDIES]

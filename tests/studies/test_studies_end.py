@@ -16,10 +16,11 @@ import pytest
 import yaml
 from rich.console import Console
 
+from lm_eval_icl.leaderboard import study_table
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
-from lm_eval_icl.studies import conduct, end, grid
+from lm_eval_icl.studies import conduct, costs, end, grid
 from lm_eval_icl.studies.grid import Training, Variant
 from lm_eval_icl.studies.targets import Cell, Model, StudyTask
 from lm_eval_icl.studies.unit_runner import Options
@@ -338,3 +339,32 @@ def test_a_measured_dev_set_has_columns_beside_the_test_set(tmp_path: Path) -> N
         for T, of_seeds in by_T.items():
             assert len(of_seeds) == 2
             assert points[column, T] == pytest.approx(sum(of_seeds) / 2)
+
+
+def printed(table: Any) -> str:
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get()
+
+
+def test_order_flips_are_the_last_column_of_the_table() -> None:
+    runs = [result("a", right(2, 10), order=0), result("a", right(6, 10), order=1)]
+    columns = columns_of(leaf("a"))
+    board = end.board_of(runs, columns)
+    (entry,) = board.entries
+    flips = {entry.name: end.flips_of(entry, columns)}
+    text = printed(study_table.table(board, columns.names, board.entries, flips, "title"))
+    *_, last = next(line for line in text.splitlines() if "icl" in line).split()
+    assert last.startswith("40.0")
+    assert "Order flips: how often two orders" in text
+
+
+def test_the_table_of_trainings() -> None:
+    took = {"steps": 1500, "tokens": 2_000_000, "seconds": 90.0, "memory": 3 * 2**30}
+    measured = {"training": "a", "method": "pcw", **took, "loss_before": 1.5, "loss_after": 0.25}
+    unmeasured = {**measured, "training": "b", "loss_before": None, "loss_after": None}
+    text = printed(costs.table(pd.DataFrame([measured, unmeasured])))
+    lines = [line.split() for line in text.splitlines()]
+    assert ["a", "1,500", "2,000,000", "1.5", "3.0", "1.500", "→", "0.250"] in lines
+    assert ["b", "1,500", "2,000,000", "1.5", "3.0"] in lines

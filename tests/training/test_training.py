@@ -11,6 +11,7 @@ import re
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -254,6 +255,19 @@ def test_held_out_episodes_never_show_a_row_that_is_held_out():
         assert not set(episode.demonstrations) & set(pool.held_out)
 
 
+def test_other_rows_replace_copies_of_the_query():
+    rows = [*task(size=8).rows, *task(size=2).rows]
+    pool = EpisodePool(FileTask("copies", tuple(rows)), 4, 0)
+    shown = [8, 1, 9, 2]  # 8 and 9 have the texts of 0 and 1
+    first, *rest = pool.episode(shown, 0).demonstrations
+    assert rest == [1, 9, 2]
+    assert first in {3, 4, 5, 6, 7}
+    assert pool.episode(shown, 3).demonstrations == (8, 1, 9, 2)
+    same = EpisodePool(FileTask("same", (rows[0], rows[8], rows[1])), 2, 0)
+    with pytest.raises(InputError, match="'same': fewer than 2 of its rows have another text"):
+        same.episode([1, 2], 0)
+
+
 @pytest.mark.parametrize(
     "name", ["many_tokens", "described", "spaces", "prefixed", "likelihood", "generate"]
 )
@@ -292,6 +306,9 @@ def test_tasks_that_cannot_be_trained_on():
     without = "'t' has no training split .training_split.: give others"
     refused({"training_split": None}, without)
     refused(evaluation.TASKS["inputs"], "'t' has no query with one answer")
+    refused({"doc_to_target": "{{other}}"}, "'t', row 0: its answer '.*' is none of its options")
+    with pytest.raises(InputError, match="'own': its own class builds its prompts"):
+        HarnessTask(SimpleNamespace(config=SimpleNamespace(task="own")))
 
 
 def test_only_what_fits_every_method_is_used(checkpoint):
@@ -617,6 +634,12 @@ BAD_LINES = {
     "icl --tasks x --episodes y": "--tasks, --episodes, --metaicl: give one of them.",
     "icl --tasks icl_demo_short --num_fewshot 190": "task 'icl_demo_short': 190 demonstrations",
     "icl,max_length=9 --tasks icl_demo_short": "task 'icl_demo_short': none of",
+    "icl --tasks ,": "--tasks: names no task.",
+    "icl --metaicl x --loss all": "--loss all: MetaICL's loss is that of the query",
+    "icl --metaicl x": "--data: give the folder of MetaICL's data.",
+    "icl --metaicl x --data .": "MetaICL has no setting 'x': give one of hr_to_lr",
+    "icl,peft=x --tasks x": "--model_args: unknown argument 'peft'",
+    "pcw,window_size=9 --tasks icl_demo_short": "pcw: window_size=9: must not exceed the 8",
     BAD_BATCH: "--batch_size 3: must be a multiple of 2: processes",
 }
 
