@@ -114,6 +114,8 @@ def _groups_of_runs(column_of: Mapping[TaskRun, str]) -> dict[str, Mapping[str, 
     for run, run_units in grouped(column_of, lambda unit: unit.run).items():
         task_column = {unit.result.task: column_of[unit] for unit in run_units}
         for group, task_weights in run.groups.items():
+            if not task_weights.keys() <= task_column.keys():
+                continue  # a task has no result under the rule that was chosen on the dev set
             column_weights = {task_column[task]: x for task, x in task_weights.items()}
             name = group
             # Another run may have a group of this name with other tasks or weights.

@@ -150,6 +150,17 @@ def test_mmlu_and_bbh_with_their_averages(tmp_path):
     )
 
 
+def test_a_group_without_a_result_of_one_task(tmp_path):
+    """A task lacks the rule that was chosen on the dev set."""
+    facts = {**ICL, "study": study(chosen=["T", "decide"], rule="batch")}
+    file = run(tmp_path, icl=facts, task=["g_a", "g_b"], right=HALF, rules=RULES)
+    results = json.loads(file.read_text())
+    del results["results"]["g_b"]["acc,batch"]
+    results["configs"]["g_b"]["metadata"] = {}
+    file.write_text(json.dumps(results))
+    assert [column.name for column in board_of(tmp_path).columns] == ["g_a"]
+
+
 def trained_run(folder: Path, method: str, setting: str, task: str, right: Sequence[int]) -> None:
     icl = {
         **ICL,
