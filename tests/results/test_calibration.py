@@ -129,6 +129,19 @@ def test_orders_have_values_of_their_own_before_they_are_averaged(tmp_path):
     assert cell.estimate.low > 0.02
 
 
+@pytest.mark.parametrize("label, gold", [("1", 0), (1, 1)])
+def test_digits_in_a_column_of_texts_are_a_text(tmp_path, label, gold):
+    file = write(tmp_path, gold=[gold] * 40, doc_to_target="label")
+    samples = samples_in(file)
+    for sample in samples:
+        sample["doc"]["label"] = label
+        sample["target"] = "1"
+        for place, option in enumerate(("1", "0")):
+            sample["arguments"][f"gen_args_{place}"]["arg_1"] = f" {option}"
+    write_samples(file, "t", samples)
+    assert set(results.documents(tmp_path).gold) == {gold}
+
+
 def test_documents_have_what_people_group_by(tmp_path):
     sampled(tmp_path)
     table = results.documents(tmp_path)
