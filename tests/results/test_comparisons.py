@@ -202,6 +202,37 @@ def test_other_documents_are_not_compared(tmp_path: Path):
     assert "did not answer the same documents" in message
 
 
+def said_of(capsys: Any, *arguments: object) -> str:
+    """What `compare` says that is no result, on one line."""
+    capsys.readouterr()
+    commands.run("compare", *arguments)
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_what_is_not_compared_is_said_and_fails_a_threshold(tmp_path: Path, capsys: Any):
+    for method, first in (("icl", 0), ("pcw", 7)):
+        folder = tmp_path / method
+        run(folder, method, task="t", put={"date": 5.0})
+        run(folder, method, task="u", first=first, put={"date": 5.0})
+    pair = [tmp_path / "pcw", tmp_path / "icl"]
+    by = ["--by", "method", "--results", tmp_path]
+    for arguments in (pair, by):
+        assert "u: pcw and icl did not answer the same documents" in said_of(capsys, *arguments)
+        refusal = commands.refused("compare", *arguments, "--fail-below", -1)
+        assert "not compared: average, u" in refusal
+        commands.run("compare", *arguments, "--fail-below", -1, "--tasks", "t")
+    message = commands.refused("compare", *by, "--tasks", "u")
+    assert "rows that differ only in this did not answer the same documents" in message
+
+
+def test_files_that_are_left_out_are_named(tmp_path: Path, capsys: Any):
+    for method in ("icl", "pcw"):
+        run(tmp_path, method)
+        damaged = run(tmp_path, method, 1)
+    damaged.write_text('{"half')
+    assert f"left out: {damaged}" in said_of(capsys, "pcw", "icl", "--results", tmp_path)
+
+
 def test_labels_change_texts_and_not_rows(tmp_path: Path):
     """Runs with other labels of the same seeds have the same sets, whose chance they share."""
     for seed in range(3):
