@@ -20,6 +20,7 @@ from lm_eval_icl.leaderboard import numbers, tables
 from lm_eval_icl.leaderboard.differences import SCOPES, in_unit, verdict, what_decides
 from lm_eval_icl.results.board import Column, Entry, shown
 from lm_eval_icl.results.build import build
+from lm_eval_icl.results.columns import differing
 from lm_eval_icl.results.comparisons import compare, comparisons_of
 from lm_eval_icl.results.records import Run, TaskResult
 from lm_eval_icl.results.rivals import condition_pairs, fields_of, named
@@ -190,10 +191,17 @@ def _pair(
 
 
 def _notes(pair: _Pair) -> Iterator[str]:
-    """Which columns are not compared."""
+    """Which columns are not compared, and in which the rows were asked differently. (Rows of one
+    board were not.)"""
     names = f"{pair.first.label} and {pair.second.label}"
     for column in pair.not_compared:
         yield f"{column.name}: {names} {_NOT_COMPARED}."
+    for column in pair.columns:
+        for task in column.weights:
+            sides = [entry.cells[task].sets[0].answered[0] for entry in (pair.first, pair.second)]
+            fields = differing([unit.result.fields.column for unit in sides])
+            if fields:
+                yield f"{task}: {names} were asked differently: {', '.join(fields)}."
 
 
 def _runs(paths: Sequence[Path], metric: str | None, where: str = "") -> list[Run]:

@@ -233,6 +233,13 @@ def test_files_that_are_left_out_are_named(tmp_path: Path, capsys: Any):
     assert f"left out: {damaged}" in said_of(capsys, "pcw", "icl", "--results", tmp_path)
 
 
+def test_another_template_is_said(tmp_path: Path, capsys: Any):
+    files = [run(tmp_path, doc_to_text=text) for text in ("{{text}}", "Q: {{text}}")]
+    assert "t: icl and icl were asked differently: template." in said_of(capsys, *files)
+    alike = run(tmp_path, "pcw", doc_to_text="{{text}}")
+    assert "asked" not in said_of(capsys, files[0], alike)
+
+
 def test_labels_change_texts_and_not_rows(tmp_path: Path):
     """Runs with other labels of the same seeds have the same sets, whose chance they share."""
     for seed in range(3):
