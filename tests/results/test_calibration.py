@@ -121,8 +121,8 @@ def test_orders_have_values_of_their_own_before_they_are_averaged(tmp_path):
         file = write(tmp_path, "icl", right=right, order=order, put={"config.icl": study})
         samples = samples_in(file)
         for sample, is_right in zip(samples, right, strict=True):
-            of_first = 0.9 if is_right else 0.1
-            sample["filtered_resps"] = [[str(math.log(p)), "False"] for p in (of_first, 1 - of_first)]
+            shares = (0.9, 0.1) if is_right else (0.1, 0.9)
+            sample["filtered_resps"] = [[str(math.log(share)), "False"] for share in shares]
         write_samples(file, "t", samples)
     (cell,) = by_method(board_of(tmp_path, metric="ece"))["icl"].cells.values()
     assert cell.estimate.mean == pytest.approx(0.1)

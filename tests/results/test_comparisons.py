@@ -13,7 +13,7 @@ import pytest
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results.board import Entry
-from lm_eval_icl.results.comparisons import comparisons_of
+from lm_eval_icl.results.comparisons import compare, comparisons_of
 from lm_eval_icl.results.rivals import named
 from tests import commands
 from tests.boards import write, write_samples
@@ -200,6 +200,31 @@ def test_other_documents_are_not_compared(tmp_path: Path):
     second = run(tmp_path / "b", "pcw", says=[0] * 40, first=7)
     message = commands.refused("compare", first, second)
     assert "did not answer the same documents" in message
+
+
+def test_another_scale_of_a_metric_changes_no_difference_of_others(tmp_path: Path):
+    """A file of a stranger may have the same metric in percent."""
+    differences = []
+    for method, scale in (("icl", 1), ("pcw", 1), ("star", 100)):
+        file = run(
+            tmp_path, method, right=0.6, metric_list=[{"metric": "f1", "aggregation": "mean"}]
+        )
+        results = json.loads(file.read_text())
+        of_task = results["results"]["t"]
+        of_task["f1,none"] = scale * of_task.pop("acc,none")
+        file.write_text(json.dumps(results))
+        samples = samples_in(file)
+        for sample in samples:
+            sample["f1"] = scale * sample.pop("acc")
+            sample["metrics"] = ["f1"]
+        write_samples(file, "t", samples)
+        if method != "icl":
+            board = board_of(tmp_path)
+            rows = [named(board.entries, name).cells for name in ("icl", "pcw")]
+            differences.append(compare(*rows, board.columns[0]))
+    first, second = differences
+    assert not board.columns[0].percent
+    assert first.interval == second.interval
 
 
 def said_of(capsys: Any, *arguments: object) -> str:
