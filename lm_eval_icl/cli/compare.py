@@ -14,21 +14,24 @@ from typing import Any
 from rich.console import Console
 
 from lm_eval_icl.cli import add_options
-from lm_eval_icl.cli.reading import SHOWN, read_runs, task_names
+from lm_eval_icl.cli.reading import SHOWN, print_left_out, read_runs, task_names
 from lm_eval_icl.errors import InputError, did_you_mean
 from lm_eval_icl.leaderboard import numbers, tables
 from lm_eval_icl.leaderboard.differences import SCOPES, in_unit, verdict, what_decides
 from lm_eval_icl.results.board import Column, Entry, shown
 from lm_eval_icl.results.build import build
+from lm_eval_icl.results.columns import differing
 from lm_eval_icl.results.comparisons import compare, comparisons_of
-from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run, TaskResult
 from lm_eval_icl.results.rivals import condition_pairs, fields_of, named
 from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import family
 
 _REPETITIONS = ("format", "order", "seed")  # axes of a cell, which rows do not differ in
-
+_NOT_COMPARED = (
+    "did not answer the same documents, or there are no answers to single documents (--log_samples)"
+)
+_NOTES = Console(stderr=True)  # for what is no result, so that JSON stays JSON
 
 _OPTIONS = {
     "by": (
@@ -75,6 +78,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     if args.margin is not None and not args.margin > 0:
         raise InputError(f"--margin {args.margin:g}: must be above 0.")
     pairs = list(_by_condition(args) if args.by else _two(args))
+    for pair in pairs:
+        for note in _notes(pair):
+            _say(_NOTES, note)
     if args.json:
         lines = list[dict[str, Any]]()
         for pair in pairs:
@@ -83,7 +89,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     else:
         console = Console()
         for pair in pairs:
-            _print(pair, args.margin, console)
+            if pair.columns:
+                _print(pair, args.margin, console)
     if args.fail_below is not None:
         _fail_below(pairs, args.fail_below)
 
@@ -95,6 +102,7 @@ class _Pair:
     first: Entry
     second: Entry
     columns: Sequence[Column]
+    not_compared: Sequence[Column]  # both have a result there
     differences: Mapping[str, Difference]  # each as one comparison by itself
     on_board: Mapping[str, Difference]  # each as one of all pairs of rows; empty without a board
 
@@ -106,7 +114,7 @@ def _two(args: argparse.Namespace) -> Iterator[_Pair]:
     first_name, second_name = args.names
     tasks = task_names(args.tasks)
     if args.results:
-        board = build(read(args.results, metric=args.metric)[0], tasks=tasks)
+        board = build(_runs(args.results, args.metric), tasks=tasks)
         first = named(board.entries, first_name)
         second = named(board.entries, second_name)
         is_same = first is second
@@ -120,15 +128,10 @@ def _two(args: argparse.Namespace) -> Iterator[_Pair]:
         entries = ()
     if is_same:
         raise InputError(f"{first_name} and {second_name} are the same; give two.")
-    both = [x for x in columns if x.name in first.cells and x.name in second.cells]
-    if not both:
-        raise InputError(f"{first_name} and {second_name} have no task in common.")
-    pair = _pair(first, second, both, entries)
+    pair = _pair(first, second, columns, entries)
     if not pair.columns:
-        raise InputError(
-            f"{first_name} and {second_name} did not answer the same documents, or there are no "
-            "answers to single documents (--log_samples)."
-        )
+        why = _NOT_COMPARED if pair.not_compared else "have no task in common"
+        raise InputError(f"{first_name} and {second_name} {why}.")
     yield pair
 
 
@@ -136,7 +139,7 @@ def _by_condition(args: argparse.Namespace) -> Iterator[_Pair]:
     """The rows that differ by one condition alone, each with its reference."""
     if args.names or not args.results:
         raise InputError("--by: give --results RESULTS, and no names of rows.")
-    runs = read(args.results, metric=args.metric)[0]
+    runs = _runs(args.results, args.metric)
     if args.by in _REPETITIONS:
         runs = [_apart(run, args.by) for run in runs]
     board = build(runs, tasks=task_names(args.tasks))
@@ -148,10 +151,10 @@ def _by_condition(args: argparse.Namespace) -> Iterator[_Pair]:
             known.update(fields_of(entry, key))
         advice = did_you_mean(args.by, known) or f"rows have {', '.join(sorted(known))}."
         raise InputError(f"--by {args.by}: no two rows differ only in this: {advice}")
-    for _, entry, reference in pairs:
-        pair = _pair(entry, reference, board.columns, board.entries)
-        if pair.columns:
-            yield pair
+    compared = [_pair(entry, other, board.columns, board.entries) for _, entry, other in pairs]
+    if not any(pair.columns for pair in compared):
+        raise InputError(f"--by {args.by}: rows that differ only in this {_NOT_COMPARED}.")
+    yield from compared
 
 
 def _apart(run: Run, axis: str) -> Run:
@@ -168,17 +171,44 @@ def _apart(run: Run, axis: str) -> Run:
 def _pair(
     first: Entry, second: Entry, columns: Sequence[Column], entries: Sequence[Entry]
 ) -> _Pair:
+    compared = []
+    not_compared = []
     differences = {}
     on_board = {}
     for column in columns:
+        if column.name not in first.cells or column.name not in second.cells:
+            continue
         difference = compare(first.cells, second.cells, column)
-        if difference is not None:
-            differences[column.name] = difference
-            if entries:
-                comparisons = comparisons_of(entries, column)
-                on_board[column.name] = replace(difference, comparisons=comparisons)
-    compared = [column for column in columns if column.name in differences]
-    return _Pair(first, second, compared, differences, on_board)
+        if difference is None:
+            not_compared.append(column)
+            continue
+        compared.append(column)
+        differences[column.name] = difference
+        if entries:
+            comparisons = comparisons_of(entries, column)
+            on_board[column.name] = replace(difference, comparisons=comparisons)
+    return _Pair(first, second, compared, not_compared, differences, on_board)
+
+
+def _notes(pair: _Pair) -> Iterator[str]:
+    """Which columns are not compared, and in which the rows were asked differently. (Rows of one
+    board were not.)"""
+    names = f"{pair.first.label} and {pair.second.label}"
+    for column in pair.not_compared:
+        yield f"{column.name}: {names} {_NOT_COMPARED}."
+    for column in pair.columns:
+        for task in column.weights:
+            sides = [entry.cells[task].sets[0].answered[0] for entry in (pair.first, pair.second)]
+            fields = differing([unit.result.fields.column for unit in sides])
+            if fields:
+                yield f"{task}: {names} were asked differently: {', '.join(fields)}."
+
+
+def _runs(paths: Sequence[Path], metric: str | None, where: str = "") -> list[Run]:
+    """The runs in files and folders. A line says which files are left out."""
+    runs, left_out = read_runs(paths, where, metric)
+    print_left_out(left_out, _NOTES)
+    return runs
 
 
 def only_entry(
@@ -189,7 +219,7 @@ def only_entry(
         raise InputError(
             f"{name}: no such file or folder. To compare rows of a board, give their --results."
         )
-    board = build(read_runs([Path(name)], f"{name}: ", metric)[0], tasks=tasks)
+    board = build(_runs([Path(name)], metric, f"{name}: "), tasks=tasks)
     if len(board.entries) > 1:
         labels = "; ".join(entry.label for entry in board.entries[:SHOWN])
         raise InputError(
@@ -277,7 +307,8 @@ def _finite(number: float) -> float | None:
 
 
 def _fail_below(pairs: Sequence[_Pair], least: float) -> None:
-    """Exit with status 1 if an interval is wholly below a difference."""
+    """Exit with status 1 if an interval is wholly below a difference, or if a column that both
+    have is not compared."""
     for pair in pairs:
         for column in pair.columns:
             difference = pair.differences[column.name]
@@ -288,3 +319,6 @@ def _fail_below(pairs: Sequence[_Pair], least: float) -> None:
                     f"lm-eval-icl: compare: --fail-below {least:g}: on {column.name}, "
                     f"{pair.first.label} minus {pair.second.label} is {interval}."
                 )
+        if pair.not_compared:
+            names = ", ".join(column.name for column in pair.not_compared)
+            raise InputError(f"--fail-below {least:g}: not compared: {names}. Choose --tasks.")

@@ -108,14 +108,21 @@ def _samples(
         if not alike:
             raise InputError(f"--seed {seed} --order {order}: not all entries have these results.")
     sides = []
+    documents = set()
     for entry, of_entry in zip(entries, results, strict=True):
-        samples = samples_of(of_entry[alike[0]] if alike else next(iter(of_entry.values())))
+        key = alike[0] if alike else next(iter(of_entry), None)
+        samples = {}
+        if key is not None:
+            samples = samples_of(of_entry[key])
+            documents.add(of_entry[key].answers.documents)
         if not samples:
             raise InputError(
                 f"{entry.label}: there are no samples beside its results (--log_samples); files of "
                 "`lm-eval-icl collect` have none, since published prompts contaminate."
             )
         sides.append(samples)
+    if len(documents) > 1:
+        raise InputError("A and B did not answer the same documents.")
     return sides
 
 

@@ -235,12 +235,14 @@ def cost_table(board: Board, most: int) -> Table:
     column = board.columns[0]
     title = f"Cost, {shown(column.name)}"
     table = titled(title, ["entry"], [column.metric, *costs.HEADINGS])
+    several = len({entry.on for entry in board.entries}) > 1
     for entry in board.entries[:most]:
         entry_cost = costs.cost(entry, column)
         if entry_cost is not None:
             estimate = entry.cells[column.name].estimate
             mean = numbers.value(estimate.mean, column, unit=True)
-            table.add_row(escape(entry.label), mean, *costs.texts(entry_cost))
+            name = f"{entry.label} on {entry.on}" if several else entry.label
+            table.add_row(escape(name), mean, *costs.texts(entry_cost))
     return table
 
 

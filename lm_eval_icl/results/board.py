@@ -147,11 +147,6 @@ class Column:
     weights: Mapping[str, float]  # the columns of its tasks -> their weights, which add up to 1
 
     @property
-    def bounds(self) -> tuple[float, float] | None:
-        """The least and the greatest value of the metric; None if they are not known."""
-        return (0.0, 1.0) if self.percent else None
-
-    @property
     def sign(self) -> int:
         """1 if higher values are better, or else -1."""
         return 1 if self.higher_is_better else -1

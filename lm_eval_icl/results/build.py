@@ -60,7 +60,9 @@ def build(
     if groups is None:
         # Rows under decision rules do not count for the choice of the tasks of the average.
         without_rule = [cells for key, _, cells in rows if not key.rule]
-        columns = with_average(columns, without_rule or [cells for _, _, cells in rows])
+        rows_to_count = without_rule or [cells for _, _, cells in rows]
+        task_of = {name: unit.result.task for unit, name in column_of.items()}
+        columns = with_average(columns, rows_to_count, task_of)
     for _, row_units, cells in rows:
         for column in columns:
             if column.kind != "task" and cells.keys() >= column.weights.keys():

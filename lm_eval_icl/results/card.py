@@ -180,7 +180,7 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     for (labels, n), sets in sorted(by_labels.items()):
         if not labels or n != shots:
             continue
-        cost = compare_sets(first, _in_first_order(sets), SHARE)
+        cost = compare_sets(first, _in_first_order(sets))
         if cost is not None:
             less = f"minus that with {labels} labels in the demonstrations"
             words = "random labels" if labels == "random" else labels.replace(":", " ")
@@ -195,7 +195,7 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     if len(numbers) > 1:
         most = _in_first_order(by_labels["", numbers[-1]])
         fewest = _in_first_order(by_labels["", numbers[0]])
-        gain = compare_sets(most, fewest, SHARE)
+        gain = compare_sets(most, fewest)
         if gain is not None:
             yield SHOTS, gain
     answers = [unit.answers for unit in results_in(base)]

@@ -177,8 +177,7 @@ def collapse_marks(by_task: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
 
 
 def matrix(sets: Sequence[PromptSet], values: Values = _ITEMS) -> np.ndarray:
-    """(documents, sets) scores, or (documents, sets, ...) other values of the answers: the mean
-    over orders."""
+    """(documents, sets) scores or other values of the answers: the mean over orders."""
     means = []
     for prompt_set in sets:
         orders = [values(unit.answers) for unit in prompt_set.answered]
@@ -203,9 +202,14 @@ def scores_of(
         values = matrix(sets, items)
         return CellScores(values, float(values.mean()), bounds)
     metric = AGGREGATIONS[aggregation]
-    features = matrix(sets, lambda answers: metric.features(items(answers)))
-    mean = float(metric.value(features.sum(axis=0)).mean())
-    return CellScores(pseudo_values(features, metric.value), mean, metric.bounds)
+
+    def value(answers: Answers) -> np.ndarray:
+        return metric.value(metric.features(items(answers)).sum(axis=0, keepdims=True))
+
+    def pseudo(answers: Answers) -> np.ndarray:
+        return pseudo_values(metric.features(items(answers))[:, None], metric.value)[:, 0]
+
+    return CellScores(matrix(sets, pseudo), float(matrix(sets, value).mean()), metric.bounds)
 
 
 def estimated(

@@ -114,6 +114,8 @@ def _groups_of_runs(column_of: Mapping[TaskRun, str]) -> dict[str, Mapping[str, 
     for run, run_units in grouped(column_of, lambda unit: unit.run).items():
         task_column = {unit.result.task: column_of[unit] for unit in run_units}
         for group, task_weights in run.groups.items():
+            if not task_weights.keys() <= task_column.keys():
+                continue  # a task has no result under the rule that was chosen on the dev set
             column_weights = {task_column[task]: x for task, x in task_weights.items()}
             name = group
             # Another run may have a group of this name with other tasks or weights.
@@ -149,9 +151,14 @@ def _alike(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
 
 
 def with_average(
-    columns: tuple[Column, ...], rows: Sequence[Mapping[str, BoardCell]]
+    columns: tuple[Column, ...],
+    rows: Sequence[Mapping[str, BoardCell]],
+    task_of: Mapping[str, str],
 ) -> tuple[Column, ...]:
-    """The columns with the average in front, over the tasks that at least half of the rows have."""
+    """The columns with the average in front, over the tasks that at least half of the rows have.
+
+    There is none if these have two columns of a task (`task_of`), which are not independent.
+    """
     tasks = [column for column in columns if column.kind == "task" and column.percent]
     often = []
     for column in tasks:
@@ -162,7 +169,8 @@ def with_average(
     groups = [column.weights for column in columns if column.kind == "group"]
     is_a_group = any(_alike(group, weights) for group in groups)
     is_complete = any(cells.keys() >= weights.keys() for cells in rows)
-    if len(often) < 2 or is_a_group or not is_complete:
+    is_twice = len({task_of[name] for name in weights}) < len(weights)
+    if len(often) < 2 or is_a_group or is_twice or not is_complete:
         return columns
     metrics = {column.metric for column in often}
     metric = metrics.pop() if len(metrics) == 1 else ""

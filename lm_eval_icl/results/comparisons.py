@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lm_eval_icl.results import statistics
-from lm_eval_icl.results.board import Cells, Column, Entry, PromptSet
-from lm_eval_icl.results.cells import drawn_sets, one_answer, scores_of
+from lm_eval_icl.results.board import Cells, Column, Entry, PromptSet, results_in
+from lm_eval_icl.results.cells import SHARE, drawn_sets, one_answer, scores_of
+from lm_eval_icl.results.columns import is_share
 from lm_eval_icl.results.sets import drawing_seed
-from lm_eval_icl.results.statistics import Bounds, Difference
+from lm_eval_icl.results.statistics import Difference
 
 
 def compare(first: Cells, second: Cells, column: Column) -> Difference | None:
@@ -28,7 +29,7 @@ def compare(first: Cells, second: Cells, column: Column) -> Difference | None:
     for task in column.weights:
         if task not in first or task not in second:
             return None
-        part = compare_sets(first[task].sets, second[task].sets, column.bounds)
+        part = compare_sets(first[task].sets, second[task].sets)
         if part is None:
             return None
         parts.append(part)
@@ -40,12 +41,11 @@ def _of_column(parts: Sequence[Difference], column: Column) -> Difference:
     if column.kind == "task":
         return parts[0]
     weights = list(column.weights.values())
-    return statistics.difference_group(parts, weights, bounds=column.bounds)
+    are_shares = all(part.bounds == (-1, 1) for part in parts)
+    return statistics.difference_group(parts, weights, bounds=SHARE if are_shares else None)
 
 
-def compare_sets(
-    first: Sequence[PromptSet], second: Sequence[PromptSet], bounds: Bounds | None
-) -> Difference | None:
+def compare_sets(first: Sequence[PromptSet], second: Sequence[PromptSet]) -> Difference | None:
     """The first cell minus the second on one task, over all documents.
 
     Over the sets of demonstrations that both have, if these are two or more, or all that one of
@@ -59,6 +59,7 @@ def compare_sets(
         first = [mine for mine, _ in pairs]
         second = [theirs for _, theirs in pairs]
     aggregation = first[0].answered[0].result.aggregation
+    bounds = SHARE if is_share(results_in([*first, *second])) else None
     mine = scores_of(first, aggregation, bounds)
     theirs = scores_of(second, aggregation, bounds)
     return statistics.difference(
@@ -129,10 +130,10 @@ def to_one_answer(cells: Cells, column: Column) -> Difference | None:
             return None
         scores = one_answer([sets[0].answered[0].answers])
         assert scores is not None
-        mine = scores_of(sets, "mean", column.bounds)
+        mine = scores_of(sets, "mean", SHARE)
         scope = statistics.scope_of(drawn_sets(sets))
         part = statistics.difference(
-            mine.values, scores, bounds=column.bounds, same_sets=False, scope=scope
+            mine.values, scores, bounds=SHARE, same_sets=False, scope=scope
         )
         parts.append(part)
     return _of_column(parts, column)

@@ -158,6 +158,7 @@ class SampleFacts:
     # The texts before the demonstrations: the system instruction, a delimiter, the description.
     front: tuple[str, ...]
     delimiter: str  # the text between demonstrations
+    target: str  # `doc_to_target`: the name of a column, or a template
 
 
 def fields_of(results: Mapping[str, Any], task: str) -> Fields:
@@ -475,4 +476,5 @@ def sample_facts(results: Mapping[str, Any], task: str) -> SampleFacts:
         shots=count(shots) or 0,
         front=tuple(text for text in front if isinstance(text, str)),
         delimiter=delimiter,
+        target=str(config.get("doc_to_target")),
     )

@@ -158,15 +158,17 @@ def _choice(
             return len(options), prediction, gold, logprobs
     elif scores:
         best = scores.index(max(scores))  # the first of equals, as lm-eval's `acc`
-        return len(scores), best, _right_option(sample, len(scores)), scores
+        return len(scores), best, _right_option(sample, len(scores), facts.target), scores
     is_text = len(responses) == 1 and isinstance(responses[0], str)
     return 0, responses[0] if is_text else None, None, ()
 
 
-def _right_option(sample: Mapping[str, Any], options: int) -> int | None:
-    """The right option, of which lm-eval writes the number or the text; None if it is not known."""
+def _right_option(sample: Mapping[str, Any], options: int, column: str) -> int | None:
+    """The right option, of which lm-eval writes the number or the text; None if it is not known.
+    If it is in a `column` of texts, then digits are a text too."""
     target = str(sample.get("target"))
-    if re.fullmatch("[0-9]{1,9}", target):
+    is_text = isinstance(mapping(sample.get("doc")).get(column), str)
+    if not is_text and re.fullmatch("[0-9]{1,9}", target):
         return int(target) if int(target) < options else None
     texts = []
     for place in range(options):

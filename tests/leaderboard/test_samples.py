@@ -81,6 +81,12 @@ def test_refusals(folder, tmp_path, capsys):
     groups = ["samples", "icl", "--results", folder, "--task", "nothing"]
     assert "no result of 'nothing'" in commands.refused(*groups)
     assert "no such file" in commands.refused("samples", "nowhere", "--task", "t")
+    without = write(tmp_path / "a", samples=False)
+    message = commands.refused("samples", without, "--task", "t")
+    assert "there are no samples" in message
+    others = write(tmp_path / "b", first=7, n=6)
+    message = commands.refused("samples", folder / "icl", others, "--task", "t")
+    assert "did not answer the same documents" in message
 
 
 def test_the_page_has_samples_within_its_budget(folder, monkeypatch):

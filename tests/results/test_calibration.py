@@ -113,6 +113,35 @@ def test_a_difference_of_calibration_errors(tmp_path):
     assert difference.p == 1
 
 
+def test_orders_have_values_of_their_own_before_they_are_averaged(tmp_path):
+    """Two orders whose errors would cancel in common bins."""
+    for order, share in ((0, 1.0), (1, 0.8)):
+        study = {"method": "icl", "study": {"order": order, "id": "s"}}
+        right = [place < share * 40 for place in range(40)]
+        file = write(tmp_path, "icl", right=right, order=order, put={"config.icl": study})
+        samples = samples_in(file)
+        for sample, is_right in zip(samples, right, strict=True):
+            shares = (0.9, 0.1) if is_right else (0.1, 0.9)
+            sample["filtered_resps"] = [[str(math.log(share)), "False"] for share in shares]
+        write_samples(file, "t", samples)
+    (cell,) = by_method(board_of(tmp_path, metric="ece"))["icl"].cells.values()
+    assert cell.estimate.mean == pytest.approx(0.1)
+    assert cell.estimate.low > 0.02
+
+
+@pytest.mark.parametrize("label, gold", [("1", 0), (1, 1)])
+def test_digits_in_a_column_of_texts_are_a_text(tmp_path, label, gold):
+    file = write(tmp_path, gold=[gold] * 40, doc_to_target="label")
+    samples = samples_in(file)
+    for sample in samples:
+        sample["doc"]["label"] = label
+        sample["target"] = "1"
+        for place, option in enumerate(("1", "0")):
+            sample["arguments"][f"gen_args_{place}"]["arg_1"] = f" {option}"
+    write_samples(file, "t", samples)
+    assert set(results.documents(tmp_path).gold) == {gold}
+
+
 def test_documents_have_what_people_group_by(tmp_path):
     sampled(tmp_path)
     table = results.documents(tmp_path)

@@ -13,7 +13,7 @@ import pytest
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results.board import Entry
-from lm_eval_icl.results.comparisons import comparisons_of
+from lm_eval_icl.results.comparisons import compare, comparisons_of
 from lm_eval_icl.results.rivals import named
 from tests import commands
 from tests.boards import write, write_samples
@@ -200,6 +200,69 @@ def test_other_documents_are_not_compared(tmp_path: Path):
     second = run(tmp_path / "b", "pcw", says=[0] * 40, first=7)
     message = commands.refused("compare", first, second)
     assert "did not answer the same documents" in message
+
+
+def test_another_scale_of_a_metric_changes_no_difference_of_others(tmp_path: Path):
+    """A file of a stranger may have the same metric in percent."""
+    differences = []
+    for method, scale in (("icl", 1), ("pcw", 1), ("star", 100)):
+        file = run(
+            tmp_path, method, right=0.6, metric_list=[{"metric": "f1", "aggregation": "mean"}]
+        )
+        results = json.loads(file.read_text())
+        of_task = results["results"]["t"]
+        of_task["f1,none"] = scale * of_task.pop("acc,none")
+        file.write_text(json.dumps(results))
+        samples = samples_in(file)
+        for sample in samples:
+            sample["f1"] = scale * sample.pop("acc")
+            sample["metrics"] = ["f1"]
+        write_samples(file, "t", samples)
+        if method != "icl":
+            board = board_of(tmp_path)
+            rows = [named(board.entries, name).cells for name in ("icl", "pcw")]
+            differences.append(compare(*rows, board.columns[0]))
+    first, second = differences
+    assert not board.columns[0].percent
+    assert first.interval == second.interval
+
+
+def said_of(capsys: Any, *arguments: object) -> str:
+    """What `compare` says that is no result, on one line."""
+    capsys.readouterr()
+    commands.run("compare", *arguments)
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_what_is_not_compared_is_said_and_fails_a_threshold(tmp_path: Path, capsys: Any):
+    for method, first in (("icl", 0), ("pcw", 7)):
+        folder = tmp_path / method
+        run(folder, method, task="t", put={"date": 5.0})
+        run(folder, method, task="u", first=first, put={"date": 5.0})
+    pair = [tmp_path / "pcw", tmp_path / "icl"]
+    by = ["--by", "method", "--results", tmp_path]
+    for arguments in (pair, by):
+        assert "u: pcw and icl did not answer the same documents" in said_of(capsys, *arguments)
+        refusal = commands.refused("compare", *arguments, "--fail-below", -1)
+        assert "not compared: average, u" in refusal
+        commands.run("compare", *arguments, "--fail-below", -1, "--tasks", "t")
+    message = commands.refused("compare", *by, "--tasks", "u")
+    assert "rows that differ only in this did not answer the same documents" in message
+
+
+def test_files_that_are_left_out_are_named(tmp_path: Path, capsys: Any):
+    for method in ("icl", "pcw"):
+        run(tmp_path, method)
+        damaged = run(tmp_path, method, 1)
+    damaged.write_text('{"half')
+    assert f"left out: {damaged}" in said_of(capsys, "pcw", "icl", "--results", tmp_path)
+
+
+def test_another_template_is_said(tmp_path: Path, capsys: Any):
+    files = [run(tmp_path, doc_to_text=text) for text in ("{{text}}", "Q: {{text}}")]
+    assert "t: icl and icl were asked differently: template." in said_of(capsys, *files)
+    alike = run(tmp_path, "pcw", doc_to_text="{{text}}")
+    assert "asked" not in said_of(capsys, files[0], alike)
 
 
 def test_labels_change_texts_and_not_rows(tmp_path: Path):

@@ -101,6 +101,16 @@ def test_the_terminal_the_csv_and_the_frontier(tmp_path, capsys):
     }
 
 
+def test_rows_of_several_models_are_told_apart_in_the_terminal(tmp_path, capsys):
+    for model in ("org/a", "org/b"):
+        put = {"config.model_args.pretrained": model, **recorded(400)}
+        write(tmp_path / model, right=0.5, put=put)
+    commands.run("leaderboard", tmp_path, "--costs")
+    said = capsys.readouterr().out.partition("Cost, t")[2]
+    assert "on org/a" in said
+    assert "on org/b" in said
+
+
 def test_a_row_without_the_average_is_not_drawn(tmp_path):
     for model, tasks in (("icl", "ab"), ("pcw", "ab"), ("star", "a")):
         for task in tasks:
