@@ -18,6 +18,8 @@ from lm_eval_icl.inference.caches import cache_name
 from lm_eval_icl.inference.packing import first_packed_batch
 from tests import evaluation
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 NAMES = ["described", "generate"]  # the first has another context for every document
 CLASSES = {name: model_class(name) for name in methods.NAMES}
 
@@ -82,7 +84,7 @@ def test_the_least_that_holds_a_prompt_suffices(make, method, caplog):
 def test_what_is_halved_and_what_is_forgotten(make, caplog):
     lm = make("batchicl")  # whose memories, one a demonstration, stay
     with device_of(lm, 200), caplog.at_level(logging.WARNING):
-        run(lm)
+        run(lm, 3)
     said = [record.message for record in caplog.records if "out of memory" in record.message]
     assert any("bytes of memories are kept" in line for line in said)
     assert lm.runner.store.max_bytes < lm.runner.store_bytes
@@ -91,7 +93,7 @@ def test_what_is_halved_and_what_is_forgotten(make, caplog):
         device_of(lm, 10**6),
         caplog.at_level(logging.WARNING),
     ):  # a new run begins with all that was asked for
-        run(lm)
+        run(lm, 3)
     assert lm.runner.store.max_bytes == lm.runner.store_bytes
     assert "out of memory" not in caplog.text
 

@@ -14,6 +14,8 @@ from lm_eval_icl.prompts.tokens import Context
 from tests import plain, tiny
 from tests.test_docs import DOCS, blocks
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 # A prefix and four demonstrations, each an input, an answer and a delimiter.
 CONTEXT = Context(
     (1, 60),

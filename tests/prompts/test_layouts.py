@@ -47,16 +47,19 @@ def test_the_mask_is_the_rule_for_every_pair(method, lengths):
         block_of = []
         for number, block in enumerate(layout.blocks):
             block_of += [number] * block.length
+        mask = layout.mask.tolist()
+        tokens = torch.arange(len(block_of))
         for query, a in enumerate(block_of):
             expected = []
             for key, b in enumerate(block_of):
                 own = a == b and query >= key and layout.blocks[a].name != "M"
                 expected.append(own or bool(layout.sees[a, b]))
-            assert layout.mask[query].tolist() == expected
-            # Of any shape: a token by itself, a token and some others.
-            token = torch.tensor(query)
-            assert layout.rule(token, torch.arange(len(block_of))).tolist() == expected
-            assert layout.rule(token, token).item() == expected[query]
+            assert mask[query] == expected
+            # Of any shape: a token and some others, pairs of tokens, a token by itself.
+            assert layout.rule(tokens[query], tokens).tolist() == expected
+        assert torch.equal(layout.rule(tokens, tokens), layout.mask.diagonal())
+        for token in tokens[-1:]:
+            assert layout.rule(token, token).item() == mask[-1][-1]
         assert layout.mask.shape == (len(block_of), len(block_of))
 
 
