@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -129,28 +128,11 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tried_once():
-    """What a model can do is found out once for all models of a file with the same settings and
-    numbers."""
-    import torch
-
+    """What a model can do is found out once for all tests of a file."""
     from lm_eval_icl.methods import runner
 
-    probe = runner.probe
-    capabilities = {}
-
-    def probe_once(model):
-        numbers = hashlib.sha256()
-        for tensor in (*model.parameters(), *model.buffers()):
-            numbers.update(tensor.detach().flatten().view(torch.uint8).numpy())
-        config = model.config
-        settings = (type(model), model.dtype, config._attn_implementation, config.to_json_string())
-        key = (*settings, numbers.digest())
-        if key not in capabilities:
-            capabilities[key] = probe(model)
-        return capabilities[key]
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runner, "probe", probe_once)
+        patched.setattr(runner, "probe", functools.cache(runner.probe))
         yield
 
 

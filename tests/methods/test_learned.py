@@ -104,10 +104,10 @@ def model(request):
     return tiny.build(request.param, torch.float64)
 
 
-def scores(runner, work=WORK):
+def scores(runner, work=WORK, once=False):
     values = {}
     with runner.inference_mode():
-        for requests, scored in runner.score(work):
+        for requests, scored in runner.score(work, once):
             values |= zip(requests, [score for score, _ in scored], strict=True)
     return values
 
