@@ -52,7 +52,7 @@ class Limit(NamedTuple):
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "": (Limit(2061, 9.4), Limit(17472, 11.7)),
     "files": (Limit(398, 8.0), None),
-    "prompts": (Limit(7098, 10.7), Limit(6613, 12.2)),
+    "prompts": (Limit(7098, 10.7), Limit(6607, 12.2)),
     "metaicl": (Limit(3478, 11.4), Limit(5226, 12.4)),
     "decisions": (Limit(2005, 10.1), Limit(1582, 12.9)),
     "inference": (Limit(22607, 11.2), Limit(24105, 12.7)),

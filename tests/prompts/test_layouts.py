@@ -58,7 +58,7 @@ def test_the_mask_is_the_rule_for_every_pair(method, lengths):
             token = tokens[query]
             assert layout.mask[query].tolist() == layout.rule(token, tokens).tolist() == expected
             assert layout.rule(token, token).item() == expected[query]
-        assert layout.mask.shape == (len(block_of), len(block_of))
+        assert layout.mask.shape == tokens.shape * 2
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
