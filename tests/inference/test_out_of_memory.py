@@ -32,7 +32,7 @@ def make(checkpoint):
     return make
 
 
-def run(lm: ICLModel, limit: int | None = None) -> list[Any]:
+def run(lm: ICLModel, limit: int = 3) -> list[Any]:
     return evaluation.responses(evaluation.run(lm, "", NAMES, 2, limit=limit))
 
 
@@ -63,20 +63,20 @@ def device_of(lm: ICLModel, tokens: float) -> Iterator[dict[str, float]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["icl", "saicl", "deepthink", "nbce"])
 def test_the_least_that_holds_a_prompt_suffices(make, method, caplog):
-    expected = run(make(method), 3)
+    expected = run(make(method))
     smallest = make(method, pack_tokens=1, batch_size=1, store_bytes=1)
     with device_of(smallest, float("inf")) as seen:
-        run(smallest, 3)
+        run(smallest)
 
     lm = make(method)
     with device_of(lm, seen["most"]) as disturbed, caplog.at_level(logging.WARNING):
-        evaluation.assert_same(run(lm, 3), expected, 1e-10)
+        evaluation.assert_same(run(lm), expected, 1e-10)
     assert disturbed["failed"]
     assert "CUDA out of memory: " in caplog.text
 
     says = r"one prompt alone needs more memory than the device has \(GPT2LMHeadModel on cpu\)"
     with device_of(lm, seen["most"] - 1), pytest.raises(InputError, match=says):
-        run(lm, 3)
+        run(lm)
 
 
 def test_what_is_halved_and_what_is_forgotten(make, caplog):
@@ -123,12 +123,12 @@ def test_a_pack_holds_so_many_tokens_or_the_least_number_of_queries():
 
 def test_auto_generates_as_many_side_by_side_as_fit(make):
     rows: list[int] = []
-    expected = run(make("icl"))
+    expected = run(make("icl"), 6)
     lm = make("icl", batch_size="auto", max_batch_size=5)
     lm.model.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
     )
-    evaluation.assert_same(run(lm), expected, 1e-10)
+    evaluation.assert_same(run(lm, 6), expected, 1e-10)
     assert max(rows) == 5
 
 

@@ -44,9 +44,9 @@ def requests():
     contexts = [Context(PREFIX, tuple(DEMONSTRATIONS[i:] + DEMONSTRATIONS[:i])) for i in range(3)]
     contexts.append(Context(PREFIX, ()))
     prompts = []
-    for number in range(6):
-        query = tuple(range(60, 62 + number % 4))
-        prompts.append(TokenizedPrompt(contexts[(number * number) % 4], query))
+    for number in range(5):
+        query = tuple(range(60, 62 + number // 2))
+        prompts.append(TokenizedPrompt(contexts[number % 4], query))
     return [(prompt, answer) for answer, prompt in itertools.product(ANSWERS, prompts)]
 
 
@@ -89,6 +89,6 @@ def test_a_request_scores_the_same_in_any_company(name, arguments, architecture,
     plain = score(make_runner(plain=True), pairs)
     assert_same(plain, alone, bound)
 
-    for batch_size, pack_tokens in itertools.product((1, 7, 64), (16, 1024)):
+    for batch_size, pack_tokens in ((1, 16), (7, 1024), (64, 16)):
         divided = score(make_runner(pack_tokens=pack_tokens), pairs, batch_size, once=True)
         assert_same(divided, alone, bound)

@@ -15,6 +15,8 @@ from lm_eval_icl.prompts.tokens import Context
 from tests import plain, tiny
 from tests.test_docs import DOCS, blocks
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 # A prefix and four demonstrations, each an input, an answer and a delimiter.
 CONTEXT = Context(
     (1, 60),
@@ -103,10 +105,10 @@ def model(request):
     return tiny.build(request.param, torch.float64)
 
 
-def scores(runner, work=WORK):
+def scores(runner, work=WORK, once=False):
     values = {}
     with runner.inference_mode():
-        for requests, scored in runner.score(work):
+        for requests, scored in runner.score(work, once):
             values |= zip(requests, [score for score, _ in scored], strict=True)
     return values
 

@@ -289,18 +289,24 @@ def batchicl(model, context, layer=3, positions="sequential", repeat=1):
         parts += [("Q", query, start), ("A", answer, start + len(query))]
         return in_one_row(model, parts, causally)
 
-    def logits(query, answer):
+    @functools.cache
+    def streams_of(query):
         streams = []
 
         def read(module, args, output):
             streams.append(stream_of(output)[0, -1])
 
-        def write(module, args, output):
-            stream_of(output)[0, p + len(query) - 1] = torch.stack(streams).mean(0)
-
         with block.register_forward_hook(read):
             for demonstration in context.demonstrations * repeat:
                 whole_row(demonstration, query, ())
+        return streams
+
+    def logits(query, answer):
+        streams = streams_of(query)
+
+        def write(module, args, output):
+            stream_of(output)[0, p + len(query) - 1] = torch.stack(streams).mean(0)
+
         with block.register_forward_hook(write) if streams else contextlib.nullcontext():
             return whole_row((), query, answer)
 
