@@ -116,4 +116,5 @@ def test_an_empty_folder_is_told_so(tmp_path):
 def test_files_of_lm_eval_are_not_those_of_collect(tmp_path, capsys):
     write(tmp_path, "icl")
     assert "2 of 2 files have faults" in commands.refused("collect", "--check", tmp_path)
-    assert "or not a file of `lm-eval-icl collect`" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "or not a file of `lm-eval-icl collect`" in said

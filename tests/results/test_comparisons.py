@@ -384,7 +384,8 @@ def test_equal_answers_are_equivalent_within_a_margin(tmp_path: Path, capsys: An
         for seed in range(3):
             write(tmp_path / model, model, seed, says=[0, 1] * 20)
     commands.run("compare", "icl", "pcw", "--results", tmp_path, "--margin", "50")
-    assert "equivalent within 50 points" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "equivalent within 50 points" in said
 
 
 def test_rows_without_a_task_in_common(tmp_path: Path):
