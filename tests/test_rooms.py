@@ -55,7 +55,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "prompts": (Limit(7098, 10.7), Limit(6612, 12.2)),
     "metaicl": (Limit(3478, 11.4), Limit(5226, 12.4)),
     "decisions": (Limit(2005, 10.1), Limit(1582, 12.9)),
-    "inference": (Limit(22623, 11.2), Limit(24334, 12.7)),
+    "inference": (Limit(22625, 11.2), Limit(24340, 12.7)),
     "methods": (Limit(26280, 11.1), Limit(26590, 13.0)),
     "drawing": (Limit(3811, 11.1), Limit(2432, 13.0)),
     "demonstrations": (Limit(11133, 11.5), Limit(6754, 12.9)),

@@ -581,7 +581,7 @@ def test_texts_are_chosen_by_all_memories_together(method, arguments):
     for query in QUERIES:
         assert tuple(texts[query]) == greedy(combined, query, 5)
     says = f"{method}: several memories choose each token together"
-    for settings in ({"num_beams": 2}, {"do_sample": True}):
+    for settings in ({"num_beams": 2}, {"do_sample": True}, {"guidance_scale": 2.0}):
         with pytest.raises(InputError, match=says):
             generated(model, several, QUERIES, **settings)
 
