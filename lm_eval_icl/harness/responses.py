@@ -74,7 +74,8 @@ class RespondingLM(CheckedHFLM):
             log.warning("%s: rolling log-likelihood has no demonstrations: %s.", tasks, without)
         for instance in requests:
             self.run.tokenize.check_text(instance)
-        scores: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
+        with self.runner.inference_mode():
+            scores: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
         for instance, logprob in zip(requests, scores, strict=True):
             check_finite(instance, logprob, self.model)
         return scores

@@ -164,14 +164,15 @@ class AttentionCall:
         dtype = torch.promote_types(query.dtype, torch.float32)
         at_once = max(1, 2**25 // (rows * heads * key.shape[2]))
         partials = []
-        for first in range(0, n, at_once):
-            some = slice(first, first + at_once)
-            scores = (query[:, :, some].to(dtype) * scale) @ key.to(dtype).mT
-            if mask is not None:
-                scores = scores + mask[:, :, some].to(dtype)
-            lse = scores.logsumexp(-1)
-            weights = scores.sub_(lse[..., None]).exp_()
-            partials.append(Partial(weights @ value.to(dtype), lse))
+        with torch.autocast(query.device.type, enabled=False):
+            for first in range(0, n, at_once):
+                some = slice(first, first + at_once)
+                scores = (query[:, :, some].to(dtype) * scale) @ key.to(dtype).mT
+                if mask is not None:
+                    scores = scores + mask[:, :, some].to(dtype)
+                lse = scores.logsumexp(-1)
+                weights = scores.sub_(lse[..., None]).exp_()
+                partials.append(Partial(weights @ value.to(dtype), lse))
         return _in_a_row(partials)
 
     def read_parts(self, query: Tensor, parts: Iterable[Part]) -> Partial:
@@ -374,14 +375,14 @@ class OfPackedRow:
         query = call.query
         if memory < 0 or query.shape[:3:2] != (1, n):
             return False
-        if call.mask is None or call.mask.dtype != query.dtype:
-            return False
-        if call.mask.shape[2:] != (n, memory + n):
+        if call.mask is None or call.mask.shape[2:] != (n, memory + n):
             return False
         if memory and any(entries.start == entries.stop for _, entries in self.groups):
             return False
         if self.readings:
-            return True
+            return True  # the mask may have another dtype, in mixed precision
+        if call.mask.dtype != query.dtype:
+            return False
         return n > ROW_TOKENS and query.device.type == "cpu" and call.has_kernel
 
     def _over_memory(self, call: AttentionCall, mask: Tensor) -> Partial:

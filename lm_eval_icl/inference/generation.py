@@ -38,8 +38,8 @@ _REFUSED = {
     "return_dict_in_generate": "gives more than a text; leave it out",
     **dict.fromkeys(_CANNOT_GO_ON, "does not work on existing keys and values; leave it out"),
 }
-# Settings that make `generate` read the order of a row's tokens, or count them. It would read
-# padding, too.
+# Settings that make `generate` read the order of a row's tokens, count them or run some of them
+# again. It would read padding, too.
 _READ_ROWS = (
     "no_repeat_ngram_size",
     "encoder_no_repeat_ngram_size",
@@ -47,6 +47,7 @@ _READ_ROWS = (
     "sequence_bias",
     "bad_words_ids",
     "watermarking_config",
+    "guidance_scale",
     "prefix_allowed_tokens_fn",
     "logits_processor",
     "stopping_criteria",

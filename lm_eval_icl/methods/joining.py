@@ -41,8 +41,8 @@ class Separate(Context):
 
 
 def separated(context: Context) -> list[Separate]:
-    """The demonstrations of a context."""
-    return [Separate(context.prefix, (part,)) for part in context.demonstrations]
+    """The demonstrations of a context that have tokens."""
+    return [Separate(context.prefix, (part,)) for part in context.demonstrations if part]
 
 
 def has_separate_demonstrations(method: Method) -> bool:
@@ -161,14 +161,14 @@ class JoiningEncoder(ContextEncoder):
         return max(count, 1)
 
     def _join(self, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of contexts that are joined."""
-        parts = list(dict.fromkeys(chain.from_iterable(self.joined[c] for c in contexts)))
+        """The memories of contexts, joined from those of their demonstrations."""
+        parts = list(dict.fromkeys(chain.from_iterable(map(separated, contexts))))
         encoded = dict(zip(parts, self.store.several(parts, self.together), strict=True))
         prefixes = self.store.several([Context(context.prefix, ()) for context in contexts])
         rows = [self.method.row(context) for context in contexts]
         memories = []
         for context, prefix, row in zip(contexts, prefixes, rows, strict=True):
-            own = [encoded[part].layers for part in self.joined[context]]
+            own = [encoded[part].layers for part in separated(context)]
             layers = _joined([prefix.layers, *own])
             memories.append(Memory(layers, list(context.tokens), row.end))
         if len(rows[0]) > len(memories[0]):

@@ -128,6 +128,8 @@ class Learned(FromLayout):
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
+            # Autocast keeps casts of parameters, and does not see that a step changes these.
+            torch.clear_autocast_cache()
             yield total
 
     def steps_of(self, model: PreTrainedModel, context: Context) -> Iterator[Learning]:

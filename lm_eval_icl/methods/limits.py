@@ -140,8 +140,8 @@ class PromptLimits:
         # sequences.
         if self.switch.always_changes or self.method.footprint(context).shortest_pass <= length:
             return (
-                f"cross position {length} after their demonstrations, and from there on this model "
-                "computes positions differently (rotary angles of type longrope or dynamic)"
+                f"cross position {length}, and from there on this model computes positions "
+                "differently (rotary angles of type longrope or dynamic)"
             )
         return ""
 

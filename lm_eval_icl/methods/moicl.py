@@ -18,7 +18,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.devices import to_device
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.learned import Rate
-from lm_eval_icl.methods.several import Several
+from lm_eval_icl.methods.several import Weighted
 from lm_eval_icl.prompts.tokens import Context, Ids
 
 
@@ -31,7 +31,7 @@ class LabeledRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MoICL(Several):
+class MoICL(Weighted):
     """A mixture of windows, whose weights are fitted on labeled rows.
 
     With the log-likelihoods s_b of an option on window b, its value is sum_b w_b s_b. The weights
@@ -39,7 +39,7 @@ class MoICL(Several):
     row, with the cross-entropy of the row's options times N / (the number of rows of its class).
     (The authors' code gives this factor to a mean over a batch of one row, where it has no effect.
     For options of one token, their logits give the same probabilities as log-likelihoods.) There is
-    no dev set: the weights are those after the last epoch.
+    no dev set: the weights are those after the last epoch. With one window it is `icl`.
 
     Args:
         rows: the number of labeled rows, drawn from the few-shot documents that are neither
@@ -59,11 +59,6 @@ class MoICL(Several):
     seed: NotNegative = 0
     weights: Annotated[tuple[float, ...], Field(min_length=1)] | None = None
     per_document: bool = False
-
-    @property
-    def invariant(self) -> bool:
-        """Whether every window has one demonstration, and weights are fitted."""
-        return super().invariant and self.weights is None
 
     @property
     def rows_wanted(self) -> int:
@@ -106,16 +101,7 @@ class MoICL(Several):
         learned["seconds"] += time.perf_counter() - begun
         return replace(self, weights=tuple(weights.tolist()))
 
-    def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, None]:
-        return self._mixed(logprobs).log_softmax(-1), None
-
-    def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
-        ids = answer.expand(len(logprobs), -1)[..., None]
-        by_memory = logprobs.gather(-1, ids)[..., 0].sum(-1)
-        return self._mixed(by_memory[None]).squeeze()
-
-    def _mixed(self, logprobs: Tensor) -> Tensor:
-        """The weighted sum over the memories: [texts, memories, ...] -> [texts, ...]."""
+    def mixed(self, logprobs: Tensor) -> Tensor:
         windows = logprobs.shape[1]
         numbers = self.weights or [1 / windows] * windows
         weights = to_device(torch.tensor(numbers, dtype=logprobs.dtype), logprobs.device)

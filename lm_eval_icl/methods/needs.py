@@ -41,7 +41,7 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
             f"(attn_implementation={attention}) does not "
             "obey: use another attn_implementation (sdpa, eager) or another model."
         )
-    shots = next((n for n in range(2, 1000) if not method.why_not(n)), 2)
+    shots = next((n for n in range(2, 1000) if not method.why_not(n)), 1)
     layouts = [layout for _, layout in method.passes(1, [2] * shots, 2, 2)]
     looks_ahead = any(layout.looks_ahead for layout in layouts)
     if method.needs_mask and looks_ahead and not can.sees_ahead:

@@ -319,8 +319,8 @@ class MethodRunner(ModelMode):
                 waiting += self.encoder.work(context, queries, once)
             for batch in schedule(waiting, self.budget.sizes, self.capabilities):
                 context, query, _ = batch.queries[0]
+                method = self.method_of(context)  # counts the passes of a fit by itself
                 with self.counting():
-                    method = self.method_of(context)
                     if batch.encoding == "before" and encoded is None:
                         encode = partial(method.encoded, self.encoder, context, query)
                         encoded = self.budget.fit(encode)
@@ -376,10 +376,8 @@ class MethodRunner(ModelMode):
             plain = Plain(self, self.softmax_dtype)
             with self.inference_mode(), stop_on_nonfinite(self.model, names):
                 return [plain.generate(self.method_of(context), prompts[0], generate)]
-        with self.inference_mode():
-            method = self.method_of(context)
         batch = TextBatch(
-            method,
+            self.method_of(context),
             self.encoder,
             prompts,
             names,

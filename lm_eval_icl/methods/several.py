@@ -1,7 +1,8 @@
-"""The base class of methods that run a query on several memories and combine the predictions."""
+"""The base classes of methods that run a query on several memories and combine the predictions."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.schedule import Batch, Text
 from lm_eval_icl.inference.scoring import Scores, States, score_together
@@ -158,3 +160,48 @@ class Several(PCW):
             alone = TokenizedPrompt(window, prompt.query)
             logits += self.window_method.by_definition(plain, alone, answer)
         return logits
+
+
+@dataclass(frozen=True)
+class Weighted(Several):
+    """Several memories, whose windows may have weights.
+
+    The log-likelihoods of an answer are combined as those of the next token are. A method defines
+    `mixed`.
+
+    Args:
+        weights: a number for each window, in order.
+    """
+
+    weights: tuple[float, ...] | None = None
+
+    @abstractmethod
+    def mixed(self, logprobs: Tensor) -> Tensor:
+        """Combine log-probabilities by the weights: [texts, memories, ...] -> [texts, ...]."""
+
+    @property
+    def invariant(self) -> bool:
+        """Whether every window has one demonstration, and no weights are given."""
+        return super().invariant and self.weights is None
+
+    def why_not(self, n: int) -> str:
+        """There must be as many weights as windows."""
+        windows = math.ceil(n / self.window_size)
+        if self.weights is not None and n and len(self.weights) != windows:
+            return f"weights: has {len(self.weights)} numbers, and must have {windows}"
+        return super().why_not(n)
+
+    def contexts(self, context: Context) -> list[Context]:
+        """One context for each window. Each needs a weight, also after some were left out."""
+        windows = super().contexts(context)
+        if len(windows) > 1 and (why := self.why_not(len(context.demonstrations))):
+            raise InputError(f"{self.name}: {why}.")
+        return windows
+
+    def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, None]:
+        return self.mixed(logprobs).log_softmax(-1), None
+
+    def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
+        ids = answer.expand(len(logprobs), -1)[..., None]
+        by_memory = logprobs.gather(-1, ids)[..., 0].sum(-1)
+        return self.mixed(by_memory[None]).squeeze()

@@ -4,7 +4,9 @@ import functools
 import itertools
 
 import pytest
+from lm_eval.api.instance import Instance
 
+from lm_eval_icl.harness.models import model_class
 from tests import evaluation, tiny
 
 SCORED = [
@@ -164,3 +166,14 @@ def test_rolling_is_inherited(checkpoint):
         return results["results"]["rolling"]["word_perplexity,none"]
 
     assert perplexity("icl") == pytest.approx(perplexity("hf"), rel=1e-6)
+
+
+def test_rolling_runs_without_positions_where_the_method_has_none(checkpoint):
+    """As one continuation of the empty text does."""
+    text = " the film was warm and slow"
+    lm = model_class("nope")(pretrained=str(checkpoint("gpt2")), device="cpu")
+    task = ("rolling", 0, 1)
+    rolling = Instance("loglikelihood_rolling", {}, (text,), 0, task)
+    continuation = Instance("loglikelihood", {}, ("", text), 0, task)
+    [(expected, _)] = lm.loglikelihood([continuation])
+    assert lm.loglikelihood_rolling([rolling]) == [pytest.approx(expected, rel=1e-6)]

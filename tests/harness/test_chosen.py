@@ -151,7 +151,7 @@ def test_one_text_for_one_method(tmp_path):
     [
         ("xyz", "there are stratified, random, first, best_random, herding, "),
         ("nothing.json", "a JSON file of indices that exists"),
-        ("lens:m", "'m': must be NAME=VALUE, as in lens:m=64."),
+        ("lens:m", "'m': must be KEY=VALUE, as in lens:KEY=VALUE."),
         ({"lens": 3}, "lens=3: must be arguments and their values."),
         ({"lense": {}}, "'lense': did you mean 'lens'?"),
         ({"lens": {}, "cal": {}}, "must be one method with its arguments"),

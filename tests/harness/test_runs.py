@@ -47,7 +47,7 @@ def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope, longest, f
     names = ["one_token", "many_tokens"]
     args = {"max_length": 1200}
     for shots in refused:
-        with pytest.raises(InputError, match="cross position 150"):
+        with pytest.raises(InputError, match="cross position 150, and from there on"):
             evaluation.run("icl", tmp_path, names, shots, args=args | {"overflow": "error"})
     for shots in fits:  # all on one side, as hf
         theirs = evaluation.answers("hf", tmp_path, names, shots, batch_size=1, args=args)

@@ -581,7 +581,7 @@ def test_texts_are_chosen_by_all_memories_together(method, arguments):
     for query in QUERIES:
         assert tuple(texts[query]) == greedy(combined, query, 5)
     says = f"{method}: several memories choose each token together"
-    for settings in ({"num_beams": 2}, {"do_sample": True}):
+    for settings in ({"num_beams": 2}, {"do_sample": True}, {"guidance_scale": 2.0}):
         with pytest.raises(InputError, match=says):
             generated(model, several, QUERIES, **settings)
 
@@ -635,13 +635,17 @@ def test_without_demonstrations_all_are_plain():
         assert scores(model, methods.make(name), (bare,)) == plain
 
 
-def test_every_window_needs_its_weight():
+@pytest.mark.parametrize("name", ["ensemble", "moicl"])
+def test_every_window_needs_its_weight(name):
     """Also where demonstrations were left out, unless one window is left."""
     model = model_of("gpt2")
-    method = methods.make("ensemble", {"weights": [1, 2, 3], "window_size": 2})
+    method = methods.make(name, {"weights": [1, 2, 3], "window_size": 2})
     assert method.why_not(4) == "weights: has 3 numbers, and must have 2"
     assert not method.why_not(5)
-    with pytest.raises(InputError, match="ensemble: weights: has 3 numbers, and must have 2"):
-        method.contexts(CONTEXT)
+    with pytest.raises(InputError, match=f"{name}: weights: has 3 numbers, and must have 2"):
+        scores(model, method)
     alone = Context(CONTEXT.prefix, CONTEXT.demonstrations[:2])
     assert scores(model, method, (alone,)) == scores(model, methods.make("icl"), (alone,))
+    one = methods.make(name, {"weights": [1]})
+    with pytest.raises(InputError, match=f"{name}: weights: has 1 numbers, and must have 4"):
+        scores(model, one)

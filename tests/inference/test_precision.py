@@ -7,7 +7,11 @@ import torch
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.methods import make
+from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.smoke.demo import model_path
+from tests import tiny
+from tests.methods.test_learned import WORK
 
 
 def log_probabilities(method: str, dtype: str) -> torch.Tensor:
@@ -38,3 +42,16 @@ def test_a_method_predicts_alike_in_half_precision(method):
         rounded = log_probabilities(method, dtype)
         assert (exact.argmax(dim=1) == rounded.argmax(dim=1)).float().mean() >= 0.9
         assert 0 < (exact - rounded).abs().max() < 1  # that of another dtype, and no other method's
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+@pytest.mark.parametrize("method", ["pcw", "ape", "structured"])
+def test_a_method_predicts_alike_in_mixed_precision(method, architecture):
+    model = tiny.build(architecture)
+    scores = []
+    for dtype in (None, torch.bfloat16):
+        runner = MethodRunner(model, make(method), mixed_precision_dtype=dtype)
+        scores.append([logprob for logprob, _ in tiny.scores(runner, WORK).values()])
+    exact, rounded = scores
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, abs=0.1)

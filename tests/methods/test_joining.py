@@ -142,6 +142,33 @@ def test_a_beginning_that_contexts_share_is_encoded_once(checkpoint):
     assert runner.store.encoded > 1
 
 
+@pytest.mark.parametrize("name", ["pcw", "sbp", "ape", "invicl"])
+def test_texts_after_scores_are_those_without_them(checkpoint, name):
+    """Of demonstrations that were joined, in one batch with others."""
+    model, tokenizer = load(checkpoint("llama"), dtype=torch.float64)
+    a, b, c, d, *_ = POOL
+    texts = []
+    for scored_before in (True, False):
+        predictor = Predictor(model, tokenizer, methods.make(name))
+        if scored_before:
+            predictor.score([[a, b, c], [b, a]], QUERIES[:2], OPTIONS)
+            assert predictor.runner.encoder.joined
+        texts.append(predictor.generate([[a, b, c], [d]], QUERIES[:2], max_new_tokens=5))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("prefix", ["", "Tell what they say. "])
+@pytest.mark.parametrize("name", ["pcw", "invicl"])
+def test_a_demonstration_may_be_empty(checkpoint, name, prefix):
+    a, b, *_ = POOL
+    sets = [[a, "", b], [b, a], ["", ""]]
+    path = checkpoint("llama")
+    own, runner = scores(path, name, {}, sets, prefix)
+    expected, _ = scores(path, name, {}, sets, prefix, plain=True)
+    assert runner.encoder.joined
+    assert own == pytest.approx(expected, abs=1e-10)
+
+
 @pytest.mark.parametrize("name", ["icl", "batchicl", "saicl", "nbce"])
 def test_demonstrations_of_each_query(checkpoint, name):
     path = checkpoint("gpt2")

@@ -102,6 +102,21 @@ def test_weights_and_scores_are_those_of_a_literal_loop(model, size, plain):
     assert runner.encoder.learned["rows"] == len(ROWS)
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_passes_of_a_fit_count_once(model, plain):
+    runner = MethodRunner(model, make("moicl"), plain=plain)
+    runner.rows[CONTEXT] = ROWS
+    sizes = []
+
+    def note(module, args, inputs):
+        ids = args[0] if args else inputs["input_ids"]
+        sizes.append(ids.numel())
+
+    with model.register_forward_pre_hook(note, with_kwargs=True):
+        tiny.scores(runner, {CONTEXT: QUERIES})
+    assert (runner.passes_run, runner.tokens_run) == (len(sizes), sum(sizes))
+
+
 def test_without_epochs_it_is_the_ensemble(model):
     def logprobs(method):
         scores = tiny.scores(MethodRunner(model, method), {CONTEXT: QUERIES})

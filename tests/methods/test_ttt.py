@@ -164,6 +164,20 @@ def test_the_adapter_is_that_of_a_literal_loop(model, layout, dropout):
     assert dict(runner.encoder.learned, seconds=0) == {"contexts": 1, "steps": 3, "seconds": 0}
 
 
+def test_steps_in_mixed_precision_are_near_those_in_float32():
+    losses = []
+    for dtype in (None, torch.bfloat16):
+        method = make("ttt", {**QUICK, "lr": 0.1, "dropout": 0.0})
+        model = tiny.build("llama")
+        runner = MethodRunner(model, method, mixed_precision_dtype=dtype)
+        with runner.inference_mode():
+            steps = list(runner.method.learn(model, CONTEXT))
+        losses.append([learned.loss for learned in steps[1:]])
+    exact, rounded = losses
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, rel=0.02)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_model_with_the_adapter_is_that_of_peft(dtype):
     model = tiny.build("llama", dtype)
