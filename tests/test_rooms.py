@@ -62,7 +62,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "demonstrations": (Limit(11133, 11.5), Limit(6823, 12.9)),
     "training": (Limit(8173, 11.2), Limit(6001, 11.9)),
     "regression": (None, Limit(3216, 13.0)),
-    "harness": (Limit(26806, 10.8), Limit(33010, 12.2)),
+    "harness": (Limit(26806, 10.8), Limit(33022, 12.2)),
     "results": (Limit(32079, 11.5), Limit(29259, 13.0)),
     "leaderboard": (Limit(14266, 11.1), Limit(4783, 11.5)),
     "studies": (Limit(19342, 11.4), Limit(19622, 12.7)),

@@ -91,7 +91,7 @@ def read_arguments(
         if owners:
             raise InputError(f"model argument {name!r} belongs to {owners}, not to this method.")
         # All other unknown names go to transformers, which refuses the names that no model has.
-        near = did_you_mean(name, method_names | shared_names, cutoff=0.75)
+        near = did_you_mean(name, method_names | shared_names, cutoff=0.7)
         if near and not _is_hf_argument(name):
             raise InputError(f"unknown model argument {name!r}: {near}")
     return method, common, forwarded

@@ -44,6 +44,7 @@ def _no_forward(request, monkeypatch):
             {"momentun": 0.1},
             "unknown model argument 'momentun': did you mean 'momentum'?",
         ),
+        ("pcw", {"window": 2}, "unknown model argument 'window': did you mean 'window_size'?"),
         (
             "icl",
             {"prefix_token_id": 421},
