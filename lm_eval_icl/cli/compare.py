@@ -204,9 +204,9 @@ def _notes(pair: _Pair) -> Iterator[str]:
                 yield f"{task}: {names} were asked differently: {', '.join(fields)}."
 
 
-def _runs(paths: Sequence[Path], metric: str | None, where: str = "") -> list[Run]:
+def _runs(paths: Sequence[Path], metric: str | None) -> list[Run]:
     """The runs in files and folders. A line says which files are left out."""
-    runs, left_out = read_runs(paths, where, metric)
+    runs, left_out = read_runs(paths, metric)
     print_left_out(left_out, _NOTES)
     return runs
 
@@ -219,7 +219,7 @@ def only_entry(
         raise InputError(
             f"{name}: no such file or folder. To compare rows of a board, give their --results."
         )
-    board = build(_runs([Path(name)], metric, f"{name}: "), tasks=tasks)
+    board = build(_runs([Path(name)], metric), tasks=tasks)
     if len(board.entries) > 1:
         labels = "; ".join(entry.label for entry in board.entries[:SHOWN])
         raise InputError(

@@ -26,14 +26,15 @@ def task_names(text: str | None) -> list[str] | None:
 
 
 def read_runs(
-    paths: Sequence[Path], where: str = "", metric: str | None = None
+    paths: Sequence[Path], metric: str | None = None
 ) -> tuple[list[Run], list[LeftOutFile]]:
     """The runs in files and folders, and the files that were left out. An `InputError` is raised if
-    there are no runs; its message begins with `where`."""
+    there are no runs."""
     runs, left_out = read(paths, metric=metric)
     if not runs:
         reason = f" {shown(str(left_out[0].path))}: {shown(left_out[0].why)}" if left_out else ""
-        raise InputError(f"{where}no results that can be used were found.{reason}")
+        names = ", ".join(map(str, paths))
+        raise InputError(f"{names}: no results that can be used were found.{reason}")
     return runs, left_out
 
 

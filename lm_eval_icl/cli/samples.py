@@ -76,7 +76,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     console = Console(width=_WIDTH)
     for name, entry in zip("AB", entries, strict=False):
         console.print(Text(f"{name}: {entry.label} on {shown(entry.on)}", style="bold"))
-    console.print(f"{len(chosen)} of {len(common)} documents are asked for", highlight=False)
+    console.print(f"{len(chosen)} of {len(common)} documents match", highlight=False)
     for samples in chosen[: args.most]:
         console.print(_document(samples, args.full))
     if len(chosen) > args.most:
