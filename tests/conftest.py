@@ -146,6 +146,8 @@ def tried_once():
     found = {}
 
     def kept(model):
+        if any(weight.is_meta for weight in model.parameters()):
+            return probe(model)
         config = model.config
         weights = [float(weight.double().norm()) for weight in model.parameters()]
         autocast = torch.is_autocast_enabled("cpu")

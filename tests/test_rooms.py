@@ -51,7 +51,7 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2057, 9.4), Limit(17467, 11.6)),
+    "": (Limit(2057, 9.4), Limit(17488, 11.6)),
     "files": (Limit(398, 8.0), None),
     "prompts": (Limit(7098, 10.7), Limit(6761, 12.2)),
     "metaicl": (Limit(3478, 11.4), Limit(5469, 12.5)),
