@@ -54,6 +54,7 @@ package:
 	bash scripts/try_package.sh
 
 $(VENV)/installed: pyproject.toml constraints.txt
+	@echo "Installing into $(VENV): some minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	@# On all cores, since pip compiles on one. Some files are templates, which do not compile.

@@ -33,6 +33,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     options += ["--limit", args.limit, "--output", args.output]
     study.command(argparse.ArgumentParser(prog=parser.prog), [str(file), *options])
     print(
-        "The model knows a few hundred words: which method is better here says nothing about real models. For yours:\n"
-        "  lm-eval-icl study which-method --model_args pretrained=MODEL --limit 200 --output results/which"
+        "The model knows a few hundred words: which method is better here says nothing\n"
+        "about real models. For yours:\n"
+        "  lm-eval-icl study which-method --model_args pretrained=MODEL \\\n"
+        "    --limit 200 --output results/which"
     )

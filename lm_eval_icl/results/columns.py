@@ -139,7 +139,7 @@ def _wanted(
                 named[name] = column_weights
         if not named:
             known = ", ".join(shown(name) for name in sorted(weights)[:_LISTED])
-            raise InputError(f"--tasks: no result of {task!r}; there are {known}.")
+            raise InputError(f"there is no result of {task!r}; there are {known}.")
         chosen |= named
     return chosen
 

@@ -55,7 +55,8 @@ def _names(entry: Entry) -> set[str]:
     """The texts by which tables print an entry: with what its rule reads, and with its model."""
     texts = []
     for label in (entry.label, ", ".join([entry.label, *entry.reads])):
-        texts += [label, f"{label} on {entry.on}", f"{label} on {entry.checkpoint}"]
+        on_model = f"{label} on {entry.on}"
+        texts += [label, on_model, f"{on_model} ({entry.name})", f"{label} on {entry.checkpoint}"]
     return {entry.name, *map(_plain, texts)}
 
 

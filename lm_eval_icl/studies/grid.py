@@ -342,6 +342,9 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         if isinstance(cause := fault.get("ctx", {}).get("error"), InputError):
             raise InputError(f"{source}: {cause.message}") from error
         where = ": ".join(part for part in fault["loc"] if isinstance(part, str))
+        if fault["type"] == "missing":
+            option = "--model_args pretrained=..." if where == "models" else f"--{where}"
+            raise InputError(f"{source}: {where}: give it in the file, or {option}.") from error
         near = did_you_mean(where, Study.model_fields) or "docs/studies.md has all keys."
         why = (
             f"there is no such key; {near}"

@@ -138,7 +138,7 @@ def test_another_metric(tmp_path, capsys):
     folder = results(tmp_path / "r")
     commands.run("leaderboard", str(folder), "--metric", "brier")
     assert "lowest value on t is" in capsys.readouterr().out
-    with pytest.raises(InputError, match="x.*: no results that can be used"):
+    with pytest.raises(InputError, match=r"x.*: no results that can be used"):
         commands.run("leaderboard", str(write(tmp_path / "x", samples=False)), "--metric", "ece")
 
 

@@ -336,7 +336,8 @@ def test_names_are_those_that_tables_print(tmp_path: Path):
     random_folder(tmp_path, 0)
     board = board_of(tmp_path)
     for entry in board.entries:
-        for name in (entry.name, entry.label, f"{entry.label} on {entry.on}"):
+        on_model = f"{entry.label} on {entry.on}"
+        for name in (entry.name, entry.label, on_model, f"{on_model} ({entry.name})"):
             assert named(board.entries, name) is entry
         lines = "\n".join([entry.label, *entry.reads])
         assert named(board.entries, lines) is entry, "as a study's table breaks it"

@@ -365,6 +365,8 @@ def test_one_process_at_a_time_writes_a_folder(tmp_path, capsys):
 
 
 REFUSED = yaml.safe_load("""
+"models: give it in the file, or --model_args pretrained=....":
+  {models: null}
 "seeds='x': must be a whole number, 0 or more.":
   {seeds: x}
 "methods: invcl: unknown method 'invcl': did you mean 'invicl'?":
