@@ -464,8 +464,8 @@ def test_bad_folders_and_metadata(made):
         load(["metaicl_quarel"], made)
     with pytest.raises(InputError, match=r"pmi=no: must be .*, or be left out"):
         load([name], made, pmi="no")
-    with pytest.raises(InputError, match="mising=skip: did you mean 'missing'"):
-        load([name], made, mising="skip")
+    with pytest.raises(InputError, match="missinq=skip: did you mean 'missing'"):
+        load([name], made, missinq="skip")
     with pytest.raises(InputError, match="need the folder of its data"):
         load([name], made, metaicl=None)
     with pytest.raises(
