@@ -68,9 +68,7 @@ def build(
             if column.kind != "task" and cells.keys() >= column.weights.keys():
                 group_units = [unit for unit in row_units if column_of[unit] in column.weights]
                 cells[column.name] = combined(cells, group_units, column)
-    have_cells: set[str] = set()
-    for _, _, cells in rows:
-        have_cells |= cells.keys()
+    have_cells = set[str]().union(*(cells for _, _, cells in rows))
     columns = tuple(column for column in columns if column.name in have_cells)
     if not columns:
         raise InputError("no result of these tasks that can be used was found.")
@@ -114,9 +112,7 @@ def _rows(
     keys: Keys, column_of: Mapping[TaskRun, str], columns: Sequence[Column]
 ) -> list[tuple[RowKey, list[TaskRun], dict[str, BoardCell]]]:
     """The rows with their cells on tasks."""
-    tasks: set[str] = set()
-    for column in columns:
-        tasks |= column.weights.keys()
+    tasks = set[str]().union(*(column.weights for column in columns))
     rows = []
     for key, row_units in grouped(keys, lambda unit: keys[unit][0]).items():
         by_task = grouped(row_units, lambda unit: column_of[unit])

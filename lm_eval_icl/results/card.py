@@ -136,10 +136,10 @@ def _values(by_task: Sequence[SetsByLabels]) -> dict[Property, Estimate]:
 
 def _is_varied(by_labels: SetsByLabels) -> bool:
     """Whether there are other labels or formats than the task's own."""
-    for (labels, _), sets in by_labels.items():
-        if labels or _only(sets, lambda unit: unit.run.format != 0):
-            return True
-    return False
+    return any(
+        labels or _only(sets, lambda unit: unit.run.format != 0)
+        for (labels, _), sets in by_labels.items()
+    )
 
 
 def _bounds(column: Property) -> Bounds:

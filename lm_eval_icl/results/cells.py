@@ -112,6 +112,8 @@ def _marks_of_sample(sets: Sequence[PromptSet]) -> list[str]:
         marks.append("few seeds")
     elif drawn_sets(sets) == 1:
         marks.append("one set")
+    if len({prompt_set.label for prompt_set in sets}) < len(sets):
+        marks.append("A seed has several sets of demonstrations: what it draws from has changed.")
     return marks
 
 
@@ -259,17 +261,12 @@ def combined(cells: Mapping[str, BoardCell], units: Sequence[TaskRun], column: C
     weights = list(column.weights.values())
     bounds = SHARE if is_share(units) else None
     marks = []
-    flips: dict[str, Estimate] = {}
-    majorities = []
     collapsed: dict[str, tuple[int, int]] = {}
     for task, part in parts.items():
         marks += [f"{task}: {mark}" if mark.endswith(".") else mark for mark in part.marks]
-        if part.sensitivity is not None:
-            flips[task] = part.sensitivity
-        if part.majority is not None:
-            majorities.append(part.majority)
         for prompts in part.collapsed.values():
             collapsed[task] = prompts
+    flips = {task: part.sensitivity for task, part in parts.items() if part.sensitivity}
     if 0 < len(flips) < len(parts):
         marks.append(f"The order sensitivity is over {len(flips)} of {len(parts)} tasks.")
     flips_of_all = None
@@ -285,6 +282,7 @@ def combined(cells: Mapping[str, BoardCell], units: Sequence[TaskRun], column: C
         collapsed=collapsed,
         expected=_expected(units, column.name),
     )
+    majorities = [part.majority for part in parts.values() if part.majority is not None]
     if len(majorities) < len(parts):
         return cell
     shares = [weight * score for weight, score in zip(weights, majorities, strict=True)]

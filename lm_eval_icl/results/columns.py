@@ -133,21 +133,18 @@ def _wanted(
     """The columns with these names, or of tasks with these names."""
     chosen: dict[str, Mapping[str, float]] = {}
     for task in tasks:
-        named = {}
-        for name, column_weights in weights.items():
-            if name == task or name.startswith((f"{task} (", f"{task} [")):
-                named[name] = column_weights
-        if not named:
+        beginnings = (f"{task} (", f"{task} [")
+        names = [name for name in weights if name == task or name.startswith(beginnings)]
+        if not names:
             known = ", ".join(shown(name) for name in sorted(weights)[:_LISTED])
             raise InputError(f"there is no result of {task!r}; there are {known}.")
-        chosen |= named
+        chosen |= {name: weights[name] for name in names}
     return chosen
 
 
 def _alike(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
-    if first.keys() != second.keys():
-        return False
-    return all(abs(first[name] - second[name]) < 1e-9 for name in first)
+    same_names = first.keys() == second.keys()
+    return same_names and all(abs(first[name] - second[name]) < 1e-9 for name in first)
 
 
 def with_average(

@@ -83,8 +83,12 @@ def common(
     first: Sequence[PromptSet], second: Sequence[PromptSet]
 ) -> list[tuple[PromptSet, PromptSet]]:
     """The pairs of sets with the same demonstrations, reduced to the prompts that both have."""
-    # The same rows are other texts with other labels, formats or a chat template.
-    identity = _texts if _setting(first) == _setting(second) else _draw
+    identity = _texts
+    if _setting(first) != _setting(second):
+        # The same rows are other texts with other labels, formats or a chat template.
+        identity = _draw
+        first = _with_own_draw(first)
+        second = _with_own_draw(second)
     pairs = []
     for mine, theirs in itertools.product(first, second):
         seeds = {drawing_seed(mine.answered[0]), drawing_seed(theirs.answered[0])} - {None}
@@ -112,6 +116,12 @@ def _draw(prompt_set: PromptSet) -> object:
     """How the rows were drawn: which way, how many, and by which seed."""
     unit = prompt_set.answered[0]
     return unit.result.fields.switches["demonstrations"], unit.result.shots, unit.run.seed
+
+
+def _with_own_draw(sets: Sequence[PromptSet]) -> list[PromptSet]:
+    """The sets without those that share a draw with another: the file that it reads has changed."""
+    draws = Counter(map(_draw, sets))
+    return [prompt_set for prompt_set in sets if draws[_draw(prompt_set)] == 1]
 
 
 def _with_prompts_of(mine: PromptSet, theirs: PromptSet) -> PromptSet:
@@ -144,11 +154,11 @@ def comparisons_of(entries: Sequence[Entry], column: Column) -> int:
     rows = Counter[tuple[object, ...]]()
     with_one_answer = set()
     for entry in entries:
-        cells = [entry.cells.get(task) for task in column.weights]
-        if all(cell is not None and cell.sets for cell in cells):
-            asked = tuple(_asked(cell.sets) for cell in cells if cell is not None)
+        cells = [entry.cells[task] for task in column.weights if task in entry.cells]
+        if len(cells) == len(column.weights) and all(cell.sets for cell in cells):
+            asked = tuple(_asked(cell.sets) for cell in cells)
             rows[asked] += 1
-            if all(cell is not None and cell.majority is not None for cell in cells):
+            if all(cell.majority is not None for cell in cells):
                 with_one_answer.add(asked)
     pairs = 0
     for key, count in rows.items():

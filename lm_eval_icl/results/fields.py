@@ -137,10 +137,8 @@ class StudyFacts:
         """From the two objects of JSON, of which the study's counts. Values of a wrong type count
         as missing."""
         cell = {**cell, **(study or {})}
-        texts: dict[str, Any] = {}
-        for name in ("split", "model", "training", "rule", "metric"):
-            if isinstance(cell.get(name), str):
-                texts[name] = cell[name]
+        names = ("split", "model", "training", "rule", "metric")
+        texts = {name: cell[name] for name in names if isinstance(cell.get(name), str)}
         chosen = [name for name in listed(cell.get("chosen")) if isinstance(name, str)]
         expected = mapping(cell.get("expected"))
         order = count(cell.get("order")) or 0

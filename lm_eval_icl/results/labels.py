@@ -19,8 +19,8 @@ from lm_eval_icl.results.board import (
 )
 from lm_eval_icl.results.columns import differing
 from lm_eval_icl.results.compared import CHOSEN, NOT_RECORDED
-from lm_eval_icl.results.fields import listed, mapping
-from lm_eval_icl.results.records import Run
+from lm_eval_icl.results.fields import listed
+from lm_eval_icl.results.records import Run, at
 
 Row = tuple[RowKey, Sequence[TaskRun], Mapping[str, BoardCell]]
 _PLAIN = ("revision", "dtype")  # these values are shown without their names
@@ -66,11 +66,11 @@ def entries_of(rows: Sequence[Row]) -> tuple[dict[Entry, RowKey], tuple[str, ...
 
 def _labels(runs: Sequence[Run]) -> list[str]:
     """How many labeled rows the method was fitted on, besides its demonstrations."""
-    numbers = []
+    words = []
     for run in runs:
         for fitted in listed(run.icl.get("fitted")):
-            numbers.append(len(listed(mapping(fitted).get("labels"))))
-    return [f"labels: {number}" for number in numbers]
+            words.append(f"labels: {len(listed(at(fitted, 'labels')))}")
+    return words
 
 
 def _conditions(key: RowKey, units: Sequence[TaskRun]) -> list[str]:

@@ -89,9 +89,7 @@ def baselines_of(
             plain = [entry for entry in plain if not entry.arguments]
         if len(plain) == 1:
             (base,) = plain
-            for entry in alike:
-                if entry is not base:
-                    bases[entry.name] = base
+            bases |= {entry.name: base for entry in alike if entry is not base}
     return bases
 
 
@@ -149,11 +147,8 @@ def fields_of(entry: Entry, key: RowKey) -> dict[str, str]:
 def _without(fields: Mapping[str, str], name: str) -> Pairs:
     """The other fields. A trained model's weights follow from its checkpoint and training."""
     follows = "model" if name == "training" else "checkpoint"
-    others = []
-    for other, value in sorted(fields.items()):
-        if value and other not in (name, follows):
-            others.append((other, value))
-    return tuple(others)
+    others = sorted(fields.items())
+    return tuple(field for field in others if field[1] and field[0] not in (name, follows))
 
 
 def _rank(value: str) -> tuple[int, float, str]:
@@ -171,10 +166,8 @@ def compare_all(
 ) -> tuple[tuple[Entry, ...], dict[str, str]]:
     """The entries with differences and marks; and entry's name -> the name of its baseline."""
     bases = baselines_of(entries, key_of, baseline)
-    raws = {}
-    for _, entry, reference in condition_pairs(key_of, "rule"):
-        if reference.rule is None:
-            raws[entry.name] = reference
+    by_rule = condition_pairs(key_of, "rule")
+    raws = {entry.name: raw for _, entry, raw in by_rule if raw.rule is None}
     conditions = grouped(condition_pairs(key_of), lambda pair: pair[1].name)
     cells: dict[str, dict[str, BoardCell]] = {entry.name: {} for entry in entries}
     for column in columns:
@@ -190,8 +183,7 @@ def compare_all(
             to_one = to_one_answer(entry.cells, column)
             to_conditions = []
             for words, _, reference in conditions.get(entry.name, ()):
-                difference = minus(reference)
-                if difference is not None:
+                if difference := minus(reference):
                     to_conditions.append((words, difference))
             cell = replace(
                 entry.cells[column.name],

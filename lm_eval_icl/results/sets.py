@@ -20,7 +20,12 @@ def prompt_sets(units: Sequence[TaskRun]) -> tuple[tuple[PromptSet, ...], list[s
     format changes the texts of the demonstrations, so the set in a format is found by its seed."""
     by_seed = {unit.run.seed: unit.answers.demonstrations for unit in units if not unit.run.format}
     counted = []
-    marks = _marks_of_unread(units)
+    marks = []
+    cached = sum(unit.run.is_computed is False for unit in units)
+    if cached:
+        marks.append(
+            f"{cached} of {len(units)} runs read answers from a cache, which confirm nothing."
+        )
     # If a method sorts the demonstrations, the prompts are the same in all orders of a study.
     same_prompts = grouped(
         units, lambda unit: (unit.answers.prompts, unit.run.order, drawing_seed(unit))
@@ -31,12 +36,14 @@ def prompt_sets(units: Sequence[TaskRun]) -> tuple[tuple[PromptSet, ...], list[s
         marks += [_repetition(first, other) for other in others]
     if "differs" in marks:  # then "confirmed" is only true of other prompts
         marks = [mark for mark in marks if mark != "confirmed"]
-    by_set: dict[tuple[str | None, int | None], list[TaskRun]] = {}
-    for unit in counted:
+
+    def what_is_drawn(unit: TaskRun) -> tuple[str | None, int | None]:
         demonstrations = unit.answers.demonstrations
         if unit.run.format and demonstrations is not None:
             demonstrations = by_seed.get(unit.run.seed, f"seed {unit.run.seed}")
-        by_set.setdefault((demonstrations, drawing_seed(unit)), []).append(unit)
+        return demonstrations, drawing_seed(unit)
+
+    by_set = grouped(counted, what_is_drawn)
     seeded = [_prompt_set(demonstrations, same) for (demonstrations, _), same in by_set.items()]
     seeded.sort(key=lambda pair: (pair[0], pair[1].label))
     return tuple(prompt_set for _, prompt_set in seeded), marks
@@ -59,13 +66,6 @@ def _prompt_set(demonstrations: str | None, units: Sequence[TaskRun]) -> tuple[i
     if demonstrations is None and drawing_seed(units[0]) is None:
         label = NO_SET
     return -1 if seed is None else seed, PromptSet(label, tuple(answered))
-
-
-def _marks_of_unread(units: Sequence[TaskRun]) -> list[str]:
-    cached = sum(unit.run.is_computed is False for unit in units)
-    if not cached:
-        return []
-    return [f"{cached} of {len(units)} runs read answers from a cache, which confirm nothing."]
 
 
 def _repetition(first: TaskRun, other: TaskRun) -> str:

@@ -170,9 +170,8 @@ def _right_option(sample: Mapping[str, Any], options: int, column: str) -> int |
     is_text = isinstance(mapping(sample.get("doc")).get(column), str)
     if not is_text and re.fullmatch("[0-9]{1,9}", target):
         return int(target) if int(target) < options else None
-    texts = []
-    for place in range(options):
-        texts.append(str(at(sample, "arguments", f"gen_args_{place}", "arg_1")).strip())
+    places = [f"gen_args_{place}" for place in range(options)]
+    texts = [str(at(sample, "arguments", place, "arg_1")).strip() for place in places]
     return texts.index(target.strip()) if texts.count(target.strip()) == 1 else None
 
 
@@ -233,9 +232,7 @@ def _recorded_items(values: Sequence[Any], metric: str) -> np.ndarray:
     """
     items = [value if isinstance(value, list) else [value] for value in values]
     sizes = set(map(len, items))
-    kinds: set[type] = set()
-    for item in items:
-        kinds |= set(map(type, item))
+    kinds = set[type]().union(*(map(type, item) for item in items))
     if sizes == {2} and kinds == {str}:
         names = sorted({name for name, _ in items})
         right = {name: place for place, name in enumerate(names)}

@@ -13,7 +13,7 @@ import pytest
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results.board import Entry
-from lm_eval_icl.results.comparisons import compare, comparisons_of
+from lm_eval_icl.results.comparisons import common, compare, comparisons_of
 from lm_eval_icl.results.rivals import named
 from tests import commands
 from tests.boards import write, write_samples
@@ -278,6 +278,24 @@ def test_labels_change_texts_and_not_rows(tmp_path: Path):
     assert words == "labels=default"
     assert difference.scope == "sets"
     assert difference.spread.sets == pytest.approx(0, abs=1e-12)
+
+
+def test_sets_of_a_file_that_changed_are_not_the_rows_of_other_labels(tmp_path: Path):
+    """Which of the two sets has the rows of the other labels' set is not known."""
+    for seed in range(3):
+        metadata = {"version": 1.0, "demonstrations": "sets.json"}
+        run(tmp_path, "icl", seed, metadata=metadata, evil="old")
+        labels = {**metadata, "labels": "random"}
+        run(tmp_path, "icl", seed, metadata=labels, evil="x")
+    run(tmp_path, "icl", 2, metadata=metadata, evil="new")
+    cells = [entry.cells["t"] for entry in board_of(tmp_path).entries]
+    (changed,) = (cell for cell in cells if len(cell.sets) == 4)
+    (other,) = (cell for cell in cells if len(cell.sets) == 3)
+    pairs = common(changed.sets, other.sets)
+    assert [mine.answered[0].run.seed for mine, _ in pairs] == [0, 1]
+    mark = "A seed has several sets of demonstrations: what it draws from has changed."
+    assert mark in changed.marks
+    assert not any(mark.startswith("A seed") for mark in other.marks)
 
 
 def test_the_command_in_words(tmp_path: Path, capsys: Any):
