@@ -62,10 +62,10 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "demonstrations": (Limit(11133, 11.5), Limit(6823, 12.9)),
     "training": (Limit(8173, 11.2), Limit(6001, 11.9)),
     "regression": (None, Limit(3216, 13.0)),
-    "harness": (Limit(26806, 10.8), Limit(33022, 12.2)),
+    "harness": (Limit(26810, 10.8), Limit(33249, 12.2)),
     "results": (Limit(32083, 11.5), Limit(29475, 13.0)),
     "leaderboard": (Limit(14266, 11.1), Limit(4783, 11.5)),
-    "studies": (Limit(19366, 11.4), Limit(19622, 12.7)),
+    "studies": (Limit(19358, 11.4), Limit(19622, 12.7)),
     "smoke": (Limit(2931, 11.0), Limit(1506, 10.8)),
     "cli": (Limit(10415, 11.1), Limit(1015, 10.5)),
 }

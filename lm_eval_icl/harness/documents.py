@@ -15,6 +15,15 @@ from lm_eval_icl.harness.prompts import recording
 Doc = dict[str, Any]
 
 
+def copy_text(task: ConfigurableTask, doc: Doc) -> str:
+    """A document's text, by which copies are recognized: as a query. A few-shot document that has
+    other columns than queries is rendered as a demonstration."""
+    try:
+        return text_of(task, doc, task.config)
+    except Exception:  # a template lacks a column, or a task's function raises anything
+        return text_of(task, doc, task.fewshot_cfg)
+
+
 def text_of(task: ConfigurableTask, doc: Doc, template: Any) -> str:
     """A document's query and options, or its answer if it has neither, as `template` renders them
     (the configuration of the task, or that of its few-shot documents)."""
@@ -81,16 +90,12 @@ def stable_json(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", json.dumps(value, sort_keys=True, default=str))
 
 
-def among(
-    task: ConfigurableTask, documents: Callable[[], Iterable[Any]], others: Any, own: Any
-) -> Callable[[Doc], bool]:
+def among(task: ConfigurableTask, documents: Callable[[], Iterable[Any]]) -> Callable[[Doc], bool]:
     """A function that says whether a document of a task is among others: whether one of these has
-    the same row or the same rendered text (`demonstrations.draw.as_text`).
+    the same row or the same rendered text (`copy_text`).
 
     Args:
         documents: returns the others, when the function is first called.
-        others: the templates that render the others (`text_of`).
-        own: the templates that render the documents that the function is called with.
     """
 
     @functools.cache
@@ -98,12 +103,12 @@ def among(
         texts = set[str]()
         for doc in documents():
             texts.add(as_json(doc))
-            texts.add(text_of(task, doc, others))
+            texts.add(copy_text(task, doc))
         return texts
 
     def is_among(doc: Any) -> bool:
         with recording():  # in which templates are compiled once
-            return as_json(doc) in known() or text_of(task, doc, own) in known()
+            return as_json(doc) in known() or copy_text(task, doc) in known()
 
     return is_among
 
@@ -112,4 +117,4 @@ def among(
 def evaluated(task: ConfigurableTask) -> Callable[[Doc], bool]:
     """A function that says whether a task evaluates a few-shot document, within a run's `--limit`
     or beyond it."""
-    return among(task, lambda: task.eval_docs, task.config, task.fewshot_cfg)
+    return among(task, lambda: task.eval_docs)

@@ -57,7 +57,7 @@ class PoolOfTask:
             row for row, doc in enumerate(self.docs) if not closed or as_json(doc) not in closed
         ]
         is_evaluated = evaluated(task)
-        is_without = among(task, lambda: without, task.config, task.fewshot_cfg)
+        is_without = among(task, lambda: without)
         self.is_closed = cache(
             lambda row: is_evaluated(self.docs[row]) or is_without(self.docs[row])
         )

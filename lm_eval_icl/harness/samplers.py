@@ -17,11 +17,11 @@ from lm_eval_icl.errors import InputError, log, naming
 from lm_eval_icl.files import as_json
 from lm_eval_icl.harness.documents import (
     Doc,
+    copy_text,
     evaluated,
     label_of,
     query_of,
     template_of,
-    text_of,
 )
 from lm_eval_icl.harness.prompts import current_document, recording, structure_error
 from lm_eval_icl.prompts.prompt import FewShotPrompt
@@ -227,14 +227,16 @@ class RetrievingSampler(PoolSampler):
         ranked, file = retriever.rank(texts, n, template_of(self._task), features)
         rankings = dict(zip(texts.rows, ranked, strict=True))
         fixed = self._fixed(n)
-        used = set[int]()
-        for row, ranking in rankings.items():
-            used.update(retriever.rows(ranking, n, fixed, row))
+        rows = (retriever.rows(ranking, n, fixed, row) for row, ranking in rankings.items())
+        used = set[int]().union(*rows)
         nearest = [max(ranking.values()) for ranking in ranked]
-        pool = {"rows": len(self.df), "distinct": len(retriever.distinct)}
         return rankings, {
             "how": str(self.similar),
-            "pool": {**pool, "sha256": retriever.pool_digest},
+            "pool": {
+                "rows": len(self.df),
+                "distinct": len(retriever.distinct),
+                "sha256": retriever.pool_digest,
+            },
             "documents": len(ranked),
             # Documents whose copies in the pool are left out.
             "own_copies": sum(map(bool, retriever.copies(texts))),
@@ -274,7 +276,7 @@ class RetrievingSampler(PoolSampler):
 
         rows = [as_json(doc) for doc in docs]
         with recording():  # in which templates are compiled once
-            texts = [text_of(self._task, doc, template) for doc in docs]
+            texts = [copy_text(self._task, doc) for doc in docs]
             queries = [query_of(self._task, doc, template) for doc in docs]
         for place, query in enumerate(queries):
             if not query.strip():

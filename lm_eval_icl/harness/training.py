@@ -11,7 +11,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.errors import InputError, did_you_mean, refusing
-from lm_eval_icl.harness.documents import label_of, text_of
+from lm_eval_icl.harness.documents import copy_text, label_of
 from lm_eval_icl.harness.private_names import copied
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.samplers import prompt_of
@@ -45,7 +45,7 @@ class Examples:
         """The text of a rendered document, by which documents are compared
         (`demonstrations.draw.as_text`)."""
         with recording():
-            return text_of(self._task, self._docs[row], self._task.config)
+            return copy_text(self._task, self._docs[row])
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         task = self._task

@@ -331,7 +331,7 @@ def dev_set(
     if size is not None:
         wanted = size if limit is None else min(size, wanted)
     order = Random(_DEV_SEED).sample(range(len(rows)), len(rows))
-    is_used = among(loaded, lambda: used, loaded.fewshot_cfg, loaded.config)
+    is_used = among(loaded, lambda: used)
     free = (row for row in order if not is_used(rows[row]))
     dev = {row: rows[row] for row in itertools.islice(free, wanted)}
     if len(dev) < wanted:

@@ -110,6 +110,24 @@ def test_only_rows_that_are_evaluated_are_replaced(how, cls):
 
 
 @pytest.mark.parametrize(
+    ("column", "template"), [("text", "{{id}}. {{text}}:"), ("question", "{{question}}:")]
+)
+def test_copies_are_known_though_demonstrations_have_a_template_of_their_own(column, template):
+    """In the second case, demonstrations have no column that the template of queries names."""
+    rows = [{"id": row["id"], column: row["text"], "label": row["label"]} for row in TRAIN]
+
+    def other_columns(**_):
+        return DatasetDict(train=Dataset.from_list(rows), test=Dataset.from_list(TEST))
+
+    shots = {"doc_to_text": template}
+    task = load("random", custom_dataset=other_columns, fewshot_config=shots)
+    for seed in SEEDS:
+        task.set_fewshot_seed(seed)
+        assert "QUESTION" not in task.fewshot_context(TEST[0], 6)
+    assert any(COPIES.keys() & set(old("random", 6, seed)) for seed in SEEDS)
+
+
+@pytest.mark.parametrize(
     ("how", "changes", "says"),
     [
         (

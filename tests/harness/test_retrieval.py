@@ -87,11 +87,18 @@ def test_the_same_prompts_under_every_model_and_seed(checkpoint, cache, made):
         assert len({" ".join(text.lower().split()) for text in texts_of(prompt)}) == 4
 
 
-def rows_of(how, n=3, seed=0):
+def rows_of(how, n=3, seed=0, **changes):
     """The rows that are shown before each document."""
-    task = evaluation.load_task(TASK, demonstrations=how)
+    task = evaluation.load_task({**TASK, **changes}, demonstrations=how)
     task.set_fewshot_seed(seed)
     return [task.sampler.retrieved(n, doc) for doc in task.eval_docs]
+
+
+def test_copies_are_left_out_though_demonstrations_have_a_template_of_their_own():
+    """Row 26 has the text of document 2, and another label."""
+    shots = {"doc_to_text": "Example: {{text}}\nSentiment:"}
+    assert 26 not in rows_of("similar", n=20, fewshot_config=shots)[2]
+    assert any(26 in rows for rows in rows_of("similar", n=20, fewshot_config=shots))
 
 
 def test_a_seed_is_for_what_is_drawn():
