@@ -121,7 +121,7 @@ class PromptLimits:
     def _too_long_here(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """`too_long` under this method alone."""
         takes = self._takes(prompt, answer)
-        why = self._over_positions(prompt.context, sum(takes))
+        why = self._over_positions(prompt, sum(takes))
         if not why:
             takes = self._takes(prompt, answer, tokens=True)
             why = self._over_window(prompt.context, sum(takes))
@@ -129,16 +129,19 @@ class PromptLimits:
             return None
         return TooLong(why, takes, self.hint if sum(takes) > len(prompt) + answer else "")
 
-    def _over_positions(self, context: Context, needed: int) -> str:
+    def _over_positions(self, prompt: TokenizedPrompt, needed: int) -> str:
         """Why a request that needs these positions does not fit. Empty if it fits."""
         if needed > self.positions:
             return f"do not fit the model's {self.positions} positions"
         if self.switch is None or needed <= self.switch.length:
             return ""
         length = self.switch.length
+        shortest_pass = len(prompt.query)
+        if prompt.context.tokens:
+            shortest_pass = self.method.footprint(prompt.context).shortest_pass
         # The memory would have the rotary angles of short sequences, and the query those of long
         # sequences.
-        if self.switch.always_changes or self.method.footprint(context).shortest_pass <= length:
+        if self.switch.always_changes or shortest_pass <= length:
             return (
                 f"cross position {length}, and from there on this model computes positions "
                 "differently (rotary angles of type longrope or dynamic)"
@@ -258,13 +261,17 @@ def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits)
 def truncated(request: Request, limits: PromptLimits) -> Request:
     """A request without demonstrations, with the last tokens of its prompt that fit, as in `hf`.
 
-    BOS and description are cut first. At least one token stays, and an answer is never cut.
+    BOS and description are cut first. At least one token stays, and an answer is never cut. A
+    prompt that lies beyond the switch of rotary angles becomes one query, so that all of it has the
+    angles of long sequences.
     """
+    if fits(limits, [request]):
+        return request
     tokens = (*request.prompt.context.tokens, *request.prompt.query)
     positions = limits.positions
-    if limits.switch is not None:
-        positions = min(positions, limits.switch.length)
+    switch = limits.switch
+    if switch is not None and (switch.always_changes or len(tokens) <= switch.length):
+        positions = min(positions, switch.length)
     cut = min(len(tokens) + request.answer_positions - positions, len(tokens) - 1)
-    if cut <= 0:
-        return request
+    cut = max(cut, 0)
     return replace(request, prompt=TokenizedPrompt(Context((), ()), tokens[cut:]), cut=cut)

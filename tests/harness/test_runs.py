@@ -55,6 +55,23 @@ def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope, longest, f
         evaluation.assert_same(ours, theirs, 1e-4)
 
 
+def test_a_prompt_without_demonstrations_beyond_the_switch_of_angles_runs_as_in_hf(tmp_path):
+    """All of it has the angles of long sequences, in one pass, and nothing is cut."""
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 8.0}
+    rope["short_factor"] = [1.0] * 6
+    rope["long_factor"] = [4.0] * 6
+    rope["original_max_position_embeddings"] = 150
+    tiny.save("llama", tmp_path, rope_parameters=rope, max_position_embeddings=1200)
+    long_text = {"description": "Tell {{other}}:\n\n", "doc_to_text": "{{text}} " * 8}
+    tasks = [evaluation.choice("options", "no", "yes indeed", **long_text)]
+    tasks.append(evaluation.generation("texts", {"until": ["?"], "max_gen_toks": 7}, **long_text))
+    theirs = evaluation.answers("hf", tmp_path, tasks, 0, batch_size=1)
+    for name in ("icl", "deepthink", "invicl"):
+        run = evaluation.run(name, tmp_path, tasks, 0)
+        evaluation.assert_same(evaluation.responses(run), theirs, 1e-4)
+        assert run["config"]["icl"]["truncated"] == {}
+
+
 def test_what_documents_cannot_show_is_said(checkpoint, caplog):
     """`--limit` takes the first rows of a split that is sorted by its labels."""
 
