@@ -28,9 +28,6 @@ from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import family
 
 _REPETITIONS = ("format", "order", "seed")  # axes of a cell, which rows do not differ in
-_NOT_COMPARED = (
-    "did not answer the same documents, or there are no answers to single documents (--log_samples)"
-)
 _NOTES = Console(stderr=True)  # for what is no result, so that JSON stays JSON
 
 _OPTIONS = {
@@ -130,9 +127,19 @@ def _two(args: argparse.Namespace) -> Iterator[_Pair]:
         raise InputError(f"{first_name} and {second_name} are the same; give two.")
     pair = _pair(first, second, columns, entries)
     if not pair.columns:
-        why = _NOT_COMPARED if pair.not_compared else "have no task in common"
+        why = "have no task in common"
+        for column in pair.not_compared:
+            why = _why_not(pair, column)
         raise InputError(f"{first_name} and {second_name} {why}.")
     yield pair
+
+
+def _why_not(pair: _Pair, column: Column) -> str:
+    """Why two rows are not compared on a column that both have."""
+    for entry in (pair.first, pair.second):
+        if "aggregate only" in entry.cells[column.name].marks:
+            return f"are not compared: {entry.label} has no samples (--log_samples)"
+    return "did not answer the same documents"
 
 
 def _by_condition(args: argparse.Namespace) -> Iterator[_Pair]:
@@ -153,7 +160,8 @@ def _by_condition(args: argparse.Namespace) -> Iterator[_Pair]:
         raise InputError(f"--by {args.by}: no two rows differ only in this: {advice}")
     compared = [_pair(entry, other, board.columns, board.entries) for _, entry, other in pairs]
     if not any(pair.columns for pair in compared):
-        raise InputError(f"--by {args.by}: rows that differ only in this {_NOT_COMPARED}.")
+        why = "did not answer the same documents, or have no samples (--log_samples)"
+        raise InputError(f"--by {args.by}: rows that differ only in this {why}.")
     yield from compared
 
 
@@ -195,7 +203,7 @@ def _notes(pair: _Pair) -> Iterator[str]:
     board were not.)"""
     names = f"{pair.first.label} and {pair.second.label}"
     for column in pair.not_compared:
-        yield f"{column.name}: {names} {_NOT_COMPARED}."
+        yield f"{column.name}: {names} {_why_not(pair, column)}."
     for column in pair.columns:
         for task in column.weights:
             sides = [entry.cells[task].sets[0].answered[0] for entry in (pair.first, pair.second)]

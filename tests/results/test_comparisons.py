@@ -248,6 +248,10 @@ def test_what_is_not_compared_is_said_and_fails_a_threshold(tmp_path: Path, caps
         commands.run("compare", *arguments, "--fail-below", -1, "--tasks", "t")
     message = commands.refused("compare", *by, "--tasks", "u")
     assert "rows that differ only in this did not answer the same documents" in message
+    for samples in tmp_path.glob("icl/*/samples_*"):
+        samples.unlink()
+    message = commands.refused("compare", *pair)
+    assert message.endswith("are not compared: icl has no samples (--log_samples).")
 
 
 def test_files_that_are_left_out_are_named(tmp_path: Path, capsys: Any):
