@@ -134,16 +134,21 @@ def checkpoint(tmp_path_factory):
     return saved
 
 
+@pytest.fixture(scope="session")
+def tried():
+    """What models can do, by class, configuration and weights."""
+    return {}
+
+
 @pytest.fixture(scope="module")
-def tried_once():
-    """What a model can do is found out once for all models of a file that are the same: in class,
+def tried_once(tried):
+    """What a model can do is found out once for all models that are the same: in class,
     configuration and weights."""
     import torch
 
     from lm_eval_icl.methods import runner
 
     probe = runner.probe
-    found = {}
 
     def kept(model):
         if any(weight.is_meta for weight in model.parameters()):
@@ -152,9 +157,9 @@ def tried_once():
         weights = [float(weight.double().norm()) for weight in model.parameters()]
         autocast = torch.is_autocast_enabled("cpu")
         place = (str(config), config._attn_implementation, autocast, type(model), *weights)
-        if place not in found:
-            found[place] = probe(model)
-        return found[place]
+        if place not in tried:
+            tried[place] = probe(model)
+        return tried[place]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(runner, "probe", kept)

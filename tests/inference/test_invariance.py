@@ -5,6 +5,8 @@ import pytest
 
 from tests import evaluation, tiny
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 INVARIANT = ["prefixicl", "pcw", "saicl", "invicl", "batchicl"]
 # Demonstrations that begin and end with blanks, line breaks and punctuation, or hold nothing else.
 TEXTS = ["  a dull plot ", "warm!\n", "\n\nquick 12", "...", " \n x", "café, long", "30"]

@@ -35,6 +35,8 @@ from lm_eval_icl.training.finetune import Settings, train
 from lm_eval_icl.training.metaicl_tasks import SettingTask, load_rows
 from lm_eval_icl.training.rows import RowMaker
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 # Ten tasks that are there whole: both kinds, few and many options, long and short rows, one class
 # among the demonstrations (ethos-race), rows of different numbers of options (ai2_arc).
 REAL = """

@@ -29,6 +29,8 @@ from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import evaluation, tiny
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 # How far log-likelihoods agree, in float64 models. Where norms are LayerNorm everything that
 # differs between two ways of computing the same is float64 (rotary angles are float32, but the same
 # for equal positions): 1e-14 was measured. RMSNorm rounds to float32: here both ways to the same

@@ -17,6 +17,8 @@ from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from lm_eval_icl.smoke.every_method import QUICK
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 DEMONSTRATIONS = [
     Demonstration("Review: dull and long\nSentiment:", " no", "\n\n"),
     Demonstration("Review: warm\nSentiment:", " yes", "\n\n"),
