@@ -99,7 +99,8 @@ def _samples(
 ) -> list[dict[int, Sample]]:
     """The samples of each entry, under the same seed if there is one that all entries have."""
     if [column.kind for column in columns] != ["task"]:
-        raise InputError(f"--task: must be one task, and not {len(columns)} columns.")
+        names = ", ".join(column.name for column in columns)
+        raise InputError(f"--task: must be one column of a task, and not {names}.")
     # Of each entry: its results by seed and order.
     results = [answered(entry.cells[columns[0].name]) for entry in entries]
     alike = [key for key in results[0] if all(key in others for others in results)]
