@@ -1,6 +1,7 @@
 """Decision rules against their equations, computed literally, in probabilities and with loops."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_eval_icl.decisions.rule import log_normalized
-from lm_eval_icl.decisions.rules import KNN, PMI, BatchCalibration, Contextual, Hidden, read
+from lm_eval_icl.decisions.rules import (
+    KNN,
+    PMI,
+    BatchCalibration,
+    Contextual,
+    Hidden,
+    read,
+    rendered,
+    written,
+)
 from lm_eval_icl.errors import InputError
 
 
@@ -164,3 +174,16 @@ REFUSED = {
 def test_rules_that_are_none(rules):
     with pytest.raises(InputError, match=REFUSED[rules]):
         read(rules)
+
+
+def test_texts_that_all_make_an_empty_query_are_refused():
+    source = SimpleNamespace(content_free=lambda doc, text: text)
+    assert rendered(source, {}, ["N/A", " "]) == ["N/A"]
+    with pytest.raises(InputError, match="all of its texts make an empty query: give other texts"):
+        rendered(source, {}, [" ", "\n"])
+
+
+@pytest.mark.parametrize("texts", [["a+b"], ["a:b", "+"], ["N/A"]])
+def test_rules_are_written_as_they_are_read(texts):
+    rules = read({"contextual": {"texts": texts}})
+    assert read(written(rules)) == rules

@@ -299,6 +299,23 @@ def test_the_longest_option_and_two_tokens_more_fit_after_an_input(
     assert len(longest.target) == target
 
 
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [("maybe", "no token is left before the target"), ("", "the target is empty")],
+)
+def test_a_target_that_cannot_be_scored_is_one_line(output, says):
+    """Of a model with five positions. The tokens are characters, without line breaks."""
+
+    def encode(text, _):
+        characters = text.replace("\n", "")
+        return [*map(ord, characters)], [*range(len(characters))]
+
+    sequences = Sequences(Reader(encode, lambda ids: "x" * len(ids), (), 5), False)
+    options = sequences.encoded_options(Row("x", output, (output,)), False)
+    with pytest.raises(InputError, match=f"{says}: the sequence has .* and may have 5"):
+        sequences.join([], options)
+
+
 @pytest.mark.parametrize("name", ["sentencepiece", "llama3"])
 def test_pieces_of_other_tokenizers_join_to_the_text(made, checkpoint, name):
     """No blank is put between pieces, and BOS stands at the beginning."""

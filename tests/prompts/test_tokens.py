@@ -2,6 +2,7 @@
 
 import bisect
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -434,3 +435,15 @@ def test_unknown_answers_are_refused():
         prompts.pair(FewShotPrompt("", parts, "q:"), " a")
     tokens, _ = prompts.pair(FewShotPrompt("", (), "q:"), " a")
     assert tokens.context.answers == ()
+
+
+def test_a_tokenizer_without_offsets_is_refused():
+    with pytest.raises(InputError, match="use a fast tokenizer"):
+        PromptTokenizer(SimpleNamespace(is_fast=False))
+
+
+def test_the_end_of_a_text_stands_for_a_beginning_that_is_not_there():
+    tokenizer = tiny.byte_level()
+    tokenizer.eos_token = tokenizer.bos_token or tokenizer.eos_token
+    tokenizer.bos_token = None
+    assert PromptTokenizer(tokenizer).prefix_token_id == tokenizer.eos_token_id

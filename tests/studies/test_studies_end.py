@@ -106,6 +106,29 @@ def test_means_are_weighted_by_documents_and_averages_are_not() -> None:
     assert means(end.board_of(runs, alike)) == [{"g": 0.55}]
 
 
+def test_of_many_tasks_the_names_of_the_file_are_columns() -> None:
+    leaves = [leaf(f"task {number}", "g", group="g") for number in range(9)]
+    columns = columns_of(*leaves, tasks=["g"])
+    assert columns.names == ("g",)
+    assert len(columns.tasks["g"]) == 9
+    assert columns_of(*leaves[:8], tasks=["g"]).names[:2] == ("task 0", "task 1")
+
+
+def test_an_average_waits_for_all_of_its_columns() -> None:
+    columns = columns_of(leaf("a"), leaf("b"), columns={"": ("a", "b")})
+    names = {("", "a"): "a", ("", "b"): "b"}
+    assert columns.groups({("", "a"): 10}, names) == {}
+    halves = {"a": 0.5, "b": 0.5}
+    assert columns.groups({("", "a"): 10, ("", "b"): 30}, names) == {"average": halves}
+
+
+def test_a_task_that_no_training_has_for_a_target_counts_nowhere() -> None:
+    training = Training("one", {}, ("a",))
+    columns = columns_of(leaf("a"), leaf("b"), columns={"": ("a", "b")}, train=(training,))
+    assert columns.tasks["a"] == {("one", "a")}
+    assert columns.tasks["b"] == set()
+
+
 def test_trainings_with_columns_of_their_own_share_a_row() -> None:
     """A task that is a target of both counts in each column with the column's training."""
     runs = [
