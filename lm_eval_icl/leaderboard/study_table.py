@@ -31,8 +31,9 @@ def table(
 
     Args:
         columns: the names of the columns, in order. A column that the board does not have is shown
-        as missing. entries: the entries of the board, in the order of the lines. flips: entry's
-        name -> order sensitivity.
+            as missing.
+        entries: the entries of the board, in the order of the lines.
+        flips: entry's name -> order sensitivity.
     """
     by_name: dict[str, Metric] = {column.name: column for column in board.columns}
     headings = list(columns)

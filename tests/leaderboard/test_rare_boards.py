@@ -7,11 +7,11 @@ import io
 import json
 from pathlib import Path
 
-import pytest
+from rich.console import Console
 
-from lm_eval_icl.leaderboard import figures, numbers, samples, tables
+from lm_eval_icl.leaderboard import figures, numbers, samples, study_table, tables
 from lm_eval_icl.leaderboard.headline import names_of
-from lm_eval_icl.leaderboard.opened import clean, data
+from lm_eval_icl.leaderboard.opened import data
 from tests import commands
 from tests.boards import write, write_samples
 from tests.results.files import board_of, samples_in
@@ -36,10 +36,6 @@ def test_a_value_without_an_error_has_no_interval(tmp_path: Path, capsys):
     said = capsys.readouterr().out
     assert "12.5" in said
     assert "±" not in said
-
-
-def test_a_long_text_is_cut():
-    assert clean("word " * 9, 12) == "word word w…"
 
 
 def test_rows_of_several_models_are_named_with_theirs(tmp_path: Path):
@@ -101,28 +97,6 @@ def test_the_table_of_numbers_has_the_differences_to_other_conditions(tmp_path: 
     assert text.startswith("demonstrations=default: 0.5 (")
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("select herding --model_args pretrained=x --tasks t --output .", "--output .: must be a"),
-        (
-            "select herding --model_args pretrained=x --tasks t --output f --seeds x",
-            "--seeds x: must be whole numbers, 0 or more, or ranges such as 0..9.",
-        ),
-        (
-            "train icl --model_args dtype=float32 --tasks t",
-            "--model_args: has no pretrained=...",
-        ),
-        (
-            "train icl --model_args pretrained=x --tasks t",
-            "--output: give the folder of the trained checkpoint.",
-        ),
-    ],
-)
-def test_arguments_that_cannot_be_are_one_line(line: str, says: str):
-    assert says in commands.refused(*line.split())
-
-
 def test_a_task_of_several_columns_is_refused_with_their_names(tmp_path: Path):
     write(tmp_path, "icl")
     write(tmp_path, "pcw", doc_to_text="Read: {{text}}")
@@ -137,3 +111,28 @@ def test_compare_says_whose_prompts_lost_demonstrations(tmp_path: Path, capsys):
     commands.run("compare", one, other)
     said = " ".join(capsys.readouterr().out.split())
     assert "t: 5 demonstrations were left out of B's prompts." in said
+
+
+def test_a_heat_map_of_many_tasks_has_points_for_numbers_and_gaps(tmp_path: Path):
+    tasks = [f"task {number:02}" for number in range(13)]
+    write(tmp_path / "icl", "icl", task=tasks, says=[0] * 40)
+    write(tmp_path / "pcw", "pcw", task=tasks)
+    write(tmp_path / "star", "star", task=tasks[:2], says=[0] * 40)
+    ((_, drawn),) = figures._drawn(board_of(tmp_path), 9, {"heatmap"})
+    axes = drawn.figure.axes[0]
+    texts = [text.get_text() for text in axes.texts]
+    assert sorted(filter(None, texts)) == ["•"] * 14, "with the average"
+    assert len(texts) == 14 + 2
+
+
+def test_the_table_of_a_study_has_the_papers_deviation_and_the_rule(tmp_path: Path):
+    rule = {"rule": "batch", "arguments": {}, "transductive": True, "says": [0, 1] * 20}
+    study = {"expected": {"t": 0.875, "t ±": 0.021}}
+    put = {"config.icl": {"method": "icl", "study": study}}
+    write(tmp_path, rules={"batch": rule}, put=put)
+    board = board_of(tmp_path)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(study_table.table(board, ["t"], board.entries, {}, "title"))
+    said = console.export_text()
+    assert "(87.5" in said and "±2.1)" in said
+    assert "decide: batch" in said
