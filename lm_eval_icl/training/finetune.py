@@ -106,7 +106,8 @@ def train(
         tokenizer: its tokenizer, a fast one.
         method: the method. An episode is one row in its layout.
         tasks: the tasks from which episodes are drawn.
-        output: the folder. settings: how training goes.
+        output: the folder.
+        settings: how training goes.
         fits: other methods. An episode is used only if its rows under `method` and under all of
             these methods have no more tokens than the model has positions (InvICL, appendix A.4).
         source: the name or folder of the model, for the record.
