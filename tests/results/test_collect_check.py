@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.results.collect import collect, faults
+from lm_eval_icl.results.collect import _KEY, collect, faults, load
+from lm_eval_icl.results.fields import Unusable
 from lm_eval_icl.results.read import read
 from tests import commands
 from tests.boards import write, write_samples
@@ -106,6 +109,51 @@ def test_a_whole_run_has_no_fault(tmp_path, rules):
 def test_what_contradicts_is_found(tmp_path, change, words):
     sentences = faults(collected(tmp_path, change, rules=CHECKED))
     assert any(words in sentence for sentence in sentences), sentences
+
+
+@pytest.mark.parametrize(
+    ("forged", "words"),
+    [
+        ({"logprobs": (-1.0,)}, "document 0, 'none': has an option without log-likelihood"),
+        ({"prediction": 1}, "document 0, 'none': has an answer that differs from its log-like"),
+    ],
+)
+def test_a_forged_row_is_found(tmp_path, monkeypatch, forged, words):
+    file = collected(tmp_path)
+    results, documents = load(file)
+    first, *others = documents["t"]
+    rows = {"t": [first._replace(**forged), *others]}
+    monkeypatch.setattr("lm_eval_icl.results.collect.load", lambda path: (results, rows))
+    assert any(words in sentence for sentence in faults(file))
+
+
+@pytest.mark.parametrize(("recorded", "is_sound"), [([-1.0, -1.0], True), ([0.0, -3.0], False)])
+def test_a_rule_by_difference_shifts_probabilities(tmp_path, recorded, is_sound):
+    def by_difference(results, samples):
+        for sample in samples:
+            if sample["filter"] == "batch":
+                raw = np.exp([float(logprob) for logprob, _ in raw_of(samples, sample)])
+                shifted = raw / raw.sum() - np.exp([-1.0, -1.0])
+                sample["filtered_resps"] = [[str(value), "False"] for value in shifted]
+                sample["acc"] = 1.0
+        results["results"]["t"] |= {"acc,batch": 1.0, "acc_stderr,batch": 0.0}
+
+    rule = {"rule": "batch", "arguments": {"by": "difference"}, "transductive": True}
+    rules = {"batch": {**rule, "constants": recorded, "says": [0, 1] * 20}}
+    sentences = faults(collected(tmp_path, by_difference, rules=rules))
+    assert is_sound == (sentences == [])
+    assert is_sound or "'batch': has values that differ from its constants" in sentences[0]
+
+
+def test_a_metric_that_documents_do_not_give_is_no_fault(tmp_path):
+    assert faults(collected(tmp_path, put={"results.t.perplexity,none": 3.0})) == []
+
+
+def test_a_table_of_others_is_no_file_of_collect(tmp_path):
+    file = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({_KEY: b"{}"}), file)
+    with pytest.raises(Unusable, match="it has no results of lm-eval"):
+        load(file)
 
 
 def test_an_empty_folder_is_told_so(tmp_path):
