@@ -132,6 +132,19 @@ def test_best_random_is_the_best_of_its_sets(predictor, pool):
     assert set(with_any_seed) == dev
 
 
+def test_labels_that_are_texts_are_the_options_of_these_texts():
+    by_text = pool_of(*WORDS, doc_to_target="{{['no', 'yes'][label]}}")
+    by_number = pool_of(*WORDS)
+    for row in range(len(WORDS)):
+        assert by_text.query(row) == by_number.query(row)
+        assert by_text.query(row)[2] == row % 2
+
+
+def test_a_document_with_the_mark_of_a_turn_has_no_parts():
+    with pytest.raises(InputError, match="task 't': a request does not say which parts"):
+        pool_of("a \U000f1c1e film").query(0)
+
+
 # Runs with a file.
 
 
@@ -204,7 +217,7 @@ DEV = 1  # a document that best_random scores sets on
 @pytest.mark.parametrize("how", [LENS, "best_random:sets=6:dev=1"])
 def test_a_document_that_is_too_long_as_a_demonstration_is_not_chosen(how, small, monkeypatch):
     """Alone, as a query, it fits; after another of its length it does not."""
-    monkeypatch.setattr(searches, "_FIRST_ROUNDS", 1)
+    monkeypatch.setattr(searches, "_FIRST_ROUNDS", 0)
     texts = [*WORDS]
     for row in (2, DEV):
         texts[row] = f"{LONG}{row}"
