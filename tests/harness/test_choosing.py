@@ -272,6 +272,15 @@ def test_bad_input_is_one_line(how, task, shots, says, tmp_path):
     assert not file.exists()
 
 
+def test_a_task_that_is_not_in_a_folder_of_ones_own(tmp_path):
+    folder = ["--include_path", tmp_path, "--tasks", "nothing", "--num_fewshot", 2]
+    says = (
+        f"there is no task 'nothing'. `lm-eval-icl ls tasks --include_path {tmp_path}` lists them"
+    )
+    with pytest.raises(InputError, match=re.escape(f"--tasks: {says}.")):
+        select_command("herding", *MODEL, *folder, "--output", tmp_path / "chosen.json")
+
+
 def without_rows(**_):
     splits = evaluation.splits()
     return {**splits, "train": splits["train"].select([])}
