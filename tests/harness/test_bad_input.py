@@ -9,10 +9,11 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from tokenizers import normalizers
-from transformers import T5Config
+from transformers import LlavaConfig, T5Config
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.inference.checkpoints import load_model
 from lm_eval_icl.methods import Method, Predictor
 from lm_eval_icl.prompts.layouts import Pattern, before
 from lm_eval_icl.prompts.prompt import FewShotPrompt
@@ -126,6 +127,19 @@ def test_models_that_are_no_decoders(tmp_path):
     ):
         with pytest.raises(InputError, match=says):
             ICL(str(tmp_path / name), device="cpu")
+    LlavaConfig().save_pretrained(tmp_path / "llava")
+    with pytest.raises(InputError, match="llava': 'llava' is a vision model"):
+        ICL(str(tmp_path / "llava"), device="cpu")
+    with pytest.raises(InputError, match="t5': 't5' is an encoder-decoder model; these methods"):
+        load_model({"pretrained": tmp_path / "t5"})
+
+
+def test_a_chat_template_is_not_applied_where_nobody_asks_for_it(chat_checkpoint, caplog):
+    path = chat_checkpoint("gpt2")
+    with caplog.at_level("WARNING", logger="lm_eval.icl"):
+        load_model({"pretrained": path})
+    [line] = [line for line in caplog.messages if "chat template" in line]
+    assert line.startswith(f"{path} has a chat template, which is not applied here: prompts are ")
 
 
 def edit(file, **changes):

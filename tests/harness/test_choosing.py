@@ -249,6 +249,8 @@ def test_a_model_that_gives_no_number(small):
         Chooser(pool_of(*WORDS), predictor, 99).choose(read("entropy"), 2, 0)
     with pytest.raises(InputError, match="query 0, option 0: the log-probability is nan"):
         predictor.score([], ["a film"], [" yes"])
+    with pytest.raises(InputError, match="query 0: the scores of the next token are nan"):
+        predictor.generate([], ["a film"])
 
 
 # Bad input.
