@@ -158,13 +158,12 @@ def test_what_cannot_be_divided_runs_whole(change, divided):
 )
 def test_parts_that_cannot_be_read_apart(mask, options, says):
     in_part = [[(slice(0, 7), Reading(temperature=0.5))]]
-    groups = [(slice(0, 5), slice(0, 7))]
-    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
     query = torch.randn(1, 2, 5, 4)
     key = torch.randn(1, 2, 12, 4)
+    groups = [(slice(0, 5), slice(0, 7))]
     of_row = OfPackedRow(torch.eye(5, dtype=torch.bool), groups, in_part)
     with attention_by(of_row), pytest.raises(ValueError, match=says):
-        sdpa(nn.Module(), query, key, key, mask, **options)
+        ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query, key, key, mask, **options)
 
 
 def test_a_pass_over_layouts_whose_model_adds_a_bias_runs_whole():
@@ -174,11 +173,12 @@ def test_a_pass_over_layouts_whose_model_adds_a_bias_runs_whole():
     key = torch.randn(1, 2, len(layout), 4)
     mask = under.mask(query.dtype, query.device)
     bias = torch.randn(1, 2, len(layout), len(layout))
-    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
     with attention_by(under):
+        sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
         attended, _ = sdpa(nn.Module(), query, key, key, mask, position_bias=bias)
     expected, _ = SDPA(nn.Module(), query, key, key, mask, position_bias=bias)
-    assert torch.equal(attended, expected) and not under.layers
+    assert torch.equal(attended, expected)
+    assert not under.layers
 
 
 def test_somebody_elses_function_is_called():
