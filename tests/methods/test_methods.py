@@ -778,6 +778,18 @@ def test_with_no_demonstrations_of_a_papers_task_the_papers_setting_is_named(
     assert warning.endswith(advice)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Needy(methods.ICL):
+    needed: int
+
+
+def test_a_method_of_ones_own_may_need_an_argument():
+    says = r"^lm-eval-icl: needy: TypeError: .* missing 1 required keyword-only .*'needed'\.$"
+    with pytest.raises(InputError, match=says):
+        Needy.from_arguments({})
+    assert Needy.from_arguments({"needed": 3}).needed == 3
+
+
 MINE = """
 from dataclasses import dataclass
 
