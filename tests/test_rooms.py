@@ -51,23 +51,23 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2057, 9.4), Limit(17488, 11.6)),
+    "": (Limit(2057, 9.4), Limit(17502, 11.6)),
     "files": (Limit(398, 8.0), None),
-    "prompts": (Limit(7098, 10.7), Limit(6761, 12.2)),
-    "metaicl": (Limit(3478, 11.4), Limit(5469, 12.5)),
-    "decisions": (Limit(2005, 10.1), Limit(1582, 12.9)),
-    "inference": (Limit(22625, 11.2), Limit(24399, 12.7)),
-    "methods": (Limit(26327, 11.1), Limit(26746, 13.0)),
+    "prompts": (Limit(7098, 10.7), Limit(6830, 12.1)),
+    "metaicl": (Limit(3478, 11.4), Limit(6081, 12.5)),
+    "decisions": (Limit(2005, 10.1), Limit(1709, 12.9)),
+    "inference": (Limit(22625, 11.2), Limit(26091, 12.7)),
+    "methods": (Limit(26327, 11.1), Limit(28444, 12.8)),
     "drawing": (Limit(3811, 11.1), Limit(2575, 13.0)),
-    "demonstrations": (Limit(11133, 11.5), Limit(6823, 12.9)),
-    "training": (Limit(8173, 11.2), Limit(6001, 11.9)),
+    "demonstrations": (Limit(11133, 11.5), Limit(7228, 12.9)),
+    "training": (Limit(8173, 11.2), Limit(6940, 12.0)),
     "regression": (None, Limit(3216, 13.0)),
-    "harness": (Limit(26810, 10.8), Limit(33440, 12.2)),
-    "results": (Limit(32083, 11.5), Limit(29475, 13.0)),
-    "leaderboard": (Limit(14266, 11.1), Limit(4783, 11.5)),
-    "studies": (Limit(19358, 11.4), Limit(19622, 12.7)),
-    "smoke": (Limit(2931, 11.0), Limit(1506, 10.8)),
-    "cli": (Limit(10415, 11.1), Limit(1338, 9.6)),
+    "harness": (Limit(26807, 10.8), Limit(35604, 12.2)),
+    "results": (Limit(32083, 11.5), Limit(31673, 12.9)),
+    "leaderboard": (Limit(14266, 11.1), Limit(5976, 11.5)),
+    "studies": (Limit(19358, 11.4), Limit(19906, 12.8)),
+    "smoke": (Limit(2931, 11.0), Limit(2006, 11.1)),
+    "cli": (Limit(10481, 11.0), Limit(1338, 9.6)),
 }
 FILE_LINES = 500  # of a file of the package
 FUNCTION_LINES = 75  # of a function of the package

@@ -124,12 +124,13 @@ def warn_of_documents(tasks: Mapping[str, Task], limit: float | None) -> None:
 def weights_of(model: Any) -> str | None:
     """A digest of the model's weights and tokenizer; None for a model that has no files or no
     tokenizer here."""
-    if getattr(model, "rank", 0) or not hasattr(model, "tokenizer"):
+    if getattr(model, "rank", 0):
         return None
     adapters = (getattr(model, "peft", None), getattr(model, "delta", None))
     revision = getattr(model, "revision", None)
     weights = weights_digest(getattr(model, "pretrained", None), revision, adapters)
-    if not weights:
+    # Some models load a tokenizer when they are asked for it.
+    if not weights or not hasattr(model, "tokenizer"):
         return None
     return digest(f"{weights} {_tokenizer_digest(model.tokenizer)}")[:32]
 

@@ -18,7 +18,7 @@ from lm_eval_icl.methods.moicl import LabeledRow
 def why_no_options(task: Any) -> str:
     """Why a task has no options to decide among after one query. Empty if it has."""
     if isinstance(task, MetaICLTask):
-        return "MetaICL's tasks decide in their own way (pmi=True): leave decide out."
+        return "MetaICL's tasks decide in their own way (pmi=True): leave the task out of --tasks."
     if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice":
         return "it decides among options, and this task has none: leave the task out of --tasks."
     if task.multiple_input:

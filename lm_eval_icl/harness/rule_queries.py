@@ -212,8 +212,6 @@ class RuleQueries:
 
     def _fitted(self, model: ICLModel, prompts: dict[int, Any]) -> dict[int, Any]:
         """The documents' prompts as they run, without the demonstrations that do not fit."""
-        if model.common.overflow == "error":
-            return prompts
         instances = list[Instance]()
         for options in self.documents.values():
             instances += options

@@ -4,6 +4,7 @@ document, or given."""
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from lm_eval_icl.demonstrations.retrieve import Features, Ranking, Retriever, Texts
 
 
-class PoolSampler(ContextSampler):
+class PoolSampler(ContextSampler, ABC):
     """A sampler that knows the documents that demonstrations are taken from, and the seed.
 
     Attributes:
@@ -55,13 +56,13 @@ class PoolSampler(ContextSampler):
     ) -> list[Doc]:
         return [self.df[row] for row in self.rows(n)]
 
+    @abstractmethod
     def rows(self, n: int, quiet: bool = False) -> list[int]:
         """The rows of `df` that are the demonstrations of the document whose prompt is being built.
 
         Args:
             quiet: no warning is given.
         """
-        raise NotImplementedError
 
 
 def pool_sampler(task: Any) -> PoolSampler | None:

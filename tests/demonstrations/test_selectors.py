@@ -501,6 +501,19 @@ def test_lens_follows_the_search_of_its_authors(n, seed):
     assert set(mine.scored) == set(slow.scored)
 
 
+def test_lens_without_substitutes_tries_orders_alone():
+    """The filter keeps as many rows of each label as a set has, and all rows tell the same."""
+    pool = make_pool(0)
+    worth = Worth(pool)
+    how = Lens(m=6, l=3, beams=2, iterations=2, substitutions=2, dev=7)
+    best = lens(how, pool, 6, Random(0), lambda row, others: np.zeros(len(others)), worth.score)
+    tried = list(worth.scored)
+    assert {tuple(sorted(rows)) for rows in tried} == {tuple(sorted(best.rows))}
+    assert len(tried) > 4
+    assert counts(pool, best.rows) == [2, 2, 2]
+    assert (best.accuracy, best.log_probability) == max(worth.score(rows) for rows in tried)
+
+
 def test_the_rounds_of_the_filter_are_the_published_ones():
     assert Lens().rounds(5000) == [(14, 2500), (28, 1250), (56, 625), (112, 500)]
     assert Lens().rounds(300) == [(14, 300)]

@@ -1,5 +1,6 @@
 """Retrieved demonstrations, against literal computations, rank by rank."""
 
+import json
 import math
 import re
 from random import Random
@@ -205,6 +206,42 @@ def test_a_ranking_is_kept_for_most_numbers_of_demonstrations(cache):
     rank(4, diverse="dpp")
     assert list(map(len, ranked)) == [200, 200, 200, 200, 150, 200, 200]
     assert len(list(cache.iterdir())) == 7
+
+
+SENTENCES = """
+import json, pathlib
+
+class SentenceTransformer:
+    def __init__(self, name):
+        self.vectors = json.loads(pathlib.Path(name).read_text())
+
+    def encode(self, texts, show_progress_bar):
+        import numpy
+        return numpy.array([self.vectors[text] for text in texts])
+"""
+
+
+def test_rows_are_compared_by_vectors_of_sentences(tmp_path, monkeypatch):
+    """Those of a library that is no more than a table here."""
+    vectors = dict(zip([*POOL, *QUERIES], [*OF_POOL.tolist(), *OF_QUERIES.tolist()], strict=True))
+    name = tmp_path / "model"
+    name.write_text(json.dumps(vectors))
+
+    def rank(by):
+        way = Retriever(Similar(by=str(by), order="first"), texts(POOL), "f" * 64, LABELS)
+        return way.rank(texts(QUERIES), 4, "", None)[0]
+
+    with pytest.raises(InputError, match=f"by={name} needs sentence_transformers: pip install"):
+        rank(name)
+    (tmp_path / "sentence_transformers.py").write_text(SENTENCES)
+    monkeypatch.syspath_prepend(tmp_path)
+    for query, ranking in zip(OF_QUERIES, rank(name), strict=True):
+        scores = scores_by_features(query, np.array([vectors[POOL[row]] for row in ranking]))
+        assert list(ranking.values()) == pytest.approx(scores, abs=1e-9)
+        assert scores == sorted(scores, reverse=True)
+    says = "by=absent: sentence-transformers cannot load this model .FileNotFoundError: .*by=bm25"
+    with pytest.raises(InputError, match=says):
+        rank("absent")
 
 
 def test_what_cannot_be_is_one_line():

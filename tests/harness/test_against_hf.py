@@ -144,6 +144,17 @@ def test_generation_arguments_reach_generate(checkpoint, name):
     assert texts("icl", 4) == texts("hf", 1)
 
 
+def test_a_token_that_ends_thinking(checkpoint):
+    """The text after the last of these tokens, without the blanks before it."""
+    end = tiny.sentencepiece().convert_tokens_to_ids("osi")  # one that is often generated
+
+    def texts(model, **args):
+        return evaluation.answers(model, checkpoint("llama"), ["generate"], 2, limit=3, args=args)
+
+    expected = texts("hf", think_end_token=end)
+    assert texts("icl", think_end_token=end) == expected != texts("icl")
+
+
 @pytest.mark.parametrize("multiturn", tiny.slow_but([True], [True, False]))
 def test_chat_template(chat_checkpoint, multiturn):
     assert_as_hf(

@@ -7,12 +7,16 @@ import shutil
 
 import pytest
 import torch
-from transformers import T5Config
+from lm_eval.api.instance import Instance
+from tokenizers import normalizers
+from transformers import LlavaConfig, T5Config
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.methods import Method
+from lm_eval_icl.inference.checkpoints import load_model
+from lm_eval_icl.methods import Method, Predictor
 from lm_eval_icl.prompts.layouts import Pattern, before
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 from tests import evaluation, tiny
 from tests.evaluation import ICL
 from tests.smoke import model_types as smoke_models
@@ -123,6 +127,19 @@ def test_models_that_are_no_decoders(tmp_path):
     ):
         with pytest.raises(InputError, match=says):
             ICL(str(tmp_path / name), device="cpu")
+    LlavaConfig().save_pretrained(tmp_path / "llava")
+    with pytest.raises(InputError, match="llava': 'llava' is a vision model"):
+        ICL(str(tmp_path / "llava"), device="cpu")
+    with pytest.raises(InputError, match="t5': 't5' is an encoder-decoder model; these methods"):
+        load_model({"pretrained": tmp_path / "t5"})
+
+
+def test_a_chat_template_is_not_applied_where_nobody_asks_for_it(chat_checkpoint, caplog):
+    path = chat_checkpoint("gpt2")
+    with caplog.at_level("WARNING", logger="lm_eval.icl"):
+        load_model({"pretrained": path})
+    [line] = [line for line in caplog.messages if "chat template" in line]
+    assert line.startswith(f"{path} has a chat template, which is not applied here: prompts are ")
 
 
 def edit(file, **changes):
@@ -140,6 +157,11 @@ def with_code(folder, **config):
     )
 
 
+def without_vocabulary(folder):
+    (folder / "tokenizer.json").unlink()
+    edit(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
+
+
 # What becomes of a good checkpoint -> what is said of it.
 BROKEN = {
     "no folder": (shutil.rmtree, "neither a folder here nor a checkpoint"),
@@ -147,6 +169,7 @@ BROKEN = {
         lambda f: edit(f / "config.json", n_layer=4),
         "12 of the weights of GPT2LMHeadModel are not in .*random weights would replace",
     ),
+    "no vocabulary": (without_vocabulary, "its tokenizer has no vocabulary: check that its files"),
     "code of its own": (
         lambda f: with_code(f, model_type="own"),
         "custom code .*argument `trust_remote_code=True`",
@@ -244,6 +267,15 @@ def test_queries_that_are_too_long_are_cut(small, caplog):
     assert f"({counts['tokens']} in all)" in cut
 
 
+def test_texts_that_are_too_long_are_not_generated(small):
+    says = (
+        r"6 of 6 documents \(tasks: generate\) do not fit the model's 220 positions even if their "
+        r"prompts are cut; .* \+ max_gen_toks 300\. Lower max_gen_toks \(--gen_kwargs"
+    )
+    with pytest.raises(InputError, match=says):
+        evaluation.run("icl", small, ["generate"], 0, gen_kwargs={"max_gen_toks": 300})
+
+
 def test_an_answer_that_is_too_long_is_not_cut(small):
     endless = evaluation.task("endless", **evaluation.CHOICE, doc_to_choice="{{['a', text * 40]}}")
     says = r"even if their prompts are cut; .* \+ answer without its last token \d+\."
@@ -269,6 +301,19 @@ def test_a_broken_checkpoint(tmp_path, position, says):
         evaluation.run("icl", saved(model, tmp_path), ["one_token"], 3)
 
 
+def test_a_context_without_tokens():
+    """Its tokenizer strips blanks, and has no BOS."""
+    tokenizer = tiny.byte_level()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Strip()
+    lm = ICL(tiny.build("gpt2"), tokenizer=tokenizer, device="cpu")
+    request = Instance("generate_until", {}, (FewShotPrompt("", (), " "), {}), 0, ("t", 3, 1))
+    says = "task 't', document 3: the context is empty, so there is nothing to continue"
+    with pytest.raises(InputError, match=says):
+        lm.generate_until([request])
+    with pytest.raises(InputError, match="query 1: the query is empty: there is nothing to cont"):
+        Predictor(lm.model, tokenizer, lm.method).generate([], ["a", " "])
+
+
 def test_an_option_without_text(checkpoint):
     none = {"doc_to_target": "", "target_delimiter": ""}
     empty = evaluation.task("empty", output_type="loglikelihood", **none)
@@ -285,6 +330,29 @@ def test_no_checkpoint_and_no_gpu(checkpoint, monkeypatch, arguments, says):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(InputError, match=says):
         ICL(str(checkpoint("gpt2")) if arguments else "", **arguments)
+
+
+def test_a_tokenizer_that_is_not_there(checkpoint):
+    says = "tokenizer='no/such': its tokenizer cannot be loaded .*--model_args tokenizer=..."
+    with pytest.raises(InputError, match=says):
+        ICL(str(checkpoint("gpt2")), device="cpu", tokenizer="no/such")
+
+
+def test_a_tokenizer_without_special_tokens(tmp_path):
+    """Its prefix is given, and pads; lm-eval would pad with a token that the model has not."""
+    model = tiny.build("gpt2")
+    tokenizer = tiny.byte_level()
+    tokenizer.bos_token = tokenizer.eos_token = None
+    lm = ICL(model, tokenizer=tokenizer, device="cpu", prefix_token_id=7)
+    assert lm.tokenizer.pad_token_id == lm.prefix_token_id == 7
+
+
+def test_thinking_has_no_options(checkpoint):
+    lm = ICL(str(checkpoint("gpt2")), device="cpu", enable_thinking=True, think_end_token=5)
+    first, second, third = (lm.tok_encode(text) for text in (" so", " then", "  yes"))
+    assert lm.text_of([*first, 5, *second, 5, *third], []) == "yes"
+    with pytest.raises(ValueError, match="enable_thinking=True is not compatible with loglikelih"):
+        lm.loglikelihood([])
 
 
 def test_an_argument_without_a_value_is_no_other(checkpoint):

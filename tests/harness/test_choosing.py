@@ -9,6 +9,7 @@ import torch
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import cli
+from lm_eval_icl.demonstrations import searches
 from lm_eval_icl.demonstrations.chooser import Chooser
 from lm_eval_icl.demonstrations.draw import pool_digest
 from lm_eval_icl.demonstrations.how import read
@@ -131,6 +132,19 @@ def test_best_random_is_the_best_of_its_sets(predictor, pool):
     assert set(with_any_seed) == dev
 
 
+def test_labels_that_are_texts_are_the_options_of_these_texts():
+    by_text = pool_of(*WORDS, doc_to_target="{{['no', 'yes'][label]}}")
+    by_number = pool_of(*WORDS)
+    for row in range(len(WORDS)):
+        assert by_text.query(row) == by_number.query(row)
+        assert by_text.query(row)[2] == row % 2
+
+
+def test_a_document_with_the_mark_of_a_turn_has_no_parts():
+    with pytest.raises(InputError, match="task 't': a request does not say which parts"):
+        pool_of("a \U000f1c1e film").query(0)
+
+
 # Runs with a file.
 
 
@@ -172,6 +186,73 @@ def test_a_file_for_something_else_is_refused(changes, n, seed, says, chosen):
         sampler.set_rnd(seed).sample(n)
 
 
+# What does not fit the model.
+
+
+def pool_of(*texts, **changes):
+    """The pool of a task whose few-shot documents have these texts, and two labels in turns."""
+    docs = [{"text": text, "label": row % 2} for row, text in enumerate(texts)]
+    config = evaluation.choice("t", "no", "yes", doc_to_text="{{text}}") | changes
+    config["fewshot_split"] = None
+    config["fewshot_config"] = {"sampler": "first_n", "samples": docs}
+    return PoolOfTask(evaluation.load_task(config))
+
+
+@pytest.fixture
+def small(checkpoint):
+    """A function: a tiny model under plain ICL, with so many positions."""
+
+    def limited(positions=None):
+        return Predictor(*tiny.load(checkpoint("gpt2")), ICL(), max_length=positions)
+
+    return limited
+
+
+WORDS = [f"a {word} film" for word in evaluation.WORDS[:8]]
+LONG = "a long film " * 9
+LENS = "lens:m=4:l=8:dev=4:beams=1:iterations=1:substitutions=1:shuffles=1"
+DEV = 1  # a document that best_random scores sets on
+
+
+@pytest.mark.parametrize("how", [LENS, "best_random:sets=6:dev=1"])
+def test_a_document_that_is_too_long_as_a_demonstration_is_not_chosen(how, small, monkeypatch):
+    """Alone, as a query, it fits; after another of its length it does not."""
+    monkeypatch.setattr(searches, "_FIRST_ROUNDS", 0)
+    texts = [*WORDS]
+    for row in (2, DEV):
+        texts[row] = f"{LONG}{row}"
+    pool = pool_of(*texts)
+    tokens, _ = small().tokenizer.pair(pool.query(2)[0], " yes")
+    chooser = Chooser(pool, small(len(tokens) + 25), 99)
+    choice = chooser.choose(read(how), 2, 0)
+    assert len(choice.indices) == 2
+    assert not {2, DEV} & {*choice.indices}
+    with pytest.raises(InputError, match=f"^lm-eval-icl: {how[:4]}.*: none of the sets that were"):
+        chooser.choose(read(how), 4, 0)
+
+
+def test_pools_that_no_choice_can_be_made_of(small):
+    entropy = read("entropy")
+    with pytest.raises(InputError, match="no document of the pool fits the model"):
+        Chooser(pool_of(*WORDS), small(1), 99).choose(entropy, 2, 0)
+    other_options = pool_of(*WORDS, doc_to_choice="{{['no', 'yes', text]}}")
+    says = "entropy: needs the same options for all documents, and the documents of task 't' have"
+    with pytest.raises(InputError, match=says):
+        Chooser(other_options, small(), 99).choose(entropy, 2, 0)
+
+
+def test_a_model_that_gives_no_number(small):
+    predictor = small()
+    head = predictor.runner.model.get_output_embeddings()
+    head.register_forward_hook(lambda module, given, logits: logits * np.nan)
+    with pytest.raises(InputError, match="t: a document of the pool: the log-probability is nan"):
+        Chooser(pool_of(*WORDS), predictor, 99).choose(read("entropy"), 2, 0)
+    with pytest.raises(InputError, match="query 0, option 0: the log-probability is nan"):
+        predictor.score([], ["a film"], [" yes"])
+    with pytest.raises(InputError, match="query 0: the scores of the next token are nan"):
+        predictor.generate([], ["a film"])
+
+
 # Bad input.
 
 
@@ -193,10 +274,25 @@ def test_bad_input_is_one_line(how, task, shots, says, tmp_path):
     assert not file.exists()
 
 
+def test_a_task_that_is_not_in_a_folder_of_ones_own(tmp_path):
+    folder = ["--include_path", tmp_path, "--tasks", "nothing", "--num_fewshot", 2]
+    says = (
+        f"there is no task 'nothing'. `lm-eval-icl ls tasks --include_path {tmp_path}` lists them"
+    )
+    with pytest.raises(InputError, match=re.escape(f"--tasks: {says}.")):
+        select_command("herding", *MODEL, *folder, "--output", tmp_path / "chosen.json")
+
+
+def without_rows(**_):
+    splits = evaluation.splits()
+    return {**splits, "train": splits["train"].select([])}
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"output_type": "loglikelihood"}, "demonstrations are chosen only for tasks with options"),
+        ({"custom_dataset": without_rows}, "has no few-shot documents to choose from"),
     ],
 )
 def test_tasks_without_rows_to_choose_from(changes, says):

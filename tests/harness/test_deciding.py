@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from lm_eval.prompts import PROMPT_REGISTRY
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.rule_filters import RulesOfTask
 from lm_eval_icl.harness.rule_queries import RuleQueries
 from lm_eval_icl.harness.tasks import ICLTask
-from tests import evaluation
+from tests import evaluation, tiny
 
 RULES = "contextual+batch+batch:by=difference+domain:n=4+dcpmi+pmi+batch:m=5:of=pool"
 TASKS = {
@@ -360,6 +361,48 @@ def test_with_a_chat_template(chat_checkpoint, kwargs):
         assert calibrated == pytest.approx(wanted, abs=1e-6)
 
 
+def marked(**_):
+    """A text has the mark that stands before each turn while a prompt is built."""
+    splits = evaluation.splits()
+    return {**splits, "test": splits["test"].map(lambda doc: {"text": f"\U000f1c1e{doc['text']}"})}
+
+
+def other_options(**_):
+    """The few-shot documents have another option than the evaluated ones."""
+    splits = evaluation.splits()
+    train = splits["train"].add_column("third", ["odd"] * 12)
+    return {"train": train, "test": splits["test"].add_column("third", ["even"] * 6)}
+
+
+THIRD = {"custom_dataset": other_options, "doc_to_choice": "{{['no', 'yes', third]}}"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"custom_dataset": marked}, "task 'three': a request does not say which parts of its"),
+        (
+            {"fewshot_split": "test"},
+            "has no few-shot documents that it does not evaluate: give of=",
+        ),
+        (THIRD, "its few-shot documents have other options than its evaluated documents"),
+    ],
+    ids=["mark", "pool", "options"],
+)
+def test_pools_that_rules_cannot_read(changes, said, checkpoint):
+    task = {**TASKS["three"], **changes}
+    with pytest.raises(InputError, match=said):
+        run("icl", checkpoint("llama"), task, "batch:of=pool:m=1")
+
+
+def test_a_rule_has_no_value_of_no_number(checkpoint):
+    model, tokenizer = tiny.load(checkpoint("llama"))
+    model.lm_head.register_forward_hook(lambda module, given, logits: logits * math.nan)
+    lm = HFLM(pretrained=model, tokenizer=tokenizer, device="cpu")
+    with pytest.raises(InputError, match="decide: the model gave an option a log-probability of"):
+        evaluation.run(lm, "", [TASKS["three"]], 1, metadata={"decide": "batch"}, limit=2)
+
+
 # Content-free queries.
 
 
@@ -416,6 +459,24 @@ def test_lists_of_options_in_the_query():
 def test_templates_that_no_text_can_be_taken_from(template, said):
     with pytest.raises(InputError, match=said):
         queries(doc_to_text=template).content_free(DOC, "X y")
+
+
+class OfLibrary:
+    """A prompt of promptsource, as lm-eval uses it."""
+
+    def apply(self, doc):
+        return [doc["text"], doc["other"]]
+
+    def get_answer_choices_list(self, doc):
+        return ["no", "yes"]
+
+
+def test_a_query_of_a_library_of_prompts(monkeypatch):
+    monkeypatch.setitem(PROMPT_REGISTRY, "mine", {"first": OfLibrary()})
+    of_library = queries(use_prompt="mine:first")
+    assert of_library.task.doc_to_text(DOC) == DOC["text"]
+    with pytest.raises(InputError, match="comes from a prompt that is not a template of fields"):
+        of_library.content_free(DOC, "X y")
 
 
 def test_queries_that_show_nothing_after_or_of_the_text():

@@ -12,6 +12,7 @@ from tests.harness.test_deciding import TASKS, assert_close, before_query, query
 RULES = "hidden:m=3+knn:m=2+knn:k=1:m=3"
 METRICS = evaluation.metrics("acc", "acc_norm")
 BOTH = evaluation.choice("both", "very negative", "positive", metric_list=METRICS)
+ODD = {**BOTH, "doc_to_target": "odd"}
 PAIR = {"two": TASKS["described"], "both": BOTH}
 
 
@@ -77,6 +78,7 @@ def test_neighbors_against_transformers(name, args, checkpoint):
     [
         ("hf", PAIR["both"], "knn:m=2", "decide=knn:m=2: needs hidden states .*model icl"),
         ("saicl", PAIR["both"], "hidden:m=2", "a query has no single state under saicl"),
+        ("icl", ODD, "hidden:m=2", "a few-shot document has no class among its options: 'odd'"),
         ("icl", PAIR["both"], "hidden:m=6", "m=6: only . few-shot documents of the class ' ?"),
     ],
 )

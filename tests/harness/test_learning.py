@@ -144,10 +144,13 @@ def test_moicl_is_fitted_on_rows_that_are_read_nowhere_else(checkpoint):
 
 def test_what_moicl_refuses(checkpoint):
     path = checkpoint("llama")
+    # The answers of its documents are none of the options.
+    odd = {**evaluation.TASKS["one_token"], "doc_to_target": "odd"}
     for task, args, why in (
         ("generate", {}, r"'generate': moicl: it decides among options, and this task has none"),
         ("one_token", {"rows": 50}, r"rows=50: only \d few-shot documents are neither"),
         ("inputs", {}, r"every option of this task has its own prompt"),
+        (odd, {}, r"rows=4: only 0 few-shot documents are neither"),
     ):
         with pytest.raises(InputError, match=why):
             evaluation.run("moicl", path, [task], 3, args={"rows": 4, **args})

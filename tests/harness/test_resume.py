@@ -7,8 +7,10 @@ import json
 import math
 import pickle
 import random
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from datasets import Dataset, DatasetDict
 from lm_eval.api.instance import Instance
 from sqlitedict import SqliteDict
 
-from lm_eval_icl import version
+from lm_eval_icl import methods, version
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import response_cache as cache
 from lm_eval_icl.harness.models import model_class
@@ -145,6 +147,7 @@ def change_weight(path):
     [
         (change_weight, r"\(model_files_digest=[0-9a-f]{16} there, [0-9a-f]{16} here\)"),
         ({"positions": "none"}, r"icl.positions=sequential there, none here"),
+        ({"add_bos_token": True}, r"\(add_bos_token=None there, True here\)"),
         ("version", r"version=.* there, 99.* here"),
     ],
 )
@@ -165,6 +168,15 @@ def test_what_is_refused(tmp_path, monkeypatch, change, says):
         monkeypatch.setattr(version, "VERSION", "99")
     with pytest.raises(InputError, match=says):
         cached(**args)
+
+
+def test_code_that_no_file_has(gpt2, monkeypatch):
+    mine = type("Mine", (methods.ICL,), {"__module__": "mine"})
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(Mine=mine))
+    lm = model_class("mine:Mine")(str(gpt2), device="cpu")
+    says = "--use_cache: the code of this method did not come from a file, so a cache could not"
+    with pytest.raises(InputError, match=says):
+        lm.identity()
 
 
 # What is in the file.

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
+from lm_eval.models.dummy import DummyLM
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.demonstrations.chooser import read_queries
@@ -170,6 +171,12 @@ def test_features_are_those_of_the_evaluated_model(checkpoint, made):
 def test_what_cannot_be_is_one_line(how, says, checkpoint):
     with pytest.raises(InputError, match=re.escape(says)):
         run("icl", checkpoint("gpt2"), f"similar:{how}", 3)
+
+
+def test_a_model_without_hidden_states():
+    says = "by=features needs a model of transformers, and DummyLM is none"
+    with pytest.raises(InputError, match=says):
+        run(DummyLM(), "", "similar:by=features")
 
 
 @pytest.mark.parametrize(

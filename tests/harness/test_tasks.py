@@ -18,7 +18,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.files import as_json
 from lm_eval_icl.harness.documents import texts_in, with_texts
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.harness.tasks import bbh_cloze, bbh_docs
+from lm_eval_icl.harness.tasks import NamedLabelsTask, bbh_cloze, bbh_docs
 from tests import evaluation
 
 POOL = [{"text": f"t{i}", "label": i % 3} for i in range(30)]
@@ -293,6 +293,21 @@ def many_labels(name, column, count):
         return Dataset.from_list(made, features)
 
     return of_rows(config, train=rows("train"), test=rows("test")), of_classes
+
+
+@pytest.mark.parametrize(
+    ("feature", "says"),
+    [
+        (Value("int64"), "task 't': its column 'label' has no names of classes."),
+        (ClassLabel(names=["a_b", "a b"]), "task 't': two classes are called 'a b'."),
+    ],
+)
+def test_columns_that_name_no_options(feature, says):
+    rows = Dataset.from_list([{"text": "x", "label": 0}])
+    rows = rows.cast_column("label", feature)
+    named = {"class": NamedLabelsTask, "label_column": "label"}
+    with pytest.raises(InputError, match=says):
+        of_rows(evaluation.choice("t") | named, train=rows, test=rows)
 
 
 @pytest.mark.parametrize(("name", "column", "count"), INTENTS)

@@ -153,6 +153,15 @@ def test_what_cannot_be_varied_is_refused(name, metadata, says):
         evaluation.load_task(evaluation.TASKS[name], **metadata)
 
 
+def test_format_0_is_the_task_s_own():
+    own = evaluation.load_task(evaluation.TASKS["many_tokens"])
+    task = evaluation.load_task(evaluation.TASKS["many_tokens"], format=0)
+    document = evaluation.documents(1, 0)[0]
+    assert task.fewshot_context(document, 2) == own.fewshot_context(document, 2)
+    assert task.config.metadata["format"] == 0
+    assert "unformatted" not in task.config.metadata
+
+
 def relabeled_prompt(**changes):
     """A prompt of two demonstrations, all of whose labels are changed."""
     options = evaluation.choice("t", "no", "yes", **changes)

@@ -13,8 +13,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from lm_eval_icl.inference import attention, scoring
-from lm_eval_icl.inference.attention import OfPackedRow, additive, attention_by
+from lm_eval_icl.inference.attention import Kernel, OfPackedRow, Reading, additive, attention_by
+from lm_eval_icl.inference.layout_attention import UnderLayouts
 from lm_eval_icl.inference.memory import Memory, causal_pass
+from lm_eval_icl.methods import make
 from tests import tiny
 
 # Models with a window of 24 run packed up to that many tokens.
@@ -117,6 +119,7 @@ def test_any_tree_after_any_memory(parents, entries, heads, scaling, seed):
         {"queries": 4},
         {"mask": None},
         {"width": 6},
+        {"value_dtype": torch.bfloat16},
         {"position_bias": torch.ones(1, 2, 5, 12)},
     ],
     ids=lambda change: next(iter(change)),
@@ -127,17 +130,55 @@ def test_what_cannot_be_divided_runs_whole(change, divided):
     queries = change.get("queries", 5)
     query = torch.randn(rows, 2, queries, 4, dtype=dtype)
     key = torch.randn(rows, 2, 12, 4, dtype=dtype)
-    value = torch.randn(rows, 2, 12, change.get("width", 4), dtype=dtype)
+    value = torch.randn(rows, 2, 12, change.get("width", 4), dtype=change.get("value_dtype", dtype))
     mask = change.get("mask", torch.randn(1, 1, queries, 12, dtype=dtype))
     arguments = {"is_causal": False}
     if "position_bias" in change:
         arguments["position_bias"] = change["position_bias"]
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    with attention_by(OfPackedRow(torch.eye(5, dtype=torch.bool), [(slice(0, 5), slice(0, 7))])):
-        attended, _ = sdpa(nn.Module(), query, key, value, mask, **arguments)
+    of_row = OfPackedRow(torch.eye(5, dtype=torch.bool), [(slice(0, 5), slice(0, 7))])
+    with torch.autocast("cpu", torch.bfloat16, enabled="value_dtype" in change):
+        with attention_by(of_row):
+            attended, _ = sdpa(nn.Module(), query, key, value, mask, **arguments)
+        expected, _ = SDPA(nn.Module(), query, key, value, mask, **arguments)
     assert divided() == 0
-    expected, _ = SDPA(nn.Module(), query, key, value, mask, **arguments)
     assert torch.equal(attended, expected)
+
+
+@pytest.mark.parametrize(
+    ("mask", "options", "says"),
+    [
+        (
+            torch.zeros(1, 1, 5, 12),
+            {"s_aux": torch.zeros(2)},
+            "has sinks, caps its scores or adds a bias",
+        ),
+        (None, {}, "its attention cannot be computed in parts"),
+    ],
+)
+def test_parts_that_cannot_be_read_apart(mask, options, says):
+    in_part = [[(slice(0, 7), Reading(temperature=0.5))]]
+    query = torch.randn(1, 2, 5, 4)
+    key = torch.randn(1, 2, 12, 4)
+    groups = [(slice(0, 5), slice(0, 7))]
+    of_row = OfPackedRow(torch.eye(5, dtype=torch.bool), groups, in_part)
+    with attention_by(of_row), pytest.raises(ValueError, match=says):
+        ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query, key, key, mask, **options)
+
+
+def test_a_pass_over_layouts_whose_model_adds_a_bias_runs_whole():
+    [(_, layout)] = make("invicl").passes(1, (2, 2))
+    under = UnderLayouts([layout])
+    query = torch.randn(1, 2, len(layout), 4)
+    key = torch.randn(1, 2, len(layout), 4)
+    mask = under.mask(query.dtype, query.device)
+    bias = torch.randn(1, 2, len(layout), len(layout))
+    with attention_by(under):
+        sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        attended, _ = sdpa(nn.Module(), query, key, key, mask, position_bias=bias)
+    expected, _ = SDPA(nn.Module(), query, key, key, mask, position_bias=bias)
+    assert torch.equal(attended, expected)
+    assert not under.layers
 
 
 def test_somebody_elses_function_is_called():
@@ -163,8 +204,11 @@ def test_somebody_elses_function_is_called():
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_without_the_kernel_attention_runs_whole(name, monkeypatch):
+ABSENT = Kernel("that_torch_has_not", (torch.float32, torch.float64))
+
+
+@pytest.mark.parametrize(("name", "kernels"), [("gpt2", {}), ("llama", {"cpu": ABSENT})])
+def test_without_the_kernel_attention_runs_whole(name, kernels, monkeypatch):
     model = tiny.build(name, torch.float64)
     context = [5, 6, 7, 8] * 8
     pairs = [((20 + i, *range(30, 60)), (9, 8)) for i in range(4)]
@@ -172,7 +216,7 @@ def test_without_the_kernel_attention_runs_whole(name, monkeypatch):
         memory = Memory(causal_pass(model, context), context, len(context))
         expected = scoring.score_packed(model, [(memory, pairs)])
         placed = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        monkeypatch.setattr(attention, "KERNELS", {})
+        monkeypatch.setattr(attention, "KERNELS", kernels)
         # As in a process where the kernel was never there.
         AttentionInterface.register("sdpa", SDPA)
         try:

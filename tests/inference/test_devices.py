@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -78,6 +79,13 @@ def test_memory_is_what_this_process_may_use(tmp_path, monkeypatch):
     assert devices.free_bytes(cpu) == 200
     (tmp_path / "memory.max").write_text("100\n")
     assert devices.free_bytes(cpu) == 0
+
+
+def test_the_most_memory_of_a_process(monkeypatch):
+    cpu = torch.device("cpu")
+    assert devices.peak_bytes(cpu) > 2**20
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    assert devices.peak_bytes(cpu) == 0
 
 
 @pytest.mark.parametrize("given", [None, 0, 1000])

@@ -1,11 +1,15 @@
 """Models that keep more than keys and values: attention beside linear attention, state spaces and
 convolutions."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from transformers import PreTrainedConfig
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import Unsupported
+from lm_eval_icl.inference.hybrids import is_hybrid
 from lm_eval_icl.inference.trials import probe
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
@@ -73,6 +77,10 @@ def test_which_models_continue_from_their_states(name, continues, dtype):
     assert capabilities.can_batch == continues
     assert capabilities.can_generate == continues
     assert (not capabilities.no_memory) == continues
+
+
+def test_a_configuration_without_layers_is_no_hybrids():
+    assert not is_hybrid(SimpleNamespace(config=PreTrainedConfig()))
 
 
 @pytest.mark.slow

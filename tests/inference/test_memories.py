@@ -17,6 +17,7 @@ from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.inference.attention import AttentionCall
 from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.inference.generation import settings_in_force
+from lm_eval_icl.inference.memory import Memory, kept_of
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
@@ -633,6 +634,31 @@ def test_without_demonstrations_all_are_plain():
     plain = scores(model, methods.make("icl"), (bare,))
     for name in ("sbp", "star", "ape", "structured", "ensemble", "nbce"):
         assert scores(model, methods.make(name), (bare,)) == plain
+    for method in (methods.BatchICL(layer=1), methods.DeepThink()):
+        by_definition = scores(model, method, (bare,), plain=True)
+        for request, (logprob, _) in by_definition.items():
+            assert logprob == pytest.approx(plain[request][0], abs=1e-9)
+
+
+def test_texts_on_one_window_are_those_of_its_demonstrations():
+    model = model_of("gpt2")
+    alone = CONTEXT.keeping([1])
+    expected = generated(model, methods.make("icl"), QUERIES, alone)
+    assert generated(model, methods.make("ensemble"), QUERIES, alone) == expected
+
+
+def test_a_layer_that_the_model_leaves_out_has_no_entries_to_keep():
+    layout = methods.make("invicl").lay_out(1, (2, 2))
+    tokens = list(range(len(layout)))
+    keys = torch.arange(len(layout)).view(1, 1, -1, 1)
+    empty = keys[:, :, :0]
+    memory = kept_of(layout, Memory([(keys, -keys), (empty, empty)], tokens, layout.end))
+    kept = layout.kept_tokens
+    assert len(kept) < len(layout)
+    (kept_keys, kept_values), left_out = memory.layers
+    assert kept_keys.flatten().tolist() == memory.tokens == kept
+    assert torch.equal(kept_values, -kept_keys)
+    assert left_out == (empty, empty)
 
 
 @pytest.mark.parametrize("name", ["ensemble", "moicl"])

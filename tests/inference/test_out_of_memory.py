@@ -14,9 +14,14 @@ import torch
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import ICLModel, model_class
+from lm_eval_icl.inference.budget import MemoryBudget
 from lm_eval_icl.inference.caches import cache_name
+from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import first_packed_batch
-from tests import evaluation
+from lm_eval_icl.inference.prefix_cache import PrefixCache
+from lm_eval_icl.inference.schedule import Sizes
+from lm_eval_icl.prompts.tokens import Context
+from tests import evaluation, tiny
 
 NAMES = ["described", "generate"]  # the first has another context for every document
 CLASSES = {name: model_class(name) for name in methods.NAMES}
@@ -130,6 +135,47 @@ def test_auto_generates_as_many_side_by_side_as_fit(make):
     )
     evaluation.assert_same(run(lm, 6), expected, 1e-10)
     assert max(rows) == 5
+
+
+def test_texts_are_generated_in_smaller_batches(checkpoint, caplog):
+    model, tokenizer = tiny.load(checkpoint("gpt2"))
+    predictor = methods.Predictor(model, tokenizer, methods.ICL(), batch_size=3, store_bytes=0)
+    queries = ["a film", "the plot", "a scene"]
+    expected = predictor.generate(["a joke\n"], queries, max_new_tokens=4)
+    rows = []
+
+    def limit(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        rows.append(len(kwargs["input_ids"]))
+        if rows[-1] > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    model.register_forward_pre_hook(limit, with_kwargs=True)
+    with caplog.at_level(logging.WARNING):
+        assert predictor.generate(["a joke\n"], queries, max_new_tokens=4) == expected
+    assert max(rows) == 3
+    assert "CUDA out of memory: from now on, batches have 1 rows" in caplog.messages
+
+
+def test_memories_are_freed_first_and_then_less_runs_at_once():
+    entries = torch.ones(1, 1, 1, 50)
+    store = PrefixCache(lambda contexts: [Memory([(entries, entries)], [1], 1)], 1000)
+    store.several([Context((1,), ())])
+    budget = MemoryBudget(store, Sizes(64, 1, 4), "M on cpu")
+    told = ["", "less runs"]
+
+    def run(at_most: int) -> Any:
+        def attempt() -> str:
+            if len(told) > at_most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return "done"
+
+        return attempt
+
+    assert budget.fit(run(1), told.pop) == "done"
+    assert store.max_bytes == 200
+    says = r"one prompt alone needs more memory than the device has \(M on cpu\)\. Lower --num_few"
+    with pytest.raises(InputError, match=says):
+        budget.fit(run(0))
 
 
 def test_a_pass_that_several_processes_share_is_not_halved_by_one(make, monkeypatch):

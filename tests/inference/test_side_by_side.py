@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.inference import attention, layout_attention, memory
 from lm_eval_icl.inference.attention import AttentionCall, attention_by
 from lm_eval_icl.inference.generation import GenerationSettings
@@ -170,6 +170,8 @@ def test_a_method_that_overrides_encode_alone():
     model = tiny.build("gpt2", torch.float64)
     method = Scaled()
     together = scores(MethodRunner(model, method))
+    with pytest.raises(Unsupported, match="scaled encodes by code of its own: leave plain"):
+        scores(MethodRunner(model, method, plain=True))
     for request, (logprob, _) in one_by_one(MethodRunner(model, method)).items():
         context, query, answer = request
         assert together[request][0] == pytest.approx(logprob, abs=1e-10)

@@ -17,6 +17,7 @@ import lm_eval.evaluator
 import numpy as np
 import pytest
 import torch
+from lm_eval.models.dummy import DummyLM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,9 +28,12 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.harness.response_cache import response_key
 from lm_eval_icl.metaicl.data import SEEDS, TASKS, MetaICLFolder, Row
 from lm_eval_icl.metaicl.reading import Reader, reader
 from lm_eval_icl.metaicl.strings import Sequences, decision, macro_f1, mean_losses, texts
+from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from lm_eval_icl.training.episodes import EpisodePool, RowDraw
 from lm_eval_icl.training.finetune import Settings, train
 from lm_eval_icl.training.metaicl_tasks import SettingTask, load_rows
@@ -517,6 +521,49 @@ def test_bad_seeds_and_runs(made, model):
         evaluate(hf(model), [name], made, 1234)
     with pytest.raises(InputError, match=r"num_fewshot=17: .* have 16 rows"):
         evaluate(hf(model), [name], made, shots=17)
+    own_way = "MetaICL's tasks decide in their own way .pmi=True.: leave the task out of --tasks"
+    with pytest.raises(InputError, match=f"'{name}': decide=pmi: {own_way}"):
+        evaluate(hf(model), [name], made, decide="pmi")
+    with pytest.raises(InputError, match=f"'{name}': moicl: {own_way}"):
+        evaluate(ours("moicl", model), [name], made)
+    with pytest.raises(InputError, match=f"'{name}': labels=random: its own class makes its seq"):
+        load([name], made, labels="random")
+
+
+def test_a_model_that_does_not_tell_its_tokens(made, model):
+    [task] = load(["metaicl_openbookqa"], made)["tasks"].values()
+    with pytest.raises(InputError, match="its sequences are cut by the model's tokenizer, which"):
+        task.build_all_requests()
+    dummy = DummyLM()
+    dummy.tokenizer = None
+    with pytest.raises(InputError, match="which DummyLM does not report: take hf, or a method"):
+        task.bind(dummy)
+    task.bind(hf(model))
+    with pytest.raises(InputError, match=r"--seed None: .* 100, 13, 21, 42, 87"):
+        task.build_all_requests()
+    for option in ("apply_chat_template", "system_instruction", "cache_requests"):
+        with pytest.raises(InputError, match=f"--{option}: MetaICL's sequences are fixed"):
+            task.build_all_requests(**{option: True})
+
+
+def test_a_response_in_a_cache_is_that_of_the_token_ids(made, model):
+    """Whether a text or another makes the same ids."""
+    [first, *_], _ = built(hf(model), "metaicl_openbookqa", made, shots=2, limit=1)
+    (prompt, option), *others = first
+
+    def key(tokens, ids):
+        same_text = EncodedPrompt(prompt.demonstrations, prompt.query, tokens)
+        return response_key("loglikelihood", (same_text, EncodedText("option", ids)))
+
+    own = key(prompt.tokens, option.ids)
+    assert own == response_key("loglikelihood", (prompt, option))
+    assert own not in {response_key("loglikelihood", other) for other in others}
+    fewer = prompt.tokens.keeping([1])
+    whole = TokenizedPrompt(
+        Context((), (tuple(prompt.tokens.context.tokens),)), prompt.tokens.query
+    )
+    keys = {own, key(fewer, option.ids), key(whole, option.ids), key(prompt.tokens, (5,))}
+    assert len(keys) == 4
 
 
 # Training.

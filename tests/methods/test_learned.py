@@ -10,6 +10,7 @@ from transformers import DynamicCache
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.methods import make
+from lm_eval_icl.methods.answers import loss_in_layout
 from lm_eval_icl.methods.runner import MethodRunner, score_memories
 from lm_eval_icl.prompts.tokens import Context
 from tests import plain, tiny
@@ -173,6 +174,45 @@ def test_every_step_can_be_scored_on_the_way(model):
         assert scores(stopped) == values
     assert by_number[0] == equal_to(scores(MethodRunner(model, make("icl"))))
     assert by_number[2] != by_number[4]
+
+
+def test_every_step_can_be_scored_by_definition(model):
+    def by_number(plain):
+        runner = MethodRunner(model, make("deepthink", {"T": 3}), plain=plain)
+        values = {}
+        with runner.inference_mode():
+            in_passes = score_memories(runner, CONTEXT, WORK[CONTEXT], {3, 1})
+            for number, (requests, scored) in in_passes:
+                for request, (logprob, _) in zip(requests, scored, strict=True):
+                    values[number, *request] = logprob
+        return values
+
+    by_definition = by_number(plain=True)
+    assert by_definition == pytest.approx(by_number(plain=False), abs=1e-7)
+    assert len(by_definition) == 6
+    assert next(iter(by_definition))[0] == 1
+
+
+def test_models_may_ignore_which_logits_are_asked_for(model):
+    """They then give the logits and the states of all tokens."""
+
+    def ignoring(module, args, kwargs):
+        return args, {name: value for name, value in kwargs.items() if name != "logits_to_keep"}
+
+    def states(runner):
+        vectors = []
+        with runner.inference_mode():
+            for _, scored in runner.score(WORK, states="hidden"):
+                vectors += scored.states
+        return torch.stack(vectors)
+
+    runner = MethodRunner(model, make("icl"))
+    layout = runner.method.row(CONTEXT)
+    expected = states(runner)
+    loss = loss_in_layout(model, layout, CONTEXT)
+    with model.register_forward_pre_hook(ignoring, with_kwargs=True):
+        torch.testing.assert_close(states(runner), expected)
+        torch.testing.assert_close(loss_in_layout(model, layout, CONTEXT), loss)
 
 
 def test_memories_of_several_contexts_are_those_of_each(model):

@@ -21,6 +21,8 @@ from transformers import DynamicCache
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.inference.caches import cache_arguments
 from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
@@ -755,6 +757,39 @@ def test_without_demonstrations_thinking_is_zero_shot_and_says_so_once(
     assert thought == evaluation.answers("icl", checkpoint("gpt2"), names, None)
     [warning] = [message for message in caplog.messages if "--num_fewshot" in message]
     assert "2 of 2 tasks have no demonstrations (one_token, generate)" in warning
+
+
+def test_with_no_demonstrations_of_a_papers_task_the_papers_setting_is_named(
+    checkpoint, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("lm_eval"), "propagate", True)
+    lm = model_class("deepthink")(str(checkpoint("gpt2")), device="cpu")
+    task = evaluation.load_task({**evaluation.TASKS["generate"], "task": "bbh_cot_made"})
+    task.set_config("num_fewshot", 0)
+    with recording():
+        task.build_all_requests(limit=1)
+    lm.begin([task])
+    with caplog.at_level("WARNING", logger="lm_eval.icl"):
+        lm.run.check()
+    advice = (
+        "Give some with --num_fewshot 5, or take --tasks icl_bbh, the setting of the papers "
+        "(lm-eval's bbh generates chains of thought, and has three demonstrations at most)."
+    )
+    [warning] = [message for message in caplog.messages if "--num_fewshot" in message]
+    assert warning.startswith("The task has no demonstrations (bbh_cot_made): ")
+    assert warning.endswith(advice)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Needy(methods.ICL):
+    needed: int
+
+
+def test_a_method_of_ones_own_may_need_an_argument():
+    says = r"^lm-eval-icl: needy: TypeError: .* missing 1 required keyword-only .*'needed'\.$"
+    with pytest.raises(InputError, match=says):
+        Needy.from_arguments({})
+    assert Needy.from_arguments({"needed": 3}).needed == 3
 
 
 MINE = """

@@ -1,9 +1,12 @@
 """What a model does is found out by trying: every method works on it exactly, or is refused in one
 line."""
 
+from dataclasses import replace
+
 import peft
 import pytest
 import torch
+from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -11,9 +14,13 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference import scoring
+from lm_eval_icl.inference.caches import cache_name
+from lm_eval_icl.inference.capabilities import Capabilities
+from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.trials import probe
-from lm_eval_icl.methods import NAMES
+from lm_eval_icl.methods import NAMES, needs
 from lm_eval_icl.methods.runner import MethodRunner
+from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.smoke.tiny import configuration
 from tests import evaluation, tiny
 from tests.inference.test_invariance import answers
@@ -165,7 +172,107 @@ def test_blocks_that_are_not_found():
         methods.BatchICL(layer=1).bind(model)
 
 
+def test_a_position_that_is_not_taken_away():
+    """A layer adds the positions that the model was given to its states."""
+    model = tiny.build("gpt2")
+    given = []
+
+    def keep(module, args, kwargs):
+        given.append(kwargs.get("position_ids"))
+
+    def add(module, args, output):
+        return output if given[-1] is None else output + 0.1 * given[-1][..., None]
+
+    model.register_forward_pre_hook(keep, with_kwargs=True)
+    model.transformer.drop.register_forward_hook(add)
+    says = "nope needs a model whose positions can be taken away, and GPT2LMHeadModel still tells"
+    with pytest.raises(Unsupported, match=says):
+        MethodRunner(model, methods.make("nope"))
+
+
+def test_attention_with_sinks_is_not_read_in_parts():
+    model = tiny.build("llama")
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(
+            lambda module, args, kwargs: (args, {**kwargs, "s_aux": torch.zeros(4)}),
+            with_kwargs=True,
+        )
+    says = r"which LlamaForCausalLM does not allow \(ValueError: its attention has sinks, caps its"
+    with pytest.raises(Unsupported, match=says):
+        MethodRunner(model, methods.make("ape"))
+
+    def full(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    model.register_forward_pre_hook(full)
+    with pytest.raises(torch.OutOfMemoryError):
+        needs.check_parts(methods.make("ape"), model)
+
+
+@torch.no_grad()
+def test_layers_without_linear_layers_get_no_adapters():
+    model = tiny.build("gpt2")
+    for block in model.transformer.h:
+        block.attn = block.mlp = nn.Identity()
+    with pytest.raises(Unsupported, match="GPT2LMHeadModel has no linear layers in its blocks"):
+        methods.make("ttt").bind(model)
+
+
+def test_texts_on_several_memories_need_padding():
+    model = tiny.build("gpt2")
+    context = Context((1,), ((5, 6), (7, 8, 9)))
+    method = methods.make("ensemble")
+    settings = settings_in_force(model, {})
+    pads = Capabilities(can_generate=True, can_pad=True)
+    needs.check_generates(method, model, pads, context, settings)
+    says = "ensemble generates no text with GPT2LMHeadModel: its rows have memories of different"
+    with pytest.raises(Unsupported, match=says):
+        needs.check_generates(method, model, replace(pads, can_pad=False), context, settings)
+
+
 # What the probe sees.
+
+
+@torch.no_grad()
+def test_models_that_do_not_run_or_have_no_room_or_another_cache():
+    model = tiny.build("gpt2")
+
+    def fail(error):
+        def hook(*args):
+            raise error
+
+        return model.register_forward_pre_hook(hook)
+
+    says = "GPT2LMHeadModel cannot be used: it does not run on a row of tokens .KeyError: 'no'"
+    with fail(KeyError("no")), pytest.raises(InputError, match=says):
+        probe(model)
+    full = torch.OutOfMemoryError("CUDA out of memory.")
+    with fail(full), pytest.raises(torch.OutOfMemoryError):
+        probe(model)
+    model._supports_default_dynamic_cache = lambda: False
+    assert probe(model).no_memory == "ValueError: its cache is of a class that is not known here"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("entries", [0, 5])
+def test_a_cache_that_does_not_hold_every_token(entries):
+    model = tiny.build("gpt2")
+
+    cache = cache_name(model)
+
+    def without_cache(module, args, kwargs):
+        return args, {**kwargs, cache: None, "use_cache": False}
+
+    def shorten(module, args, kwargs, output):
+        if kwargs.get(cache) is not None:
+            kwargs[cache].crop(-entries)
+
+    if entries:
+        model.register_forward_hook(shorten, with_kwargs=True)
+    else:
+        model.register_forward_pre_hook(without_cache, with_kwargs=True)
+    says = "ValueError: its cache does not hold one key and one value for each token"
+    assert probe(model).no_memory == says
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "qwen3_next"])

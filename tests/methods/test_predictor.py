@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from lm_eval.api.instance import Instance
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.inference.capabilities import PositionSwitch
 from lm_eval_icl.methods import Predictor
-from lm_eval_icl.methods.limits import PromptLimits
+from lm_eval_icl.methods.limits import PromptLimits, Request, shortened, truncated
 from lm_eval_icl.prompts.prompt import Demonstration, FewShotPrompt
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from lm_eval_icl.smoke.every_method import QUICK
@@ -163,6 +165,41 @@ def test_a_prompt_may_take_every_position_of_the_model(name, needed):
     assert too_long(needed - 1) is not None
 
 
+class Spelt(NamedTuple):
+    """A document whose demonstrations have fewer tokens if another stands before them."""
+
+    lengths: tuple[int, ...] = (4, 4, 4)
+    joined: int = 3
+
+    def requests(self, left_out=()):
+        lengths = [n for i, n in enumerate(self.lengths) if i not in left_out]
+        if left_out and len(lengths) > 1:
+            lengths = [self.joined] * len(lengths)
+        prompt = TokenizedPrompt(Context((), tuple((7,) * n for n in lengths)), (8, 9))
+        return [Request(prompt, (1,), 0, left_out)]
+
+
+def limits_of(positions, switch=None):
+    return PromptLimits(methods.ICL(), "GPT2", positions, None, switch, "")
+
+
+def test_a_demonstration_that_fits_after_all_is_taken_back():
+    """By the tokens of the whole prompt, two of them have to leave."""
+    document = Spelt()
+    [request] = shortened(document.requests(), document.requests, limits_of(8))
+    assert request.left_out == (0,)
+    document = Spelt(joined=4)
+    [request] = shortened(document.requests(), document.requests, limits_of(8))
+    assert request.left_out == (0, 1)
+
+
+def test_what_is_cut_ends_where_rotary_angles_change():
+    prompt = TokenizedPrompt(Context((1, 2), ()), tuple(range(10, 20)))
+    request = truncated(Request(prompt, (3, 4), 1), limits_of(50, PositionSwitch(6, True)))
+    assert request.cut == 7
+    assert request.prompt == TokenizedPrompt(Context((), ()), (15, 16, 17, 18, 19))
+
+
 def test_options_of_each_query_and_no_demonstrations(checkpoint):
     predictor = predictor_of("icl", checkpoint("llama"))
     first, second = map(logprobs, predictor.score([], QUERIES[:2], OPTIONS))
@@ -226,6 +263,14 @@ def test_bad_input_to_generate_is_one_line(checkpoint, shown, queries, settings,
     predictor = predictor_of("icl", checkpoint("gpt2"))
     with pytest.raises(InputError, match=f"^lm-eval-icl: {says}"):
         predictor.generate(shown, queries, **settings)
+
+
+def test_more_windows_than_demonstrations_are_refused(checkpoint):
+    model, tokenizer = load(checkpoint("gpt2"))
+    predictor = Predictor(model, tokenizer, methods.make("pcw", {"window_size": 4}))
+    says = "^lm-eval-icl: pcw: window_size=4: must not exceed the 3 demonstrations"
+    with pytest.raises(InputError, match=says):
+        predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
 
 
 @pytest.mark.parametrize(("name", "value"), [("pack_tokens", 0), ("max_length", True)])

@@ -24,14 +24,24 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.training import HarnessTask, tasks_of
 from lm_eval_icl.metaicl.data import Row
 from lm_eval_icl.methods import Predictor
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.training import record
-from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw_episode, read_file
+from lm_eval_icl.training import finetune, record
+from lm_eval_icl.training import losses as training_losses
+from lm_eval_icl.training.episodes import (
+    Episode,
+    EpisodePool,
+    Example,
+    FileTask,
+    RowDraw,
+    draw_episode,
+    read_file,
+)
 from lm_eval_icl.training.finetune import Settings, claim, train
 from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer
-from tests import commands, evaluation
+from tests import commands, evaluation, tiny
 from tests.methods import test_methods
 from tests.processes import Process, ranks, run_command
 
@@ -311,6 +321,75 @@ def test_tasks_that_cannot_be_trained_on():
         HarnessTask(SimpleNamespace(config=SimpleNamespace(task="own")))
 
 
+def test_answers_are_not_found_in_demonstrations_of_another_template():
+    other = {**evaluation.FIRST_N, "doc_to_text": "Text: {{text}}"}
+    config = evaluation.TASKS["one_token"] | {"task": "t", "fewshot_config": other}
+    episode = Episode(HarnessTask(evaluation.load_task(config)), (0, 1), 2)
+    says = "loss=all: the demonstrations of task 't' have another template than its queries"
+    with pytest.raises(InputError, match=says):
+        episode.answer_spans()
+
+
+def test_other_episodes_of_a_number_are_other_rows():
+    pool = EpisodePool(task(), 3, 0)
+    draw = RowDraw([pool], 5)
+    others = [draw(4, attempt).query for attempt in range(1, 30)]
+    assert others == [RowDraw([pool], 5)(4, attempt).query for attempt in range(1, 30)]
+    assert 10 < len(set(others)) <= 30
+    assert len({draw(number).query for number in range(30)}) == 30
+
+
+def test_why_a_row_does_not_fit(checkpoint):
+    none = SimpleNamespace(example=Example(FewShotPrompt("", ["a b\n\n"], "c"), ("",), 0))
+    make = RowMaker(loaded(checkpoint("gpt2")))
+    assert make.why_not(none) == "have an answer of no tokens"
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 8.0}
+    rope |= {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
+    rope["original_max_position_embeddings"] = 4
+    model = tiny.build("llama", rope_parameters=rope)
+    make = RowMaker(Predictor(model, tiny.sentencepiece(), methods.make("icl")))
+    beyond = FewShotPrompt("", ["a long film of a quiet plot\n\n"], "a dull joke")
+    longer = SimpleNamespace(example=Example(beyond, (" yes",), 0))
+    says = "cross position 4, from which on this model computes all positions in another way"
+    assert make.why_not(longer) == says
+
+
+def test_models_may_ignore_which_logits_a_row_asks_for(checkpoint):
+    predictor = loaded(checkpoint("gpt2"))
+    model = predictor.runner.model
+    make = RowMaker(predictor, "all")
+    batch = collate([make.row(draw_episode([EpisodePool(task(), 3, 3)], 0, 1))], model.dtype)
+
+    def ignoring(module, args, kwargs):
+        return args, {name: value for name, value in kwargs.items() if name != "logits_to_keep"}
+
+    expected = target_losses(model, batch)
+    with model.register_forward_pre_hook(ignoring, with_kwargs=True):
+        torch.testing.assert_close(target_losses(model, batch), expected)
+
+
+def test_a_dry_run_says_what_does_not_fit(checkpoint, tmp_path, capsys):
+    """Of the held-out rows with an option that does not fit, the right answer alone is measured."""
+    rows = list(task(size=40).rows)
+    for place in range(0, 40, 2):
+        row = rows[place]
+        rows[place] = Row(row.input, row.output, (*row.options, "a very long answer " * 99))
+    what = (*model_of(checkpoint("gpt2")), methods.make("icl"), [FileTask("t", tuple(rows))])
+    settings = Settings(num_fewshot=3, steps=6, batch_size=4, eval_documents=4)
+    measured = []
+    with pytest.MonkeyPatch.context() as patch:
+        summary = finetune._summary
+        patch.setattr(finetune, "_summary", lambda *a: measured.append(a[1]) or summary(*a))
+        train(*what, tmp_path / "out", settings, max_length=150, cpu=True, dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    [held_out] = measured
+    assert lines[0].startswith(f"icl: 1 tasks with 40 rows, of which {len(held_out.choices)} are")
+    assert {count for count, _ in held_out.choices} == {1, 3}
+    assert all(right == 0 for count, right in held_out.choices if count == 1)
+    assert re.fullmatch(r"\d+ episodes that do not fit were left out to get the first 24", lines[1])
+    assert not (tmp_path / "out").exists()
+
+
 def test_only_what_fits_every_method_is_used(checkpoint):
     """As InvICL's appendix A.4: with `fits`, icl leaves out what does not fit in two copies.
 
@@ -555,6 +634,21 @@ def test_an_evaluation_says_and_records_the_training(checkpoint, tmp_path, caplo
     assert warnings == [none]
 
 
+def test_without_matplotlib_there_is_no_picture(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(training_losses, "find_spec", lambda name: None)
+    training_losses.draw_losses([], tmp_path / "loss.svg", "icl")
+    says = "loss.svg is not drawn without matplotlib: pip install 'lm-eval-icl[figures]'\n"
+    assert capsys.readouterr().out == says
+    assert not (tmp_path / "loss.svg").exists()
+
+
+@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED"])
+def test_adapters_are_not_merged_where_the_model_is_divided(name, monkeypatch):
+    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
+    with pytest.raises(InputError, match="--lora: adapters are not merged under FSDP or DeepSpeed"):
+        Settings(lora=True)
+
+
 # What is killed, or goes wrong.
 
 
@@ -709,6 +803,11 @@ def test_a_folder_is_of_one_run(tmp_path):
     assert claimed() is None  # a checkpoint is whole with Trainer's state, which is written last
     for step in (5, 10):
         (output / f"checkpoints/checkpoint-{step}/trainer_state.json").write_text("{}")
+    for name in ("model.safetensors", "merges.txt"):  # of which a power failure has left no end
+        cut = output / f"checkpoints/checkpoint-10/{name}"
+        cut.touch()
+        assert claimed(resume=True) == output / "checkpoints/checkpoint-5"
+        cut.unlink()
     with pytest.raises(InputError, match="holds this run already: give --resume"):
         claimed()
     assert claimed(resume=True) == output / "checkpoints/checkpoint-10"
