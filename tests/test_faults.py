@@ -27,7 +27,7 @@ from lm_eval_icl.demonstrations.chooser import Choice, Chooser
 from lm_eval_icl.demonstrations.retrieve import Retriever, Similar, Texts
 from lm_eval_icl.demonstrations.selector import SelectionMethod
 from lm_eval_icl.demonstrations.selectors import Herding
-from lm_eval_icl.errors import InputError, writing
+from lm_eval_icl.errors import CannotWrite, InputError, writing
 from lm_eval_icl.files import HALF, write_atomically
 from lm_eval_icl.harness.response_cache import Responses
 from lm_eval_icl.inference import identity
@@ -205,6 +205,16 @@ def cells(runs: list[Any]) -> Writer:
             pass
 
     return Writer(write, "--output", begin)
+
+
+def test_samples_that_lm_eval_could_not_write_are_missed(tmp_path, monkeypatch):
+    """lm-eval only warns, and a cell without its samples would look whole."""
+    with monkeypatch.context() as patched:
+        patched.setattr(tracker.EvaluationTracker, "save_results_samples", lambda *_, **__: None)
+        with pytest.raises(CannotWrite, match="cannot be written: is the disk full"):
+            cells([]).write(tmp_path, 1)
+    cells([]).write(tmp_path, 1)
+    assert len(list(tmp_path.glob("cells/**/samples_*"))) == 2
 
 
 WRITERS = {

@@ -51,9 +51,9 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2057, 9.4), Limit(17502, 11.6)),
+    "": (Limit(2057, 9.4), Limit(17591, 11.6)),
     "files": (Limit(398, 8.0), None),
-    "prompts": (Limit(7098, 10.7), Limit(6830, 12.1)),
+    "prompts": (Limit(7098, 10.7), Limit(6900, 12.1)),
     "metaicl": (Limit(3478, 11.4), Limit(6081, 12.5)),
     "decisions": (Limit(2005, 10.1), Limit(1709, 12.9)),
     "inference": (Limit(22625, 11.2), Limit(26091, 12.7)),
@@ -63,7 +63,7 @@ LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
     "training": (Limit(8173, 11.2), Limit(6940, 12.0)),
     "regression": (None, Limit(3216, 13.0)),
     "harness": (Limit(26807, 10.8), Limit(35604, 12.2)),
-    "results": (Limit(32083, 11.5), Limit(31673, 12.9)),
+    "results": (Limit(32083, 11.5), Limit(31812, 12.9)),
     "leaderboard": (Limit(14266, 11.1), Limit(5976, 11.5)),
     "studies": (Limit(19358, 11.4), Limit(19906, 12.8)),
     "smoke": (Limit(2931, 11.0), Limit(2006, 11.1)),

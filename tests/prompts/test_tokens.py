@@ -447,3 +447,13 @@ def test_the_end_of_a_text_stands_for_a_beginning_that_is_not_there():
     tokenizer.eos_token = tokenizer.bos_token or tokenizer.eos_token
     tokenizer.bos_token = None
     assert PromptTokenizer(tokenizer).prefix_token_id == tokenizer.eos_token_id
+
+
+def test_a_text_that_begins_with_bos_gets_no_second_one():
+    """A chat template writes BOS itself."""
+    tokenizer = TOKENIZERS["sentencepiece"]
+    prompts = PromptTokenizer(tokenizer)
+    bos = tokenizer.bos_token
+    prompt = FewShotPrompt(bos, ("a: b\n\n",), "b:")
+    tokens, _ = prompts.pair(prompt, " a")
+    assert (*tokens.context.tokens, *tokens.query).count(tokenizer.bos_token_id) == 1

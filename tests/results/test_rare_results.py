@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lm_eval_icl import results as tables
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results.build import build
 from lm_eval_icl.results.fields import fields_of
@@ -214,3 +215,19 @@ def test_a_file_of_json_that_has_no_results_is_told_so(tmp_path: Path):
     file.write_text(json.dumps(results))
     _, left_out = read([tmp_path], quiet=True)
     assert len(left_out) == 1
+
+
+def test_documents_without_log_likelihoods_have_no_calibration(tmp_path: Path):
+    changed(tmp_path, as_texts)
+    documents = tables.documents(tmp_path)
+    assert len(documents) == 40
+    with pytest.raises(ValueError, match="no document has the log-likelihoods of its options"):
+        tables.ece(documents)
+
+
+def test_documents_of_a_rule_whose_samples_are_not_used_are_no_rows(tmp_path: Path):
+    rule = {"rule": "batch", "arguments": {}, "transductive": True, "says": [0, 1] * 20}
+    write(tmp_path, rules={"batch": rule}, put={"results.t.acc,batch": 0.25})
+    with pytest.warns(UserWarning, match="its samples are not used"):
+        documents = tables.documents(tmp_path)
+    assert set(documents["filter"]) == {"none"}
