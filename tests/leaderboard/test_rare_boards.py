@@ -125,14 +125,27 @@ def test_a_heat_map_of_many_tasks_has_points_for_numbers_and_gaps(tmp_path: Path
     assert len(texts) == 14 + 2
 
 
+def table_of_a_study(folder: Path) -> str:
+    """The text of a study's table with the column t."""
+    board = board_of(folder)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(study_table.table(board, ["t"], board.entries, {}, "title"))
+    return console.export_text()
+
+
+def test_the_table_of_a_study_without_percent_has_whole_numbers(tmp_path: Path):
+    even = {**PERPLEXITY, "word_perplexity_stderr,none": 0.5}
+    write(tmp_path, samples=False, put={**NO_PERCENT, "results.t": even})
+    said = table_of_a_study(tmp_path)
+    assert "12.5" in said
+    assert "1250" not in said
+
+
 def test_the_table_of_a_study_has_the_papers_deviation_and_the_rule(tmp_path: Path):
     rule = {"rule": "batch", "arguments": {}, "transductive": True, "says": [0, 1] * 20}
     study = {"expected": {"t": 0.875, "t ±": 0.021}}
     put = {"config.icl": {"method": "icl", "study": study}}
     write(tmp_path, rules={"batch": rule}, put=put)
-    board = board_of(tmp_path)
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(study_table.table(board, ["t"], board.entries, {}, "title"))
-    said = console.export_text()
+    said = table_of_a_study(tmp_path)
     assert "(87.5" in said and "±2.1)" in said
     assert "decide: batch" in said
