@@ -111,8 +111,7 @@ def train(
         fits: other methods. An episode is used only if its rows under `method` and under all of
             these methods have no more tokens than the model has positions (InvICL, appendix A.4).
         source: the name or folder of the model, for the record.
-        identity: other arguments of the model and the tasks: a run resumes only if they are the
-            same.
+        identity: other arguments of the model and the tasks, which must be the same to resume.
         max_length, add_bos_token: as for `Predictor`.
         resume: continue from the last checkpoint in `output`, if there is one.
         cpu: train on the CPU even if there is an accelerator.
