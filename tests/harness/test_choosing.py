@@ -279,7 +279,7 @@ def test_a_task_that_is_not_in_a_folder_of_ones_own(tmp_path):
     says = (
         f"there is no task 'nothing'. `lm-eval-icl ls tasks --include_path {tmp_path}` lists them"
     )
-    with pytest.raises(InputError, match=re.escape(f"--tasks: {says}.")):
+    with pytest.raises(InputError, match=re.escape(f"--tasks: {says}.") + "$"):
         select_command("herding", *MODEL, *folder, "--output", tmp_path / "chosen.json")
 
 

@@ -640,11 +640,12 @@ def test_without_demonstrations_all_are_plain():
             assert logprob == pytest.approx(plain[request][0], abs=1e-9)
 
 
-def test_texts_on_one_window_are_those_of_its_demonstrations():
+def test_texts_on_one_memory_are_those_of_its_demonstrations():
     model = model_of("gpt2")
-    alone = CONTEXT.keeping([1])
-    expected = generated(model, methods.make("icl"), QUERIES, alone)
-    assert generated(model, methods.make("ensemble"), QUERIES, alone) == expected
+    for name, shown in (("ensemble", [1]), ("nbce", [])):
+        alone = CONTEXT.keeping(shown)
+        expected = generated(model, methods.make("icl"), QUERIES, alone)
+        assert generated(model, methods.make(name), QUERIES, alone) == expected
 
 
 def test_a_layer_that_the_model_leaves_out_has_no_entries_to_keep():

@@ -803,11 +803,16 @@ def test_a_folder_is_of_one_run(tmp_path):
     assert claimed() is None  # a checkpoint is whole with Trainer's state, which is written last
     for step in (5, 10):
         (output / f"checkpoints/checkpoint-{step}/trainer_state.json").write_text("{}")
-    for name in ("model.safetensors", "merges.txt"):  # of which a power failure has left no end
-        cut = output / f"checkpoints/checkpoint-10/{name}"
-        cut.touch()
-        assert claimed(resume=True) == output / "checkpoints/checkpoint-5"
-        cut.unlink()
+    # Of some files, a power failure has left no end.
+    for name, content, step in (
+        ("model.safetensors", "half", 5),
+        ("merges.txt", "", 5),
+        ("merges.txt", "a b", 10),
+    ):
+        file = output / f"checkpoints/checkpoint-10/{name}"
+        file.write_text(content)
+        assert claimed(resume=True) == output / f"checkpoints/checkpoint-{step}"
+        file.unlink()
     with pytest.raises(InputError, match="holds this run already: give --resume"):
         claimed()
     assert claimed(resume=True) == output / "checkpoints/checkpoint-10"
