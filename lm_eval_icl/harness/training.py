@@ -42,8 +42,7 @@ class Examples:
         return len(self._docs)
 
     def text(self, row: int) -> str:
-        """The text of a rendered document, by which documents are compared
-        (`demonstrations.draw.as_text`)."""
+        """The text of a document, by which documents are compared (`documents.copy_text`)."""
         with recording():
             return copy_text(self._task, self._docs[row])
 

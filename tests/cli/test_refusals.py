@@ -6,8 +6,6 @@ import torch
 from lm_eval_icl.cli.reading import model_arguments
 from lm_eval_icl.cli.train import training
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard.opened import clean
-from lm_eval_icl.smoke.tiny import NoTinyModel, check
 from tests import commands
 
 SELECT = ["select", "herding", "--tasks", "toy", "--num_fewshot", "2"]
@@ -48,14 +46,3 @@ def test_a_training_refuses_an_accelerator_that_is_not_there(monkeypatch):
         training(options)
     rest = "torch finds no accelerator here: give cpu, or leave it out."
     assert str(refusal.value) == f"lm-eval-icl: --device cuda: {rest}"
-
-
-def test_a_long_name_on_the_page_is_cut():
-    assert clean("abcdef", 4) == "abc…"
-    assert clean("abcd", 4) == "abcd"
-
-
-def test_a_type_without_a_causal_language_model():
-    with pytest.raises(NoTinyModel) as refusal:
-        check("vit")
-    assert "transformers has no causal language model of this type" in str(refusal.value)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lm_eval_icl.leaderboard import figures, numbers, samples, study_table, tables
 from lm_eval_icl.leaderboard.headline import names_of
-from lm_eval_icl.leaderboard.opened import data
+from lm_eval_icl.leaderboard.opened import clean, data
 from tests import commands
 from tests.boards import write, write_samples
 from tests.results.files import board_of, samples_in
@@ -149,3 +149,8 @@ def test_the_table_of_a_study_has_the_papers_deviation_and_the_rule(tmp_path: Pa
     said = table_of_a_study(tmp_path)
     assert "(87.5" in said and "±2.1)" in said
     assert "decide: batch" in said
+
+
+def test_a_long_name_on_the_page_is_cut():
+    assert clean("abcdef", 4) == "abc…"
+    assert clean("abcd", 4) == "abcd"

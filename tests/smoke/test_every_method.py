@@ -65,3 +65,9 @@ def test_a_model_that_transformers_cannot_build_is_none(monkeypatch):
     monkeypatch.setattr(tiny, "configuration", broken)
     with pytest.raises(tiny.NoTinyModel, match="ValueError: heads do not fit"):
         tiny.build("llama")
+
+
+def test_a_type_without_a_causal_language_model():
+    with pytest.raises(tiny.NoTinyModel) as refusal:
+        tiny.check("vit")
+    assert "transformers has no causal language model of this type" in str(refusal.value)
