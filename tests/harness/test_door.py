@@ -271,11 +271,15 @@ ARGUMENTS += ["--tasks", "icl_demo_short,icl_demo_long", "--num_fewshot", "2", "
 ARGUMENTS += ["--device", "cpu"]
 TWO = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
 TWO += ["--dynamo_backend", "no", "--cpu"]
-COMMANDS = {
+# Forms that start Python in ways of their own: a refusal shows that they are the command.
+FORMS = {
     "lm_eval": ["lm_eval"],
     "lm-eval": ["lm-eval"],
     "python -m": ["python", "-m", "lm_eval"],
     "python -X utf8 -m": ["python", "-X", "utf8", "-m", "lm_eval"],
+}
+COMMANDS = {
+    "lm_eval": ["lm_eval"],
     "accelerate launch": ["accelerate", "launch", *TWO, "-m", "lm_eval"],
     "torchrun": ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "lm_eval"],
 }
@@ -303,13 +307,17 @@ def test_commands_run_as_typed(installed, tmp_path, form):
     assert origin == ("deepthink", expected)
 
 
-def test_a_refusal_of_the_command_is_one_line(installed):
-    """Before lm-eval reads its tasks, and with a traceback in a program that is not the command."""
-    command = ["lm_eval", "--model", "icl", "--tasks", "icl_demo_short"]
+@pytest.mark.parametrize("form", FORMS)
+def test_a_refusal_of_the_command_is_one_line(installed, form):
+    """Before lm-eval reads its tasks."""
+    command = [*FORMS[form], "--model", "icl", "--tasks", "icl_demo_short"]
     command += ["--metadata", '{"demonstrations": "graphcut"}']
     with pytest.raises(AssertionError) as error:
         installed.run(*command)
     assert "did you mean 'graph_cut'" in str(error.value) and "Traceback" not in str(error.value)
+
+
+def test_a_refusal_in_another_program_has_a_traceback(installed):
     with pytest.raises(AssertionError, match="Traceback"):
         installed.run("python", "-c", "from lm_eval_icl.methods import make; make('icll')")
 
