@@ -69,18 +69,19 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     args = parser.parse_args(arguments)
     names = [name for name in (args.first, args.second) if name is not None]
     entries, columns = _entries(names, args.results, args.task)
-    sides = _samples(entries, columns, args.seed, args.order)
+    by_title = _samples(entries, columns, args.seed, args.order)
+    sides = list(by_title.values())
     common = [doc_id for doc_id in sides[0] if all(doc_id in side for side in sides)]
     documents = [[side[doc_id] for side in sides] for doc_id in common]
     chosen = [samples for samples in documents if _is_asked(samples, args)]
-    console = Console(width=_WIDTH)
-    for name, entry in zip("AB", entries, strict=False):
-        console.print(Text(f"{name}: {entry.label} on {shown(entry.on)}", style="bold"))
-    console.print(f"{len(chosen)} of {len(common)} documents match", highlight=False)
+    console = Console(width=_WIDTH, highlight=False)
+    for title in by_title:
+        console.print(Text(title, style="bold"))
+    console.print(f"{len(chosen)} of {len(common)} documents match")
     for samples in chosen[: args.most]:
         console.print(_document(samples, args.full))
     if len(chosen) > args.most:
-        console.print(f"\n{len(chosen) - args.most} more: --most {len(chosen)}", highlight=False)
+        console.print(f"\n{len(chosen) - args.most} more: --most {len(chosen)}")
 
 
 def _entries(
@@ -96,8 +97,9 @@ def _entries(
 
 def _samples(
     entries: Sequence[Entry], columns: Sequence[Column], seed: int | None, order: int
-) -> list[dict[int, Sample]]:
-    """The samples of each entry, under the same seed if there is one that all entries have."""
+) -> dict[str, dict[int, Sample]]:
+    """The title of each entry -> its samples, under the same seed if there is one that all entries
+    have. Where an entry has several runs, its title says whose samples these are."""
     if [column.kind for column in columns] != ["task"]:
         names = ", ".join(column.name for column in columns)
         raise InputError(f"--task: must be one column of a task, and not {names}.")
@@ -108,20 +110,23 @@ def _samples(
         alike = [key for key in alike if seed in (None, key[0]) and key[1] == order]
         if not alike:
             raise InputError(f"--seed {seed} --order {order}: not all entries have these results.")
-    sides = []
+    sides = {}
     documents = set()
-    for entry, of_entry in zip(entries, results, strict=True):
-        key = alike[0] if alike else next(iter(of_entry), None)
+    for name, entry, of_entry in zip("AB", entries, results, strict=False):
+        title = f"{name}: {entry.label} on {shown(entry.on)}"
+        key = next(iter(alike or of_entry), None)
         samples = {}
         if key is not None:
             samples = samples_of(of_entry[key])
             documents.add(of_entry[key].answers.documents)
+            if len(of_entry) > 1:
+                title += f" (seed {key[0]}, order {key[1]}: one of {len(of_entry)} runs)"
         if not samples:
             raise InputError(
                 f"{entry.label}: there are no samples beside its results (--log_samples); files of "
                 "`lm-eval-icl collect` have none, since published prompts contaminate."
             )
-        sides.append(samples)
+        sides[title] = samples
     if len(documents) > 1:
         raise InputError("A and B did not answer the same documents.")
     return sides
@@ -132,6 +137,7 @@ def _is_asked(samples: Sequence[Sample], args: argparse.Namespace) -> bool:
     if args.document is not None:
         return samples[0].doc_id == args.document
     by_name = dict(zip("AB", samples, strict=False))
+    filtered = False
     for name, wanted in ((args.right, True), (args.wrong, False)):
         if name is None:
             continue
@@ -139,7 +145,7 @@ def _is_asked(samples: Sequence[Sample], args: argparse.Namespace) -> bool:
             raise InputError(f"{name}: there is no second entry.")
         if by_name[name].is_right is not wanted:
             return False
-    filtered = args.right is not None or args.wrong is not None
+        filtered = True
     return filtered or len(samples) == 1 or samples[0].answer != samples[1].answer
 
 
@@ -151,7 +157,7 @@ def _document(samples: Sequence[Sample], full: bool) -> Group:
     ]
     options = Table(box=None, pad_edge=False)
     options.add_column("option", max_width=40, overflow="fold")
-    for name, _ in zip("AB", samples, strict=False):
+    for name in "AB"[: len(samples)]:
         options.add_column(name, justify="right")
     for place, option in enumerate(first.options):
         row = [Text(option)]

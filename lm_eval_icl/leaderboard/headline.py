@@ -59,11 +59,10 @@ def headline(board: Board) -> Headline:
     if len({entry.rule for entry in entries}) > 1:
         for entry in entries:
             names[entry.name] += ", no rule" if entry.rule is None else f", rule {entry.rule}"
-    differences = {}
+    differences = {"always one answer": cell.to_majority}
     for entry in entries:
         if entry is not best:
             differences[names[entry.name]] = compare(best.cells, entry.cells, column)
-    differences["always one answer"] = cell.to_majority
     verdicts = defaultdict[str, list[str]](list)
     for label, difference in differences.items():
         if difference is not None:

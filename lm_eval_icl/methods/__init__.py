@@ -120,14 +120,23 @@ def _imported(path: str) -> type[Method]:
 
     name, _, cls = path.partition(":")
     try:
-        loaded = getattr(importlib.import_module(name), cls)
+        module = importlib.import_module(name)
+        loaded = getattr(module, cls, None)
     except Exception as error:
         why = one_line_with_place(error)
         raise InputError(
             f"{path!r} cannot be imported from this folder ({why}): give MODULE:CLASS."
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Method)):
-        raise InputError(f"{path!r} is not a class that derives from lm_eval_icl.methods.Method.")
+        own = [
+            other
+            for other, kind in inspect.getmembers(module, inspect.isclass)
+            if issubclass(kind, Method) and kind.__module__ == name
+        ]
+        raise InputError(
+            f"{path!r} is not a class that derives from lm_eval_icl.methods.Method. Those of "
+            f"{name}: {', '.join(own) or 'none'}."
+        )
     if inspect.isabstract(loaded):
         raise InputError(
             f"{path!r} has no {' and no '.join(sorted(loaded.__abstractmethods__))}: give it one."

@@ -229,12 +229,12 @@ def test_pictures(tmp_path, capsys):
     for kind, begins in (("svg", b"<?xml"), ("png", b"\x89PNG\r\n")):
         files = [tmp_path / f"{i}.{kind}" for i in range(2)]
         for file in files:
-            commands.run(*line, str(file))
+            commands.run(*line, file)
         first, second = (file.read_bytes() for file in files)
         assert first.startswith(begins)
         assert first == second
-    root = ET.parse(tmp_path / "0.svg").getroot()
-    texts = {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
+    tree = ET.parse(tmp_path / "0.svg")
+    texts = {text.text for text in tree.iter("{http://www.w3.org/2000/svg}text")}
     assert {"deepthink", "P", "M", "D1", "D2", "Q", "A"} <= texts
     assert str(2 * (2 + 3 + 2) - 1) in texts  # the last position of the passes 2..T
     assert f"deepthink: drawn in {tmp_path / '0.svg'}" in capsys.readouterr().out
@@ -262,7 +262,9 @@ BAD_LINES = {
     "icl --output a.pdf": "--output a.pdf: must end in .svg or .png",
     "icl --output x/a.svg": "--output x/a.svg: there is no folder x: make it first",
     "deepthink --args T=": "'T' has no value: write T=VALUE.",
-    "pathlib:Path": "'pathlib:Path' is not a class that derives from lm_eval_icl.methods.Method",
+    "pathlib:Path": "'pathlib:Path' is not a class that derives from lm_eval_icl.methods.Method. "
+    "Those of pathlib: none.",
+    "lm_eval_icl.methods.pcw:Pcw": "Method. Those of lm_eval_icl.methods.pcw: PCW.",
     "nowhere:Thing": "'nowhere:Thing' cannot be imported from this folder (ModuleNotFoundError",
     "lm_eval_icl.methods:Method": "has no pattern",
 }

@@ -17,11 +17,12 @@ HOSTILE = "\x1b[31m\u202e"
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two rows: icl is wrong on documents 2 and 3, pcw on documents 3 and 4."""
+    """Two rows of two runs: icl is wrong on documents 2 and 3, pcw on documents 3 and 4."""
     gold = [place % 2 for place in range(6)]
     for model, wrong in (("icl", (2, 3)), ("pcw", (3, 4))):
         says = [1 - gold[i] if i in wrong else gold[i] for i in range(6)]
-        write(tmp_path / "r" / model, model, n=6, says=says, evil=HOSTILE)
+        for seed in range(2):
+            write(tmp_path / "r" / model, model, seed, n=6, says=says, evil=HOSTILE)
     return tmp_path / "r"
 
 
@@ -39,6 +40,7 @@ def documents(said):
 def test_two_rows_are_shown_where_they_differ(folder, capsys):
     said = show(folder, capsys, "icl", "pcw")
     assert documents(said) == [2, 4]
+    assert "B: pcw on org/model (seed 0, order 0: one of 2 runs)" in said
     assert "2 of 6 documents" in said
     assert "A answers bad: wrong" in said
     assert "B answers good: right" in said
@@ -63,9 +65,10 @@ def test_filters(folder, capsys, arguments, expected):
 
 
 def test_one_row_with_whole_prompts(folder, capsys):
-    said = show(folder, capsys, "icl", "--full", "--most", "1")
+    said = show(folder, capsys, "icl", "--full", "--most", "1", "--seed", "1")
+    assert "A: icl on org/model (seed 1, order 0: one of 2 runs)" in said
     assert documents(said) == [0]
-    assert "demonstration 0 a" in said
+    assert "demonstration 1 a" in said
     assert "5 more" in said
     row = next(line for line in said.splitlines() if line.startswith("good"))
     assert "\N{MINUS SIGN}1 \N{BLACK LEFT-POINTING TRIANGLE}" in row
@@ -82,8 +85,7 @@ def test_refusals(folder, tmp_path, capsys):
     assert "no result of 'nothing'" in commands.refused(*groups)
     assert "no such file" in commands.refused("samples", "nowhere", "--task", "t")
     without = write(tmp_path / "a", samples=False)
-    message = commands.refused("samples", without, "--task", "t")
-    assert "there are no samples" in message
+    assert "there are no samples" in commands.refused("samples", without, "--task", "t")
     others = write(tmp_path / "b", first=7, n=6)
     message = commands.refused("samples", folder / "icl", others, "--task", "t")
     assert "did not answer the same documents" in message
