@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
@@ -35,7 +36,7 @@ Unit = Sequence[Target]
 Outcome = tuple[Target, Any]
 
 
-class Executor:
+class Executor(ABC):
     """Runs units, in this process or in others."""
 
     def __init__(self) -> None:
@@ -61,9 +62,9 @@ class Executor:
             min(folders, key=lambda folder: (folder != held, holders.get(folder, 0)))
         ].popleft()
 
+    @abstractmethod
     def wait(self) -> Sequence[Outcome]:
         """Wait for outcomes that were not returned yet, and return one or more of them."""
-        raise NotImplementedError
 
 
 class Here(Executor):

@@ -158,14 +158,15 @@ class UnitRunner:
             where = {"device": self.options.device, "batch_size": self.options.batch_size}
             try:
                 self._lm = model_class("icl").create_from_arg_obj(arguments, where)
+                if self._lm.is_tensor_parallel:
+                    raise InputError(
+                        "models: tp_plan: a study does not divide the passes of a model: leave it "
+                        "out."
+                    )
             except Exception as error:  # it is not tried again for each unit
                 self._unloadable[model.folder] = error
                 raise
             self._model = model
-            if self._lm.is_tensor_parallel:
-                raise InputError(
-                    "models: tp_plan: a study does not divide the passes of a model: leave it out."
-                )
             identity = json.dumps(self._lm.model_identity(), sort_keys=True)
             self._weights = self._lm.model_files_digest or digest(identity)
         return self._lm

@@ -284,6 +284,21 @@ def test_by_part_an_empty_query_is_refused():
     assert after_a_prefix == alone
 
 
+def test_by_part_a_part_that_merges_with_all_before_it_is_tokenized_alone():
+    """Behind a line break, an x and a point, "b" is a part of another token; and behind the
+    prefix."""
+    before = [*"\nx.a"]
+    vocabulary = ["<s>", "b", *before, *(f"{letter}b" for letter in before)]
+    ids = {text: number for number, text in enumerate(vocabulary)}
+    backend = Tokenizer(models.BPE(ids, [(letter, "b") for letter in before]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
+    prompt = FewShotPrompt("a", ["ba", "bx"], "b.")
+    tokens = pairs(tokenizer, by_part=True).split(prompt, prompt)
+    assert tokens.context.prefix == (ids["a"],)
+    assert tokens.context.demonstrations == ((ids["b"], ids["a"]), (ids["b"], ids["x"]))
+    assert tuple(tokens.query) == (ids["b"], ids["."])
+
+
 # Tokenizers whose offsets and ends of texts are unlike those of GPT-2's and Llama's.
 
 
