@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,6 +194,7 @@ def test_an_uneven_interval_is_written_with_its_ends():
 
     assert ends(0.0, 0.02, 0.095) == f"0.0{numbers.DASH}9.5"
     assert ends(0.742, 0.85, 0.912) == f"74{numbers.DASH}91"
+    assert ends(-math.inf, 0.5, math.inf) == "", "it is not known"
     below_zero = ends(-85.25, -80.0, -74.25, percent=False)
     assert below_zero == f"{numbers.MINUS}85.25 to {numbers.MINUS}74.25"
 

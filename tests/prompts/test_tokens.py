@@ -182,6 +182,19 @@ def test_a_shared_context_is_tokenized_once(kind):
     assert whole == (prompts[:1] if kind in BY_LINE else prompts)
 
 
+def test_after_a_shared_context_a_line_break_may_be_a_part_of_an_unknown_word():
+    """WordPiece of words that begin with a line break: an unknown word is one token as a whole."""
+    vocabulary = {piece: i for i, piece in enumerate(["[UNK]", "\n", "Q", "##Q", "##a"])}
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split("\n", "merged_with_next")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    encode = pairs(tokenizer)
+    for query, ids in (("a", [2, 1, 3, 4]), ("é", [2, 0])):
+        prompt = FewShotPrompt("", ["Q\nQ"], query)
+        tokens = encode.split(prompt, prompt)
+        assert [*tokens.context.tokens, *tokens.query] == ids == tokenizer(str(prompt)).input_ids
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_parts_decode_to_the_parts(kind):
     """Where no token straddles a boundary, a part's tokens spell the part. BOS belongs to the
