@@ -121,7 +121,7 @@ def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[st
                     seconds.append(now - begun)
                     begun = now
                 bar.update(isinstance(target, Cell))
-                bar.set_postfix_str(time_left(seconds, len(missing) - bar.n))
+                bar.set_postfix_str(time_left(seconds, bar.total - bar.n))
 
 
 def time_left(seconds: Sequence[float], cells: int) -> str:
@@ -184,7 +184,8 @@ def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[t
             if broken:
                 first = f"{broken[0]} failed: {on_dev[broken[0]]}"
                 why = f"nothing can be chosen on the dev set, as {first}"
-            known |= {cell.path: (cell, why) for cell in tested}
+            for cell in tested:
+                known[cell.path] = cell, why
             continue
         for cell in tested:
             state_of(cell)

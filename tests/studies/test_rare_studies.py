@@ -67,7 +67,7 @@ def test_a_model_that_is_divided_among_processes_is_refused_every_time(tmp_path,
     runner = UnitRunner(None, Options("cpu"), StudyFolder(tmp_path), None, None)
     model = Model({"pretrained": "m", "tp_plan": "auto"})
     for _ in range(2):
-        with pytest.raises(InputError, match="models: tp_plan: a study does not divide the pas"):
+        with pytest.raises(InputError, match="models: tp_plan: a study does not divide a mod"):
             runner.load(model)
     assert loaded == [model.arguments]
 
