@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
@@ -35,7 +36,7 @@ Unit = Sequence[Target]
 Outcome = tuple[Target, Any]
 
 
-class Executor:
+class Executor(ABC):
     """Runs units, in this process or in others."""
 
     def __init__(self) -> None:
@@ -61,9 +62,9 @@ class Executor:
             min(folders, key=lambda folder: (folder != held, holders.get(folder, 0)))
         ].popleft()
 
+    @abstractmethod
     def wait(self) -> Sequence[Outcome]:
         """Wait for outcomes that were not returned yet, and return one or more of them."""
-        raise NotImplementedError
 
 
 class Here(Executor):
@@ -120,7 +121,7 @@ def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[st
                     seconds.append(now - begun)
                     begun = now
                 bar.update(isinstance(target, Cell))
-                bar.set_postfix_str(time_left(seconds, len(missing) - bar.n))
+                bar.set_postfix_str(time_left(seconds, bar.total - bar.n))
 
 
 def time_left(seconds: Sequence[float], cells: int) -> str:
@@ -183,7 +184,8 @@ def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[t
             if broken:
                 first = f"{broken[0]} failed: {on_dev[broken[0]]}"
                 why = f"nothing can be chosen on the dev set, as {first}"
-            known |= {cell.path: (cell, why) for cell in tested}
+            for cell in tested:
+                known[cell.path] = cell, why
             continue
         for cell in tested:
             state_of(cell)

@@ -133,4 +133,4 @@ def trial(runner: UnitRunner, unit: Sequence[Cell], documents: int) -> float:
         if isinstance(results, Failure):
             raise InputError(results)
         seconds = results["config"]["icl"]["study"]["shared"]["seconds"]
-    return float(seconds)
+    return seconds

@@ -98,7 +98,8 @@ class UnitRunner:
         else:
             return
         make_room()  # the error no longer holds references to the model's tensors
-        yield from ((target, Failure(why)) for target in remaining.values())
+        for target in remaining.values():
+            yield target, Failure(why)
 
     def _outcomes(self, unit: Unit) -> Iterator[Outcome]:
         first = unit[0]
@@ -158,14 +159,14 @@ class UnitRunner:
             where = {"device": self.options.device, "batch_size": self.options.batch_size}
             try:
                 self._lm = model_class("icl").create_from_arg_obj(arguments, where)
+                if self._lm.is_tensor_parallel:
+                    raise InputError(
+                        "models: tp_plan: a study does not divide a model's passes: leave it out."
+                    )
             except Exception as error:  # it is not tried again for each unit
                 self._unloadable[model.folder] = error
                 raise
             self._model = model
-            if self._lm.is_tensor_parallel:
-                raise InputError(
-                    "models: tp_plan: a study does not divide the passes of a model: leave it out."
-                )
             identity = json.dumps(self._lm.model_identity(), sort_keys=True)
             self._weights = self._lm.model_files_digest or digest(identity)
         return self._lm

@@ -183,7 +183,8 @@ def test_texts_that_all_make_an_empty_query_are_refused():
         rendered(source, {}, [" ", "\n"])
 
 
-@pytest.mark.parametrize("texts", [["a+b"], ["a:b", "+"], ["N/A"]])
+@pytest.mark.parametrize("texts", [["a+b"], ["a:b", "+"], ["N/A"], ["2020"]])
 def test_rules_are_written_as_they_are_read(texts):
+    """Also texts that would be read as numbers, which are none."""
     rules = read({"contextual": {"texts": texts}})
     assert read(written(rules)) == rules

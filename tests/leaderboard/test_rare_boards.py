@@ -5,13 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from rich.console import Console
 
-from lm_eval_icl.leaderboard import figures, numbers, samples, study_table, tables
+from lm_eval_icl.leaderboard import card, figures, numbers, samples, study_table, tables
 from lm_eval_icl.leaderboard.headline import names_of
 from lm_eval_icl.leaderboard.opened import clean, data
+from lm_eval_icl.results.board import Property
 from tests import commands
 from tests.boards import write, write_samples
 from tests.results.files import board_of, samples_in
@@ -125,12 +129,42 @@ def test_a_heat_map_of_many_tasks_has_points_for_numbers_and_gaps(tmp_path: Path
     assert len(texts) == 14 + 2
 
 
+def printed(table: Any) -> str:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+def with_random_labels(folder: Path, *arguments: Any, **keys: Any) -> None:
+    """A run with random labels in its demonstrations."""
+    metadata = {"labels": "random"}
+    write(folder, *arguments, metadata=metadata, evil="random\n\n", says=[0] * 40, **keys)
+
+
+def test_the_card_of_rows_under_one_rule_is_named_by_it(tmp_path: Path):
+    """As in a study whose dev set has chosen the rule and arguments of all methods."""
+    rule = {"rule": "batch", "arguments": {}, "says": [0, 1] * 20}
+    study = {"chosen": ["T", "decide"], "rule": "batch"}
+    put = {"config.icl": {"method": "icl", "study": study}}
+    keys = {"rules": {"batch": rule}, "put": put}
+    write(tmp_path / "right", **keys)
+    with_random_labels(tmp_path / "random", **keys)
+    ((_, drawn),) = figures._drawn(board_of(tmp_path), 9, {"card"})
+    assert drawn.title.endswith("with 95% intervals, under the rule chosen on dev")
+
+
+def test_what_a_method_was_not_tried_on_is_a_dash_in_its_card(tmp_path: Path):
+    for method in ("icl", "pcw"):
+        write(tmp_path / method, method)
+    with_random_labels(tmp_path / "random", "icl")
+    lines = map(str.split, printed(card.table(board_of(tmp_path).card)).splitlines())
+    assert [line[0] for line in lines if numbers.DASH in line] == ["pcw"]
+
+
 def table_of_a_study(folder: Path) -> str:
     """The text of a study's table with the column t."""
     board = board_of(folder)
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(study_table.table(board, ["t"], board.entries, {}, "title"))
-    return console.export_text()
+    return printed(study_table.table(board, ["t"], board.entries, {}, "title"))
 
 
 def test_the_table_of_a_study_without_percent_has_whole_numbers(tmp_path: Path):
@@ -149,6 +183,20 @@ def test_the_table_of_a_study_has_the_papers_deviation_and_the_rule(tmp_path: Pa
     said = table_of_a_study(tmp_path)
     assert "(87.5" in said and "±2.1)" in said
     assert "decide: batch" in said
+
+
+def test_an_uneven_interval_is_written_with_its_ends():
+    """Percents without decimals if they have no room for them."""
+
+    def ends(low: float, mean: float, high: float, percent: bool = True) -> str:
+        estimate = SimpleNamespace(low=low, mean=mean, high=high)
+        return study_table._interval(estimate, Property("", "", "", percent))
+
+    assert ends(0.0, 0.02, 0.095) == f"0.0{numbers.DASH}9.5"
+    assert ends(0.742, 0.85, 0.912) == f"74{numbers.DASH}91"
+    assert ends(-math.inf, 0.5, math.inf) == "", "it is not known"
+    below_zero = ends(-85.25, -80.0, -74.25, percent=False)
+    assert below_zero == f"{numbers.MINUS}85.25 to {numbers.MINUS}74.25"
 
 
 def test_a_long_name_on_the_page_is_cut():

@@ -182,6 +182,19 @@ def test_a_shared_context_is_tokenized_once(kind):
     assert whole == (prompts[:1] if kind in BY_LINE else prompts)
 
 
+def test_after_a_shared_context_a_line_break_may_be_a_part_of_an_unknown_word():
+    """WordPiece of words that begin with a line break: an unknown word is one token as a whole."""
+    vocabulary = {piece: i for i, piece in enumerate(["[UNK]", "\n", "Q", "##Q", "##a"])}
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split("\n", "merged_with_next")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    encode = pairs(tokenizer)
+    for query, ids in (("a", [2, 1, 3, 4]), ("é", [2, 0])):
+        prompt = FewShotPrompt("", ["Q\nQ"], query)
+        tokens = encode.split(prompt, prompt)
+        assert [*tokens.context.tokens, *tokens.query] == ids == tokenizer(str(prompt)).input_ids
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_parts_decode_to_the_parts(kind):
     """Where no token straddles a boundary, a part's tokens spell the part. BOS belongs to the
@@ -282,6 +295,21 @@ def test_by_part_an_empty_query_is_refused():
     after_a_prefix, _ = encode(FewShotPrompt("p", [], " "), ["x"])
     alone, _ = encode(FewShotPrompt("", [], "p "), ["x"])
     assert after_a_prefix == alone
+
+
+def test_by_part_a_part_that_merges_with_all_before_it_is_tokenized_alone():
+    """Behind a line break, an x and a point, "b" is a part of another token; and behind the
+    prefix."""
+    before = [*"\nx.a"]
+    vocabulary = ["<s>", "b", *before, *(f"{letter}b" for letter in before)]
+    ids = {text: number for number, text in enumerate(vocabulary)}
+    backend = Tokenizer(models.BPE(ids, [(letter, "b") for letter in before]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
+    prompt = FewShotPrompt("a", ["ba", "bx"], "b.")
+    tokens = pairs(tokenizer, by_part=True).split(prompt, prompt)
+    assert tokens.context.prefix == (ids["a"],)
+    assert tokens.context.demonstrations == ((ids["b"], ids["a"]), (ids["b"], ids["x"]))
+    assert tuple(tokens.query) == (ids["b"], ids["."])
 
 
 # Tokenizers whose offsets and ends of texts are unlike those of GPT-2's and Llama's.

@@ -231,3 +231,15 @@ def test_documents_of_a_rule_whose_samples_are_not_used_are_no_rows(tmp_path: Pa
     with pytest.warns(UserWarning, match="its samples are not used"):
         documents = tables.documents(tmp_path)
     assert set(documents["filter"]) == {"none"}
+
+
+def test_a_rule_changes_no_exact_match(tmp_path: Path):
+    rule = {"rule": "batch", "arguments": {}, "says": [0, 1] * 20}
+    values = {"exact_match,none": 0.5, "exact_match,batch": 0.25, "sample_len": 40}
+    put = {"results.t": values, "higher_is_better.t": {"exact_match": True}}
+    write(tmp_path, samples=False, rules={"batch": rule}, put=put)
+    ((run,), (left_out,)) = read([tmp_path], quiet=True)
+    assert run.tasks["t"].value == 0.5
+    assert run.decided == ()
+    words = "task 't' under the decision rule 'batch' is left out: no rule changes exact_match."
+    assert left_out.why == words

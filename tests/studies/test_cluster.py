@@ -17,7 +17,7 @@ from lm_eval_icl.cli.train import training
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import cluster
-from lm_eval_icl.studies.conduct import Executor, Outcome, Unit
+from lm_eval_icl.studies.conduct import Here, Outcome, Unit
 from lm_eval_icl.studies.grid import Variant
 from lm_eval_icl.studies.targets import Cell, Checkpoint, Model
 from lm_eval_icl.studies.unit_runner import Options
@@ -221,7 +221,7 @@ def test_a_worker_with_other_versions_is_refused(nodes, tmp_path):
 def test_which_unit_a_worker_takes():
     a = Model({"pretrained": "a"})
     b = Model({"pretrained": "b"})
-    executor = Executor()
+    executor = Here(lambda unit: iter(()))
     for model, task in ((a, "1"), (a, "2"), (b, "1"), (b, "2")):
         executor.submit((Cell(model, Variant("icl", {}, 0), task, 2, None, 0),))
 

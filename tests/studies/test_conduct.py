@@ -6,6 +6,7 @@ Which cells there are, what can be made next, what the dev set chooses. `units_t
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.studies import plan
 from lm_eval_icl.studies.conduct import DONE, Failure, Here, Unit, conduct, states, units_to_start
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study
@@ -301,6 +304,33 @@ def test_cells_of_a_unit_are_scored_together():
     assert units_of([]) == []
     learned = grid(methods=[{"ctkv": {"steps": 4, "after": [0, 1, 4]}}], tasks=["a"], seeds=0)
     assert list(map(len, units_of(known(learned)))) == [3]  # which all have the same prompts
+
+
+def test_one_thing_at_a_time_is_varied():
+    axes = {"labels": ["none", "random"], "formats": [0, 1], "orders": 2}
+    study = grid(methods=["icl"], one_at_a_time=True, **axes)
+    varied = [(cell.labels, cell.format, cell.order) for cell in known(study)]
+    assert varied == [(None, 0, 0), (None, 0, 1), (None, 1, 0), ("random", 0, 0)]
+
+
+def test_cells_of_a_users_own_method_are_named_by_its_code(tmp_path, monkeypatch):
+    """So that they are run again if it changes."""
+    file = tmp_path / "mine_of_a_study.py"
+    file.write_text("from lm_eval_icl.methods import ICL\n\n\nclass Mine(ICL):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    study = grid(methods=["mine_of_a_study:Mine"])
+    (cell,) = known(study)
+    source = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    assert cell.path.split("/")[2].endswith(f"-{source}")
+
+
+# A plan.
+
+
+def test_a_trial_that_fails_says_why():
+    runner = SimpleNamespace(run=lambda unit: [(cell, Failure("no room")) for cell in unit])
+    with pytest.raises(InputError, match="no room"):
+        plan.trial(runner, known(grid(methods=["icl"])), 4)
 
 
 # The choice.

@@ -222,6 +222,7 @@ KEYS: dict[str, Any] = {
     "dev": {"size": 6, "choose": ["T", "eta"]},
     "figures": "sensitivity",  # there is none of one order
     "expected": {"method": "icl", "values": {"icl_demo_short": 0.579}},
+    "deviates": "4 documents [of 1,000]",
 }
 OPTIONS = Options("cpu", 8, 4)
 
@@ -271,6 +272,12 @@ def test_study_json_says_what_only_the_study_knows(study: tuple[running.Ran, str
     chosen = Counter(cell.variant.arguments["T"] for (cell,) in progress.choices())
     counts = ", ".join(f"T={value} ({number}x)" for value, number in chosen.most_common())
     assert f"T chosen on dev: {counts}" in " ".join(text.split())
+
+
+def test_the_end_says_in_what_a_study_deviates(study: tuple[running.Ran, str]) -> None:
+    """As it stands in the file, brackets too."""
+    _, text = study
+    assert "Deviates: 4 documents [of 1,000]\n" in text
 
 
 def test_another_metric_is_that_of_cells_that_are_there(tmp_path: Path) -> None:
