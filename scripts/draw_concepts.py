@@ -48,14 +48,15 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def write(axes: Axes, x: float, y: float, text: str, size: float = 9.0, **how: Any) -> None:
-    given = {"fontsize": size, "va": "center", "color": INK, "parse_math": False}
-    axes.text(x, y, text, **given | how)
+def write(
+    axes: Axes, x: float, y: float, text: str, size: float = 9.0, color: str = INK, **how: Any
+) -> None:
+    axes.text(x, y, text, fontsize=size, va="center", color=color, parse_math=False, **how)
 
 
 def note(axes: Axes, x: float, y: float, text: str, size: float = 9.0, **how: Any) -> None:
     """A text in grey."""
-    write(axes, x, y, text, size, color=GREY, **how)
+    write(axes, x, y, text, size, GREY, **how)
 
 
 def title(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:
