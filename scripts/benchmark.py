@@ -56,7 +56,6 @@ def main() -> None:
     parser.add_argument("what", choices=COMPARE)
     for name, default, help in (
         ("--shots", [125, 250, 500, 1000, 2000], "numbers of demonstrations, for shots"),
-        ("--pack-tokens", [1024], "for our models"),
         ("--batch-sizes", [1, 8], "for hf"),
         ("--texts", [1, 16, 64], "for generation"),
         ("--tasks", 2, "tasks of a workload; 0 for all"),

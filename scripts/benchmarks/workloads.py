@@ -46,7 +46,6 @@ def _llama(
 CONFIGS = {
     "gpt2": GPT2Config(n_positions=POSITIONS),
     "llama": _llama(32000, 768, 2048, layers=12, heads=12),
-    "llama-1b": _llama(32000, 2048, 5632, layers=22, heads=32),
     "llama-2-7b": _llama(32000, 4096, 11008, layers=32, heads=32, shared=32, positions=4096),
     "toy": _llama(1000, 96, 256, layers=3, heads=4, positions=10**6),
 }
@@ -95,19 +94,18 @@ def synthetic(
     documents: int = 64,
     demonstrations: int = 8,
     options: int = 4,
-    length: int = 1,
     shot: int = 60,
     query: int = 50,
 ) -> list[Instance]:
-    """Requests of chosen sizes, in words of about one token: `length` of an option, `shot` of a demonstration, `query`
-    of a query."""
+    """Requests of chosen sizes, in words of about one token: one of an option, `shot` of a demonstration,
+    `query` of a query."""
     random = Random(0)
 
     def words(n: int) -> str:
         return " ".join(random.choice(WORDS) for _ in range(n))
 
     shots = [f"{words(shot)}\n\n" for _ in range(demonstrations)]
-    answers = [f" {words(length)}" for _ in range(options)]
+    answers = [f" {words(1)}" for _ in range(options)]
     prompts = [FewShotPrompt("", shots, words(query)) for _ in range(documents)]
     return [
         Instance("loglikelihood", {}, (prompt, answer), i, metadata=("synthetic", document, 1))
@@ -116,22 +114,19 @@ def synthetic(
     ]
 
 
-def train_tokenizer(
-    instances: Sequence[Instance], vocabulary: int, most: int = 16_000
-) -> PreTrainedTokenizerFast:
+def train_tokenizer(instances: Sequence[Instance], vocabulary: int) -> PreTrainedTokenizerFast:
     """Byte-level BPE on the workload's own text, so that prompts have the lengths they have on a real model."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    texts = {
-        part
-        for i in instances
-        for part in (i.args[0].prefix, *i.args[0].demonstrations, i.args[0].query)
-    }
+    texts = set[str]()
+    for instance in instances:
+        prompt = instance.args[0]
+        texts |= {prompt.prefix, *prompt.demonstrations, prompt.query}
     # Options are there as often as they are scored, so that a single token of real tokenizers is one token here too.
     options = [i.args[1] for i in instances if i.request_type == "loglikelihood"]
     trainer = trainers.BpeTrainer(
-        vocab_size=min(vocabulary, most),
+        vocab_size=min(vocabulary, 16_000),
         special_tokens=["<|endoftext|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -117,10 +117,10 @@ def _plot(args: argparse.Namespace) -> None:
     if kind not in METADATA:
         raise InputError(f"--to {args.to}: must end in .svg or .png.")
 
-    from scripts.regression import figures
-    from scripts.regression.tables import Measurements
-
     with styled():
+        from scripts.regression import figures
+        from scripts.regression.tables import Measurements
+
         figure = getattr(figures, args.figure)([Measurements(folder) for folder in args.folders])
         with writing(f"--to {args.to}"):
             figure.savefig(args.to, format=kind, dpi=150, metadata=METADATA[kind])
