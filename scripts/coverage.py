@@ -42,8 +42,6 @@ class Case:
     same_sets: bool = True
     shared: float = 0.5  # standard deviations of the effects of sets: for both methods
     own: float = 0.4  # and for each
-    # Whether the truth is that of the drawn set, where a method has only one.
-    this_set: bool = False
     by_document: tuple[bool, bool] = (False, False)  # whether documents have their own sets
     metric: str = "mean"
     tasks: int = 1  # whose mean is estimated
@@ -67,23 +65,23 @@ CASES = (
     Case("other sets", 200, 2, same_sets=False),
     Case("other sets", 200, 5, 2, same_sets=False),
     Case("other sets, much between the two", 200, 10, 2, same_sets=False, own=1.0),
-    Case("one set, this one", 200, 1, this_set=True),
-    Case("one set, this one", 30, 1, this_set=True),
-    Case("sets against this one", 200, 5, 1, same_sets=False, this_set=True),
+    Case("one set, this one", 200, 1),
+    Case("one set, this one", 30, 1),
+    Case("sets against this one", 200, 5, 1, same_sets=False),
     Case("documents' own sets", 200, 1, by_document=(True, True)),
     Case("documents' own sets", 200, 3, by_document=(True, True)),
     Case("sets against documents' own", 200, 3, 1, same_sets=False, by_document=(False, True)),
     Case("ten documents", 10, 5),
-    Case("ten documents", 10, 1, this_set=True),
+    Case("ten documents", 10, 1),
     Case("near 1", 200, 5, levels=(5, 4)),
     Case("near 1", 30, 5, levels=(5, 4)),
     Case("near 1", 30, 3, levels=(4, 4)),
-    Case("near 1", 30, 1, levels=(5, 4), this_set=True),
+    Case("near 1", 30, 1, levels=(5, 4)),
     Case("near 1, ten documents", 10, 5, levels=(5, 4)),
-    Case("near 1, ten documents", 10, 1, levels=(5, 4), this_set=True),
+    Case("near 1, ten documents", 10, 1, levels=(5, 4)),
     Case("near 0", 30, 5, levels=(-5, -4)),
     Case("near 0, other sets", 30, 3, levels=(-5, -4), same_sets=False),
-    Case("near 0, ten documents", 10, 1, levels=(-5, -4), this_set=True),
+    Case("near 0, ten documents", 10, 1, levels=(-5, -4)),
     Case("F1", 100, 5, metric="f1"),
     Case("F1, two sets", 100, 2, metric="f1"),
     Case("F1, other sets", 100, 3, metric="f1", same_sets=False),
@@ -93,7 +91,7 @@ CASES = (
     Case("mean of five tasks", 100, 5, tasks=5),
     Case("mean of five tasks", 100, 2, tasks=5),
     Case("mean of five tasks, other sets", 100, 2, tasks=5, same_sets=False),
-    Case("mean of five tasks, near 1", 20, 1, levels=(5, 4), this_set=True, tasks=5),
+    Case("mean of five tasks, near 1", 20, 1, levels=(5, 4), tasks=5),
 )
 FAMILIES = ((200, 10), (200, 5), (200, 3), (200, 2), (30, 5), (30, 1))  # documents and sets
 
@@ -136,9 +134,9 @@ def answered(
 
 
 def true_mean(case: Case, level: float, of_set: np.ndarray) -> float:
-    """The accuracy of a method on all documents, and with all sets or with the one drawn."""
+    """The accuracy on all documents with all sets, or with the drawn one where all have the same."""
     variance = BOTH**2 + EACH**2
-    if case.this_set and of_set.size == 1:
+    if of_set.size == 1:
         return normal_mean(level + of_set.item(), variance)
     return normal_mean(level, variance + case.shared**2 + case.own**2)
 
@@ -245,7 +243,7 @@ def line(case: Case, trials: int) -> str:
 def family_line(documents: int, sets: int, trials: int) -> str:
     """How often all intervals of the pairs of eight methods hold at once, and their mean width."""
     rng = np.random.default_rng(0)
-    case = Case("all 28 pairs of eight methods", documents, sets, this_set=sets == 1)
+    case = Case("all 28 pairs of eight methods", documents, sets)
     hold = 0
     width = 0.0
     for _ in range(trials):

@@ -1,8 +1,8 @@
 """Draws how far Deep-Thinking's memory moves: the norms of its keys and values after each iteration.
 
-    python scripts/memory_norms.py --model openai-community/gpt2-large --task icl_sst2 --to norms.svg
+    python scripts/memory_norms.py --model openai-community/gpt2-large --to norms.svg
 
-The authors' released code computes these norms. They are drawn for the etas and the momentum of the study `thinking`,
+The authors' released code computes these norms. They are drawn for the demonstrations of SST-2, and for the etas and the momentum of the study `thinking`,
 as multiples of the norms at T=1, where the memory is that of plain in-context learning. A norm is that of all keys (or
 values) of a layer, and the line is the mean over layers. The numbers are printed as CSV.
 """
@@ -30,10 +30,10 @@ SETTINGS = ((0.001, 0.0), (0.01, 0.0), (0.1, 0.0), (0.01, 0.9))  # eta, momentum
 PARTS = ("keys", "values")
 
 
-def context_of(task_name: str, tokenizer: Any) -> Context:
-    """The demonstrations of a task, as its prompts have them with seed 0."""
+def context_of(tokenizer: Any) -> Context:
+    """The demonstrations, as prompts have them with seed 0."""
     manager = TaskManager(include_defaults=False, include_path=str(task_dir()))
-    task: Any = manager.load([task_name])["tasks"][task_name]
+    task: Any = manager.load(["icl_sst2"])["tasks"]["icl_sst2"]
     task.set_fewshot_seed(0)
     with recording():
         prompt = task.fewshot_context(task.eval_docs[0], task.config.num_fewshot)
@@ -59,7 +59,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, help="a checkpoint")
-    parser.add_argument("--task", default="icl_sst2", help="(default: %(default)s)")
     parser.add_argument("--to", type=Path, required=True, help="an SVG or PNG file")
     options = parser.parse_args()
     kind = options.to.suffix[1:]
@@ -67,7 +66,7 @@ def main() -> None:
         sys.exit(f"--to {options.to}: must end in .svg or .png.")
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
     model = transformers.AutoModelForCausalLM.from_pretrained(options.model).eval()
-    context = context_of(options.task, tokenizer)
+    context = context_of(tokenizer)
     print("eta,momentum,T,keys,values")
     with styled():
         figure = Figure(figsize=(7.6, 3), layout="constrained")

@@ -202,12 +202,11 @@ PARTS: dict[str, Callable[[Bench], list[str]]] = {
 
 def about() -> str:
     """The machine, the versions and the commit."""
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [machine()]
     packages = ("torch", "transformers", "accelerate", "lm-eval")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     cuda = f", CUDA {torch.version.cuda}" if ON_GPU else ""
     commit = f"{version.VERSION}, commit {version.commit() or 'unknown'}"
-    return f"{', '.join(names)}{cuda}; {versions}; lm-eval-icl {commit}; {datetime.date.today()}."
+    return f"{machine()}{cuda}; {versions}; lm-eval-icl {commit}; {datetime.date.today()}."
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
 """For development: milliseconds and peak memory of one inference under each method, as in InvICL's Table 3 and section 5.2.
 
-    python scripts/time_an_inference.py [--model openai-community/gpt2-large] [--repeats 20]
+    python scripts/time_an_inference.py [--model openai-community/gpt2-large]
 
 An inference is one forward pass over a whole prompt of 8 demonstrations and a query, with 512 tokens in all, in a batch
 of one, as the paper's models run it. (`lm_eval` encodes demonstrations once for all queries, and needs less.) InvICL
-doubles the demonstrations, so its row has nearly 1,024 tokens. The paper reports 14% more memory for it (4.8 instead of
+doubles the demonstrations, so its row has nearly 1,024 tokens. A time is the median of 20 passes. The paper reports 14% more memory for it (4.8 instead of
 4.2 GB). Each line is measured in another process, on a GPU if there is one. On a CPU, memory is the process's peak minus the memory that the
 process had before the model was loaded.
 """
@@ -30,7 +30,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAPER = {"icl": 21.9, "pcw": 21.7, "prefixicl": 22.0, "invicl": 22.0}
 
 
-def measure(model: str, method: str, repeats: int) -> tuple[int, float, float]:
+def measure(model: str, method: str) -> tuple[int, float, float]:
     """How many tokens a row has, the median seconds of a pass, and the peak memory in bytes."""
     before = peak()
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -44,7 +44,7 @@ def measure(model: str, method: str, repeats: int) -> tuple[int, float, float]:
             batch[name] = value.to(DEVICE)
     seconds = []
     with torch.no_grad():
-        for _ in range(repeats + 3):  # the first three are not measured
+        for _ in range(23):  # the first three are not measured
             begun = now()
             target_losses(loaded, batch)
             seconds.append(now() - begun)
@@ -58,16 +58,13 @@ def main() -> None:
     parser.add_argument(
         "--model", default="openai-community/gpt2-large", help="the name or folder of a checkpoint"
     )
-    parser.add_argument(
-        "--repeats", type=int, default=20, help="passes of which the median is taken"
-    )
-    args = parser.parse_args()
-    print(f"{args.model}, float32, on {DEVICE}\n")
+    model = parser.parse_args().model
+    print(f"{model}, float32, on {DEVICE}\n")
     print("| method | tokens of the row | ms | ms, the paper | peak GB |")
     print("| --- | --- | --- | --- | --- |")
     for method, paper in PAPER.items():
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            measured = process.submit(measure, args.model, method, args.repeats).result()
+            measured = process.submit(measure, model, method).result()
         tokens, seconds, memory = measured
         numbers = f"{tokens:,} | {1000 * seconds:.1f} | {paper} | {memory / 1e9:.2f}"
         print(f"| {method} | {numbers} |", flush=True)

@@ -22,32 +22,25 @@ from lm_eval_icl.prompts.prompt import FewShotPrompt
 POSITIONS = 8192
 
 
-def _llama(
-    vocabulary: int,
-    hidden: int,
-    inside: int,
-    layers: int,
-    heads: int,
-    shared: int = 4,
-    positions: int = POSITIONS,
-) -> LlamaConfig:
-    """A Llama with these sizes of the vocabulary, the hidden states and inside the MLP; `shared` key-value heads."""
-    return LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=inside,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=shared,
-        max_position_embeddings=positions,
-    )
-
-
 CONFIGS = {
     "gpt2": GPT2Config(n_positions=POSITIONS),
-    "llama": _llama(32000, 768, 2048, layers=12, heads=12),
-    "llama-2-7b": _llama(32000, 4096, 11008, layers=32, heads=32, shared=32, positions=4096),
-    "toy": _llama(1000, 96, 256, layers=3, heads=4, positions=10**6),
+    "llama": LlamaConfig(
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        max_position_embeddings=POSITIONS,
+    ),
+    "llama-2-7b": LlamaConfig(max_position_embeddings=4096),
+    "toy": LlamaConfig(
+        vocab_size=1000,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=10**6,
+    ),
 }
 # name -> (tasks, shots; None for the tasks' own)
 WORKLOADS: dict[str, tuple[list[str], int | None]] = {
@@ -69,7 +62,7 @@ def build_requests(
 ) -> list[Instance]:
     """The requests of some of the tasks, evenly spaced, and of their first documents."""
     loaded = list(TaskManager().load(names)["tasks"].values())
-    chosen = loaded[:: max(1, len(loaded) // tasks)][:tasks] if tasks else loaded
+    chosen = loaded[:: max(1, len(loaded) // tasks)][:tasks]
     instances: list[Instance] = []
     for task in chosen:
         if task.OUTPUT_TYPE == "generate_until":

@@ -160,15 +160,15 @@ TASKS = (
 )
 
 
-def make_documents(task: DemoTask, seed: int, size: int = 200) -> dict[str, list[dict[str, Any]]]:
-    """A task's documents: about `size` for the test, and as many for demonstrations. No text is there twice."""
+def make_documents(task: DemoTask, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """A task's documents: about 200 for the test, and as many for demonstrations. No text is there twice."""
     rng = random.Random(f"{seed} {task.name}")
     seen: set[str] = set()
     splits: dict[str, list[dict[str, Any]]] = {}
     for split in ("train", "test"):
         rows: list[dict[str, Any]] = []
         for label, topic in enumerate(task.labels):
-            while sum(row["label"] == label for row in rows) < size // len(task.labels):
+            while sum(row["label"] == label for row in rows) < 200 // len(task.labels):
                 text = make_text(rng, (TOPICS | UNSEEN_TOPICS)[topic], task.length)
                 if text not in seen:
                     seen.add(text)
@@ -446,12 +446,10 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         intermediate_size=256,
         num_hidden_layers=5,
         num_attention_heads=4,
-        num_key_value_heads=4,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=None,
         initializer_range=0.04,
     )
     model = LlamaForCausalLM(config)

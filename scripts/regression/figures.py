@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib import colormaps
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from torch import Tensor
@@ -30,7 +29,6 @@ _DASHES = {
 }
 _LIGHT = "0.75"
 _TITLES = {
-    "none": "as in training",
     "offset": "label offset",
     "scale": "x three times as large",
     "subspace": "x in a half subspace",
@@ -60,7 +58,7 @@ def _finish(figure: Figure, grid: np.ndarray, x: str) -> Figure:
     for axes in grid[:, 0]:
         axes.set_ylabel("squared error\n(predicting 0: 1)")
     lowest = 2.5
-    named: dict[str, Artist] = {}
+    named: dict[str, Any] = {}
     for axes in grid.flat:
         for line in axes.lines:
             if line.get_color() not in (GREY, _LIGHT):  # least squares goes down to 0
@@ -81,7 +79,7 @@ def _band(
     x: Sequence[int],
     of_seeds: Sequence[Tensor],
     label: str,
-    colour: str,
+    colour: Any,
     marker: str = "",
 ) -> None:
     """The mean and its bootstrap interval."""
@@ -225,7 +223,7 @@ def figure10(folders: Sequence[Measurements]) -> Figure:
     configuration = results.configuration
     for axes, name in zip(grid.flat, shown, strict=True):
         for i, layer in enumerate(configuration.probed):
-            colour = to_hex(colormaps["viridis"](0.95 - 0.3 * i))
+            colour = colormaps["viridis"](0.95 - 0.3 * i)
             _band(
                 axes,
                 configuration.numbers,
