@@ -25,7 +25,8 @@ from lm_eval_icl.results.metrics import AGGREGATIONS, pseudo_values
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 SHARE = (0.0, 1.0)
-BOTH, EACH = 1.0, 0.5  # standard deviations of the effects of documents
+BOTH = 1.0  # standard deviation of the effects of documents, for both methods
+EACH = 0.5  # and for each
 QUADRATURE = np.polynomial.hermite_e.hermegauss(60)
 HEAD = "case,documents,sets,metric,difference,its width,cell,its width,usual t"
 

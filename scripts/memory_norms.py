@@ -10,7 +10,6 @@ values) of a layer, and the line is the mean over layers. The numbers are printe
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +58,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, help="a checkpoint")
-    parser.add_argument("--to", type=Path, required=True, help="an SVG or PNG file")
+    parser.add_argument("--to", type=Path, required=True, help="an SVG file")
     options = parser.parse_args()
-    kind = options.to.suffix[1:]
-    if kind not in METADATA:
-        sys.exit(f"--to {options.to}: must end in .svg or .png.")
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
     model = transformers.AutoModelForCausalLM.from_pretrained(options.model).eval()
     context = context_of(tokenizer)
@@ -84,7 +80,7 @@ def main() -> None:
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         both[0].set_ylabel("norm, as a multiple of T=1")
         both[1].legend(fontsize=8)
-        figure.savefig(options.to, format=kind, dpi=150, metadata=METADATA[kind])
+        figure.savefig(options.to, format="svg", metadata=METADATA["svg"])
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def options(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.N
     plot.add_argument(
         "folders", nargs="+", type=Path, metavar="DIR", help="as --output of evaluate"
     )
-    plot.add_argument("--to", required=True, type=Path, metavar="FILE", help="an SVG or PNG file")
+    plot.add_argument("--to", required=True, type=Path, metavar="FILE", help="an SVG file")
     return parser.parse_args(arguments)
 
 
@@ -94,14 +94,10 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _plot(args: argparse.Namespace) -> None:
-    kind = args.to.suffix[1:]
-    if kind not in METADATA:
-        raise InputError(f"--to {args.to}: must end in .svg or .png.")
-
     with styled():
         figure = getattr(figures, args.figure)([Measurements(folder) for folder in args.folders])
         with writing(f"--to {args.to}"):
-            figure.savefig(args.to, format=kind, dpi=150, metadata=METADATA[kind])
+            figure.savefig(args.to, format="svg", metadata=METADATA["svg"])
 
 
 if __name__ == "__main__":
