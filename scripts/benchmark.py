@@ -56,10 +56,9 @@ def main() -> None:
     parser.add_argument("what", choices=COMPARE)
     for name, default, help in (
         ("--shots", [125, 250, 500, 1000, 2000], "numbers of demonstrations, for shots"),
-        ("--pack-tokens", [1024], "for our models"),
         ("--batch-sizes", [1, 8], "for hf"),
         ("--texts", [1, 16, 64], "for generation"),
-        ("--tasks", 2, "tasks of a workload; 0 for all"),
+        ("--tasks", 2, "tasks of a workload"),
         ("--documents", 64, "documents of each task; 0 for all, in tasks"),
         ("--store-bytes", None, "of pcw, for retrieval, in place of half of what is free"),
         ("--repetitions", 3, "runs of which the median is taken"),
@@ -78,8 +77,6 @@ def main() -> None:
     what = parser.parse_args().what
     parser.set_defaults(**DEFAULTS.get(what, {}))
     options = parser.parse_args()
-    if options.repetitions < 1 or options.tasks < 0 or options.documents < (what != "tasks"):
-        parser.error("--repetitions and --documents must be 1 or more (0 documents for tasks: all)")
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.what in ("methods", "shots") and "icl" not in options.methods:
         parser.error("--methods: icl is what the others are compared with, and must be among them")

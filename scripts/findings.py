@@ -1,6 +1,6 @@
 """Make the numbers and figures of docs/findings.md from the folders of its studies.
 
-    python scripts/findings.py which-method which-method-slow thinking shots [--output docs/findings]
+    python scripts/findings.py which-method which-method-slow thinking shots
     python scripts/findings.py    # from the answers that are kept in docs/findings
 
 New answers are added to those in docs/findings. The files are:
@@ -10,8 +10,8 @@ New answers are added to those in docs/findings. The files are:
     dev.csv        the accuracy of each T and eta on the dev set
     findings.csv   the results: a line for each task, method and decision rule
     selection.csv  how much choosing T and eta gains
-    *.svg          figures, if there are results for them; figures of curves with their points as CSV. All points of a
-                   curve have the same documents, sets of demonstrations and orders
+    *.svg          figures; those of curves with their points as CSV. All points of a curve have the same documents, sets
+                   of demonstrations and orders
     trained.svg    from trained.csv: the rows of `lm-eval-icl leaderboard --csv` for the study `trained`, the average of
                    MetaICL's tasks and TREC
 """
@@ -21,12 +21,13 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import t
 
@@ -35,15 +36,19 @@ from lm_eval_icl.drawing.style import GREY, INK, METADATA, styled
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.statistics import Estimate, difference, estimate, order_sensitivity
 
-ROOT = Path(__file__).resolve().parent.parent
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "findings"
 ENTRY = ["task", "limit", "shots", "chat", "method", "arguments", "rule"]
-SET, RIGHT = [*ENTRY, "seed", "order"], "(right answers)"
+SET = [*ENTRY, "seed", "order"]
+RIGHT = "(right answers)"
 TYPES = {"limit": "Int64", "shots": "Int64", "seed": "Int64", "order": "Int64", "chat": "boolean"}
+EMPTY = {"arguments": "", "rule": ""}
+ANSWERS = FOLDER / "answers.csv"
+DEV = FOLDER / "dev.csv"
 RULES = {
     "none": ("#6e7781", "o", "as the model says"),
     "contextual": ("#d55e00", "D", "contextual"),
+    "batch": ("#0072b2", "s", "batch"),
 }
-RULES["batch"] = ("#0072b2", "s", "batch")
 TITLES = {"icl_sst2": "SST-2", "icl_trec": "TREC", "icl_agnews": "AG News"}
 SHOTS = {"icl_sst2": 8, "icl_trec": 12, "icl_agnews": 8}  # the papers' numbers
 STANDARD = "T=5,eta=0.01"
@@ -66,51 +71,37 @@ def packed(folders: list[Path]) -> pd.DataFrame:
     """A row for each entry, set of demonstrations and order. A row that several folders have is there once."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* of the dev set of a study")
-        documents, runs = results.documents(folders), results.runs(folders)
+        documents = results.documents(folders)
+        runs = results.runs(folders)
     documents = documents.drop(columns="arguments")  # with defaults
     table = documents.merge(runs[["run", "arguments", "chat", "limit"]], on="run")
     table = table.rename(columns={"model": "method", "filter": "rule"}).sort_values("doc_id")
     table["arguments"] = table.arguments.map(json.loads).map(in_words)
     table = table.drop_duplicates([*SET, "doc_id"])
-    digits = (
-        table.astype({"prediction": int})
-        .astype({"prediction": str})
-        .groupby(SET)
-        .prediction.agg("".join)
-    )
-    right = (
-        table.drop_duplicates(["task", "doc_id"])
-        .sort_values("doc_id")
-        .groupby("task")
-        .target.agg("".join)
-    )
-    rows = [{"task": task, "method": RIGHT, "prediction": text} for task, text in right.items()]
-    table = pd.concat([pd.DataFrame(rows), digits.reset_index()], ignore_index=True)
-    return table[[*SET, "prediction"]].fillna({"arguments": "", "rule": ""}).astype(TYPES)
+    table["digit"] = table.prediction.astype(int).astype(str)
+    digits = table.groupby(SET).digit.agg("".join).reset_index(name="prediction")
+    targets = table.drop_duplicates(["task", "doc_id"]).groupby("task").target.agg("".join)
+    right = targets.reset_index(name="prediction").assign(method=RIGHT)
+    table = pd.concat([right, digits], ignore_index=True)[[*SET, "prediction"]]
+    return table.fillna(EMPTY).astype(TYPES)
 
 
-def read_answers(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, dtype={"prediction": str, **TYPES}).fillna(
-        {"arguments": "", "rule": ""}
-    )
+def read_answers() -> pd.DataFrame:
+    return pd.read_csv(ANSWERS, dtype={"prediction": str, **TYPES}).fillna(EMPTY)
 
 
 def on_dev(folders: list[Path]) -> pd.DataFrame:
     """The accuracy of each entry and set of demonstrations on the dev set of a study."""
-    runs = [
-        run
-        for run in read(folders, quiet=True, dev=True)[0]
-        if run.icl.get("study", {}).get("split") == "dev"
-    ]
-    rows = [
-        (result.task, in_words(dict(sorted(run.arguments.items()))), rule, run.seed, result.value)
-        for run in runs
-        for result in run.all_results
-        for rule in ["none" if result.rule is None else result.rule.name]
-    ]
-    return pd.DataFrame(
-        rows, columns=["task", "arguments", "rule", "seed", "accuracy"]
-    ).drop_duplicates()
+    rows = []
+    for run in read(folders, quiet=True, dev=True)[0]:
+        if run.icl.get("study", {}).get("split") != "dev":
+            continue
+        arguments = in_words(dict(sorted(run.arguments.items())))
+        for result in run.all_results:
+            rule = "none" if result.rule is None else result.rule.name
+            rows.append((result.task, arguments, rule, run.seed, result.value))
+    columns = ["task", "arguments", "rule", "seed", "accuracy"]
+    return pd.DataFrame(rows, columns=columns).drop_duplicates()
 
 
 def unpacked(rows: pd.DataFrame) -> pd.DataFrame:
@@ -119,27 +110,23 @@ def unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     table = rows[rows.method != RIGHT].astype(
         {"shots": int, "limit": int, "seed": int, "order": int, "chat": bool}
     )
-    table["doc_id"] = table.prediction.map(lambda text: range(len(text)))
-    table["target"] = [
-        right[task][: len(text)] for task, text in zip(table.task, table.prediction, strict=True)
-    ]
-    table["prediction"], table["target"] = table.prediction.map(list), table.target.map(list)
-    table = table.explode(["doc_id", "prediction", "target"], ignore_index=True)
-    table = table.astype({"prediction": int, "target": int})
+    table["prediction"] = table.prediction.map(list)
+    table = table.explode("prediction")
+    table["doc_id"] = table.groupby(level=0).cumcount()
+    table["target"] = [right[task][i] for task, i in zip(table.task, table.doc_id, strict=True)]
+    table = table.reset_index(drop=True).astype({"prediction": int, "target": int})
     return table.assign(acc=(table.prediction == table.target).astype(float))
 
 
-def scores_of(entry: pd.DataFrame) -> pd.DataFrame:
+def scores_of(entry: pd.DataFrame) -> np.ndarray:
     """Accuracy by document and set of demonstrations, the mean over orders."""
-    return entry.pivot_table(index="doc_id", columns="seed", values="acc", aggfunc="mean")
+    return entry.pivot_table(index="doc_id", columns="seed", values="acc").to_numpy()
 
 
 def interval(name: str, result: Estimate | None) -> dict[str, float]:
-    return (
-        {}
-        if result is None
-        else {name: result.mean, f"{name}_low": result.low, f"{name}_high": result.high}
-    )
+    if result is None:
+        return {}
+    return {name: result.mean, f"{name}_low": result.low, f"{name}_high": result.high}
 
 
 def compared(entry: pd.DataFrame, other: pd.DataFrame) -> Estimate | None:
@@ -148,7 +135,8 @@ def compared(entry: pd.DataFrame, other: pd.DataFrame) -> Estimate | None:
     both = entry[keys].merge(other[keys])
     if both.empty:
         return None
-    first, second = (scores_of(rows.merge(both, on=keys)).to_numpy() for rows in (entry, other))
+    first = scores_of(entry.merge(both, on=keys))
+    second = scores_of(other.merge(both, on=keys))
     return difference(first, second, bounds=ACCURACY)
 
 
@@ -158,9 +146,9 @@ def lines_of(table: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for key, entry in entries.items():
         name = dict(zip(ENTRY, key, strict=True))
+        sets = entry.groupby("seed")
         by_set = (
-            rows.pivot(index="doc_id", columns="order", values="prediction")
-            for _, rows in entry.groupby("seed")
+            rows.pivot(index="doc_id", columns="order", values="prediction") for _, rows in sets
         )
         options = range(max(entry.prediction.max(), entry.target.max()) + 1)
         shares = entry.prediction.value_counts(normalize=True).reindex(options, fill_value=0)
@@ -168,9 +156,9 @@ def lines_of(table: pd.DataFrame) -> pd.DataFrame:
             **name,
             "documents": entry.doc_id.nunique(),
             "sets": entry.seed.nunique(),
+            "orders": entry.order.nunique(),
         }
-        line["orders"] = entry.order.nunique()
-        line |= interval("accuracy", estimate(scores_of(entry).to_numpy(), bounds=ACCURACY))
+        line |= interval("accuracy", estimate(scores_of(entry), bounds=ACCURACY))
         for difference_from, changes in OTHERS.items():
             other = tuple({**name, **changes}.values())
             if other != key and other in entries:
@@ -186,51 +174,64 @@ def of_the_same(table: pd.DataFrame, varied: list[str]) -> pd.DataFrame:
     """Only the documents, sets of demonstrations and orders that all points of a curve have."""
     same = ["task", "rule", "doc_id", "seed", "order"]
     points = table.groupby("task")[varied].apply(lambda of_task: len(of_task.drop_duplicates()))
-    there = (
-        table.drop_duplicates([*same, *varied]).groupby(same).size().rename("there").reset_index()
-    )
-    table = table.merge(there, on=same)
-    return table[table.there == table.task.map(points)].drop(columns="there")
+    there = table.drop_duplicates([*same, *varied]).groupby(same).size()
+    table = table.join(there.rename("there"), on=same)
+    return table[table.there == table.task.map(points)]
 
 
 def selections(test: pd.DataFrame, dev: pd.DataFrame) -> pd.DataFrame:
     """How much choosing T and eta gains over T=1, if they are chosen on the dev set, as one must, or on the test set,
     as one must not. They are chosen for each set of demonstrations; the mean has a 95% interval over sets."""
-    scores = (
-        test.groupby(["task", "rule", "seed", "arguments"]).acc.mean().rename("test").reset_index()
-    )
-    both = scores.merge(
-        dev.rename(columns={"accuracy": "dev"}), on=["task", "rule", "seed", "arguments"]
-    )
-    both[["T", "eta"]] = (
-        both.arguments.str.extract(r"\bT=(\d+).*\beta=([\d.]+)").astype(float).to_numpy()
-    )
-    both = both.sort_values(["T", "eta"], kind="stable")  # of equal ones, the fewest passes
+    same = ["task", "rule", "seed", "arguments"]
+    scores = test.groupby(same).acc.mean().rename("test").reset_index()
+    both = scores.merge(dev.rename(columns={"accuracy": "dev"}), on=same)
+    both = both.join(settings(both)).sort_values(["T", "eta"], kind="stable")  # few passes first
     rows = []
     for (task, rule), of_task in both.groupby(["task", "rule"]):
-        sets = dict(list(of_task.groupby("seed")))
-        plain = np.array([one[one["T"] == 1].test.iloc[0] for one in sets.values()])
-        chosen = np.array([one.test.loc[one.dev.idxmax()] for one in sets.values()])
-        best = np.array([one.test.max() for one in sets.values()])
-        gains = {"chosen": chosen - plain, "best": best - plain, "selection": best - chosen}
+        sets = of_task.groupby("seed")
+        plain = of_task[of_task["T"] == 1].groupby("seed").test.first()
+        chosen = of_task.loc[sets.dev.idxmax()].set_index("seed").test
+        best = sets.test.max()
         row = {
             "task": task,
             "rule": rule,
             "sets": len(sets),
             "settings": of_task.arguments.nunique(),
+            "plain": plain.mean(),
+            "chosen": chosen.mean(),
+            "best": best.mean(),
         }
-        row |= {"plain": plain.mean(), "chosen": chosen.mean(), "best": best.mean()}
+        gains = {"chosen": chosen - plain, "best": best - plain, "selection": best - chosen}
         for name, gain in gains.items():
-            mean, half = gain.mean(), np.nan
-            if len(sets) > 1:
-                half = t.ppf(0.975, len(sets) - 1) * gain.std(ddof=1) / len(sets) ** 0.5
-            row |= {
-                f"gain_{name}": mean,
-                f"gain_{name}_low": mean - half,
-                f"gain_{name}_high": mean + half,
-            }
+            half = t.ppf(0.975, len(sets) - 1) * gain.sem()
+            row[f"gain_{name}"] = gain.mean()
+            row[f"gain_{name}_low"] = gain.mean() - half
+            row[f"gain_{name}_high"] = gain.mean() + half
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def settings(entries: pd.DataFrame) -> pd.DataFrame:
+    """T and eta of each entry."""
+    return entries.arguments.str.extract(r"\bT=(?P<T>\d+).*\beta=(?P<eta>[\d.]+)").astype(float)
+
+
+def draw_marks(
+    axes: Axes, y: Any, values: pd.DataFrame, marker: str, colour: str, label: str = ""
+) -> None:
+    """Marks of the values in the first column, with intervals from the second to the third."""
+    middle, low, high = 100 * values.to_numpy().T
+    axes.hlines(y, low, high, color=colour, linewidth=1.4)
+    axes.plot(middle, y, marker, color=colour, markersize=4, label=label)
+
+
+def label_rows(axes: Axes, title: str, names: Sequence[str], label: str) -> None:
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_yticks(range(len(names)), names)
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(label)
 
 
 def draw_dots(lines: pd.DataFrame, value: str, label: str, path: Path) -> None:
@@ -239,31 +240,18 @@ def draw_dots(lines: pd.DataFrame, value: str, label: str, path: Path) -> None:
     names = lines[lines.rule == "none"].groupby("method")[value].mean().sort_values().index
     tasks = [task for task in TITLES if task in set(lines.task)]
     figure = Figure(figsize=(7.6, 0.34 * len(names) + 1.0), layout="constrained")
-    for axes, task in zip(
-        figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0], tasks, strict=True
-    ):
-        axes.set_title(TITLES[task], loc="left", fontweight="bold")
-        for rule, (colour, marker, _) in RULES.items():
-            some = lines[(lines.task == task) & (lines.rule == rule)].set_index("method")
-            y = np.array([names.get_loc(name) for name in some.index]) + 0.22 * (
-                1 - list(RULES).index(rule)
-            )
-            axes.hlines(
-                y,
-                100 * some[f"{value}_low"],
-                100 * some[f"{value}_high"],
-                color=colour,
-                linewidth=1.4,
-            )
-            axes.plot(100 * some[value], y, marker, color=colour, markersize=4)
+    panels = figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0]
+    columns = [value, f"{value}_low", f"{value}_high"]
+    for axes, task in zip(panels, tasks, strict=True):
+        of_task = lines[lines.task == task]
+        for number, (rule, (colour, marker, _)) in enumerate(RULES.items()):
+            some = of_task[of_task.rule == rule]
+            y = names.get_indexer(some.method) + 0.22 * (1 - number)
+            draw_marks(axes, y, some[columns], marker, colour)
         if value == "accuracy":
-            one_label = lines[lines.task == task].one_label.iloc[0]
-            axes.axvline(100 * one_label, color=GREY, linestyle=(0, (4, 2)), linewidth=1)
-        axes.set_yticks(range(len(names)), names)
-        axes.grid(axis="x")
-        axes.set_axisbelow(True)
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlabel(label)
+            one_label = 100 * of_task.one_label.iloc[0]
+            axes.axvline(one_label, color=GREY, linestyle=(0, (4, 2)), linewidth=1)
+        label_rows(axes, TITLES[task], names, label)
     marks = [
         axes.plot([], [], marker, color=colour, label=name)[0]
         for colour, marker, name in RULES.values()
@@ -278,20 +266,19 @@ def draw_curves(lines: pd.DataFrame, x: str, by: str, label: str, path: Path) ->
     columns = [*ENTRY, "documents", "sets", "orders", "accuracy", "accuracy_low", "accuracy_high"]
     lines.to_csv(path.with_suffix(".csv"), columns=columns, index=False, float_format="%.4f")
     tasks = [task for task in TITLES if task in set(lines.task)]
-    figure = Figure(
-        figsize=(3.8 * len(tasks) if len(tasks) > 1 else 5.2, 4.8), layout="constrained"
-    )
+    width = 3.8 * len(tasks) if len(tasks) > 1 else 5.2
+    figure = Figure(figsize=(width, 4.8), layout="constrained")
     panels = figure.subplots(2, len(tasks), squeeze=False, sharex=True, sharey="col")
     values = sorted(set(lines[x]))
     for row, rule in zip(panels, ("none", "batch"), strict=True):
         for axes, task in zip(row, tasks, strict=True):
             of_panel = lines[(lines.task == task) & (lines.rule == rule)].sort_values(x)
-            for (name, curve), colour in zip(
-                of_panel.groupby(by, sort=False), COLOURS, strict=False
-            ):
+            curves = of_panel.groupby(by, sort=False)
+            for (name, curve), colour in zip(curves, COLOURS, strict=False):
                 at = curve[x].map(values.index)
                 axes.plot(at, 100 * curve.accuracy, "o-", color=colour, markersize=3.5, label=name)
-                low, high = 100 * curve.accuracy_low, 100 * curve.accuracy_high
+                low = 100 * curve.accuracy_low
+                high = 100 * curve.accuracy_high
                 axes.fill_between(at, low, high, color=colour, alpha=0.08, linewidth=0)
             axes.grid()
             axes.set_title(f"{TITLES[task]}, {RULES[rule][2]}", loc="left", fontweight="bold")
@@ -318,29 +305,16 @@ def draw_trained(rows: pd.DataFrame, path: Path) -> None:
     trained = rows.checkpoint.str.endswith("(trained)")
     rows = rows.assign(name=names, trained=trained, panel=rows.conditions.map(titles))
     order = ["prefixicl", "invicl sequential", "invicl symmetric", "pcw", "icl"]
-    columns = list(titles.values())
     figure = Figure(figsize=(7.6, 0.4 * len(order) + 1.1), layout="constrained")
-    panels = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
-    for axes, column in zip(panels, columns, strict=True):
-        of_panel = rows[rows.panel == column]
-        for trained, of_state in of_panel.groupby("trained"):
-            at = of_state.name.map(order.index) + (-0.14 if trained else 0.14)
+    panels = figure.subplots(1, len(titles), sharey=True)
+    for axes, title in zip(panels, titles.values(), strict=True):
+        for trained, some in rows[rows.panel == title].groupby("trained"):
+            y = some.name.map(order.index) + (-0.14 if trained else 0.14)
             colour = COLOURS[0] if trained else GREY
-            axes.hlines(at, 100 * of_state.low, 100 * of_state.high, color=colour, linewidth=1.4)
-            axes.plot(
-                100 * of_state.value,
-                at,
-                "o" if trained else "D",
-                color=colour,
-                markersize=4,
-                label="trained" if trained else "before",
-            )
-        axes.set_title(column, loc="left", fontweight="bold")
-        axes.set_yticks(range(len(order)), order)
-        axes.grid(axis="x")
-        axes.set_axisbelow(True)
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("accuracy, %")
+            values = some[["value", "low", "high"]]
+            label = "trained" if trained else "before"
+            draw_marks(axes, y, values, "o" if trained else "D", colour, label)
+        label_rows(axes, title, order, "accuracy, %")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=2)
     figure.savefig(path, metadata=METADATA["svg"])
@@ -351,61 +325,44 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("studies", nargs="*", type=Path, help="the studies' folders")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "findings")
-    options = parser.parse_args()
-    output = options.output
-    output.mkdir(parents=True, exist_ok=True)
-    answers = output / "answers.csv"
-    if options.studies:
-        rows = [packed(options.studies), *([read_answers(answers)] if answers.exists() else [])]
-        table = pd.concat(rows).sort_values(
-            "prediction", key=lambda digits: -digits.str.len(), kind="stable"
-        )
-        table.drop_duplicates(SET).sort_values(SET, kind="stable").to_csv(answers, index=False)
-        if len(dev := on_dev(options.studies)):
-            kept = [pd.read_csv(path) for path in [output / "dev.csv"] if path.exists()]
-            pd.concat([dev, *kept]).drop_duplicates(list(dev.columns[:-1])).to_csv(
-                output / "dev.csv", index=False
-            )
-    table = unpacked(read_answers(answers))
+    studies = parser.parse_args().studies
+    if studies:
+        table = pd.concat([packed(studies), read_answers()])
+        # Of an entry that is there twice, the one with more documents is kept.
+        table = table.sort_values("prediction", key=lambda digits: -digits.str.len(), kind="stable")
+        table = table.drop_duplicates(SET).sort_values(SET, kind="stable")
+        table.to_csv(ANSWERS, index=False)
+        dev = pd.concat([on_dev(studies), pd.read_csv(DEV)])
+        dev.drop_duplicates(dev.columns[:-1]).to_csv(DEV, index=False)
+    table = unpacked(read_answers())
     lines = lines_of(table)
-    lines.to_csv(output / "findings.csv", index=False, float_format="%.4f")
+    lines.to_csv(FOLDER / "findings.csv", index=False, float_format="%.4f")
     plain = table[~table.chat]
     of_methods = lines[~lines.chat & (lines.shots == lines.task.map(SHOTS))]
     of_methods = of_methods[of_methods.limit == of_methods.groupby("task").limit.transform("max")]
     of_methods = of_methods[(of_methods.method != "deepthink") | (of_methods.arguments == STANDARD)]
-    thinking = plain[(plain.method == "deepthink") & (plain.limit == FEWER)]
+    few = plain[plain.limit == FEWER]
+    thinking = few[few.method == "deepthink"]
     thinking = thinking[thinking.groupby(["task", "shots"]).arguments.transform("nunique") > 9]
-    is_point = plain.method.isin(["icl", "pcw", "invicl", "structured"]) | (
-        plain.arguments == STANDARD
-    )
-    shots = plain[is_point & (plain.limit == FEWER) & plain.task.isin(TITLES)]
+    is_point = few.method.isin(["icl", "pcw", "invicl", "structured"]) | (few.arguments == STANDARD)
+    shots = few[is_point & few.task.isin(TITLES)]
     shots = shots[shots.groupby("task").shots.transform("nunique") > 2]
-    with styled(
-        **{"text.color": INK, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6}
-    ):
-        draw_dots(of_methods, "accuracy", "accuracy, %", output / "methods.svg")
-        draw_dots(of_methods, "flips", "predictions changed, %", output / "orders.svg")
-        if len(thinking):
-            if (output / "dev.csv").exists():
-                gains = selections(thinking, pd.read_csv(output / "dev.csv"))
-                gains.to_csv(output / "selection.csv", index=False, float_format="%.4f")
-            points = lines_of(of_the_same(thinking, ["arguments"]))
-            points[["T", "eta"]] = (
-                points.arguments.str.extract(r"\bT=(\d+).*\beta=([\d.]+)").astype(float).to_numpy()
-            )
-            momentum = points.arguments.str.contains("momentum").map(
-                {True: ", momentum=0.9", False: ""}
-            )
-            points["curve"] = "eta=" + points.eta.map("{:g}".format) + momentum
-            draw_curves(
-                points, "T", "curve", "T, passes over the demonstrations", output / "thinking.svg"
-            )
-        if (output / "trained.csv").exists():
-            draw_trained(pd.read_csv(output / "trained.csv"), output / "trained.svg")
-        if len(shots):
-            points = lines_of(of_the_same(shots, ["shots", "method"]))
-            draw_curves(points, "shots", "method", "demonstrations", output / "shots.svg")
+    gains = selections(thinking, pd.read_csv(DEV))
+    gains.to_csv(FOLDER / "selection.csv", index=False, float_format="%.4f")
+    thoughts = lines_of(of_the_same(thinking, ["arguments"]))
+    thoughts = thoughts.join(settings(thoughts))
+    has_momentum = thoughts.arguments.str.contains("momentum")
+    thoughts["curve"] = "eta=" + thoughts.eta.map("{:g}".format)
+    thoughts["curve"] += has_momentum.map({True: ", momentum=0.9", False: ""})
+    points = lines_of(of_the_same(shots, ["shots", "method"]))
+    grid = {"grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6}
+    with styled(**{"text.color": INK, **grid}):
+        draw_dots(of_methods, "accuracy", "accuracy, %", FOLDER / "methods.svg")
+        draw_dots(of_methods, "flips", "predictions changed, %", FOLDER / "orders.svg")
+        passes = "T, passes over the demonstrations"
+        draw_curves(thoughts, "T", "curve", passes, FOLDER / "thinking.svg")
+        draw_trained(pd.read_csv(FOLDER / "trained.csv"), FOLDER / "trained.svg")
+        draw_curves(points, "shots", "method", "demonstrations", FOLDER / "shots.svg")
     print(lines.round(3).to_string(index=False))
 
 

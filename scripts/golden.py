@@ -3,7 +3,6 @@
     python scripts/golden.py make /tmp/before      # in one version: some minutes of one core
     python scripts/golden.py make /tmp/after       # in the other
     python scripts/golden.py compare /tmp/before /tmp/after
-    python scripts/golden.py plain /tmp/plain      # in plain mode, without study and training, which are then missing
 
 Samples are the responses of every method and of `hf` on tiny random models and a trained one, the papers' tasks,
 decision rules, a study with a dev set and rows that a model chooses, its board, and a model after training.
@@ -18,8 +17,7 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +25,23 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 DEMO_MODEL = str(ROOT / "lm_eval_icl" / "demo_model")
-Part = Callable[[Path], Iterator[tuple[str, Any]]]
-SIZES: dict[str, float] = {
+Samples = Iterator[tuple[str, Any]]
+SIZES: dict[str, Any] = {
     "hidden_size": 48,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "intermediate_size": 64,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.15,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
 }
-SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 4096, "initializer_range": 0.15}
-METHODS = "hf icl nope prefixicl pcw saicl batchicl invicl deepthink sbp star ape structured ensemble nbce".split()
-METHODS += ["ctkv", "moicl", "ttt"]
+METHODS = (
+    "hf icl nope prefixicl pcw saicl batchicl invicl deepthink sbp star ape structured ensemble nbce "
+    "ctkv moicl ttt"
+).split()
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "batchicl": {"layer": 2},
     "deepthink": {"T": 3, "eta": 0.1},
@@ -44,23 +49,15 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "moicl": {"rows": 6, "epochs": 2},
     "ttt": {"permutations": 4, "batch": 2, "rank": 2, "alpha": 2, "lr": 0.01},
 }
-TASKS, REAL = ["icl_demo_short", "icl_demo_pieces"], ["icl_trec", "bbh_fewshot_object_counting"]
+TASKS = ["icl_demo_short", "icl_demo_pieces"]
+REAL = ["icl_trec", "bbh_fewshot_object_counting"]
 PAPERS = "icl_sst2 icl_sst5 icl_mr icl_agnews icl_bbh_snarks icl_mmlu_anatomy mmlu_anatomy".split()
 RULES = "contextual+domain:n=3+batch+dcpmi+pmi+hidden:m=4+knn:m=4"
 STUDY = """{methods: [hf, icl, invicl, {deepthink: {T: 1..3, eta: [0.1, 0.5]}}], tasks: icl_demo_unseen, num_fewshot: 2,
   demonstrations: [stratified, herding], seeds: 0..1, orders: 2, dev: {size: 8, choose: [T]}}"""
-BOARD = (
-    "value",
-    "low",
-    "high",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "difference_p",
-    "order_sensitivity",
-)
+BOARD = "value low high difference difference_low difference_high difference_p order_sensitivity".split()
 TRAIN = "--tasks icl_demo_four --num_fewshot 3 --steps 6 --batch_size 2 --learning_rate 1e-3 --eval_steps 0".split()
-COMMAND, LIMIT = [str(Path(sys.executable).with_name("lm-eval-icl"))], ["--limit", "8"]
+COMMAND = str(Path(sys.executable).with_name("lm-eval-icl"))
 MODEL = ["--model_args", f"pretrained={DEMO_MODEL}", "--device", "cpu"]
 
 
@@ -70,40 +67,27 @@ def models() -> Iterator[tuple[str, Any, Any]]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    tokens = {
-        "vocab_size": len(tokenizer),
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "pad_token_id": None,
-    }
     for name in ("gpt2", "llama", "gpt_neox"):
         torch.manual_seed(1)
-        yield (
-            name,
-            AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **SIZES, **tokens)).eval(),
-            tokenizer,
-        )
-    if (trained := SHARED / "models" / "stories260K").is_dir():
-        yield (
-            trained.name,
-            AutoModelForCausalLM.from_pretrained(trained).eval(),
-            AutoTokenizer.from_pretrained(trained),
-        )
+        config = AutoConfig.for_model(name, vocab_size=len(tokenizer), **SIZES)
+        yield name, AutoModelForCausalLM.from_config(config).eval(), tokenizer
+    trained = SHARED / "models" / "stories260K"
+    if trained.is_dir():
+        model = AutoModelForCausalLM.from_pretrained(trained).eval()
+        yield trained.name, model, AutoTokenizer.from_pretrained(trained)
 
 
 def responses(samples: list[dict[str, Any]]) -> list[list[Any]]:
     """For each document and filter: its number, the prediction, and a log-likelihood for each option, or the text."""
     rows = []
     for sample in samples:
-        found = [
-            answer if isinstance(answer, str) else float(answer[0])
-            for answer in sample["filtered_resps"]
-        ]
+        answers = sample["filtered_resps"]
+        found = [answer if isinstance(answer, str) else float(answer[0]) for answer in answers]
         rows.append([sample["doc_id"], sample["filter"], found.index(max(found)), *found])
     return rows
 
 
-def evaluations(out: Path, **arguments_of_all: Any) -> Iterator[tuple[str, Any]]:
+def evaluations(out: Path) -> Samples:
     """Every method on every model, the papers' tasks, and decision rules."""
     import lm_eval.evaluator
     from lm_eval.api.registry import get_model
@@ -111,107 +95,87 @@ def evaluations(out: Path, **arguments_of_all: Any) -> Iterator[tuple[str, Any]]
 
     import lm_eval_icl  # noqa: F401 (registers its tasks)
 
-    def run(
-        made: Any, method: str, tasks: list[str], manager: TaskManager
-    ) -> Iterator[tuple[str, Any]]:
+    def run(made: Any, method: str, tasks: list[str], manager: TaskManager) -> Samples:
         name, model, tokenizer = made
-        arguments = {
-            "pretrained": model,
-            "tokenizer": tokenizer,
-            "batch_size": 4,
-            **ARGUMENTS.get(method, {}),
-            **(arguments_of_all if method != "hf" else {}),
-        }
-        options = {
-            "num_fewshot": 2,
-            "limit": 4,
-            "gen_kwargs": {"max_gen_toks": 12},
-            "bootstrap_iters": 0,
-        }
+        arguments = ARGUMENTS.get(method, {})
         try:
+            lm = get_model(method)(pretrained=model, tokenizer=tokenizer, batch_size=4, **arguments)
             done = lm_eval.simple_evaluate(
-                get_model(method)(**arguments), None, tasks, task_manager=manager, **options
-            )
-            yield from (
-                (f"{name}/{method}/{task}", responses(found))
-                for task, found in done["samples"].items()
+                lm,
+                tasks=tasks,
+                task_manager=manager,
+                num_fewshot=2,
+                limit=4,
+                gen_kwargs={"max_gen_toks": 12},
+                bootstrap_iters=0,
             )
         except ValueError as error:
             yield f"{name}/{method}/{','.join(tasks)}", f"refused: {type(error).__name__}"
+            return
+        for task, found in done["samples"].items():
+            yield f"{name}/{method}/{task}", responses(found)
 
     lm_eval.evaluator.add_env_info = lambda results: None  # asks pip for a second each time
     real = (SHARED / "data").is_dir()
-    plain, with_rules = TaskManager(), TaskManager(metadata={"decide": RULES})
+    plain = TaskManager()
+    with_rules = TaskManager(metadata={"decide": RULES})
     for made in models():
         for method in METHODS:
-            papers = (
-                PAPERS
-                if made[0] == "llama" and method in ("hf", "icl", "invicl", "deepthink")
-                else []
-            )
-            tasks = [*TASKS, *REAL, *papers] if real else TASKS
+            tasks = list(TASKS)
+            if real:
+                tasks += REAL
+                if made[0] == "llama" and method in ("hf", "icl", "invicl", "deepthink"):
+                    tasks += PAPERS
             if method == "moicl":  # its weights are for options
                 tasks = [task for task in tasks if not task.startswith("bbh_fewshot")]
             yield from run(made, method, tasks, plain)
-        yield from (
-            (f"decide/{key}", value) for key, value in run(made, "icl", TASKS[:1], with_rules)
-        )
+        for key, value in run(made, "icl", TASKS[:1], with_rules):
+            yield f"decide/{key}", value
 
 
-def study(out: Path) -> Iterator[tuple[str, Any]]:
+def command(*arguments: str | Path) -> None:
+    subprocess.run([COMMAND, *arguments], check=True)
+
+
+def study(out: Path) -> Samples:
     """The cells of a study, including those that its dev set has chosen, and its board."""
     (out / "study.yaml").write_text(STUDY)
-    subprocess.run(
-        [*COMMAND, "study", out / "study.yaml", *MODEL, *LIMIT, "--output", out / "study"],
-        check=True,
-    )
+    command("study", out / "study.yaml", *MODEL, "--limit", "8", "--output", out / "study")
     for file in sorted((out / "study" / "cells").rglob("results_*.json")):
         config = json.loads(file.read_text(encoding="utf-8"))["config"]
         cell = {name: config["icl"]["study"][name] for name in ("demonstrations", "order", "split")}
-        cell["arguments"] = {
-            name: value for name, value in config["model_args"].items() if name != "pretrained"
-        }
+        cell["arguments"] = config["model_args"]
+        del cell["arguments"]["pretrained"]
         key = json.dumps([config["model"], config["fewshot_seed"], cell], sort_keys=True)
         samples = next(file.parent.glob("samples_*.jsonl")).read_text(encoding="utf-8").splitlines()
-        yield f"study/{key}", responses([json.loads(line) for line in samples])
-    subprocess.run(
-        [*COMMAND, "leaderboard", out / "study" / "cells", "--csv", out / "board.csv"], check=True
-    )
-    rows = csv.DictReader((out / "board.csv").read_text(encoding="utf-8").splitlines())
-    yield (
-        "board",
-        sorted(
-            ([row["method"], *(float(row[name] or "nan") for name in BOARD)] for row in rows),
-            key=repr,
-        ),
-    )
+        yield f"study/{key}", responses(list(map(json.loads, samples)))
+    command("leaderboard", out / "study" / "cells", "--csv", out / "board.csv")
+    board = []
+    for row in csv.DictReader((out / "board.csv").read_text(encoding="utf-8").splitlines()):
+        board.append([row["method"], *(float(row[name] or "nan") for name in BOARD)])
+    yield "board", sorted(board, key=repr)
 
 
-def training(out: Path) -> Iterator[tuple[str, Any]]:
+def training(out: Path) -> Samples:
     """The log-probabilities of a model after some steps of training."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    subprocess.run(
-        [*COMMAND, "train", "invicl", *MODEL, *TRAIN, "--output", out / "trained"], check=True
-    )
+    command("train", "invicl", *MODEL, *TRAIN, "--output", out / "trained")
     logits = AutoModelForCausalLM.from_pretrained(out / "trained")(torch.arange(5, 45)[None]).logits
     yield "training", logits.log_softmax(-1)[0, :, :8].tolist()
 
 
-def plain(out: Path) -> bool:
-    return make(out, [partial(evaluations, plain=True)])
-
-
-def make(out: Path, parts: Sequence[Part] = (study, training, evaluations)) -> bool:
+def make(out: Path) -> bool:
     out = out.resolve()
     (out / "hub").mkdir(parents=True)
     if (SHARED / "data").is_dir():
         runpy.run_path(str(SHARED / "tools" / "local_hub.py"))["main"](out / "hub")
     os.chdir(out / "hub")
     os.environ["LM_EVAL_ICL_CACHE"] = str(out / "cache")
-    samples = {key: value for part in parts for key, value in part(out)}
-    return not (out / "golden.json").write_text(json.dumps(samples, indent=0), encoding="utf-8")
+    samples = dict([*study(out), *training(out), *evaluations(out)])
+    (out / "golden.json").write_text(json.dumps(samples, indent=0), encoding="utf-8")
+    return False
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -222,18 +186,17 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def compare(first: Path, second: Path) -> bool:
-    before, after = (
-        json.loads((folder / "golden.json").read_text(encoding="utf-8"))
-        for folder in (first, second)
-    )
-    pairs = {
-        key: (before.get(key, "missing"), after.get(key, "missing")) for key in {**before, **after}
-    }
-    different = {key: pair for key, pair in pairs.items() if not equal(*pair)}
-    for key, pair in different.items():
-        one, other = next((rows for rows in zip(*pair, strict=False) if not equal(*rows)), pair)
-        print(key, f"    {one}"[:200], f"    {other}"[:200], sep="\n")
-    print(f"{len(different)} of {len(pairs)} samples are different")
+    before = json.loads((first / "golden.json").read_text(encoding="utf-8"))
+    after = json.loads((second / "golden.json").read_text(encoding="utf-8"))
+    names = {**before, **after}
+    different = 0
+    for name in names:
+        pair = (before.get(name, "missing"), after.get(name, "missing"))
+        if not equal(*pair):
+            different += 1
+            one, other = next((rows for rows in zip(*pair, strict=False) if not equal(*rows)), pair)
+            print(name, f"    {one}"[:200], f"    {other}"[:200], sep="\n")
+    print(f"{different} of {len(names)} samples are different")
     return bool(different)
 
 
@@ -241,7 +204,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("make", "plain", "compare"))
+    parser.add_argument("command", choices=("make", "compare"))
     parser.add_argument("folders", nargs="+", type=Path)
     arguments = parser.parse_args()
     sys.exit(globals()[arguments.command](*arguments.folders))

@@ -75,20 +75,29 @@ PAIRS: dict[str, tuple[dict[str, str], list[str], str]] = {
 }
 
 
-def group(name: str, members: list[str], by_size: bool) -> dict[str, Any]:
-    metrics = [{"metric": metric, "weight_by_size": by_size} for metric in ("acc", "acc_norm")]
-    return {
+def write_group(folder: str, name: str, members: list[str]) -> None:
+    metrics = [{"metric": metric, "weight_by_size": True} for metric in ("acc", "acc_norm")]
+    config = {
         "group": name,
         "task": members,
         "aggregate_metric_list": metrics,
         "metadata": {"version": 1.0},
     }
+    write(f"{folder}/{name}.yaml", config)
 
 
-def write(path: Path, config: dict[str, Any]) -> None:
+def write(name: str, config: dict[str, Any]) -> None:
+    path = OUT / name
     path.parent.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=110)
     path.write_text(text, encoding="utf-8")
+
+
+METRICS = """  - metric: metaicl
+    weight_by_size: false
+  - metric: acc
+    weight_by_size: false
+"""
 
 
 def metaicl_files() -> dict[str, str]:
@@ -105,13 +114,9 @@ def metaicl_files() -> dict[str, str]:
             for end, split in (("", "test"), ("_unseen", "unseen_domain")):
                 name = f"metaicl_{form}{setting}{end}"
                 tasks = "".join(f"  - {names[task]}\n" for task in lists[split])
-                metrics = "".join(
-                    f"  - metric: {metric}\n    weight_by_size: false\n"
-                    for metric in ("metaicl", "acc")
-                )
                 texts[f"{name}.yaml"] = (
                     f"group: {name}\nsetting: {setting}\nsplit: {split}\ntask:\n{tasks}"
-                    f"aggregate_metric_list:\n{metrics}metadata:\n  version: 1.0\n"
+                    f"aggregate_metric_list:\n{METRICS}metadata:\n  version: 1.0\n"
                 )
     return texts
 
@@ -125,18 +130,12 @@ def main() -> None:
     for start, folder in (("icl_mmlu", "mmlu"), ("icl_mmlu_instruction", "mmlu/instruction")):
         for category, subjects in MMLU.items():
             names = [f"{start}_{subject}" for subject in subjects.split()]
-            write(
-                OUT / f"{folder}/{start}_{category}.yaml",
-                group(f"{start}_{category}", names, by_size=True),
-            )
-        write(
-            OUT / f"{folder}/{start}.yaml",
-            group(start, [f"{start}_{category}" for category in MMLU], by_size=True),
-        )
+            write_group(folder, f"{start}_{category}", names)
+        write_group(folder, start, [f"{start}_{category}" for category in MMLU])
     for subject in " ".join(MMLU.values()).split():
         names_of = {"task_alias": subject, "dataset_name": subject}
         plain = {"include": "_icl_mmlu_yaml", "task": f"icl_mmlu_{subject}", **names_of}
-        write(OUT / f"mmlu/icl_mmlu_{subject}.yaml", plain)
+        write(f"mmlu/icl_mmlu_{subject}.yaml", plain)
         # Hendrycks et al. (2021), as in lm-eval's own `mmlu`.
         about = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
         with_instruction = {
@@ -144,7 +143,7 @@ def main() -> None:
             "task": f"icl_mmlu_instruction_{subject}",
             "description": about,
         }
-        write(OUT / f"mmlu/instruction/icl_mmlu_instruction_{subject}.yaml", with_instruction)
+        write(f"mmlu/instruction/icl_mmlu_instruction_{subject}.yaml", with_instruction)
 
     for name, (columns, answers, instruction) in PAIRS.items():
         lines = [f"{title}:{{{{{column}.strip()}}}}" for title, column in columns.items()]
@@ -160,13 +159,13 @@ def main() -> None:
             "doc_to_choice": answers,
             "target_delimiter": "",
         }
-        write(OUT / f"classification/icl_{name}.yaml", pair)
+        write(f"classification/icl_{name}.yaml", pair)
         described = {
             "include": f"icl_{name}.yaml",
             "task": f"icl_{name}_instruction",
             "description": f"{instruction}\n\n",
         }
-        write(OUT / f"classification/icl_{name}_instruction.yaml", described)
+        write(f"classification/icl_{name}_instruction.yaml", described)
 
     source = Path(lm_eval.tasks.__file__).parent / "bbh/fewshot"
     for subtask in BBH:
@@ -178,11 +177,8 @@ def main() -> None:
             "dataset_name": subtask,
             "fewshot_config": {"samples": bbh_cloze(samples, BBH_ANSWERS.get(subtask, []))},
         }
-        write(OUT / f"bbh/icl_bbh_{subtask}.yaml", config)
-    write(
-        OUT / "bbh/icl_bbh.yaml",
-        group("icl_bbh", [f"icl_bbh_{subtask}" for subtask in BBH], by_size=True),
-    )
+        write(f"bbh/icl_bbh_{subtask}.yaml", config)
+    write_group("bbh", "icl_bbh", [f"icl_bbh_{subtask}" for subtask in BBH])
 
 
 if __name__ == "__main__":

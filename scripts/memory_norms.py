@@ -1,8 +1,8 @@
 """Draws how far Deep-Thinking's memory moves: the norms of its keys and values after each iteration.
 
-    python scripts/memory_norms.py --model openai-community/gpt2-large --task icl_sst2 --to norms.svg
+    python scripts/memory_norms.py --model openai-community/gpt2-large --to norms.svg
 
-The authors' released code computes these norms. They are drawn for the etas and the momentum of the study `thinking`,
+The authors' released code computes these norms. They are drawn for the demonstrations of SST-2, and for the etas and the momentum of the study `thinking`,
 as multiples of the norms at T=1, where the memory is that of plain in-context learning. A norm is that of all keys (or
 values) of a layer, and the line is the mean over layers. The numbers are printed as CSV.
 """
@@ -10,13 +10,14 @@ values) of a layer, and the line is the mean over layers. The numbers are printe
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from lm_eval.tasks import TaskManager
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from lm_eval_icl.drawing.style import METADATA, styled
 from lm_eval_icl.harness.plugin import task_dir
@@ -28,11 +29,11 @@ SETTINGS = ((0.001, 0.0), (0.01, 0.0), (0.1, 0.0), (0.01, 0.9))  # eta, momentum
 PARTS = ("keys", "values")
 
 
-def context_of(task_name: str, seed: int, tokenizer: Any) -> Context:
-    """The demonstrations of a task, as its prompts have them."""
+def context_of(tokenizer: Any) -> Context:
+    """The demonstrations, as prompts have them with seed 0."""
     manager = TaskManager(include_defaults=False, include_path=str(task_dir()))
-    task: Any = manager.load([task_name])["tasks"][task_name]
-    task.set_fewshot_seed(seed)
+    task: Any = manager.load(["icl_sst2"])["tasks"]["icl_sst2"]
+    task.set_fewshot_seed(0)
     with recording():
         prompt = task.fewshot_context(task.eval_docs[0], task.config.num_fewshot)
     text = prompt.prefix + "".join(prompt.demonstrations)
@@ -40,9 +41,9 @@ def context_of(task_name: str, seed: int, tokenizer: Any) -> Context:
 
 
 @torch.no_grad()
-def norms(model: Any, context: Context, eta: float, momentum: float, most: int) -> torch.Tensor:
-    """[iterations, 2] the mean norm of a layer's keys and of its values, as multiples of those at T=1."""
-    method = DeepThink(T=most, eta=eta, momentum=momentum)
+def norms(model: Any, context: Context, eta: float, momentum: float) -> torch.Tensor:
+    """[15, 2] the mean norm of a layer's keys and of its values, as multiples of those at T=1."""
+    method = DeepThink(T=15, eta=eta, momentum=momentum)
     rows = []
     for [memory] in method.memories(model, [context]):
         keys = [layer_keys.float().norm() for layer_keys, _ in memory.layers]
@@ -57,40 +58,29 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, help="a checkpoint")
-    parser.add_argument("--task", default="icl_sst2", help="(default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the demonstrations")
-    parser.add_argument("--T", type=int, default=15, help="the last iteration")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--to", type=Path, required=True, help="an SVG or PNG file")
+    parser.add_argument("--to", type=Path, required=True, help="an SVG file")
     options = parser.parse_args()
-    if options.to.suffix[1:] not in METADATA:
-        sys.exit(f"--to {options.to}: must end in .svg or .png.")
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    model = transformers.AutoModelForCausalLM.from_pretrained(options.model)
-    model = model.to(options.device).eval()
-    context = context_of(options.task, options.seed, tokenizer)
+    model = transformers.AutoModelForCausalLM.from_pretrained(options.model).eval()
+    context = context_of(tokenizer)
     print("eta,momentum,T,keys,values")
     with styled():
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-
         figure = Figure(figsize=(7.6, 3), layout="constrained")
         both = figure.subplots(1, 2, sharey=True)
         for eta, momentum in SETTINGS:
-            table = norms(model, context, eta, momentum, options.T)
-            for number, row in enumerate(table.tolist(), 1):
-                print(f"{eta},{momentum},{number},{row[0]:.6f},{row[1]:.6f}")
+            table = norms(model, context, eta, momentum)
             iterations = range(1, len(table) + 1)
+            for number, (keys, values) in zip(iterations, table.tolist(), strict=True):
+                print(f"{eta},{momentum},{number},{keys:.6f},{values:.6f}")
+            label = f"eta={eta}" + (f", momentum={momentum}" if momentum else "")
             for axes, part, line in zip(both, PARTS, table.T.tolist(), strict=True):
-                label = f"eta={eta}" + (f", momentum={momentum}" if momentum else "")
                 axes.plot(iterations, line, marker="o", markersize=3, label=label)
                 axes.set_title(part, loc="left")
                 axes.set_xlabel("T")
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         both[0].set_ylabel("norm, as a multiple of T=1")
         both[1].legend(fontsize=8)
-        kind = options.to.suffix[1:]
-        figure.savefig(options.to, format=kind, dpi=150, metadata=METADATA[kind])
+        figure.savefig(options.to, format="svg", metadata=METADATA["svg"])
 
 
 if __name__ == "__main__":

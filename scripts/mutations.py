@@ -139,21 +139,16 @@ TESTS = {
     "methods": "methods inference",
     "prompts": "prompts methods",
     "inference": "inference methods",
+    "demonstrations": "demonstrations harness/test_choosing.py harness/test_evaluated_documents.py",
 }
-TESTS["demonstrations"] = (
-    "demonstrations harness/test_choosing.py harness/test_evaluated_documents.py"
-)
 
 
 def place_of(root: Path, room: str, old: str) -> Path | None:
     """The file of a room that has the text once; None unless exactly one file of the room does."""
-    counts = {}
+    having: list[Path] = []
     for path in (root / "lm_eval_icl" / room).rglob("*.py"):
-        counts[path] = path.read_text(encoding="utf-8").count(old)
-    having = [path for path, count in counts.items() if count]
-    if sum(counts.values()) != 1:
-        return None
-    return having[0]
+        having += [path] * path.read_text(encoding="utf-8").count(old)
+    return having[0] if len(having) == 1 else None
 
 
 def gone() -> list[str]:
@@ -193,7 +188,6 @@ def tried(copy: Path, room: str, old: str, new: str) -> str:
 
 def run_all(rooms: list[str], jobs: int) -> list[str]:
     """The outcomes of all faults of these rooms, of which `jobs` run side by side."""
-    outcomes: list[str] = []
     copies: Queue[Path] = Queue()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as threads:
         for job in range(jobs):  # tests look for `shared` beside the checkout
@@ -202,19 +196,17 @@ def run_all(rooms: list[str], jobs: int) -> list[str]:
             (copy.parent / "shared").symlink_to(ROOT.parent / "shared")
             copies.put(copy)
 
-        def run(room: str, old: str, new: str) -> None:
+        def run(room: str, old: str, new: str) -> str:
             copy = copies.get()
             outcome = tried(copy, room, old, new)
             copies.put(copy)
-            outcomes.append(outcome)
             print(f"{room:15}{outcome}  {old!r}", flush=True)
+            return outcome
 
         futures = []
         for room in rooms:
             futures += [threads.submit(run, room, *fault) for fault in FAULTS[room]]
-        for future in futures:
-            future.result()
-    return outcomes
+        return [future.result() for future in futures]
 
 
 def main() -> int:

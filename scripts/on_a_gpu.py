@@ -53,7 +53,8 @@ class Bench:
     """The model, its tokenizer and requests: documents with four options after the same eight demonstrations."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.requests = options, synthetic(documents=options.documents)
+        self.options = options
+        self.requests = synthetic(documents=options.documents)
         self.tokenizer = train_tokenizer(self.requests, CONFIGS[options.model].vocab_size)
 
     def model(self, dtype: torch.dtype) -> Any:
@@ -62,9 +63,8 @@ class Bench:
     def lm(self, name: str, model: Any, **arguments: Any) -> Any:
         """A method, or `hf`, on a model that is loaded."""
         make: Any = HFLM if name == "hf" else METHODS[name]
-        return make(
-            model, tokenizer=self.tokenizer, device=DEVICE, **{"batch_size": 8, **arguments}
-        )
+        shared = {"tokenizer": self.tokenizer, "device": DEVICE, "batch_size": 8}
+        return make(model, **shared | arguments)
 
 
 def scores(lm: Any, requests: list[Instance]) -> torch.Tensor:
@@ -100,15 +100,13 @@ def gpu_tests(bench: Bench) -> list[str]:
 
 def beside_hf(bench: Bench) -> list[str]:
     """`icl` compared with `hf`, and each of them compared with `hf` in float32."""
-    by_name: dict[str, Any] = {}
+    found = []
     for dtype in (torch.float32, torch.bfloat16):
         model = bench.model(dtype)
-        by_name |= {
-            f"{name}, {dtype}": scores(bench.lm(name, model), bench.requests)
-            for name in ("hf", "icl")
-        }
+        for name in ("hf", "icl"):
+            found.append(scores(bench.lm(name, model), bench.requests))
         del model
-    exact, icl_exact, hf, icl = by_name.values()
+    exact, icl_exact, hf, icl = found
     rows = [
         ["float32", "icl and hf", *difference(icl_exact, exact)],
         ["bfloat16", "icl and hf", *difference(icl, hf)],
@@ -122,7 +120,8 @@ def orders(bench: Bench) -> list[str]:
     """Order-invariant methods with the demonstrations in four orders. By default they sort the demonstrations, and all
     bits should be the same. The first order is run twice: if that already differs, the device and not the order is the
     reason. Without sorting (`canonical_order=False`), only rounding may differ."""
-    requests, rows = bench.requests[: 4 * (16 if ON_GPU else 2)], []
+    requests = bench.requests[: 4 * (16 if ON_GPU else 2)]
+    rows = []
     invariant = [name for name in METHODS if METHODS[name].method_class().invariant]
     for dtype in (torch.float32, torch.bfloat16):
         model = bench.model(dtype)
@@ -130,11 +129,14 @@ def orders(bench: Bench) -> list[str]:
             found = []
             for canonical in (True, False):
                 lm = bench.lm(name, model, canonical_order=canonical)
-                in_order = [[shuffled(each, n) for each in requests] for n in (0, 0, 1, 2, 3)]
-                found.append(torch.stack([scores(lm, each) for each in in_order]))
-            same = [torch.equal(found[0][:n], found[0][:1].expand_as(found[0][:n])) for n in (2, 5)]
-            apart = float((found[1] - found[1][:1]).abs().max())
-            answers = ["yes" if equal else "**no**" for equal in same]
+                in_orders = []
+                for seed in (0, 0, 1, 2, 3):
+                    in_order = [shuffled(request, seed) for request in requests]
+                    in_orders.append(scores(lm, in_order))
+                found.append(torch.stack(in_orders))
+            is_other = (found[0] != found[0][0]).flatten(1).any(1)
+            answers = ["**no**" if some.any() else "yes" for some in (is_other[:2], is_other)]
+            apart = float((found[1] - found[1][0]).abs().max())
             rows.append([name, str(dtype).removeprefix("torch."), *answers, f"{apart:.2g}"])
         del model, lm
     header = [
@@ -166,15 +168,15 @@ def out_of_memory(bench: Bench) -> list[str]:
         raise Skipped("there is no GPU here whose memory could be limited")
     model = bench.model(torch.float32)
     expected = scores(bench.lm("icl", model), bench.requests)
-    lm, lines = bench.lm("icl", model, pack_tokens=2**16, batch_size=4096), io.StringIO()
+    lm = bench.lm("icl", model, pack_tokens=2**16, batch_size=4096)
+    lines = io.StringIO()
     torch.cuda.empty_cache()
-    taken, whole = torch.cuda.memory_reserved(), torch.cuda.get_device_properties(0).total_memory
+    whole = torch.cuda.get_device_properties(0).total_memory
+    room = torch.cuda.memory_reserved() + bench.options.room * 2**20
     handler = logging.StreamHandler(lines)
     logging.getLogger("lm_eval.icl").addHandler(handler)
     # The room is for a pack of some hundred tokens, but not for a pack of all documents.
-    torch.cuda.set_per_process_memory_fraction(
-        min(1.0, (taken + bench.options.room * 2**20) / whole)
-    )
+    torch.cuda.set_per_process_memory_fraction(min(1.0, room / whole))
     try:
         found = scores(lm, bench.requests)
     finally:
@@ -186,11 +188,8 @@ def out_of_memory(bench: Bench) -> list[str]:
             f"{bench.options.room} MiB were enough for everything: lower --room, or raise --documents"
         )
     apart, same = difference(found, expected)
-    return [
-        *(f"- {line}" for line in said),
-        "",
-        f"Largest difference {apart}, same best option {same}.",
-    ]
+    items = [f"- {line}" for line in said]
+    return [*items, "", f"Largest difference {apart}, same best option {same}."]
 
 
 PARTS: dict[str, Callable[[Bench], list[str]]] = {
@@ -203,12 +202,11 @@ PARTS: dict[str, Callable[[Bench], list[str]]] = {
 
 def about() -> str:
     """The machine, the versions and the commit."""
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [machine()]
     packages = ("torch", "transformers", "accelerate", "lm-eval")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     cuda = f", CUDA {torch.version.cuda}" if ON_GPU else ""
     commit = f"{version.VERSION}, commit {version.commit() or 'unknown'}"
-    return f"{', '.join(names)}{cuda}; {versions}; lm-eval-icl {commit}; {datetime.date.today()}."
+    return f"{machine()}{cuda}; {versions}; lm-eval-icl {commit}; {datetime.date.today()}."
 
 
 def main() -> None:
@@ -220,14 +218,9 @@ def main() -> None:
     parser.add_argument(
         "--documents", type=int, default=100 if ON_GPU else 4, help="(default: %(default)s)"
     )
+    numbers = range(len(PARTS))
     parser.add_argument(
-        "--parts",
-        nargs="+",
-        type=int,
-        choices=range(len(PARTS)),
-        default=range(len(PARTS)),
-        metavar="N",
-        help="numbers of parts (default: all)",
+        "--parts", nargs="+", type=int, choices=numbers, default=numbers, help="(default: all)"
     )
     parser.add_argument(
         "--room", type=int, default=4096, help="MiB besides the weights, for the part Out of memory"
@@ -253,9 +246,8 @@ def main() -> None:
             torch.cuda.empty_cache()
         print("\n".join(found), flush=True)
         lines += ["", f"## {title}", "", " ".join((part.__doc__ or "").split()), "", *found]
-        options.output.write_text(
-            "\n".join(lines) + "\n", encoding="utf-8"
-        )  # also if a later part ends the process
+        # Also if a later part ends the process.
+        options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
     sys.exit(failed)
 
 

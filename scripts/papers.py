@@ -36,14 +36,11 @@ DRAWN = ("stratified", "random", "first")
 # Tasks of MetaICL that have a single data set, whose rows are not beside the checkout.
 WITHOUT_ROWS = ("metaicl_qa_to_qa_unseen", "metaicl_non_qa_to_qa_unseen")
 # The sizes of a stand-in, under the names that configurations have for them.
-NARROW = {
-    **dict.fromkeys(("hidden_size", "n_embd", "word_embed_proj_dim"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), 4),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "num_key_value_heads"), 4),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 64),
-    "head_dim": 8,
-    "attention_types": [[["global", "local"], 2]],
-}
+NARROW: dict[str, Any] = {"head_dim": 8, "attention_types": [[["global", "local"], 2]]}
+NARROW |= dict.fromkeys(("hidden_size", "n_embd", "word_embed_proj_dim"), 32)
+NARROW |= dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), 4)
+NARROW |= dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "num_key_value_heads"), 4)
+NARROW |= dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 64)
 
 
 def listed(value: Any) -> list[Any]:
@@ -107,26 +104,21 @@ def prepare(out: Path, names: Iterable[str]) -> Path | None:
 def pairs_of_glue(out: Path) -> None:
     """Put MetaICL's rows of three tasks of GLUE into GLUE's folder, where SST-2 is already. In MetaICL, a row has the
     form "sentence 1: ... [SEP] sentence 2: ..."."""
-    glue, other = out / "nyu-mll/glue", ("entailment", "not_entailment")
+    glue = out / "nyu-mll/glue"
     configs = {"sst2": {path.stem: lines(path) for path in sorted(glue.glob("sst2/*.jsonl"))}}
     for task, columns, labels in (
-        ("rte", ("sentence1", "sentence2"), other),
-        ("qnli", ("question", "sentence"), other),
+        ("rte", ("sentence1", "sentence2"), ("entailment", "not_entailment")),
+        ("qnli", ("question", "sentence"), ("entailment", "not_entailment")),
         ("mrpc", ("sentence1", "sentence2"), ("not_equivalent", "equivalent")),
     ):
-        found = [
-            row
-            for path in sorted(out.glob(f"metaicl/data/glue-{task}/*_16_*.jsonl"))
-            for row in lines(path)
-        ]
-        texts = [
-            [part.partition(": ")[2] for part in row["input"].split(" [SEP] ")] for row in found
-        ]
-        rows = [
-            {**dict(zip(columns, parts, strict=True)), "label": labels.index(row["output"])}
-            for parts, row in zip(texts, found, strict=True)
-        ]
-        configs[task] = {"train": rows[len(rows) // 2 :], "validation": rows[: len(rows) // 2]}
+        rows = []
+        for path in sorted(out.glob(f"metaicl/data/glue-{task}/*_16_*.jsonl")):
+            for row in lines(path):
+                texts = [part.partition(": ")[2] for part in row["input"].split(" [SEP] ")]
+                pair: dict[str, Any] = dict(zip(columns, texts, strict=True))
+                rows.append({**pair, "label": labels.index(row["output"])})
+        half = len(rows) // 2
+        configs[task] = {"train": rows[half:], "validation": rows[:half]}
     runpy.run_path(str(TOOLS / "local_hub.py"))["write_repo"](glue, configs)
 
 
@@ -142,14 +134,10 @@ def options(study: dict[str, Any], metaicl: Path | None, limit: int) -> list[str
         small += ["--orders", "2"]
     ways = [str(way) for way in listed(study.get("demonstrations", "first"))]
     if any(way not in DRAWN for way in ways):
+        sizes = dict.fromkeys(ways, ":pool=1000") | dict.fromkeys(DRAWN, "")
         # The search of LENS would score many sets on many rows.
-        sizes = dict.fromkeys(ways, "pool=1000") | {
-            "lens": "pool=200:m=50:dev=20:beams=2:iterations=2"
-        }
-        small += [
-            "--demonstrations",
-            ",".join(way if way in DRAWN else f"{way}:{sizes[way]}" for way in ways),
-        ]
+        sizes["lens"] = ":pool=200:m=50:dev=20:beams=2:iterations=2"
+        small += ["--demonstrations", ",".join(way + sizes[way] for way in ways)]
     learning = []
     if "ctkv" in str(study["methods"]):
         learning.append("steps=2")
@@ -189,14 +177,11 @@ def run(
     folder = out / "studies" / name
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "lm_eval_icl", "study", name, "--output", str(folder)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-    }
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     if TOOLS.is_dir():
         environment["HF_HUB_OFFLINE"] = "1"
+    command += [*options(study, metaicl, limit), *more]
     with (out / f"{name}.log").open("w", encoding="utf-8") as log:
-        command += [*options(study, metaicl, limit), *more]
         said = subprocess.run(
             command,
             cwd=out,
@@ -238,17 +223,13 @@ def main() -> int:
     def timed(name: str) -> tuple[int, int, float]:
         study = studies[name]
         if is_of_metaicl(study) and metaicl is None:
-            print(
-                f"{name:32}left out: no MetaICL data beside the checkout ({TOOLS.parent})",
-                flush=True,
-            )
+            why = f"no MetaICL data beside the checkout ({TOOLS.parent})"
+            print(f"{name:32}left out: {why}", flush=True)
             return 0, 0, 0.0
         begun = time.perf_counter()
         cells, failed, last = run(name, study, out, metaicl, args.limit)
         seconds = time.perf_counter() - begun
-        print(
-            f"{name:32}{cells:8,}{failed:8,}{seconds:9.0f}{'  ' + last if last else ''}", flush=True
-        )
+        print(f"{name:32}{cells:8,}{failed:8,}{seconds:9.0f}  {last}".rstrip(), flush=True)
         return cells, failed, seconds
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of each study

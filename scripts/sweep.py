@@ -13,6 +13,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+import transformers
+
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.smoke.every_method import refusals, smoke
 from lm_eval_icl.smoke.tiny import NoTinyModel, types
@@ -69,8 +71,6 @@ def read_table() -> list[Row]:
 
 def summary(rows: list[Row]) -> str:
     """The types in words: how many are exact, and which methods run on which types."""
-    import transformers
-
     counts = Counter(row.icl for row in rows)
     lines = [
         f"Of the {len(rows)} types of transformers {transformers.__version__}, {counts[EXACT]} are "
@@ -92,8 +92,6 @@ def summary(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    import transformers
-
     transformers.logging.set_verbosity_error()
     rows = []
     for arch in types():

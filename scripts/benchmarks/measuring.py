@@ -6,6 +6,7 @@ import ctypes
 import gc
 import math
 import platform
+import re
 import statistics
 import time
 from collections import defaultdict
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from lm_eval.api.instance import Instance
 from matplotlib import rc_context
@@ -60,7 +62,8 @@ def watched(
 
 
 def measure(lm: Any, instances: list[Instance]) -> Measurement:
-    tokens, inside = 0, 0.0
+    tokens = 0
+    inside = 0.0
 
     # On a GPU a pass is only begun between these two: waiting for it there would take away what runs meanwhile.
     def begin(ids: torch.Tensor) -> None:
@@ -73,7 +76,8 @@ def measure(lm: Any, instances: list[Instance]) -> Measurement:
         inside += time.perf_counter()
 
     with watched(lm.model, begin, end):
-        before, start = reset_peak(), now()
+        before = reset_peak()
+        start = now()
         run(lm, instances)
         seconds = now() - start
     return Measurement(seconds, seconds - inside, tokens, peak() - before)
@@ -118,12 +122,11 @@ def peak() -> int:
 
 
 def _status(field: str) -> int:
-    line = next(
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith(field)
+    found = re.search(
+        rf"^{field}:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE
     )
-    return int(line.split()[1]) * 1024
+    assert found
+    return int(found[1]) * 1024
 
 
 def table_of(title: str, *columns: str) -> Table:
@@ -140,7 +143,7 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float] | np.ndarray) -> str:
     """Median, lowest and highest."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
@@ -148,12 +151,6 @@ def spread(values: Sequence[float]) -> str:
 def machine() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    cpu = next(
-        (
-            line
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        "",
-    )
-    return f"{cpu.partition(': ')[2] or platform.processor()}, {torch.get_num_threads()} threads"
+    named = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    cpu = named[1] if named else platform.processor()
+    return f"{cpu}, {torch.get_num_threads()} threads"

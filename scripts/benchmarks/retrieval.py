@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 from unittest.mock import patch
 
@@ -22,7 +23,8 @@ WORKLOADS = (
     ("icl_trec", "similar"),
     ("icl_sst2", "similar"),
 )
-SHOTS, FIXED = 8, 80
+SHOTS = 8
+FIXED = 80
 
 
 def retrieved(task: str, how: str, shots: int, documents: int) -> list[Instance]:
@@ -37,41 +39,39 @@ def compare(options: argparse.Namespace, console: Console) -> None:
     others run a tenth of the documents, and the table has the time of a document."""
     for task, how in WORKLOADS:
         instances = retrieved(task, how, SHOTS, options.documents)
-        few = retrieved(task, how, SHOTS, -(-options.documents // 10))
-        longer = retrieved(task, f"{how}:fixed={FIXED}", FIXED + SHOTS, -(-options.documents // 10))
+        tenth = math.ceil(options.documents / 10)
+        few = retrieved(task, how, SHOTS, tenth)
+        longer = retrieved(task, f"{how}:fixed={FIXED}", FIXED + SHOTS, tenth)
         model = random_model(options.model, options.device, torch.float32)
         arguments: dict[str, Any] = {
             "tokenizer": train_tokenizer(instances, model.config.vocab_size),
             "device": options.device,
             "batch_size": max(options.batch_sizes),
         }
+        hf = HFLM(model, **arguments)
         icl = METHODS["icl"](model, **arguments)
         pcw = METHODS["pcw"](model, store_bytes=options.store_bytes, **arguments)
         with patch.object(joining, "has_separate_demonstrations", lambda method: False):
             apart = METHODS["pcw"](model, **arguments)
         contenders = {
-            f"hf, batch {arguments['batch_size']}": (HFLM(model, **arguments), few),
+            f"hf, batch {arguments['batch_size']}": (hf, few),
             "icl": (icl, few),
             "pcw, each context by itself": (apart, few),
             "pcw, each demonstration once": (pcw, instances),
             f"icl, {FIXED} fixed and {SHOTS} retrieved": (icl, longer),
         }
         title = f"{task}, {how}, {options.model}, {model.dtype}, {machine()}"
-        seconds = (
-            "seconds a document" if torch.cuda.is_available() else "processor seconds a document"
-        )
+        clock = "seconds" if torch.cuda.is_available() else "processor seconds"
+        seconds = f"{clock} a document"
         table = table_of(title, "model", "documents", "tokens a document", seconds, "times hf")
-        runs: dict[str, tuple[int, float, float]] = {}
         for contender, (lm, requests) in contenders.items():
-            documents, begun = len({instance.doc_id for instance in requests}), busy()
-            tokens = measure(lm, requests).tokens
-            runs[contender] = documents, tokens / documents, (busy() - begun) / documents
-            ratio = (
-                next(iter(runs.values()))[2] / runs[contender][2]
-                if requests is not longer
-                else None
-            )
-            row = f"{documents:,}", f"{tokens / documents:.0f}", f"{runs[contender][2]:.3f}"
-            table.add_row(contender, *row, f"{ratio:.2f}" if ratio else "")
-            console.print(f"{task} {contender}: {runs[contender]}")
+            documents = len({instance.doc_id for instance in requests})
+            begun = busy()
+            tokens = measure(lm, requests).tokens / documents
+            own = (busy() - begun) / documents
+            if lm is hf:
+                of_hf = own
+            ratio = "" if requests is longer else f"{of_hf / own:.2f}"
+            table.add_row(contender, f"{documents:,}", f"{tokens:.0f}", f"{own:.3f}", ratio)
+            console.print(f"{task} {contender}: {(documents, tokens, own)}")
         console.print(table)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from lm_eval.models.huggingface import HFLM
@@ -20,7 +22,7 @@ MOST = 40_000  # a cell of more words is left out: it takes as long as all other
 FEW = 4_000  # a cell of more words is measured once
 
 
-def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def compare(options: argparse.Namespace, console: Console) -> None:
     """How many times as fast as `hf` `icl` is, in processor seconds, the two taking turns."""
     model = random_model(options.model, options.device)
     tokenizer = train_tokenizer(synthetic(), model.config.vocab_size)
@@ -33,12 +35,11 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     table = table_of(title, "tokens", *(f"{number} documents" for number in DOCUMENTS))
     ratios: dict[int, dict[int, list[float]]] = {}
     for length in LENGTHS:
-        ratios[length] = {}
+        ratios[length] = defaultdict(list)
         for documents in DOCUMENTS:
             if length * documents > MOST:
                 continue
             instances = synthetic(documents, demonstrations=length // SHOT, shot=SHOT)
-            ratios[length][documents] = []
             for _ in range(options.repetitions if length * documents <= FEW else 1):
                 own = seconds_of(icl, instances)
                 ratios[length][documents].append(seconds_of(hf, instances) / own)
@@ -48,7 +49,6 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     console.print(table)
     if options.figure:
         draw(ratios, options.figure)
-    return {str(length): of_length for length, of_length in ratios.items()}
 
 
 def seconds_of(lm: Any, instances: list[Any]) -> float:
@@ -62,13 +62,13 @@ def draw(ratios: dict[int, dict[int, list[float]]], path: Path) -> None:
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axis = figure.subplots()
     for color, documents in enumerate(DOCUMENTS):
-        points = [sorted(part[documents]) for part in ratios.values() if documents in part]
+        points = [part[documents] for part in ratios.values() if documents in part]
         lengths = LENGTHS[: len(points)]
-        middle = [values[len(values) // 2] for values in points]
+        middle = list(map(median_high, points))
         label = f"{documents} documents" if documents > 1 else "1 document"
         axis.plot(lengths, middle, color=f"C{color}", marker="o", markersize=3, label=label)
-        low = [values[0] for values in points]
-        high = [values[-1] for values in points]
+        low = list(map(min, points))
+        high = list(map(max, points))
         axis.fill_between(lengths, low, high, color=f"C{color}", alpha=0.2, linewidth=0)
     axis.axhline(1, color="black", linewidth=0.8)
     axis.set_xscale("log", base=2)

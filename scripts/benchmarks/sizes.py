@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
@@ -51,17 +52,19 @@ def methods(options: argparse.Namespace, console: Console) -> None:
     title = f"8 demonstrations of 60 tokens, queries of 50, 4 options; {options.model}, {machine()}"
     table = table_of(title, "model", "encode, ms", "a query, ms", "times icl's", "peak memory, MiB")
     for name in lms:
-        ratios = [own / plain for own, plain in zip(scoring[name], scoring["icl"], strict=True)]
-        is_apart = not lms[name].method.memory_depends_on_query
-        encode = spread([1e3 * t for t in encoding[name]]) if is_apart else "with each query"
-        query = spread([1e3 * t for t in scoring[name]])
+        ratios = np.divide(scoring[name], scoring["icl"])
+        encode = spread(np.multiply(1e3, encoding[name]))
+        if lms[name].method.memory_depends_on_query:
+            encode = "with each query"
+        query = spread(np.multiply(1e3, scoring[name]))
         table.add_row(name, encode, query, spread(ratios), f"{peaks[name] / 2**20:.0f}")
     console.print(table)
 
 
 def shots(options: argparse.Namespace, console: Console) -> None:
     """The processor seconds and the memory with which every method encodes growing numbers of demonstrations."""
-    found: dict[str, dict[int, Any]] = {name: {} for name in options.methods}
+    # Of each method: (tokens, peak in MiB, seconds) for each number of demonstrations.
+    found: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     title = f"Encoding demonstrations of SST-2, {options.model}, {machine()}"
     table = table_of(
         title, "demonstrations", "tokens", "model", "seconds", "times icl's", "peak memory, MiB"
@@ -78,25 +81,20 @@ def shots(options: argparse.Namespace, console: Console) -> None:
         for _ in range(options.repetitions):
             for name in options.methods:
                 lm = METHODS[name](model, tokenizer=tokenizer, device=options.device)
-                method, prompt = lm.runner.method, lm.tokenize(instances[:1])[0].prompt
-                before, start = reset_peak(), busy()
+                prompt = lm.tokenize(instances[:1])[0].prompt
+                before = reset_peak()
+                start = busy()
                 with lm.runner.inference_mode():
-                    method.encoded(lm.runner.encoder, prompt.context, prompt.query)
+                    lm.runner.method.encoded(lm.runner.encoder, prompt.context, prompt.query)
                 seconds[name].append(busy() - start)
                 peaks[name] = max(peaks[name], peak() - before)
         tokens = len(prompt.context.tokens)
         for name, own in seconds.items():
-            ratios = [one / icl for one, icl in zip(own, seconds["icl"], strict=True)]
-            row = (
-                str(number),
-                str(tokens),
-                name,
-                spread(own),
-                spread(ratios),
-                f"{peaks[name] / 2**20:.0f}",
-            )
+            ratios = np.divide(own, seconds["icl"])
+            memory = peaks[name] / 2**20
+            row = (str(number), str(tokens), name, spread(own), spread(ratios), f"{memory:.0f}")
             table.add_row(*row)
-            found[name][number] = {"tokens": tokens, "seconds": own, "peak": peaks[name]}
+            found[name].append((tokens, memory, statistics.median(own)))
             console.print(*row)
         if options.figure:  # so far: the last sizes take the longest
             draw_shots(found, options.figure)
@@ -108,27 +106,16 @@ def draw_shots(found: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     axes = figure.subplots(1, 2)
     for name, curve in found.items():
-        tokens = [point["tokens"] for point in curve.values()]
-        axes[0].plot(
-            tokens,
-            [point["peak"] / 2**20 for point in curve.values()],
-            marker="o",
-            markersize=3,
-            label=name,
-        )
-        medians = [statistics.median(point["seconds"]) for point in curve.values()]
+        tokens, peaks, medians = zip(*curve, strict=True)
+        axes[0].plot(tokens, peaks, marker="o", markersize=3, label=name)
         axes[1].plot(tokens, medians, marker="o", markersize=3)
     for axis, label in zip(axes, ("peak memory, MiB", "processor seconds"), strict=True):
         axis.set_xlabel("tokens of demonstrations")
         axis.set_ylabel(label)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-    figure.legend(
-        *axes[0].get_legend_handles_labels(),
-        loc="outside upper center",
-        ncols=len(found),
-        frameon=False,
-    )
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(found), frameon=False)
     save(figure, path)
 
 
@@ -136,11 +123,13 @@ def generation(options: argparse.Namespace, console: Console) -> None:
     """1, 16 and 64 texts after 20 demonstrations, and the same texts without demonstrations. On a CPU, `hf` continues
     at most the first 16 texts, and its time is multiplied, since its batches share nothing."""
     most = 16 if options.device == "cpu" else max(options.texts)
-    model, tokens = random_model(options.model, options.device), options.max_gen_toks
+    model = random_model(options.model, options.device)
+    tokens = options.max_gen_toks
     tokenizer = train_tokenizer(synthetic(), model.config.vocab_size)
     shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device}
     title = f"texts of {tokens} tokens after 20 demonstrations; {options.model}, {machine()}"
-    columns = (
+    table = table_of(
+        title,
         "texts",
         "model",
         "seconds",
@@ -148,36 +137,31 @@ def generation(options: argparse.Namespace, console: Console) -> None:
         "a step, ms",
         "of a step without demonstrations",
     )
-    table = table_of(title, *columns)
-    hf = {
-        n: HFLM(model, batch_size=n, **shared)
-        for n in {min(texts, most) for texts in options.texts}
-    }
-    ours = {m: METHODS[m](model, batch_size=max(options.texts), **shared) for m in options.methods}
+    sizes = {min(texts, most) for texts in options.texts}
+    hf = {n: HFLM(model, batch_size=n, **shared) for n in sizes}
+    batch_size = max(options.texts)
+    ours = {m: METHODS[m](model, batch_size=batch_size, **shared) for m in options.methods}
     runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for repetition in range(options.repetitions):
+    for repetition in range(1, options.repetitions + 1):
         theirs = {n: measure_generation(lm, generated(n, 20, tokens)) for n, lm in hf.items()}
         for texts in options.texts:
             seconds, step = theirs[min(texts, most)]
             runs[f"{texts} hf"].append((seconds * texts / min(texts, most), step))
             for name, lm in ours.items():
-                runs[f"{texts} {name}"].append(measure_generation(lm, generated(texts, 20, tokens)))
-                runs[f"{texts} {name} alone"].append(
-                    measure_generation(lm, generated(texts, 0, tokens))
-                )
-            console.print(f"{texts} texts, {repetition + 1}/{options.repetitions}: {dict(runs)}")
-    for texts, name in ((texts, name) for texts in options.texts for name in ("hf", *ours)):
-        measured, alone = runs[f"{texts} {name}"], runs[f"{texts} {name} alone"]
-        table.add_row(
-            str(texts),
-            name,
-            spread([seconds for seconds, _ in measured]),
-            spread([a / b for (a, _), (b, _) in zip(runs[f"{texts} hf"], measured, strict=True)]),
-            spread([1e3 * step for _, step in measured]),
-            spread([a / b for (_, a), (_, b) in zip(measured, alone, strict=True)])
-            if alone
-            else "",
-        )
+                measured = measure_generation(lm, generated(texts, 20, tokens))
+                runs[f"{texts} {name}"].append(measured)
+                alone = measure_generation(lm, generated(texts, 0, tokens))
+                runs[f"{texts} {name} alone"].append(alone)
+            console.print(f"{texts} texts, {repetition}/{options.repetitions}: {dict(runs)}")
+    for texts in options.texts:
+        hf_seconds, _ = np.transpose(runs[f"{texts} hf"])
+        for name in ("hf", *ours):
+            seconds, step = np.transpose(runs[f"{texts} {name}"])
+            row = [spread(seconds), spread(hf_seconds / seconds), spread(1e3 * step)]
+            if name in ours:
+                _, step_alone = np.transpose(runs[f"{texts} {name} alone"])
+                row.append(spread(step / step_alone))
+            table.add_row(str(texts), name, *row)
     console.print(table)
 
 

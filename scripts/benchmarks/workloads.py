@@ -22,33 +22,25 @@ from lm_eval_icl.prompts.prompt import FewShotPrompt
 POSITIONS = 8192
 
 
-def _llama(
-    vocabulary: int,
-    hidden: int,
-    inside: int,
-    layers: int,
-    heads: int,
-    shared: int = 4,
-    positions: int = POSITIONS,
-) -> LlamaConfig:
-    """A Llama with these sizes of the vocabulary, the hidden states and inside the MLP; `shared` key-value heads."""
-    return LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=inside,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=shared,
-        max_position_embeddings=positions,
-    )
-
-
 CONFIGS = {
     "gpt2": GPT2Config(n_positions=POSITIONS),
-    "llama": _llama(32000, 768, 2048, layers=12, heads=12),
-    "llama-1b": _llama(32000, 2048, 5632, layers=22, heads=32),
-    "llama-2-7b": _llama(32000, 4096, 11008, layers=32, heads=32, shared=32, positions=4096),
-    "toy": _llama(1000, 96, 256, layers=3, heads=4, positions=10**6),
+    "llama": LlamaConfig(
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        max_position_embeddings=POSITIONS,
+    ),
+    "llama-2-7b": LlamaConfig(max_position_embeddings=4096),
+    "toy": LlamaConfig(
+        vocab_size=1000,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=10**6,
+    ),
 }
 # name -> (tasks, shots; None for the tasks' own)
 WORKLOADS: dict[str, tuple[list[str], int | None]] = {
@@ -70,7 +62,7 @@ def build_requests(
 ) -> list[Instance]:
     """The requests of some of the tasks, evenly spaced, and of their first documents."""
     loaded = list(TaskManager().load(names)["tasks"].values())
-    chosen = loaded[:: max(1, len(loaded) // tasks)][:tasks] if tasks else loaded
+    chosen = loaded[:: max(1, len(loaded) // tasks)][:tasks]
     instances: list[Instance] = []
     for task in chosen:
         if task.OUTPUT_TYPE == "generate_until":
@@ -95,19 +87,18 @@ def synthetic(
     documents: int = 64,
     demonstrations: int = 8,
     options: int = 4,
-    length: int = 1,
     shot: int = 60,
     query: int = 50,
 ) -> list[Instance]:
-    """Requests of chosen sizes, in words of about one token: `length` of an option, `shot` of a demonstration, `query`
-    of a query."""
+    """Requests of chosen sizes, in words of about one token: one of an option, `shot` of a demonstration,
+    `query` of a query."""
     random = Random(0)
 
     def words(n: int) -> str:
         return " ".join(random.choice(WORDS) for _ in range(n))
 
     shots = [f"{words(shot)}\n\n" for _ in range(demonstrations)]
-    answers = [f" {words(length)}" for _ in range(options)]
+    answers = [f" {words(1)}" for _ in range(options)]
     prompts = [FewShotPrompt("", shots, words(query)) for _ in range(documents)]
     return [
         Instance("loglikelihood", {}, (prompt, answer), i, metadata=("synthetic", document, 1))
@@ -116,22 +107,19 @@ def synthetic(
     ]
 
 
-def train_tokenizer(
-    instances: Sequence[Instance], vocabulary: int, most: int = 16_000
-) -> PreTrainedTokenizerFast:
+def train_tokenizer(instances: Sequence[Instance], vocabulary: int) -> PreTrainedTokenizerFast:
     """Byte-level BPE on the workload's own text, so that prompts have the lengths they have on a real model."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    texts = {
-        part
-        for i in instances
-        for part in (i.args[0].prefix, *i.args[0].demonstrations, i.args[0].query)
-    }
+    texts = set[str]()
+    for instance in instances:
+        prompt = instance.args[0]
+        texts |= {prompt.prefix, *prompt.demonstrations, prompt.query}
     # Options are there as often as they are scored, so that a single token of real tokenizers is one token here too.
     options = [i.args[1] for i in instances if i.request_type == "loglikelihood"]
     trainer = trainers.BpeTrainer(
-        vocab_size=min(vocabulary, most),
+        vocab_size=min(vocabulary, 16_000),
         special_tokens=["<|endoftext|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -14,11 +14,11 @@ The same seed gives the same documents everywhere, and the same weights on the s
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -26,9 +26,11 @@ from typing import Any, NamedTuple
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.methods import make
 from lm_eval_icl.methods.base import Method
 
@@ -98,6 +100,8 @@ OPENERS = "|||the|a|we saw the|this is about the|they spoke of a|here is the|all
 )
 DELIMITER = "\n\n"  # follows each label
 LINKS = "and|with|and the|near a|then|after the|or|by the|beside a|for the|of the|but".split("|")
+# The words that do not depend on the topic.
+FRAME = " ".join(OPENERS + LINKS).split()
 
 
 class Length(NamedTuple):
@@ -108,8 +112,11 @@ class Length(NamedTuple):
     links: float
 
 
-WORD, WORDS = Length(1, 1, 0.0), Length(1, 3, 0.0)
-SHORT, MEDIUM, LONG = Length(2, 4, 0.3), Length(4, 6, 0.5), Length(8, 10, 0.9)
+WORD = Length(1, 1, 0.0)
+WORDS = Length(1, 3, 0.0)
+SHORT = Length(2, 4, 0.3)
+MEDIUM = Length(4, 6, 0.5)
+LONG = Length(8, 10, 0.9)
 
 
 def make_text(rng: random.Random, words: Sequence[str], length: Length) -> str:
@@ -117,11 +124,10 @@ def make_text(rng: random.Random, words: Sequence[str], length: Length) -> str:
     count = rng.randint(min(length.shortest, len(words)), min(length.longest, len(words)))
     parts: list[str] = []
     for word in rng.sample(words, count):
-        parts += [
-            rng.choice(LINKS if parts else OPENERS) if rng.random() < length.links else "",
-            word,
-        ]
-    return " ".join(part for part in parts if part)
+        if rng.random() < length.links:
+            parts.append(rng.choice(LINKS if parts else OPENERS))
+        parts.append(word)
+    return " ".join(filter(None, parts))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -139,11 +145,8 @@ class DemoTask(NamedTuple):
 
 # No topic of a task is seen in training with any label word of that task (`allowed`).
 FOUR_LABELS = {"football": "cobalt", "money": "otter", "computer": "wolf", "music": "panda"}
-LABELS_OF_PIECES = {
-    "hospital": "zephyr",
-    "trains": "lavender",
-    "castle": "gazebo",
-}  # labels of several tokens
+# Labels of several tokens.
+LABELS_OF_PIECES = {"hospital": "zephyr", "trains": "lavender", "castle": "gazebo"}
 TASKS = (
     DemoTask(
         "icl_demo_short", ("Review", "Sentiment"), {"weather": "amber", "kitchen": "square"}, SHORT
@@ -157,15 +160,15 @@ TASKS = (
 )
 
 
-def make_documents(task: DemoTask, seed: int, size: int = 200) -> dict[str, list[dict[str, Any]]]:
-    """A task's documents: about `size` for the test, and as many for demonstrations. No text is there twice."""
+def make_documents(task: DemoTask, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """A task's documents: about 200 for the test, and as many for demonstrations. No text is there twice."""
     rng = random.Random(f"{seed} {task.name}")
     seen: set[str] = set()
     splits: dict[str, list[dict[str, Any]]] = {}
     for split in ("train", "test"):
         rows: list[dict[str, Any]] = []
         for label, topic in enumerate(task.labels):
-            while sum(row["label"] == label for row in rows) < size // len(task.labels):
+            while sum(row["label"] == label for row in rows) < 200 // len(task.labels):
                 text = make_text(rng, (TOPICS | UNSEEN_TOPICS)[topic], task.length)
                 if text not in seen:
                     seen.add(text)
@@ -197,8 +200,8 @@ class Shape(NamedTuple):
     examples: int  # the number of demonstrations and queries together
     length: Length  # the length of every text
     # The share of episodes whose topics are random groups of words, and how many words such a group has.
-    random_groups: float = 0.3
-    group_sizes: tuple[int, int] = (3, 6)
+    random_groups: float
+    group_sizes: tuple[int, int]
     one_token_labels: float = 0.7  # the share of episodes with only such labels
 
 
@@ -206,17 +209,17 @@ class Episodes:
     """Draws training episodes, without texts in `withheld`, and without pairs of topic and label of the tasks."""
 
     def __init__(self, seed: int, withheld: set[str]) -> None:
-        self.rng, self.withheld = random.Random(seed), withheld
+        self.rng = random.Random(seed)
+        self.withheld = withheld
 
     def draw(self, shape: Shape) -> list[tuple[str, str]]:
         """Examples of one task, each as the text before the label, and the label."""
         rng = self.rng
         topics: list[str] = []
-        if (
-            rng.random() < shape.random_groups
-        ):  # new topics: only words that occur again tell them apart
+        if rng.random() < shape.random_groups:
+            # New topics: only words that occur again tell them apart.
             size = rng.randint(*shape.group_sizes)
-            pool = [*LOOSE_WORDS, *itertools.chain(*UNSEEN_TOPICS.values())]
+            pool = list(chain(LOOSE_WORDS, *UNSEEN_TOPICS.values()))
             words = rng.sample(pool, size * shape.labels)
             groups = [words[i :: shape.labels] for i in range(shape.labels)]
         else:
@@ -266,17 +269,13 @@ def draw_shape(rng: random.Random, progress: float) -> Shape:
     if progress < WORDS_ALONE:
         return Shape(rng.randint(2, 6), rng.choice((6, 8, 12)), WORD, 1.0, (1, 1), 1.0)
     if progress < 0.25:
-        return Shape(
-            rng.randint(2, 4),
-            rng.choice((6, 8, 12)),
-            rng.choice((WORD, WORDS, SHORT)),
-            0.4,
-            (1, 4),
-            0.8,
-        )
-    counts = rng.choice((2, 2, 3, 4, 5)), rng.choice((4, 6, 8, 8, 10, 12))
+        labels = rng.randint(2, 4)
+        examples = rng.choice((6, 8, 12))
+        return Shape(labels, examples, rng.choice((WORD, WORDS, SHORT)), 0.4, (1, 4), 0.8)
+    labels = rng.choice((2, 2, 3, 4, 5))
+    examples = rng.choice((4, 6, 8, 8, 10, 12))
     length = rng.choices((SHORT, MEDIUM, LONG), (5, 3, 1))[0]
-    return Shape(*counts, length, 0.4, (3, 8))
+    return Shape(labels, examples, length, 0.4, (3, 8))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -285,12 +284,7 @@ def draw_shape(rng: random.Random, progress: float) -> Shape:
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE (GPT-2's kind), which encodes any text. Our words are one token each, except for rare labels."""
-    words = [
-        word
-        for group in (*TOPICS.values(), *UNSEEN_TOPICS.values(), LOOSE_WORDS, LABELS)
-        for word in group
-    ]
-    words += [word for phrase in (*OPENERS, *LINKS) for word in phrase.split()]
+    words = chain(*TOPICS.values(), *UNSEEN_TOPICS.values(), LOOSE_WORDS, LABELS, FRAME)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -320,8 +314,8 @@ def encode(
     tokenizer: PreTrainedTokenizerFast, examples: Sequence[tuple[str, str]]
 ) -> list[Example]:
     """Token ids of examples. Their parts end where words end, so that joined they are the ids of the whole text."""
-    parts = [part for example in examples for part in example]
-    ids = [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch(parts)]
+    encodings = tokenizer.backend_tokenizer.encode_batch(list(chain(*examples)))
+    ids = [encoding.ids for encoding in encodings]
     return list(zip(ids[::2], ids[1::2], strict=True))
 
 
@@ -354,17 +348,21 @@ def make_row(
     If demonstrations see the query, there must be one query. The labels of demonstrations count in the loss if the
     method hides a label from the text before it, but lets this text see other demonstrations.
     """
-    lengths = [len(text) + len(label) + len(delimiter) for text, label in demonstrations]
-    prompt = [token for text, label in demonstrations for token in (*text, *label, *delimiter)]
+    parts = [[*text, *label, *delimiter] for text, label in demonstrations]
+    lengths = list(map(len, parts))
     together = method.memory_depends_on_query
     if together:
         ((text, label),) = queries
-        layout, prompt = method.lay_out(0, lengths, len(text), len(label)), [*prompt, *text, *label]
+        parts.append([*text, *label])
+        layout = method.lay_out(0, lengths, len(text), len(label))
+        queries = ()
     else:
         layout = method.lay_out(0, lengths)
-    ids, positions = [prompt[i] for i in layout.source], layout.positions.tolist()
-    sizes = [] if together else [len(text) + len(label) for text, label in queries]
-    n, total = len(layout), len(layout) + sum(sizes)
+    prompt = list(chain(*parts))
+    ids = [prompt[i] for i in layout.source]
+    positions = layout.positions.tolist()
+    n = len(layout)
+    total = n + sum(len(text) + len(label) for text, label in queries)
     mask = torch.zeros(total, total, dtype=torch.bool)
     mask[:n, :n] = layout.mask
     weights = torch.zeros(total)
@@ -384,37 +382,36 @@ def make_row(
             others = labels[:i] + (labels[i + 1 :] if method.name == "invicl" else [])
             weigh(end - len(delimiter), demonstrations[i], others)
     if together:
-        weigh(n, queries[0], labels)
-    for query, size in zip(queries, sizes, strict=not together):
-        start, end = len(ids), len(ids) + size
-        ids += [*query[0], *query[1]]
-        positions += [layout.end + layout.step * i for i in range(size)]
+        weigh(n, (text, label), labels)
+    for text, label in queries:
+        start = len(ids)
+        ids += [*text, *label]
+        end = len(ids)
+        positions += [layout.end + layout.step * i for i in range(end - start)]
         mask[start:end, layout.kept_tokens] = True
-        mask[start:end, start:end] = torch.ones(size, size, dtype=torch.bool).tril()
-        weigh(end, query, labels)
+        mask[start:end, start:end] = torch.ones(end - start, end - start, dtype=torch.bool).tril()
+        weigh(end, (text, label), labels)
     return Row(torch.tensor(ids), torch.tensor(positions), mask, weights)
 
 
 def losses_of(model: LlamaForCausalLM, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     """The loss and the weight of each token that counts."""
-    n = max(len(row.ids) for row in rows)
-    ids, positions = torch.zeros(2, len(rows), n, dtype=torch.long)
-    weights = torch.zeros(len(rows), n)
-    mask = torch.eye(n, dtype=torch.bool).repeat(
-        len(rows), 1, 1
-    )  # padding sees itself: a softmax over nothing is NaN
-    for i, row in enumerate(rows):
-        some = slice(len(row.ids))
-        ids[i, some], positions[i, some], weights[i, some] = row.ids, row.positions, row.weights
-        mask[i, some, some] = row.mask
-    additive = torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)
-    seen = {"input_ids": ids, "position_ids": positions, "attention_mask": additive[:, None]}
-    hidden = model.model(**seen, use_cache=False).last_hidden_state[:, :-1]
-    targets, weights = ids[:, 1:], weights[:, 1:]
-    counts = weights > 0  # only tokens that count are projected to the vocabulary
-    losses = torch.nn.functional.cross_entropy(
-        model.lm_head(hidden[counts]), targets[counts], reduction="none"
+    ids = pad_sequence([row.ids for row in rows], batch_first=True)
+    positions = pad_sequence([row.positions for row in rows], batch_first=True)
+    weights = pad_sequence([row.weights for row in rows], batch_first=True)[:, 1:]
+    # Padding sees itself: a softmax over nothing is NaN.
+    mask = torch.eye(ids.shape[1], dtype=torch.bool).repeat(len(rows), 1, 1)
+    for sees, row in zip(mask, rows, strict=True):
+        sees[: len(row.ids), : len(row.ids)] = row.mask
+    output = model.model(
+        input_ids=ids,
+        position_ids=positions,
+        attention_mask=additive(mask, torch.float32)[:, None],
+        use_cache=False,
     )
+    counts = weights > 0  # only tokens that count are projected to the vocabulary
+    logits = model.lm_head(output.last_hidden_state[:, :-1][counts])
+    losses = torch.nn.functional.cross_entropy(logits, ids[:, 1:][counts], reduction="none")
     return losses, weights[counts]
 
 
@@ -449,22 +446,18 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         intermediate_size=256,
         num_hidden_layers=5,
         num_attention_heads=4,
-        num_key_value_heads=4,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=None,
         initializer_range=0.04,
     )
     model = LlamaForCausalLM(config)
     # The tokens around topic words and labels, which do not depend on the topic.
     frame = [f"{before}:\n{after}:\n\n" for before, after in TEMPLATES]
-    frame += [f" {word}" for phrase in OPENERS + LINKS for word in phrase.split()]
+    frame += [f" {word}" for word in FRAME]
     (line_break,) = set(tokenizer(DELIMITER).input_ids)
-    prime(
-        model, sorted({token for text in frame for token in tokenizer(text).input_ids}), line_break
-    )
+    prime(model, sorted(set(chain(*tokenizer(frame).input_ids))), line_break)
     return model
 
 
@@ -486,8 +479,10 @@ def prime(model: LlamaForCausalLM, frame: Sequence[int], line_break: int) -> Non
     4, 5.  Look up.
     """
     config = model.config
-    width, heads = config.hidden_size, config.num_attention_heads
-    size, half = width // heads, width // 2
+    width = config.hidden_size
+    heads = config.num_attention_heads
+    size = width // heads
+    half = width // 2
     *_, count, breaks, sees_break, is_frame, is_word = range(width)
     always = torch.tensor([is_frame, is_word])  # every token has one of these marks
     gathered = torch.arange(half - 5)
@@ -508,9 +503,8 @@ def prime(model: LlamaForCausalLM, frame: Sequence[int], line_break: int) -> Non
 
     for number in range(config.num_hidden_layers):
         query, key, value, output = torch.zeros(4, width, width)
-        value[torch.arange(width), torch.arange(width) % half] = (
-            1.0  # two heads carry each dimension of a token
-        )
+        # Two heads carry each dimension of a token.
+        value[torch.arange(width), torch.arange(width) % half] = 1.0
         if number == 0:
             query[slow(0, 1)[:, None], always] = 0.5
             key[slow(0, 1), breaks] = 0.5
@@ -549,9 +543,8 @@ def prime(model: LlamaForCausalLM, frame: Sequence[int], line_break: int) -> Non
                     key[slow(head, 8), is_word] = 0.08
                 output[half + gathered, gathered] = 1.0
         for name, start in {"q": query, "k": key, "v": value, "o": output}.items():
-            model.get_parameter(f"model.layers.{number}.self_attn.{name}_proj.weight").normal_(
-                0, 0.02
-            ).add_(start)
+            weight = model.get_parameter(f"model.layers.{number}.self_attn.{name}_proj.weight")
+            weight.normal_(0, 0.02).add_(start)
         model.get_parameter(f"model.layers.{number}.mlp.down_proj.weight").mul_(0.2)
     model.get_parameter("model.norm.weight").fill_(0.4)
 
@@ -560,21 +553,20 @@ def draw_batches(
     tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, withheld: set[str]
 ) -> Iterator[tuple[str, list[Row]]]:
     """Yield `steps` batches, each as a method's name, and rows of one shape in the layout of the method."""
-    rng, episodes, delimiter = (
-        random.Random(f"shapes {seed}"),
-        Episodes(seed, withheld),
-        tokenizer(DELIMITER).input_ids,
-    )
-    for progress in (step / steps for step in range(steps)):
-        name = rng.choices(
-            list(METHODS), [share[progress >= WORDS_ALONE] for share in METHODS.values()]
-        )[0]
+    rng = random.Random(f"shapes {seed}")
+    episodes = Episodes(seed, withheld)
+    delimiter = tokenizer(DELIMITER).input_ids
+    for step in range(steps):
+        progress = step / steps
+        shares = [share[progress >= WORDS_ALONE] for share in METHODS.values()]
+        name = rng.choices(list(METHODS), shares)[0]
         shape = draw_shape(rng, progress)
         drawn = shape._replace(examples=shape.examples + QUERIES.get(name, 6))
         rows: list[Row] = []
         while sum(len(row.ids) for row in rows) < TOKENS_PER_BATCH:
             examples = encode(tokenizer, episodes.draw(drawn))
-            demonstrations, queries = examples[: shape.examples], examples[shape.examples :]
+            demonstrations = examples[: shape.examples]
+            queries = examples[shape.examples :]
             text_weight = 0.0 if len(rows) % TEXT_EVERY else TEXT_WEIGHT
             rows.append(make_row(make(name), demonstrations, queries, delimiter, text_weight))
         yield name, rows
@@ -583,8 +575,10 @@ def draw_batches(
 def train(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> LlamaForCausalLM:
     """Train a model on `steps` batches. Prints the mean loss of labels in the last 50 batches of each method."""
     torch.manual_seed(seed)
-    splits = [rows for task in TASKS for rows in make_documents(task, seed).values()]
-    withheld = {str(document["text"]) for rows in splits for document in rows}
+    withheld: set[str] = set()
+    for task in TASKS:
+        for rows in make_documents(task, seed).values():
+            withheld.update(row["text"] for row in rows)
     model = make_model(tokenizer)
     print(
         f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens in the vocabulary, {steps:,} steps"
@@ -597,8 +591,8 @@ def train(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> LlamaFor
         optimizer, lambda step: min((step + 1) / 200, 1.0, max(0.02, 2 * (1 - step / steps)))
     )
     batches = draw_batches(tokenizer, seed, steps, withheld)
-    for step, (name, rows) in enumerate(tqdm(batches, total=steps, mininterval=5), 1):
-        losses, weights = losses_of(model, rows)
+    for step, (name, batch) in enumerate(tqdm(batches, total=steps, mininterval=5), 1):
+        losses, weights = losses_of(model, batch)
         ((losses * weights).sum() / weights.sum()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

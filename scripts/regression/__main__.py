@@ -7,35 +7,24 @@ import sys
 from itertools import product
 from pathlib import Path
 
+import torch
+
 from lm_eval_icl.drawing.style import METADATA, styled
 from lm_eval_icl.errors import InputError, writing
+from scripts.regression import figures
 from scripts.regression.configuration import CONFIGURATIONS, METHODS, configured
+from scripts.regression.evaluation import evaluate
+from scripts.regression.tables import Measurements, tables
+from scripts.regression.training import begin, method_of, open_runs, train
 
 FIGURES = ("figure3", "figure6", "figure7", "figure8", "figure9", "figure10")
 
 
 def main(arguments: list[str]) -> None:
     """Run the command line."""
-    args = options(
-        argparse.ArgumentParser(prog="python -m scripts.regression", allow_abbrev=False), arguments
-    )
-    if args.action == "plot":
-        _plot(args)
-        return
-
-    import torch
-
-    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(1, device=args.device)
-    except (RuntimeError, AssertionError):
-        raise InputError(
-            f"--device {args.device}: there is no such device here: give cpu or cuda."
-        ) from None
-    if args.action == "train":
-        _train(args)
-    else:
-        _evaluate(args)
+    parser = argparse.ArgumentParser(prog="python -m scripts.regression", allow_abbrev=False)
+    args = options(parser, arguments)
+    {"train": _train, "evaluate": _evaluate, "plot": _plot}[args.action](args)
 
 
 def options(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
@@ -52,7 +41,9 @@ def options(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.N
     train.add_argument(
         "--methods", default=",".join(METHODS), metavar="M,...", help="(default: %(default)s)"
     )
-    train.add_argument("--seeds", default="0,1,2", metavar="S,...", help="(default: %(default)s)")
+    train.add_argument(
+        "--seeds", type=numbers, default="0,1,2", metavar="S,...", help="(default: %(default)s)"
+    )
     train.add_argument(
         "--set",
         default=[],
@@ -69,61 +60,44 @@ def options(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.N
         action.add_argument(
             "--output", required=True, type=Path, metavar="DIR", help="the folder of all trainings"
         )
-        action.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        action.add_argument("--device", default=device, help="(default: a GPU if there is one)")
     plot = actions.add_parser("plot", help="draw a figure of the paper", allow_abbrev=False)
-    plot.add_argument("figure", metavar="FIGURE", help=", ".join(FIGURES))
+    plot.add_argument("figure", choices=FIGURES)
     plot.add_argument(
         "folders", nargs="+", type=Path, metavar="DIR", help="as --output of evaluate"
     )
-    plot.add_argument("--to", required=True, type=Path, metavar="FILE", help="an SVG or PNG file")
+    plot.add_argument("--to", required=True, type=Path, metavar="FILE", help="an SVG file")
     return parser.parse_args(arguments)
 
 
-def _train(args: argparse.Namespace) -> None:
-    from scripts.regression.training import begin, method_of, train
+def numbers(text: str) -> list[int]:
+    return list(map(int, text.split(",")))
 
+
+def _train(args: argparse.Namespace) -> None:
     configuration = configured(args.config, args.set)
-    try:
-        seeds = [int(seed) for seed in args.seeds.split(",")]
-    except ValueError:
-        raise InputError(f"--seeds {args.seeds}: must be whole numbers, such as 0,1,2.") from None
     names = args.methods.split(",")
     for name in names:
         method_of(name)
-    for run in [
-        begin(args.output, configuration, name, seed) for seed, name in product(seeds, names)
-    ]:
+    runs = []
+    for seed, name in product(args.seeds, names):
+        runs.append(begin(args.output, configuration, name, seed))
+    for run in runs:
         train(run, args.device)
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from scripts.regression.evaluation import evaluate, evaluate_baselines
-    from scripts.regression.tables import Measurements, tables
-    from scripts.regression.training import open_runs
-
-    runs = open_runs(args.output)
-    for run in runs:
+    for run in open_runs(args.output):
         evaluate(run, args.device)
-    evaluate_baselines(args.output, runs[0].configuration)
     print(tables(Measurements(args.output)))
 
 
 def _plot(args: argparse.Namespace) -> None:
-    if args.figure not in FIGURES:
-        raise InputError(
-            f"plot {args.figure}: there is no such figure: give one of {', '.join(FIGURES)}."
-        )
-    kind = args.to.suffix[1:]
-    if kind not in METADATA:
-        raise InputError(f"--to {args.to}: must end in .svg or .png.")
-
-    from scripts.regression import figures
-    from scripts.regression.tables import Measurements
-
     with styled():
         figure = getattr(figures, args.figure)([Measurements(folder) for folder in args.folders])
         with writing(f"--to {args.to}"):
-            figure.savefig(args.to, format=kind, dpi=150, metadata=METADATA[kind])
+            figure.savefig(args.to, format="svg", metadata=METADATA["svg"])
 
 
 if __name__ == "__main__":

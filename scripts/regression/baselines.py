@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.ensemble import GradientBoostingRegressor
+from sklearn.linear_model import Lasso
+from sklearn.tree import DecisionTreeRegressor
 from torch import Tensor
 from tqdm import tqdm
 
-from lm_eval_icl.errors import InputError
 from scripts.regression.configuration import Configuration
 
-NEIGHBOURS, ALPHA = (
-    3,
-    0.01,
-)  # of nearest neighbours; of Lasso's penalty: one of those that Garg et al. try
+ALPHA = 0.01  # of Lasso's penalty: one of those that Garg et al. try
 FITTED = 128  # for how many functions the estimators are fitted that scikit-learn fits one by one
 
 # The values predicted for queries [b, d] from examples [b, n, d] with values [b, n].
@@ -36,53 +36,30 @@ def averaging(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
 
 def nearest_neighbours(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
     """The mean of the values at the three nearest points."""
-    near = (
-        (x - query[:, None])
-        .square()
-        .sum(dim=2)
-        .topk(min(NEIGHBOURS, x.shape[1]), largest=False)
-        .indices
-    )
+    distances = (x - query[:, None]).square().sum(dim=2)
+    near = distances.topk(min(3, x.shape[1]), largest=False).indices
     return y.gather(1, near).mean(dim=1)
 
 
-def lasso(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
-    """Least squares with a penalty on the absolute values of the coefficients."""
-    from sklearn.linear_model import Lasso
-
-    return _one_by_one(
-        lambda: Lasso(alpha=ALPHA, fit_intercept=False, max_iter=100_000), x, y, query
-    )
-
-
-def greedy_tree(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
-    """A decision tree that is split greedily until it fits the examples."""
-    from sklearn.tree import DecisionTreeRegressor
-
-    return _one_by_one(lambda: DecisionTreeRegressor(random_state=0), x, y, query)
-
-
-def boosted_trees(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
-    """Gradient-boosted trees (scikit-learn's, where Garg et al. take XGBoost's)."""
-    from sklearn.ensemble import GradientBoostingRegressor
-
-    return _one_by_one(lambda: GradientBoostingRegressor(random_state=0), x, y, query)
-
-
-def _one_by_one(make: Callable[[], Any], x: Tensor, y: Tensor, query: Tensor) -> Tensor:
+def one_by_one(model: Any, x: Tensor, y: Tensor, query: Tensor) -> Tensor:
+    """The predictions of a model of scikit-learn, which is fitted to each function anew."""
     predicted = []
-    for x_i, y_i, query_i in zip(
-        x[:FITTED].numpy(), y[:FITTED].numpy(), query[:FITTED].numpy(), strict=True
-    ):
-        predicted.append(make().fit(x_i, y_i).predict(query_i[None])[0])
+    for x_i, y_i, query_i in zip(x[:FITTED], y[:FITTED], query[:FITTED], strict=True):
+        model.fit(x_i.numpy(), y_i.numpy())
+        predicted.append(model.predict(query_i[None].numpy())[0])
     return torch.from_numpy(np.array(predicted))
 
 
-_OF_ALL: dict[str, Estimator] = {"averaging": averaging, "3 nearest neighbours": nearest_neighbours}
-_BASELINES: dict[str, dict[str, Estimator]] = {
-    "linear": {"least squares": least_squares, **_OF_ALL},
-    "sparse": {"least squares": least_squares, "Lasso": lasso, **_OF_ALL},
-    "tree": {"greedy tree": greedy_tree, "boosted trees": boosted_trees, **_OF_ALL},
+LASSO = partial(one_by_one, Lasso(alpha=ALPHA, fit_intercept=False, max_iter=100_000))
+# Split greedily until it fits the examples.
+TREE = partial(one_by_one, DecisionTreeRegressor(random_state=0))
+# Gradient-boosted trees: scikit-learn's, where Garg et al. take XGBoost's.
+TREES = partial(one_by_one, GradientBoostingRegressor(random_state=0))
+OF_ALL: dict[str, Estimator] = {"averaging": averaging, "3 nearest neighbours": nearest_neighbours}
+BASELINES: dict[str, dict[str, Estimator]] = {
+    "linear": {"least squares": least_squares, **OF_ALL},
+    "sparse": {"least squares": least_squares, "Lasso": LASSO, **OF_ALL},
+    "tree": {"greedy tree": TREE, "boosted trees": TREES, **OF_ALL},
 }
 
 
@@ -97,25 +74,14 @@ def baselines(
 
     Returns:
         By name, [b, numbers] in float64; of estimators that are fitted one by one, for the first `FITTED` functions.
-
-    Raises:
-        InputError: scikit-learn is not installed.
     """
-    x, y = x.double(), y.double()
+    x = x.double()
+    y = y.double()
     by_name = {}
-    for name, estimator in _BASELINES[configuration.function].items():
+    for name, estimator in BASELINES[configuration.function].items():
         errors = []
         for n in tqdm(numbers, desc=name, leave=False):
-            try:
-                predicted = (
-                    estimator(x[:, :n], y[:, :n], x[:, n])
-                    if n
-                    else torch.zeros(len(y), dtype=y.dtype)
-                )
-            except ImportError as error:
-                raise InputError(
-                    f"{name}: needs scikit-learn: pip install scikit-learn."
-                ) from error
+            predicted = estimator(x[:, :n], y[:, :n], x[:, n]) if n else torch.zeros_like(y[:, 0])
             errors.append((predicted - y[: len(predicted), n]).square())
         fitted = min(len(column) for column in errors)
         by_name[name] = torch.stack([column[:fitted] for column in errors], dim=1)

@@ -27,9 +27,8 @@ Errors = dict[str, Tensor]
 def test_points(configuration: Configuration, shift: str = "none") -> tuple[Tensor, Tensor]:
     """The functions that all models are tested on: x [tested, longest + 1, d], y [tested, longest + 1]."""
     random = generator("testing", shift)
-    return draw_functions(
-        configuration, random, configuration.tested, configuration.longest + 1, shift=shift
-    )
+    points = configuration.longest + 1
+    return draw_functions(configuration, random, configuration.tested, points, shift=shift)
 
 
 def shifts(configuration: Configuration) -> Sequence[str]:
@@ -41,11 +40,10 @@ def shifts(configuration: Configuration) -> Sequence[str]:
 def errors(model: Regressor, shift: str = "none") -> Tensor:
     """The squared error by function and number of examples, divided by that of predicting 0: [tested, numbers]."""
     configuration = model.configuration
+    numbers = configuration.numbers
     squares = []
     for x, y in _batches(model, *test_points(configuration, shift)):
-        squares.append(
-            (model.predict(configuration.numbers, x, y) - y[:, configuration.numbers]).square()
-        )
+        squares.append((model.predict(numbers, x, y) - y[:, numbers]).square())
     return torch.cat(squares).cpu().double() / mean_square(configuration, shift)
 
 
@@ -56,33 +54,27 @@ def probes(model: Regressor) -> dict[int, Tensor]:
     A layer has one function for all numbers of examples: the least squares fit to queries after as many examples as in
     training.
     """
-    configuration, layers = model.configuration, model.configuration.probed
-    numbers = [n for n in configuration.numbers if n <= configuration.examples]
-    x, y = draw_functions(
-        configuration, generator("probing"), PROBES_FITTED_ON, configuration.examples + 1
-    )
+    configuration = model.configuration
+    layers = configuration.probed
+    points = configuration.examples + 1
+    numbers = [n for n in configuration.numbers if n < points]
+    x, y = draw_functions(configuration, generator("probing"), PROBES_FITTED_ON, points)
     size = configuration.width + 1
-    gram, moment = (
-        torch.zeros(len(layers), size, size).double(),
-        torch.zeros(len(layers), size, 1).double(),
-    )
+    gram = torch.zeros(len(layers), size, size, dtype=torch.double)
+    moment = gram[:, :, :1].clone()
     for x_i, y_i in _batches(model, x, y):
         states = _with_one(model.states_with(numbers, x_i, y_i, layers))
         gram += states.mT @ states
         moment += states.mT @ y_i[:, numbers].cpu().double().reshape(-1, 1)
     # A trace of a penalty, since hidden states may lie in a subspace.
-    penalty = (
-        1e-9 * gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None] * torch.eye(size).double()
-    )
+    traces = gram.diagonal(dim1=1, dim2=2).mean(dim=1)
+    penalty = 1e-9 * traces[:, None, None] * torch.eye(size).double()
     probe = torch.linalg.solve(gram + penalty, moment)
     squares = []
     for x_i, y_i in _batches(model, *test_points(configuration)):
-        read = (_with_one(model.states_with(configuration.numbers, x_i, y_i, layers)) @ probe)[
-            :, :, 0
-        ]
-        squares.append(
-            (read.reshape(len(layers), len(y_i), -1) - y_i[:, configuration.numbers].cpu()).square()
-        )
+        states = _with_one(model.states_with(configuration.numbers, x_i, y_i, layers))
+        read = (states @ probe).reshape(len(layers), len(y_i), -1)
+        squares.append((read - y_i[:, configuration.numbers].cpu()).square())
     return dict(zip(layers, torch.cat(squares, dim=1) / mean_square(configuration), strict=True))
 
 
@@ -94,10 +86,7 @@ def _with_one(states: Tensor) -> Tensor:
 
 def _batches(model: Regressor, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
     weight = model.read_in.weight
-    return [
-        (x_i.to(weight), y_i.to(weight))
-        for x_i, y_i in zip(x.split(_BATCH), y.split(_BATCH), strict=True)
-    ]
+    return list(zip(x.to(weight).split(_BATCH), y.to(weight).split(_BATCH), strict=True))
 
 
 def evaluate(run: RegressionRun, device: str) -> None:

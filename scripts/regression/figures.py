@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 from torch import Tensor
 
 from lm_eval_icl.drawing.style import GREY, method_style
@@ -14,11 +18,6 @@ from lm_eval_icl.errors import InputError
 from scripts.regression.configuration import METHODS
 from scripts.regression.evaluation import interval, shifts
 from scripts.regression.tables import Measurements
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _DASHES = {
     "least squares": "--",
@@ -30,7 +29,6 @@ _DASHES = {
 }
 _LIGHT = "0.75"
 _TITLES = {
-    "none": "as in training",
     "offset": "label offset",
     "scale": "x three times as large",
     "subspace": "x in a half subspace",
@@ -49,35 +47,29 @@ def _one(results: Sequence[Measurements]) -> Measurements:
 
 
 def _grid(across: int, down: int = 1) -> tuple[Figure, np.ndarray]:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(3.1 * across + 1.7, 2.5 * down + 0.3), layout="constrained")
     return figure, figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
 
 
 def _finish(figure: Figure, grid: np.ndarray, x: str) -> Figure:
     """Labels at the outer axes, and one legend to the right of everything."""
-    from matplotlib.ticker import FuncFormatter
-
     for axes in grid[-1]:
         axes.set_xlabel(x)
     for axes in grid[:, 0]:
         axes.set_ylabel("squared error\n(predicting 0: 1)")
-    drawn = [
-        line for axes in grid.flat for line in axes.lines if line.get_color() not in (GREY, _LIGHT)
-    ]
-    grid[0, 0].set_ylim(
-        0.7 * min(min(line.get_ydata()) for line in drawn), 2.5
-    )  # least squares goes down to 0
-    named: dict[str, Artist] = {}
+    lowest = 2.5
+    named: dict[str, Any] = {}
     for axes in grid.flat:
+        for line in axes.lines:
+            if line.get_color() not in (GREY, _LIGHT):  # least squares goes down to 0
+                lowest = min(lowest, *line.get_ydata())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter("")
         axes.grid(axis="y", color="0.9", linewidth=0.6)
         axes.set_axisbelow(True)
-        named |= {
-            label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
+        handles, labels = axes.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
+    grid[0, 0].set_ylim(0.7 * lowest, 2.5)
     figure.legend(list(named.values()), list(named), loc="outside right upper")
     return figure
 
@@ -87,7 +79,7 @@ def _band(
     x: Sequence[int],
     of_seeds: Sequence[Tensor],
     label: str,
-    colour: str,
+    colour: Any,
     marker: str = "",
 ) -> None:
     """The mean and its bootstrap interval."""
@@ -174,7 +166,8 @@ def figure7(folders: Sequence[Measurements]) -> Figure:
     results = _one(folders)
     if len(shifts(results.configuration)) == 1:
         raise InputError("plot figure7: the shifts are of linear functions: give a folder of them.")
-    steps, moved = results.configuration.shown, shifts(results.configuration)[1:]
+    steps = results.configuration.shown
+    moved = shifts(results.configuration)[1:]
     figure, grid = _grid(len(moved), len(steps))
     for row, step in zip(grid, steps, strict=True):
         for axes, shift in zip(row, moved, strict=True):
@@ -186,8 +179,6 @@ def figure7(folders: Sequence[Measurements]) -> Figure:
 
 def figure8(folders: Sequence[Measurements]) -> Figure:
     """Error against the number of examples after different numbers of steps."""
-    from matplotlib import colormaps
-
     results = _one(folders)
     shown = [name for name in ("icl", "invicl") if name in results.of]
     figure, grid = _grid(len(shown))
@@ -211,7 +202,8 @@ def figure9(folders: Sequence[Measurements]) -> Figure:
     """Error with the most examples against the number of steps."""
     results = _one(folders)
     figure, grid = _grid(1)
-    axes, kept = grid[0, 0], results.configuration.kept
+    axes = grid[0, 0]
+    kept = results.configuration.kept
     for name, by_seed in results.of.items():
         colour, marker = method_style(name)
         last = [
@@ -225,16 +217,13 @@ def figure9(folders: Sequence[Measurements]) -> Figure:
 
 def figure10(folders: Sequence[Measurements]) -> Figure:
     """Error of linear probes of the hidden states, at four depths, beside that of the model."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
     results = _one(folders)
     shown = [name for name in ("icl", "invicl") if name in results.of]
     figure, grid = _grid(len(shown))
     configuration = results.configuration
     for axes, name in zip(grid.flat, shown, strict=True):
         for i, layer in enumerate(configuration.probed):
-            colour = to_hex(colormaps["viridis"](0.95 - 0.3 * i))
+            colour = colormaps["viridis"](0.95 - 0.3 * i)
             _band(
                 axes,
                 configuration.numbers,

@@ -67,7 +67,8 @@ class Regressor(nn.Module):
 
     def __init__(self, configuration: Configuration, method: Method) -> None:
         super().__init__()
-        self.configuration, self.method = configuration, method
+        self.configuration = configuration
+        self.method = method
         gpt2 = GPT2Config(
             vocab_size=1,  # its own embeddings are not used
             bos_token_id=0,
@@ -109,14 +110,13 @@ class Regressor(nn.Module):
             position_ids=arranged.positions,
             output_hidden_states=True,
         )
-        return torch.stack(
-            [output.hidden_states[layer][:, arranged.reads] for layer in layers], dim=2
-        )
+        states = [output.hidden_states[layer][:, arranged.reads] for layer in layers]
+        return torch.stack(states, dim=2)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The predicted values of the last points of the prompt, [b, r]: of every point, or of the query alone."""
-        read: Tensor = self.read_out(self.states(x, y, [self.configuration.layers])[:, :, 0])
-        return read[:, :, 0]
+        read: Tensor = self.read_out(self.states(x, y, [self.configuration.layers]))
+        return read[:, :, 0, 0]
 
     def states_with(
         self, numbers: Sequence[int], x: Tensor, y: Tensor, layers: Sequence[int]
@@ -138,20 +138,19 @@ class Regressor(nn.Module):
             return self.states(x[:, : most + 1], y[:, :most], layers)[:, list(numbers)]
         states = []
         for n in numbers:
-            before, values = x[:, :n], y[:, :n]
+            before = x[:, :n]
+            values = y[:, :n]
             if self.method.invariant:
                 before, values = in_canonical_order(before, values)
-            states.append(
-                self.states(torch.cat([before, x[:, n : n + 1]], dim=1), values, layers)[:, -1]
-            )
+            points = torch.cat([before, x[:, n : n + 1]], dim=1)
+            states.append(self.states(points, values, layers)[:, -1])
         return torch.stack(states, dim=1)
 
     def predict(self, numbers: Sequence[int], x: Tensor, y: Tensor) -> Tensor:
         """The predicted values of queries after different numbers of examples, [b, numbers] (see `states_with`)."""
-        read: Tensor = self.read_out(
-            self.states_with(numbers, x, y, [self.configuration.layers])[:, :, 0]
-        )
-        return read[:, :, 0]
+        states = self.states_with(numbers, x, y, [self.configuration.layers])
+        read: Tensor = self.read_out(states)
+        return read[:, :, 0, 0]
 
 
 def in_canonical_order(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,8 @@ class Measurements:
 def tables(results: Measurements) -> str:
     """The errors in Markdown: in each cell the mean over seeds and functions and its 95% bootstrap interval."""
     configuration = results.configuration
-    last, numbers = configuration.steps, configuration.numbers
+    numbers = configuration.numbers
+    at_end = f"{configuration.steps} none"
     near = (configuration.examples // 2, configuration.examples, configuration.longest)
     shown = sorted({min(numbers, key=lambda n: abs(n - wanted)) for wanted in near})
     seeds = max(len(by_seed) for by_seed in results.of.values())
@@ -56,14 +57,11 @@ def tables(results: Measurements) -> str:
     ]
     for shift in shifts(configuration):
         steps = configuration.shown
-        rows = {
-            f"`{name}`": [
-                cell
-                for step in steps
-                for cell in cells(results.errors(name, f"{step} {shift}"), shown)
-            ]
-            for name in results.of
-        }
+        rows: dict[str, list[str]] = {}
+        for name in results.of:
+            row = rows[f"`{name}`"] = []
+            for step in steps:
+                row += cells(results.errors(name, f"{step} {shift}"), shown)
         for name_and_shift, errors in results.baselines.items():
             name, _, of_shift = name_and_shift.partition(", ")
             if of_shift == shift:
@@ -71,24 +69,23 @@ def tables(results: Measurements) -> str:
         columns = [f"{n} examples, {step:,} steps" for step in steps for n in shown]
         parts.append(_table("method" if shift == "none" else f"shift: {shift}", columns, rows))
 
-    both, rows = (configuration.examples, configuration.longest), {}
-    for name in results.of:
-        means = [errors.mean(dim=0) for errors in results.errors(name, f"{last} none")]
-        rows[f"`{name}`"] = [
-            ", ".join(f"{mean[numbers.index(n)]:.3f}" for mean in means) for n in both
-        ]
-    parts.append(_table(f"seed by seed, {last:,} steps", [f"{n} examples" for n in both], rows))
+    columns = []
+    rows = {f"`{name}`": [] for name in results.of}
+    for n in (configuration.examples, configuration.longest):
+        columns.append(f"{n} examples")
+        for name in results.of:
+            of_seeds = [e[:, numbers.index(n)].mean() for e in results.errors(name, at_end)]
+            rows[f"`{name}`"].append(", ".join(f"{mean:.3f}" for mean in of_seeds))
+    parts.append(_table(f"seed by seed, {configuration.steps:,} steps", columns, rows))
 
-    probed = {f"layer {layer}": f"probe {layer}" for layer in configuration.probed} | {
-        "the model": f"{last} none"
-    }
+    probed = {f"layer {layer}": f"probe {layer}" for layer in configuration.probed}
+    probed["the model"] = at_end
     most = [configuration.examples]
-    rows = {
-        f"`{name}`": [
-            cell for what in probed.values() for cell in cells(results.errors(name, what), most)
-        ]
-        for name in results.of
-    }
+    rows = {}
+    for name in results.of:
+        row = rows[f"`{name}`"] = []
+        for what in probed.values():
+            row += cells(results.errors(name, what), most)
     parts.append(_table(f"linear probes, {configuration.examples} examples", list(probed), rows))
     return "\n\n".join(parts)
 

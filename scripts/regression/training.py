@@ -22,7 +22,8 @@ from scripts.regression.configuration import METHODS, Configuration
 from scripts.regression.functions import draw_functions, generator
 from scripts.regression.model import Regressor, reads_all_numbers
 
-SAVE_EVERY, LOG_EVERY = 500, 50  # steps; the second divides the first
+SAVE_EVERY = 500  # steps
+LOG_EVERY = 50  # steps; it divides the first
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,8 @@ def step_loss(model: Regressor, seed: int, step: int) -> Tensor:
     dimensions, points = configuration.stage(step)
     random = generator("training", seed, step)
     x, y = draw_functions(configuration, random, configuration.batch_size, points, dimensions)
-    numbers, parts = [points - 1], 1
+    numbers = [points - 1]
+    parts = 1
     if not reads_all_numbers(model.method):
         parts = configuration.lengths
         numbers = torch.randint(points, (parts,), generator=random).tolist()
