@@ -62,7 +62,7 @@ class Executor:
         ].popleft()
 
     def wait(self) -> Sequence[Outcome]:
-        """Wait for outcomes that were not returned yet, and return one or more of them."""
+        """Wait for outcomes that were not returned yet, and return some of them."""
         raise NotImplementedError
 
 
