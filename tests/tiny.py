@@ -218,6 +218,13 @@ def save(name: str, folder: Path, **overrides: object) -> None:
     TOKENIZERS[tokenizer]().save_pretrained(folder)
 
 
+def longrope(switch: int) -> dict[str, Any]:
+    """The `rope_parameters` of a model whose rotary angles change beyond this length."""
+    rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 8.0}
+    rope |= {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
+    return {**rope, "original_max_position_embeddings": switch}
+
+
 def load(path: Path, **kwargs: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A checkpoint's model and its tokenizer."""
     model = AutoModelForCausalLM.from_pretrained(path, **kwargs).eval()

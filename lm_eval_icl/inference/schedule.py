@@ -9,8 +9,8 @@ with a method, `Capabilities` say what the model can do, and `Sizes` how much fi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
 from typing import Literal, NamedTuple
 
 from lm_eval_icl.inference.capabilities import Capabilities
@@ -114,9 +114,24 @@ def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> It
         else:
             item = work[at]
             at += 1
-            for pack in _packs(item, sizes, can) if can.can_pack else _rows(item, rows):
-                queries = [(item.context, *query) for query in pack.queries]
-                yield Batch(queries, "before", pack.tokens, rows)
+            for side in _sides(item, can):
+                for pack in _packs(side, sizes, can) if can.can_pack else _rows(side, rows):
+                    queries = [(item.context, *query) for query in pack.queries]
+                    yield Batch(queries, "before", pack.tokens, rows)
+
+
+def _sides(item: ContextWork, can: Capabilities) -> Iterator[ContextWork]:
+    """The queries of a context before the switch of rotary angles, and those beyond it.
+
+    The longest query of a pass decides the angles of all.
+    """
+    switch = can.position_switch
+
+    def is_long(query: QueryAnswers) -> bool:
+        return switch is not None and item.entries + len(query[0]) > switch.length
+
+    for _, queries in groupby(sorted(item.queries, key=is_long), is_long):
+        yield replace(item, queries=list(queries))
 
 
 def _packs(item: ContextWork, sizes: Sizes, can: Capabilities) -> Iterator[Pack]:
@@ -233,7 +248,11 @@ def first_texts(
     queries = [len(text.prompt.query) for text in batch]
     longest = max(text.entries for text in batch) + max(queries) + new_tokens
     pads = can.can_pad and not settings.reads_rows and can.can_pack_to(longest)
-    if first.single and can.position_switch is not None:
+    switch = can.position_switch
+    # The longest row decides the rotary angles of all.
+    if switch is not None and (
+        first.single or (longest > switch.length and not first.prompt.context.tokens)
+    ):
         return 1
     if pads:
         return len(batch)

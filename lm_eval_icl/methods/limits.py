@@ -4,7 +4,7 @@ Whole demonstrations are left out first. A prompt is cut only if it does not eve
 demonstrations (`truncated`). `Request.left_out` and `Request.cut` say what a request has lost.
 Under lm-eval, `harness.prepared_run` warns about these requests and writes their numbers into the
 results.
-`methods.predictor` shortens nothing, and refuses prompts that do not fit.
+`methods.predictor` cuts nothing, and refuses prompts that do not fit.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class PromptLimits:
         if self.switch is None or needed <= self.switch.length:
             return ""
         length = self.switch.length
-        shortest_pass = len(prompt.query)
+        shortest_pass = needed  # without a context, prompt and answer are one pass
         if prompt.context.tokens:
             shortest_pass = self.method.footprint(prompt.context).shortest_pass
         # The memory would have the rotary angles of short sequences, and the query those of long
@@ -262,15 +262,15 @@ def truncated(request: Request, limits: PromptLimits) -> Request:
     """A request without demonstrations, with the last tokens of its prompt that fit, as in `hf`.
 
     BOS and description are cut first. At least one token stays, and an answer is never cut. A
-    prompt that lies beyond the switch of rotary angles becomes one query, so that all of it has the
-    angles of long sequences.
+    request that reaches beyond the switch of rotary angles becomes one query, so that all of it has
+    the angles of long sequences.
     """
     if fits(limits, [request]):
         return request
     tokens = (*request.prompt.context.tokens, *request.prompt.query)
     positions = limits.positions
     switch = limits.switch
-    if switch is not None and (switch.always_changes or len(tokens) <= switch.length):
+    if switch is not None and switch.always_changes:
         positions = min(positions, switch.length)
     cut = min(len(tokens) + request.answer_positions - positions, len(tokens) - 1)
     cut = max(cut, 0)

@@ -75,12 +75,14 @@ class Plain:
         """The ids that `generate` (as for `MethodRunner.generate`) puts after a prompt.
 
         In each step, the model's forward pass is replaced by the prediction of the next token after
-        the text so far.
+        the text so far. A pass of a logits processor (`guidance_scale`) is the model's own.
         """
         inner: Any = without_adapter(self.model)
         forward = inner.forward
 
-        def predict(input_ids: Tensor, **_: Any) -> CausalLMOutputWithPast:
+        def predict(input_ids: Tensor, next_step: bool = False, **inputs: Any) -> Any:
+            if not next_step:
+                return forward(input_ids, **inputs)
             inner.forward = forward
             texts = [tuple(ids[len(prompt) :]) for ids in input_ids.tolist()]
             logits = [self._predicted(method, prompt, text)[1][-1:] for text in texts]
@@ -88,7 +90,10 @@ class Plain:
             return CausalLMOutputWithPast(logits=torch.stack(logits))
 
         inner.forward = predict
-        inner.prepare_inputs_for_generation = lambda input_ids, **_: {"input_ids": input_ids}
+        inner.prepare_inputs_for_generation = lambda input_ids, **_: {
+            "input_ids": input_ids,
+            "next_step": True,
+        }
         try:
             row = [*prompt.context.tokens, *prompt.query]
             ids = generate(torch.tensor([row], device=device_of(self.model)))

@@ -18,6 +18,7 @@ from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.schedule import in_order
 from lm_eval_icl.inference.scoring import Score, not_finite
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.limits import Request, truncated
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import PromptTokenizer, TokenizedPrompt
@@ -129,9 +130,10 @@ class Predictor:
                 if not (answer and tokens.query):
                     empty = "query" if answer else "option"
                     raise InputError(f"{name}: the {empty} is empty: there is nothing to score.")
-                self._check_fits(name, tokens, len(answer) - 1, "answer without its last token")
+                positions = len(answer) - 1
+                whole = self._fitting(name, tokens, positions, "answer without its last token")
                 names.append(name)
-                pairs.append((tokens, answer))
+                pairs.append((whole, answer))
 
         scores: dict[int, Score] = {}
         with self.runner.inference_mode():
@@ -183,8 +185,7 @@ class Predictor:
                 tokens = self.tokenizer.to_continue(prompt)
                 if not tokens.query:
                     raise InputError("the query is empty: there is nothing to continue.")
-            self._check_fits(f"query {q}", tokens, max_new_tokens, "new tokens")
-            prompts.append(tokens)
+            prompts.append(self._fitting(f"query {q}", tokens, max_new_tokens, "new tokens"))
 
         def generate(context: Tensor, **inputs: Any) -> Tensor:
             arguments = {"do_sample": False, "pad_token_id": self._padding, **settings}
@@ -241,13 +242,20 @@ class Predictor:
             prompts.append(self.tokenizer.arranged(FewShotPrompt(prefix, shots, query)))
         return prompts
 
-    def _check_fits(self, name: str, tokens: TokenizedPrompt, after: int, after_name: str) -> None:
-        """Refuse a prompt that does not fit the model together with `after` positions after it."""
+    def _fitting(
+        self, name: str, tokens: TokenizedPrompt, after: int, after_name: str
+    ) -> TokenizedPrompt:
+        """A prompt as it runs with `after` positions after it (`limits.truncated`). One that would
+        be cut, or lose demonstrations, is refused."""
         if reason := self.limits.too_long(tokens, after):
             shots = tokens.context.demonstrations
+            request = truncated(Request(tokens, (), after), self.limits)
+            if not (shots or request.cut):
+                return request.prompt
             advice = "Give fewer demonstrations." if shots else "Shorten the query."
             needs = f"this one needs {reason.sum(after_name)}"
             raise DoesNotFit(f"{name}: prompts {reason.why}; {needs}. {reason.hint}{advice}")
+        return tokens
 
 
 def _check_list(name: str, texts: Any) -> None:

@@ -282,18 +282,36 @@ class MethodRunner(ModelMode):
         Yields:
             For each forward pass, the requests that it scored, and their scores in the same order.
         """
-        if self.plain or self.capabilities.no_memory:
-            plain = Plain(self, self.softmax_dtype)
-            for context, queries in work.items():
-                method = self.method_of(context)
-                yield from plain.score(method, {context: queries}, states)
-            return
+        shared = dict[Context, Queries]()
+        plain = Plain(self, self.softmax_dtype)
+        for context, queries in work.items():
+            alone = queries
+            if not (self.plain or self.capabilities.no_memory):
+                alone = self._crossing(context, queries)
+                shared[context] = {q: queries[q] for q in queries if q not in alone}
+            if alone:
+                yield from plain.score(self.method_of(context), {context: alone}, states)
         begun: list[Scored] = []
-        for batch in self.score_batches(work, once, states):
+        for batch in self.score_batches(shared, once, states):
             begun.append(batch)
             if len(begun) > self.packs_ahead:
                 yield begun.pop(0)
         yield from begun
+
+    def _crossing(self, context: Context, queries: Queries) -> Queries:
+        """The queries without a context from which an answer crosses the switch of rotary angles.
+
+        A query that other answers share would have the angles of the longest answer.
+        """
+        switch = self.capabilities.position_switch
+        crossing: dict[Ids, Collection[Ids]] = {}
+        if switch is None or context.tokens:
+            return crossing
+        for query, answers in queries.items():
+            longest = len(query) + max(map(len, answers), default=1) - 1
+            if len(query) <= switch.length < longest:
+                crossing[query] = answers
+        return crossing
 
     def score_batches(
         self,

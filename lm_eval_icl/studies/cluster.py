@@ -9,15 +9,15 @@ broken, so that it ends itself (`StudyWorker.run`). Then this happens to its uni
 1. Ray starts the worker again, on a node that has room. It loads the study and the model again.
 2. Ray runs the unit again from its first cell, since a unit returns all outcomes at its end. A
    training continues from its last checkpoint. `OnRay` sees nothing of this.
-3. After `_TRIES` losses with one unit, or more than `_RESTARTS` in all, Ray gives the worker up.
-   `OnRay._answer` dismisses it and returns a `Failure` for each target of the unit. A new worker is
-   made if other units wait.
+3. After `_TRIES` losses with one unit, Ray gives the unit up. `OnRay._answer` dismisses the worker
+   and returns a `Failure` for each target of the unit. A new worker is made if other units wait.
+   After more than `_RESTARTS` losses in all, Ray gives the worker up. A new worker runs the unit.
 4. `conduct` goes on without these targets and those that need them. At the end, `end.conclude`
    writes the reasons into `study.json`, and the command ends with status 1. The same command tries
    again.
 
 An error in a unit is no loss: `UnitRunner.run` returns a `Failure`, and nothing is repeated. If a
-worker cannot begin, the study ends at once, and the cells that were written stay.
+worker cannot begin, the units that no worker runs yet fail.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import re
 import signal
 import socket
 import time
@@ -45,6 +46,8 @@ from lm_eval_icl.studies.unit_runner import Options, Trainer, UnitRunner
 
 _TRIES = 3  # how often a unit is run if its worker is lost
 _RESTARTS = 10  # how often a worker is restarted, whatever units it runs
+# What stands before the reason in an error of Ray.
+_BEFORE_REASON = r"InputError: lm-eval-icl: |is dead because |\n(?=[\w.]*Error: )"
 # A resource in a study's file -> its name on a node.
 _RAY = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 # The resources of a worker: each name in a study's file, with how much of it.
@@ -60,6 +63,7 @@ class Worker:
     held: str = ""  # the folder of the model that it holds
     unit: Unit | None = None  # the unit that it runs; None if it is idle
     call: Any = None  # Ray's reference to the outcomes of the unit
+    has_begun: bool = False  # it has run a unit
 
 
 class OnRay(Executor):
@@ -92,10 +96,6 @@ class OnRay(Executor):
         self.ray.shutdown()
 
     def wait(self) -> Sequence[Outcome]:
-        """
-        Raises:
-            InputError: a worker cannot begin.
-        """
         while True:
             self._give_units()
             calls = {worker.call: worker for worker in self.workers if worker.unit is not None}
@@ -152,26 +152,29 @@ class OnRay(Executor):
                 self._dismiss(worker)
 
     def _answer(self, worker: Worker) -> Sequence[Outcome]:
-        """The outcomes of a worker's unit, whose call has ended: failures if the worker was lost
-        too often."""
+        """The outcomes of a worker's unit, whose call has ended: failures if the unit has lost its
+        worker too often or no worker can begin, and none if another worker runs the unit again."""
         unit = worker.unit
         worker.unit = None
         assert unit is not None
         try:
-            return list(self.ray.get(worker.call))
-        except self.ray.exceptions.RayError as error:  # it cannot begin, or was lost too often
+            outcomes = list(self.ray.get(worker.call))
+        except self.ray.exceptions.RayError as error:
             self._dismiss(worker)
-            if "creation task" in str(error):
-                why = str(error).strip().splitlines()[-1].rpartition("InputError: lm-eval-icl: ")[2]
-                raise InputError(
-                    f"--ray: a worker cannot begin ({why.removesuffix('.')})."
-                ) from error
-            why = " ".join(str(error).rpartition("is dead because ")[2].split())[:300]
-            failure = Failure(
-                f"its worker was lost {_TRIES} times, or once after {_RESTARTS} restarts; the last "
-                f"time: {why}"
-            )
-            return [(target, failure) for target in unit]
+            why = " ".join(re.split(_BEFORE_REASON, str(error))[-1].split())[:300]
+            failure = Failure(f"its worker was lost {_TRIES} times; the last time: {why}")
+            units = [unit]
+            if isinstance(error, self.ray.exceptions.ActorDiedError):  # and is not restarted
+                if worker.has_begun:
+                    self.submit(unit)
+                    return []
+                failure = Failure(f"a worker cannot begin ({why.removesuffix('.')})")
+                for waiting in self.waiting.values():
+                    units += waiting
+                    waiting.clear()
+            return [(target, failure) for unit in units for target in unit]
+        worker.has_begun = True
+        return outcomes
 
     def _dismiss(self, worker: Worker) -> None:
         self.workers.remove(worker)

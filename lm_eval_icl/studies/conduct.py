@@ -64,7 +64,9 @@ class Executor(ABC):
 
     @abstractmethod
     def wait(self) -> Sequence[Outcome]:
-        """Wait for outcomes that were not returned yet, and return one or more of them."""
+    @abstractmethod
+    def wait(self) -> Sequence[Outcome]:
+        """Wait for outcomes that were not returned yet, and return some of them."""
 
 
 class Here(Executor):

@@ -144,6 +144,17 @@ def test_generation_arguments_reach_generate(checkpoint, name):
     assert texts("icl", 4) == texts("hf", 1)
 
 
+def test_guided_texts(checkpoint):
+    """The guidance's own passes of the model see nothing of the prompt but its last token."""
+
+    def texts(model, **args):
+        settings = {"guidance_scale": 3.0}
+        path = checkpoint("llama")
+        return evaluation.answers(model, path, GENERATED, 2, args=args, gen_kwargs=settings)
+
+    assert texts("icl") == texts("icl", plain=True) == texts("hf")
+
+
 def test_a_token_that_ends_thinking(checkpoint):
     """The text after the last of these tokens, without the blanks before it."""
     end = tiny.sentencepiece().convert_tokens_to_ids("osi")  # one that is often generated

@@ -38,11 +38,9 @@ def test_a_model_that_changed_between_runs_is_read_anew(checkpoint):
     ids=["longrope", "dynamic"],
 )
 def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope, longest, fits, refused):
-    parameters = {"rope_type": rope, "rope_theta": 10000.0, "factor": 8.0}
-    if rope == "longrope":
-        parameters["short_factor"] = [1.0] * 6
-        parameters["long_factor"] = [4.0] * 6
-        parameters["original_max_position_embeddings"] = 150
+    parameters = tiny.longrope(150)
+    if rope == "dynamic":
+        parameters = {"rope_type": rope, "rope_theta": 10000.0, "factor": 8.0}
     tiny.save("llama", tmp_path, rope_parameters=parameters, max_position_embeddings=longest)
     names = ["one_token", "many_tokens"]
     args = {"max_length": 1200}
@@ -55,19 +53,24 @@ def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope, longest, f
         evaluation.assert_same(ours, theirs, 1e-4)
 
 
-def test_a_prompt_without_demonstrations_beyond_the_switch_of_angles_runs_as_in_hf(tmp_path):
-    """All of it has the angles of long sequences, in one pass, and nothing is cut."""
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 8.0}
-    rope["short_factor"] = [1.0] * 6
-    rope["long_factor"] = [4.0] * 6
-    rope["original_max_position_embeddings"] = 150
-    tiny.save("llama", tmp_path, rope_parameters=rope, max_position_embeddings=1200)
-    long_text = {"description": "Tell {{other}}:\n\n", "doc_to_text": "{{text}} " * 8}
+@pytest.mark.parametrize(
+    ("switch", "bos", "description"),
+    # 206: prompts on both sides of it, and one of 201 tokens whose answers cross it.
+    [(150, True, "Tell {{other}}:\n\n"), (206, True, ""), (206, False, "")],
+)
+def test_long_prompts_without_demonstrations_run_as_in_hf(tmp_path, switch, bos, description):
+    """Beyond the switch of angles, all of a request has those of long sequences, also if only the
+    answer crosses it; and nothing is cut."""
+    tiny.save(
+        "llama", tmp_path, rope_parameters=tiny.longrope(switch), max_position_embeddings=1200
+    )
+    long_text = {"description": description, "doc_to_text": "{{text}} " * 8}
     tasks = [evaluation.choice("options", "no", "yes indeed", **long_text)]
     tasks.append(evaluation.generation("texts", {"until": ["?"], "max_gen_toks": 7}, **long_text))
-    theirs = evaluation.answers("hf", tmp_path, tasks, 0, batch_size=1)
+    args = {"add_bos_token": bos}
+    theirs = evaluation.answers("hf", tmp_path, tasks, 0, batch_size=1, args=args)
     for name in ("icl", "deepthink", "invicl"):
-        run = evaluation.run(name, tmp_path, tasks, 0)
+        run = evaluation.run(name, tmp_path, tasks, 0, args=args)
         evaluation.assert_same(evaluation.responses(run), theirs, 1e-4)
         assert run["config"]["icl"]["truncated"] == {}
 

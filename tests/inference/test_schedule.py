@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lm_eval_icl import methods
 from lm_eval_icl.inference.budget import MemoryBudget
-from lm_eval_icl.inference.capabilities import Capabilities
+from lm_eval_icl.inference.capabilities import Capabilities, PositionSwitch
 from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.inference.schedule import Batch, Sizes, Text, first_texts, schedule, side_by_side
@@ -19,6 +19,7 @@ from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 WITHOUT = {"no_memory": "", "window": None, "scaled_from": None, "position_switch": None}
 CAN = Capabilities(**{field.name: WITHOUT.get(field.name, True) for field in fields(Capabilities)})
 CANNOT = replace(CAN, obeys_mask=False, obeys_positions=False)
+SWITCH = PositionSwitch(64, always_changes=False)
 SIZES = Sizes(pack_tokens=24, queries=1, texts=2)
 
 
@@ -105,8 +106,13 @@ def test_what_a_model_cannot_see_at_once_is_not_scheduled_at_once():
     windowed = scheduled("icl", can=replace(CAN, window=16))
     assert max(batch.tokens for batch in windowed) <= 16
     assert len(windowed) > len(scheduled("icl"))
-    switching = scheduled("icl", can=replace(CAN, position_switch=(64, False)))
+    switching = scheduled("icl", can=replace(CAN, position_switch=SWITCH))
     assert {batch.encoding for batch in switching} == {"before"}
+    on_both_sides = {(5,) * 3: [(9,)], (6,) * 70: [(9,)]}
+    work = methods.make("icl").work(Context((), ()), on_both_sides, once=True)
+    sizes = Sizes(pack_tokens=100, queries=2, texts=2)
+    assert len([*schedule(work, sizes, CAN)]) == 1
+    assert len([*schedule(work, sizes, replace(CAN, position_switch=SWITCH))]) == 2
 
 
 NAMES = ["icl", "invicl", "saicl", "batchicl", "deepthink"]
@@ -169,7 +175,7 @@ def test_how_many_texts_are_continued_at_once():
     assert at_once([*OWN, *ON_ONE_MEMORY]) == 3
     assert at_once([*ON_ONE_MEMORY, *OWN]) == 3
     assert at_once(OWN, most=2) == 2
-    assert at_once(OWN, replace(CAN, position_switch=(64, False))) == 1
+    assert at_once(OWN, replace(CAN, position_switch=SWITCH)) == 1
     assert at_once(ON_ONE_MEMORY, by_query=True) == 1
     assert at_once(ON_ONE_MEMORY, replace(CAN, can_batch=False)) == 1
 

@@ -348,15 +348,8 @@ def test_texts_are_those_of_prompts_that_run_alone(name):
 def test_rotary_angles_that_change_with_length():
     """Contexts on both sides of the position where they change are neither encoded nor continued
     together."""
-    parameters = {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "factor": 8.0,
-        "original_max_position_embeddings": 64,
-        "short_factor": [1.0] * 6,
-        "long_factor": [4.0] * 6,
-    }
-    model = tiny.build("llama", rope_parameters=parameters, max_position_embeddings=512)
+    longrope = tiny.longrope(64)
+    model = tiny.build("llama", rope_parameters=longrope, max_position_embeddings=512)
     contexts = []
     for n, demonstrations in ((35, 2), (20, 2), (30, 3), (5, 4)):
         shown = [tuple(range(5 + i, 5 + i + n)) for i in range(demonstrations)]

@@ -211,6 +211,22 @@ def test_options_of_each_query_and_no_demonstrations(checkpoint):
     assert predictor.generate([], []) == []
 
 
+@pytest.mark.parametrize("switch", [64, 80])
+@torch.no_grad()
+def test_long_prompts_without_demonstrations_run_as_one_pass(tmp_path, switch):
+    """On a model whose rotary angles change before the end of the prompt, or in its answer."""
+    rope = tiny.longrope(switch)
+    tiny.save("llama", tmp_path, rope_parameters=rope, max_position_embeddings=512)
+    predictor = predictor_of("icl", tmp_path)
+    prompt = PREFIX + "sharp and bright " * 5 + QUERIES[0]
+    before, after = map(predictor.tokenizer.tokenizer.encode, (prompt, prompt + OPTIONS[2]))
+    logprobs = predictor.runner.model(torch.tensor([after[:-1]])).logits[0].log_softmax(-1)
+    expected = [float(logprobs[i - 1, after[i]]) for i in range(len(before), len(after))]
+    [[(score, _)]] = predictor.score([], [prompt.removeprefix(PREFIX)], OPTIONS[2:], prefix=PREFIX)
+    assert score == pytest.approx(sum(expected), abs=1e-9)
+    assert len(before) <= 80 < len(after) - 1
+
+
 NO_LIST = "must be a list of texts"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,8 +21,9 @@ from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import cluster
 from lm_eval_icl.studies.conduct import Here, Outcome, Unit
 from lm_eval_icl.studies.grid import Variant
-from lm_eval_icl.studies.targets import Cell, Checkpoint, Model
+from lm_eval_icl.studies.targets import Cell, Model
 from lm_eval_icl.studies.unit_runner import Options
+from tests import commands
 from tests.processes import Process, run_command
 from tests.studies import running
 
@@ -110,6 +113,28 @@ class Sabotaged(cluster.OnRay):
         return outcomes
 
 
+def run_here(
+    monkeypatch, worker: type, cores: int, *arguments: object
+) -> tuple[dict[str, Any], int]:
+    """The outcomes of two units of one cell each by task, and how many workers there were at
+    once."""
+    monkeypatch.setattr(
+        ray, "init", lambda address, init=ray.init, **keys: init(address, num_cpus=cores, **keys)
+    )
+    model = Model({"pretrained": "m"})
+    connected = cluster.connected("")
+    needs = (("num_cpus", 1),)
+    outcomes: dict[str, Any] = {}
+    workers = 0
+    with cluster.OnRay(connected, worker, arguments, lambda _: needs) as pool:
+        for task in ("icl_demo_four", "icl_demo_short"):
+            pool.submit((Cell(model, Variant("icl", {}, 0), task, 2, None, 0),))
+        while pool.running:
+            outcomes |= {target.task: outcome for target, outcome in pool.wait()}
+            workers = max(workers, len(pool.workers))
+    return outcomes, workers
+
+
 @pytest.mark.slow
 def test_a_unit_whose_workers_are_lost_fails_on_this_machine(monkeypatch):
     """The other units go on."""
@@ -122,25 +147,52 @@ def test_a_unit_whose_workers_are_lost_fails_on_this_machine(monkeypatch):
                 os._exit(1)
             return [(target, {}) for target in unit]
 
-    model = Model({"pretrained": "m"})
-    units = [
-        (Cell(model, Variant("icl", {}, 0), task, 2, None, 0),)
-        for task in ("icl_demo_four", "icl_demo_short")
-    ]
-    monkeypatch.setattr(
-        ray, "init", lambda address, init=ray.init, **keys: init(address, num_cpus=2, **keys)
-    )
-    with cluster.OnRay(cluster.connected(""), Deadly, (), lambda _: (("num_cpus", 1),)) as pool:
-        for unit in units:
-            pool.submit(unit)
-        outcomes = dict[str, Any]()
-        workers = 0
-        while pool.running:
-            outcomes |= {target.task: outcome for target, outcome in pool.wait()}
-            workers = max(workers, len(pool.workers))
+    outcomes, workers = run_here(monkeypatch, Deadly, 2)
     assert workers == 2
     assert outcomes["icl_demo_short"] == {}
     assert "its worker was lost 3 times" in outcomes["icl_demo_four"]
+
+
+@pytest.mark.slow
+def test_losses_of_other_units_do_not_count(monkeypatch, tmp_path):
+    """A worker that was restarted as often as it may be is lost once more."""
+
+    class Unlucky:
+        def __init__(self, folder: Path) -> None:
+            self.folder = folder
+
+        def run(self, unit: Unit) -> list[Outcome]:
+            import os
+
+            lost = self.folder / unit[0].task
+            if not lost.exists():
+                lost.touch()
+                os._exit(1)
+            return [(target, {}) for target in unit]
+
+    monkeypatch.setattr(cluster, "_RESTARTS", 1)
+    outcomes, _ = run_here(monkeypatch, Unlucky, 1, tmp_path)
+    assert outcomes == {"icl_demo_four": {}, "icl_demo_short": {}}
+
+
+@pytest.mark.slow
+def test_workers_whose_processes_end_at_once_fail_all_units(monkeypatch, tmp_path):
+    class Stillborn:
+        def __init__(self, folder: Path) -> None:
+            import os
+
+            folder.joinpath(str(os.getpid())).touch()
+            os._exit(1)
+
+        def run(self, unit: Unit) -> list[Outcome]:
+            return [(target, {}) for target in unit]
+
+    monkeypatch.setattr(cluster, "_RESTARTS", 1)
+    outcomes, _ = run_here(monkeypatch, Stillborn, 1, tmp_path)
+    assert outcomes.keys() == {"icl_demo_four", "icl_demo_short"}
+    for outcome in outcomes.values():
+        assert outcome.startswith("a worker cannot begin (its worker process has died")
+    assert len(list(tmp_path.iterdir())) == 2  # not twice for each unit
 
 
 @pytest.mark.slow
@@ -201,18 +253,20 @@ def test_a_worker_that_fits_no_node_is_refused(nodes, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_worker_with_other_versions_is_refused(nodes, tmp_path):
-    study = running.opened(tmp_path / "o", OPTIONS, **STUDY)
-    pool = on_ray(study, nodes.address)
-    pool._arguments = ({**cluster.versions(), "torch": "0.1"}, pool._arguments[1])
-    with (
-        pool,
-        pytest.raises(
-            InputError, match=r"a worker cannot begin \(on \S+: torch .*started with 0.1\)\.$"
-        ),
-    ):
-        pool.submit((Checkpoint(study.grid.models[0]),))
-        pool.wait()
+def test_a_study_whose_workers_cannot_begin_says_which_cells_it_lacks(nodes, tmp_path, monkeypatch):
+    """Here, the workers have another version of torch."""
+    file = running.write(tmp_path / "s.yaml", methods="icl")
+    line = ["study", file, "--output", tmp_path / "o", "--limit", 4, "--device", "cpu"]
+    commands.run(*line, "--seeds", 0)
+    ours = cluster.versions()
+    monkeypatch.setattr(cluster, "versions", lambda: {**ours, "torch": "0.1"})
+    why = r"a worker cannot begin \(on \S+: torch .* the study was started with 0\.1\)"
+    said = commands.refused(*line, "--ray", nodes.address)
+    assert re.match(rf"1 of 2 cells failed; the first: {why}", said)
+    record = json.loads((tmp_path / "o/study.json").read_text())
+    assert len(record["cells"]) == 1
+    (failure,) = record["failures"].values()
+    assert re.fullmatch(why, failure)
 
 
 # Without a cluster.

@@ -343,10 +343,7 @@ def test_why_a_row_does_not_fit(checkpoint):
     none = SimpleNamespace(example=Example(FewShotPrompt("", ["a b\n\n"], "c"), ("",), 0))
     make = RowMaker(loaded(checkpoint("gpt2")))
     assert make.why_not(none) == "have an answer of no tokens"
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 8.0}
-    rope |= {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
-    rope["original_max_position_embeddings"] = 4
-    model = tiny.build("llama", rope_parameters=rope)
+    model = tiny.build("llama", rope_parameters=tiny.longrope(4))
     make = RowMaker(Predictor(model, tiny.sentencepiece(), methods.make("icl")))
     beyond = FewShotPrompt("", ["a long film of a quiet plot\n\n"], "a dull joke")
     longer = SimpleNamespace(example=Example(beyond, (" yes",), 0))
