@@ -73,7 +73,7 @@ def check_states(continued: Cache, in_one_pass: Cache, dtype: torch.dtype) -> No
     Log-probabilities may hardly show this.)
 
     Args:
-        dtype: the dtype of the model.
+        dtype: that in which the model computes.
 
     Raises:
         ValueError: the states differ by more than half of their digits.

@@ -125,6 +125,7 @@ def _succeeds(name: str, test: Callable[..., bool], *args: Any) -> bool:
 class _Trial:
     """A context, a query and two answers, run through a model in one pass and in other ways."""
 
+    dtype: torch.dtype  # in which its passes compute
     expected: list[float]  # the answers' log-probabilities in one pass, as `hf` computes them
     noise: float  # a log-probability may differ this much from the expected one
     rounding: float  # the largest difference that counts as rounding
@@ -135,6 +136,9 @@ class _Trial:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.device = device_of(model)
+        self.dtype = model.dtype
+        if torch.is_autocast_enabled(self.device.type):
+            self.dtype = torch.get_autocast_dtype(self.device.type)
         vocabulary = model.config.get_text_config().vocab_size
         ids = [(7 + 11 * i) % vocabulary for i in range(64)]
         self.context = ids[:12]
@@ -183,7 +187,7 @@ class _Trial:
         after_other = self.in_one_pass(self.whole, answer, self.other)
         after_another = self.in_one_pass(self.whole, answer, self.another)
         self.ahead = abs(after_other - after_another)
-        precision = torch.finfo(self.model.dtype)
+        precision = torch.finfo(self.dtype)
         self.rounding = min(abs(seen_other - seen_another) / 10, 32 * precision.eps * size)
         self.noise = 1e-3 * size
         if precision.bits < 32:
@@ -213,7 +217,7 @@ class _Trial:
             read_causally(model, self.another)
             continued = self.memory.cache()
             run_after_memory(model, self.memory, continued, [few], 0, [len(few) - 1])
-            check_states(continued, whole, model.dtype)
+            check_states(continued, whole, self.dtype)
         else:
             # Each layer has an entry for every token, or none if the model leaves it out. Some
             # layer has entries.
@@ -323,7 +327,7 @@ class _Trial:
             return torch.cat([first.logits[:, 3:], second.logits], dim=1).double()
 
         on_copies = logits(self.memory)
-        precision = torch.finfo(self.model.dtype)
+        precision = torch.finfo(self.dtype)
         eps = min(precision.eps, torch.finfo(torch.float32).eps)
         allowed = 1000 * eps * on_copies.norm()
         if precision.bits < 32 and self.device.type != "cpu":

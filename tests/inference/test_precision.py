@@ -44,7 +44,7 @@ def test_a_method_predicts_alike_in_half_precision(method):
         assert 0 < (exact - rounded).abs().max() < 1  # that of another dtype, and no other method's
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen3"])
 @pytest.mark.parametrize("method", ["pcw", "ape", "structured"])
 def test_a_method_predicts_alike_in_mixed_precision(method, architecture):
     model = tiny.build(architecture)
