@@ -283,6 +283,7 @@ def test_python_blocks_print_what_the_page_says(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.pinned
 def test_the_tutorial_prints_what_it_says(tmp_path):
     """Its files are written and its commands run, in their order."""
     ran = []

@@ -63,6 +63,7 @@ class NoSquare(TorchDispatchMode):
 
 
 @pytest.mark.slow
+@pytest.mark.pinned  # the kernel of torch 2.6 makes the whole causal mask
 @torch.no_grad()
 def test_nothing_is_as_large_as_the_square(rows):
     """A context of n tokens under all methods: no array has n * n bytes, of which a boolean takes
