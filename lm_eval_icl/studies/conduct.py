@@ -64,8 +64,6 @@ class Executor(ABC):
 
     @abstractmethod
     def wait(self) -> Sequence[Outcome]:
-    @abstractmethod
-    def wait(self) -> Sequence[Outcome]:
         """Wait for outcomes that were not returned yet, and return some of them."""
 
 
