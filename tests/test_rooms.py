@@ -51,21 +51,21 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2057, 9.4), Limit(17591, 11.6)),
+    "": (Limit(2057, 9.4), Limit(17664, 11.6)),
     "files": (Limit(398, 8.0), None),
     "prompts": (Limit(7098, 10.7), Limit(7232, 12.2)),
     "metaicl": (Limit(3478, 11.4), Limit(6081, 12.5)),
     "decisions": (Limit(2005, 10.1), Limit(1713, 12.9)),
-    "inference": (Limit(22625, 11.2), Limit(26111, 12.7)),
-    "methods": (Limit(26366, 11.1), Limit(28444, 12.8)),
+    "inference": (Limit(22781, 11.2), Limit(26209, 12.7)),
+    "methods": (Limit(26569, 11.1), Limit(28674, 12.8)),
     "drawing": (Limit(3811, 11.1), Limit(2573, 13.0)),
     "demonstrations": (Limit(11133, 11.5), Limit(7258, 12.9)),
-    "training": (Limit(8173, 11.2), Limit(6966, 12.1)),
+    "training": (Limit(8173, 11.2), Limit(6931, 12.1)),
     "regression": (None, Limit(3216, 13.0)),
-    "harness": (Limit(26807, 10.8), Limit(35639, 12.2)),
-    "results": (Limit(32083, 11.5), Limit(31941, 12.9)),
+    "harness": (Limit(26807, 10.8), Limit(35716, 12.2)),
+    "results": (Limit(32083, 11.5), Limit(31938, 12.9)),
     "leaderboard": (Limit(14263, 11.1), Limit(6474, 11.5)),
-    "studies": (Limit(19357, 11.4), Limit(20908, 12.7)),
+    "studies": (Limit(19398, 11.3), Limit(21297, 12.6)),
     "smoke": (Limit(2931, 11.0), Limit(2038, 11.0)),
     "cli": (Limit(10478, 11.0), Limit(1269, 9.7)),
 }
