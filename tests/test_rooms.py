@@ -51,7 +51,7 @@ class Limit(NamedTuple):
 # smaller or plainer lowers its numbers; nobody raises one, but for what a new feature was granted
 # and its tests need. Tokens are the unit, since a limit on lines is met by denser lines.
 LIMITS: dict[str, tuple[Limit | None, Limit | None]] = {
-    "": (Limit(2057, 9.4), Limit(17664, 11.6)),
+    "": (Limit(2057, 9.4), Limit(17668, 11.6)),
     "files": (Limit(398, 8.0), None),
     "prompts": (Limit(7098, 10.7), Limit(7232, 12.2)),
     "metaicl": (Limit(3478, 11.4), Limit(6081, 12.5)),
