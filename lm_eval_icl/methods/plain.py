@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from lm_eval_icl.errors import Unsupported
 from lm_eval_icl.inference.attention import Attended, AttentionCall, Reading, additive, attention_by
 from lm_eval_icl.inference.caches import cache_arguments, without_adapter
 from lm_eval_icl.inference.devices import device_of
@@ -59,7 +60,8 @@ class Plain:
         hidden: list[Tensor] = []
         projection: Any = self.model.get_output_embeddings()
         with projection.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0])):
-            by_memory, predicted = self._predicted(method, prompt, answer[:-1])
+            all_logits = method.by_definition(self, prompt, answer[:-1])
+        by_memory, predicted = self._predicted(method, all_logits, answer[:-1])
         ids = torch.tensor(answer, device=predicted.device)
         numbers = predicted.gather(-1, ids[:, None])[:, 0]
         greedy = predicted.argmax(-1) == ids
@@ -80,10 +82,20 @@ class Plain:
         inner: Any = without_adapter(self.model)
         forward = inner.forward
 
-        def predict(input_ids: Tensor, **_: Any) -> CausalLMOutputWithPast:
+        def predict(input_ids: Tensor, **options: Any) -> CausalLMOutputWithPast:
+            if "use_cache" in options:
+                raise Unsupported(
+                    "plain=True: guidance_scale runs the model by itself: leave one of them out."
+                )
             inner.forward = forward
             texts = [tuple(ids[len(prompt) :]) for ids in input_ids.tolist()]
-            logits = [self._predicted(method, prompt, text)[1][-1:] for text in texts]
+            logits = []
+            for text in texts:
+                by_memory = method.by_definition(self, prompt, text)
+                # Some processors (`repetition_penalty`) read logits otherwise than probabilities.
+                if len(by_memory) > 1:
+                    by_memory = [self._predicted(method, by_memory, text)[1]]
+                logits.append(by_memory[0][-1:])
             inner.forward = predict
             return CausalLMOutputWithPast(logits=torch.stack(logits))
 
@@ -98,16 +110,19 @@ class Plain:
         return list(ids[0, len(prompt) :].tolist())
 
     def _predicted(
-        self, method: Any, prompt: TokenizedPrompt, answer: Ids
+        self, method: Any, all_logits: Sequence[Tensor], answer: Ids
     ) -> tuple[Tensor, Tensor]:
         """The log-probabilities after the query and after each token of the answer.
+
+        Args:
+            all_logits: those of a request's last tokens on each memory (`Method.by_definition`).
 
         Returns:
             On each memory, [memories, 1 + answer, vocabulary], and combined, [1 + answer,
             vocabulary].
         """
         by_memory = []
-        for logits in method.by_definition(self, prompt, answer):
+        for logits in all_logits:
             last = logits[-len(answer) - 1 :]
             dtype = self.softmax_dtype or torch.promote_types(last.dtype, torch.float32)
             by_memory.append(last.log_softmax(-1, dtype=dtype))
