@@ -6,6 +6,7 @@ import threading
 import lm_eval
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
@@ -156,3 +157,26 @@ def test_what_moicl_refuses(checkpoint):
             evaluation.run("moicl", path, [task], 3, args={"rows": 4, **args})
     with pytest.raises(InputError, match=r"--use_cache: a cache cannot tell which rows weights"):
         evaluation.run("moicl", path, ["one_token"], 3, args={"rows": 4}, use_cache="unused")
+
+
+def test_moicl_does_not_fit_a_task_on_the_rows_of_another(checkpoint):
+    """Two tasks of a run have one set of demonstrations, and different documents and so rows."""
+    train = Dataset.from_list(evaluation.documents(12, 50))
+    test = Dataset.from_list(evaluation.documents(4, 56))  # rows of the training split
+    splits = DatasetDict({"train": train, "test": test})
+    other = {**evaluation.TASKS["one_token"], "task": "other", "custom_dataset": lambda **_: splits}
+    lm = model_class("moicl")(pretrained=str(checkpoint("llama")), device="cpu", rows=4)
+
+    def evaluate(*configs):
+        tasks = {config["task"]: evaluation.load_task(config) for config in configs}
+        for task in tasks.values():
+            task.set_config("num_fewshot", 3)
+            task.set_fewshot_seed(1234)
+        return lm_eval.evaluate(lm, {"tasks": tasks, "groups": {}}, bootstrap_iters=0)
+
+    says = "'other': moicl: task 'one_token' has the same demonstrations and is fitted on other"
+    with pytest.raises(InputError, match=says):
+        evaluate(evaluation.TASKS["one_token"], other)
+    for config in (evaluation.TASKS["one_token"], other):
+        evaluate(config)
+        assert [facts["task"] for facts in lm.get_model_info()["icl"]["fitted"]] == [config["task"]]
