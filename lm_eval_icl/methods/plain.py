@@ -144,15 +144,17 @@ class Plain:
         ids = torch.tensor([row], device=device_of(self.model))
         arguments: dict[str, Any] = {"use_cache": False}
         positions = layout.positions[first:]
-        if not torch.equal(positions, torch.arange(first, len(layout))):
+        mask = layout.mask[first:]
+        is_own_mask = torch.equal(mask, torch.ones_like(mask).tril(first))  # the model's own
+        if not is_own_mask:
+            hidden = additive(mask, self.model.dtype).to(ids.device)
+            arguments["attention_mask"] = hidden[None, None]
+        # Without positions, some models (OPT) count them by the mask.
+        if not (is_own_mask and torch.equal(positions, torch.arange(first, len(layout)))):
             arguments["position_ids"] = positions.to(ids.device)[None]
             # Without a cache, transformers would take a repeated position for the start of another
             # text.
             memory = DynamicCache() if memory is None else memory
-        mask = layout.mask[first:]
-        if not torch.equal(mask, torch.ones_like(mask).tril(first)):  # not the model's own mask
-            hidden = additive(mask, self.model.dtype).to(ids.device)
-            arguments["attention_mask"] = hidden[None, None]
         if memory is not None:
             arguments |= cache_arguments(self.model, memory)
         logits: Tensor = self.model(ids, **arguments).logits

@@ -134,6 +134,17 @@ def test_plain_mode_gives_processors_the_same_scores(checkpoint, setting):
         plain.generate(DEMONSTRATIONS, QUERIES, guidance_scale=2.0)
 
 
+def test_plain_mode_gives_positions_with_every_mask(checkpoint):
+    """OPT would count them by the mask."""
+    method = methods.make("pcw", {"positions": "sequential"})
+    scores = []
+    for plain in (False, True):
+        predictor = Predictor(*load(checkpoint("opt")), method, plain=plain)
+        [of_query] = predictor.score(DEMONSTRATIONS, QUERIES[:1], OPTIONS)
+        scores.append(logprobs(of_query))
+    assert scores[1] == pytest.approx(scores[0], abs=1e-9)
+
+
 def test_more_positions_than_a_model_has_learned(checkpoint):
     says = "max_length=5000: GPT2LMHeadModel has learned embeddings for 4096 positions only"
     with pytest.raises(InputError, match=says):
