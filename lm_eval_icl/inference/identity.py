@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import json
 import re
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -57,6 +58,8 @@ def model_identity(model: Any, files: str | None, commit: str | None) -> dict[st
                 facts[f"{name}.{key}"] = value
     facts["model_files_digest"] = files
     facts["model_sha"] = commit
+    if files is None and commit is None:
+        facts["unknown_weights"] = uuid.uuid4().hex  # no other model is known to have them
     # The facts are equal to what is later read from a JSON file.
     return json.loads(json.dumps(facts, default=str))
 
@@ -92,10 +95,12 @@ def files_digest(
             be folders, too.
 
     Returns:
-        None if there are no such files (for a model from the Hub or made in Python), or a file
-        cannot be read.
+        None if there are no such files (for a model from the Hub), a file cannot be read, or the
+        model was made in Python.
     """
-    places = {"pretrained": pretrained}
+    if not isinstance(pretrained, str):
+        return None
+    places: dict[str, Any] = {"pretrained": pretrained}
     for role in ("tokenizer", "peft", "delta"):
         places[role] = others.get(role)
     files_by_role: list[tuple[str, Path]] = []
