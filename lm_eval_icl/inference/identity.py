@@ -92,7 +92,7 @@ def files_digest(
 
     Args:
         pretrained: this and the others are arguments of `HFLM`. The tokenizer, peft and delta may
-            be folders, too.
+            be folders, too, or names on the Hub.
 
     Returns:
         None if there are no such files (for a model from the Hub), a file cannot be read, or the
@@ -106,9 +106,9 @@ def files_digest(
     files_by_role: list[tuple[str, Path]] = []
     try:
         for role, place in places.items():
-            if not isinstance(place, str) or not Path(place).is_dir():
-                continue
-            folder = Path(place)
+            folder = _folder(place, others.get("revision"))
+            if folder is None or (role == "pretrained" and folder != Path(pretrained)):
+                continue  # the commit of a model from the Hub is known
             if role in ("pretrained", "tokenizer"):
                 folder /= subfolder
             for path in sorted(folder.iterdir()):
@@ -172,7 +172,7 @@ def _folder(place: Any, revision: str | None) -> Path | None:
     if Path(place).is_dir():
         return Path(place)
     with suppress(ValueError):  # no name on the Hub
-        for name in ("config.json", "adapter_config.json"):
+        for name in ("config.json", "adapter_config.json", "tokenizer_config.json"):
             cached = try_to_load_from_cache(place, name, revision=revision)
             if isinstance(cached, str):
                 return Path(cached).parent

@@ -91,6 +91,22 @@ def test_a_digest_is_of_an_adapter_too(model, tmp_path):
     assert len(set(found)) == 3
 
 
+@pytest.mark.parametrize(("role", "file"), [("tokenizer", "tokenizer"), ("peft", "adapter")])
+def test_a_digest_is_of_a_tokenizer_and_an_adapter_of_the_hub(
+    model, role, file, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    digests = [files_digest(str(model))]
+    for name in ("one", "other"):
+        cache = tmp_path / f"models--org--{name}"
+        (cache / "snapshots" / name).mkdir(parents=True)
+        (cache / "snapshots" / name / f"{file}_config.json").write_text(name)
+        (cache / "refs").mkdir()
+        (cache / "refs" / "main").write_text(name)
+        digests.append(files_digest(str(model), **{role: f"org/{name}"}))
+    assert len(set(digests)) == 3
+
+
 def test_a_model_of_the_hub_has_its_commit(checkpoint, tmp_path, monkeypatch):
     commit = "0123456789" * 4
     cache = tmp_path / "hub" / "hub" / "models--org--tiny"
