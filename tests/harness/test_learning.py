@@ -80,6 +80,20 @@ def test_ttt_answers_all_documents_of_a_task_with_one_adapter(checkpoint):
     assert evaluation.responses(results) != evaluation.responses(icl)
 
 
+def test_a_cache_tells_where_answers_begin(checkpoint, tmp_path):
+    """Two templates of demonstrations with the same texts, of which other parts are learned."""
+    path = checkpoint("llama")
+    task = evaluation.choice("one", "no", "yes")
+    shots = {"doc_to_text": "Review: {{text}}\n", "target_delimiter": "", "doc_to_choice": None}
+    shots["doc_to_target"] = "Sentiment: {{['no', 'yes'][label]}}"
+    other = {**task, "fewshot_config": evaluation.FIRST_N | shots}
+    args = {"permutations": 1, "rank": 2, "lr": 0.1}
+    cache = str(tmp_path / "cache")
+    first = evaluation.answers("ttt", path, [task], 2, args=args, use_cache=cache)
+    second = evaluation.answers("ttt", path, [other], 2, args=args, use_cache=cache)
+    assert second == evaluation.answers("ttt", path, [other], 2, args=args) != first
+
+
 def test_an_hf_object_that_shares_the_model_keeps_its_numbers(checkpoint, monkeypatch):
     """Before, after, and from another thread while an adapter is on."""
     args = {"permutations": 2, "batch": 2, "rank": 2, "lr": 0.1}
