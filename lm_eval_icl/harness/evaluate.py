@@ -66,6 +66,7 @@ def announced(
         give_rankings(model, tasks, limit)
         if is_ours:
             model.chosen = give_chosen(model, tasks.values())
+            model.fitted = {}
             model.begin(list(tasks.values()))
             if lm is model:
                 model.set_cache_hook(CacheHook(None))  # an earlier run's may be for other weights

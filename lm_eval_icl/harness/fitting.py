@@ -74,5 +74,10 @@ def _fit(queries: RuleQueries, start: Any) -> None:
             "evaluated: lower rows."
         )
     context = requests[0].prompt.context
+    if context in model.fitted and model.runner.rows[context] != rows:
+        raise InputError(
+            f"task {model.fitted[context]['task']!r} has the same demonstrations and is fitted on "
+            "other rows: run the two tasks one after the other."
+        )
     model.runner.rows[context] = rows
     model.fitted[context] = {"task": queries.name, "labels": numbers}

@@ -178,7 +178,11 @@ def _features(model: Any, task: Task, pool: Sequence[Any], documents: Sequence[A
     if isinstance(model, ICLModel):
         identity = model.model_identity()
     else:
-        files = files_digest(model.pretrained, peft=model.peft, delta=model.delta)
+        adapters = {"peft": model.peft, "delta": model.delta}
+        tokenizer = model.tokenizer.name_or_path
+        if tokenizer not in ("", model.pretrained):
+            adapters["tokenizer"] = tokenizer
+        files = files_digest(model.pretrained, **adapters)
         identity = model_identity(model.model, files, hub_commit(model.pretrained, model.revision))
 
     def read(docs: Sequence[Any]) -> np.ndarray:

@@ -151,8 +151,11 @@ def response_key(kind: str, args: tuple[Any, ...]) -> str:
     if kind == "generate_until" and normalize_gen_kwargs(rest[0])["do_sample"]:
         return ""
     if isinstance(prompt, EncodedPrompt):
-        prompt = [prompt.ids, prompt.tokens.context.lengths]
+        context = prompt.tokens.context
+        prompt = [prompt.ids, context.lengths, context.answers]
         rest = [getattr(part, "ids", part) for part in rest]
     elif isinstance(prompt, FewShotPrompt):
-        prompt = [prompt.prefix, prompt.demonstrations, prompt.query]
+        # Methods that learn depend on where answers begin.
+        answers = [getattr(part, "answer", None) for part in prompt.demonstrations]
+        prompt = [prompt.prefix, prompt.demonstrations, answers, prompt.query]
     return digest(as_json([kind, prompt, *rest]))

@@ -3,6 +3,7 @@ document, or given."""
 
 from __future__ import annotations
 
+import copy
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -160,7 +161,7 @@ class FixedSampler(PoolSampler):
                 self.how,
                 task.doc_to_target,
                 evaluated(task),
-                self.rnd,
+                copy.copy(self.rnd),  # another number of demonstrations may be drawn later
                 self.name,
                 self.seed,
             )

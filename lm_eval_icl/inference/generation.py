@@ -52,6 +52,8 @@ _READ_ROWS = (
     "logits_processor",
     "stopping_criteria",
 )
+# Settings that change the scores of the tokens that a row has. 1 changes nothing.
+_PENALTIES = ("repetition_penalty", "encoder_repetition_penalty")
 
 
 def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> GenerationSettings:
@@ -76,6 +78,7 @@ def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> G
         beams=checked("generation argument num_beams", settings.get("num_beams") or 1, Positive),
         reads_rows=any(settings.get(name) for name in _READ_ROWS),
         samples=bool(settings.get("do_sample")),
+        penalizes=any(settings.get(name) not in (None, 1) for name in _PENALTIES),
     )
 
 

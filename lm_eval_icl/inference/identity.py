@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import json
 import re
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -57,6 +58,8 @@ def model_identity(model: Any, files: str | None, commit: str | None) -> dict[st
                 facts[f"{name}.{key}"] = value
     facts["model_files_digest"] = files
     facts["model_sha"] = commit
+    if files is None and commit is None:
+        facts["unknown_weights"] = uuid.uuid4().hex  # no other model is known to have them
     # The facts are equal to what is later read from a JSON file.
     return json.loads(json.dumps(facts, default=str))
 
@@ -89,21 +92,23 @@ def files_digest(
 
     Args:
         pretrained: this and the others are arguments of `HFLM`. The tokenizer, peft and delta may
-            be folders, too.
+            be folders, too, or names on the Hub.
 
     Returns:
-        None if there are no such files (for a model from the Hub or made in Python), or a file
-        cannot be read.
+        None if there are no such files (for a model from the Hub), a file cannot be read, or the
+        model was made in Python.
     """
-    places = {"pretrained": pretrained}
+    if not isinstance(pretrained, str):
+        return None
+    places: dict[str, Any] = {"pretrained": pretrained}
     for role in ("tokenizer", "peft", "delta"):
         places[role] = others.get(role)
     files_by_role: list[tuple[str, Path]] = []
     try:
         for role, place in places.items():
-            if not isinstance(place, str) or not Path(place).is_dir():
-                continue
-            folder = Path(place)
+            folder = _folder(place, others.get("revision"))
+            if folder is None or (role == "pretrained" and folder != Path(pretrained)):
+                continue  # the commit of a model from the Hub is known
             if role in ("pretrained", "tokenizer"):
                 folder /= subfolder
             for path in sorted(folder.iterdir()):
@@ -167,7 +172,7 @@ def _folder(place: Any, revision: str | None) -> Path | None:
     if Path(place).is_dir():
         return Path(place)
     with suppress(ValueError):  # no name on the Hub
-        for name in ("config.json", "adapter_config.json"):
+        for name in ("config.json", "adapter_config.json", "tokenizer_config.json"):
             cached = try_to_load_from_cache(place, name, revision=revision)
             if isinstance(cached, str):
                 return Path(cached).parent

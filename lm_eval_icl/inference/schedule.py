@@ -207,6 +207,7 @@ class GenerationSettings:
     # `generate` reads the order of a row's tokens, or counts them, so rows must have no padding.
     reads_rows: bool = False
     samples: bool = False  # `generate` draws tokens at random
+    penalizes: bool = False  # `generate` changes the scores of the tokens that a row has
 
 
 @dataclass(frozen=True)

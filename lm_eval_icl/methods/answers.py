@@ -94,13 +94,17 @@ def loss_in_layout(model: PreTrainedModel, layout: Layout, context: Context) -> 
     ids = [context.tokens[i] for i in layout.source]
     read = predicting(layout, context.lengths, context.answers)
     device = device_of(model)
+    tokens = on_device([ids], device)
     inputs: dict[str, Any] = {"use_cache": False}
     if not (layout.causal and layout.sequential):
+        # Under a 4-D mask, most models would have no sliding window.
+        inputs["attention_mask"] = torch.ones_like(tokens)
+        inputs["position_ids"] = to_device(layout.positions, device)[None]
+    if not layout.causal:
         hidden = additive(layout.mask, model.dtype)
         inputs["attention_mask"] = to_device(hidden, device)[None, None]
-        inputs["position_ids"] = to_device(layout.positions, device)[None]
     inputs["logits_to_keep"] = kept_logits(model, read)
-    logits = model(on_device([ids], device), **inputs).logits[0]
+    logits = model(tokens, **inputs).logits[0]
     if len(logits) != len(read):  # the model ignores logits_to_keep
         logits = logits[on_device(read, logits.device)]
     targets = on_device([ids[i + 1] for i in read], logits.device)

@@ -125,7 +125,16 @@ def check_generates(
             "continue from its cache as the model itself does. Tasks that are scored by "
             "log-likelihood work."
         )
-    if settings is None or len(method.contexts(context)) == 1:
+    if settings is None:
+        return
+    has_several = len(method.contexts(context)) > 1
+    has_all = method.footprint(context).kept >= len(context.tokens)
+    if settings.penalizes and (has_several or not has_all):
+        raise InputError(
+            f"{method.name}: a text has no row with all demonstrations, whose tokens could be "
+            "penalized: give repetition_penalty=1 and encoder_repetition_penalty=1."
+        )
+    if not has_several:
         return
     if not can.can_pad:
         raise Unsupported(

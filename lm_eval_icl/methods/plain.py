@@ -59,7 +59,8 @@ class Plain:
         hidden: list[Tensor] = []
         projection: Any = self.model.get_output_embeddings()
         with projection.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0])):
-            by_memory, predicted = self._predicted(method, prompt, answer[:-1])
+            all_logits = method.by_definition(self, prompt, answer[:-1])
+        by_memory, predicted = self._predicted(method, all_logits, answer[:-1])
         ids = torch.tensor(answer, device=predicted.device)
         numbers = predicted.gather(-1, ids[:, None])[:, 0]
         greedy = predicted.argmax(-1) == ids
@@ -85,7 +86,13 @@ class Plain:
                 return forward(input_ids, **inputs)
             inner.forward = forward
             texts = [tuple(ids[len(prompt) :]) for ids in input_ids.tolist()]
-            logits = [self._predicted(method, prompt, text)[1][-1:] for text in texts]
+            logits = []
+            for text in texts:
+                by_memory = method.by_definition(self, prompt, text)
+                # Some processors (`repetition_penalty`) read logits otherwise than probabilities.
+                if len(by_memory) > 1:
+                    by_memory = [self._predicted(method, by_memory, text)[1]]
+                logits.append(by_memory[0][-1:])
             inner.forward = predict
             return CausalLMOutputWithPast(logits=torch.stack(logits))
 
@@ -103,16 +110,19 @@ class Plain:
         return list(ids[0, len(prompt) :].tolist())
 
     def _predicted(
-        self, method: Any, prompt: TokenizedPrompt, answer: Ids
+        self, method: Any, all_logits: Sequence[Tensor], answer: Ids
     ) -> tuple[Tensor, Tensor]:
         """The log-probabilities after the query and after each token of the answer.
+
+        Args:
+            all_logits: those of a request's last tokens on each memory (`Method.by_definition`).
 
         Returns:
             On each memory, [memories, 1 + answer, vocabulary], and combined, [1 + answer,
             vocabulary].
         """
         by_memory = []
-        for logits in method.by_definition(self, prompt, answer):
+        for logits in all_logits:
             last = logits[-len(answer) - 1 :]
             dtype = self.softmax_dtype or torch.promote_types(last.dtype, torch.float32)
             by_memory.append(last.log_softmax(-1, dtype=dtype))
@@ -134,15 +144,17 @@ class Plain:
         ids = torch.tensor([row], device=device_of(self.model))
         arguments: dict[str, Any] = {"use_cache": False}
         positions = layout.positions[first:]
-        if not torch.equal(positions, torch.arange(first, len(layout))):
+        mask = layout.mask[first:]
+        is_own_mask = torch.equal(mask, torch.ones_like(mask).tril(first))  # the model's own
+        if not is_own_mask:
+            hidden = additive(mask, self.model.dtype).to(ids.device)
+            arguments["attention_mask"] = hidden[None, None]
+        # Without positions, some models (OPT) count them by the mask.
+        if not (is_own_mask and torch.equal(positions, torch.arange(first, len(layout)))):
             arguments["position_ids"] = positions.to(ids.device)[None]
             # Without a cache, transformers would take a repeated position for the start of another
             # text.
             memory = DynamicCache() if memory is None else memory
-        mask = layout.mask[first:]
-        if not torch.equal(mask, torch.ones_like(mask).tril(first)):  # not the model's own mask
-            hidden = additive(mask, self.model.dtype).to(ids.device)
-            arguments["attention_mask"] = hidden[None, None]
         if memory is not None:
             arguments |= cache_arguments(self.model, memory)
         logits: Tensor = self.model(ids, **arguments).logits

@@ -220,7 +220,10 @@ def target_losses(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     read_at = batch["read_at"]
     inputs: dict[str, Any] = {}
     if "layouts" in batch:
-        attention_mask = mask(batch["layouts"], ids.shape[1], batch["mask_dtype"], ids.device)
+        # Under a 4-D mask, most models would have no sliding window.
+        attention_mask = torch.ones_like(ids)
+        if not all(layout.causal for layout in batch["layouts"]):
+            attention_mask = mask(batch["layouts"], ids.shape[1], batch["mask_dtype"], ids.device)
         inputs = {"attention_mask": attention_mask, "position_ids": batch["position_ids"]}
     logits = model(input_ids=ids, **inputs, logits_to_keep=read_at, use_cache=False).logits
     if logits.shape[1] != len(read_at):  # the model ignores logits_to_keep

@@ -6,6 +6,7 @@ import threading
 import lm_eval
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
@@ -77,6 +78,20 @@ def test_ttt_answers_all_documents_of_a_task_with_one_adapter(checkpoint):
     start = evaluation.run("ttt", path, tasks, 2, args={**args, "epochs": 0})
     evaluation.assert_same(evaluation.responses(start), evaluation.responses(icl), 1e-9)
     assert evaluation.responses(results) != evaluation.responses(icl)
+
+
+def test_a_cache_tells_where_answers_begin(checkpoint, tmp_path):
+    """Two templates of demonstrations with the same texts, of which other parts are learned."""
+    path = checkpoint("llama")
+    task = evaluation.choice("one", "no", "yes")
+    shots = {"doc_to_text": "Review: {{text}}\n", "target_delimiter": "", "doc_to_choice": None}
+    shots["doc_to_target"] = "Sentiment: {{['no', 'yes'][label]}}"
+    other = {**task, "fewshot_config": evaluation.FIRST_N | shots}
+    args = {"permutations": 1, "rank": 2, "lr": 0.1}
+    cache = str(tmp_path / "cache")
+    first = evaluation.answers("ttt", path, [task], 2, args=args, use_cache=cache)
+    second = evaluation.answers("ttt", path, [other], 2, args=args, use_cache=cache)
+    assert second == evaluation.answers("ttt", path, [other], 2, args=args) != first
 
 
 def test_an_hf_object_that_shares_the_model_keeps_its_numbers(checkpoint, monkeypatch):
@@ -156,3 +171,26 @@ def test_what_moicl_refuses(checkpoint):
             evaluation.run("moicl", path, [task], 3, args={"rows": 4, **args})
     with pytest.raises(InputError, match=r"--use_cache: a cache cannot tell which rows weights"):
         evaluation.run("moicl", path, ["one_token"], 3, args={"rows": 4}, use_cache="unused")
+
+
+def test_moicl_does_not_fit_a_task_on_the_rows_of_another(checkpoint):
+    """Two tasks of a run have one set of demonstrations, and different documents and so rows."""
+    train = Dataset.from_list(evaluation.documents(12, 50))
+    test = Dataset.from_list(evaluation.documents(4, 56))  # rows of the training split
+    splits = DatasetDict({"train": train, "test": test})
+    other = {**evaluation.TASKS["one_token"], "task": "other", "custom_dataset": lambda **_: splits}
+    lm = model_class("moicl")(pretrained=str(checkpoint("llama")), device="cpu", rows=4)
+
+    def evaluate(*configs):
+        tasks = {config["task"]: evaluation.load_task(config) for config in configs}
+        for task in tasks.values():
+            task.set_config("num_fewshot", 3)
+            task.set_fewshot_seed(1234)
+        return lm_eval.evaluate(lm, {"tasks": tasks, "groups": {}}, bootstrap_iters=0)
+
+    says = "'other': moicl: task 'one_token' has the same demonstrations and is fitted on other"
+    with pytest.raises(InputError, match=says):
+        evaluate(evaluation.TASKS["one_token"], other)
+    for config in (evaluation.TASKS["one_token"], other):
+        evaluate(config)
+        assert [facts["task"] for facts in lm.get_model_info()["icl"]["fitted"]] == [config["task"]]

@@ -159,6 +159,16 @@ def test_features_are_those_of_the_evaluated_model(checkpoint, made):
     assert len(made) == 2
 
 
+def test_features_with_another_tokenizer_are_read_anew(checkpoint, made, tmp_path):
+    path = checkpoint("gpt2")
+    tiny.llama3().save_pretrained(tmp_path / "other")
+    metadata = {"demonstrations": "similar:by=features"}
+    other = {"tokenizer": str(tmp_path / "other")}
+    for name, args, number in (("hf", {}, 1), ("hf", other, 2), ("icl", other, 2)):
+        evaluation.run(name, path, [TASK], 3, metadata=metadata, args=args)
+        assert len(made) == number
+
+
 @pytest.mark.parametrize(
     ("how", "says"),
     [

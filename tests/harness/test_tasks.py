@@ -97,6 +97,16 @@ def load(name, **metadata):
     return manager.load([name])["tasks"][name]
 
 
+@pytest.mark.parametrize("how", ["random", "stratified"])
+def test_a_draw_does_not_depend_on_earlier_draws_of_other_numbers(how):
+    config = evaluation.choice("two", "no", "yes")
+    drawn = []
+    for numbers in ((4,), (2, 4)):
+        sampler = evaluation.load_task(config, demonstrations=how).sampler.set_rnd(5)
+        drawn.append([sampler.rows(n) for n in numbers][-1])
+    assert drawn[0] == drawn[1]
+
+
 def test_a_split_that_also_has_the_demonstrations_is_not_shuffled():
     own = {**OWN, "test_split": "train"}
     with pytest.raises(InputError, match="shuffle=0: its evaluated documents are not a split"):

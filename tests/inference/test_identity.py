@@ -4,6 +4,7 @@ configuration."""
 import json
 import shutil
 
+import lm_eval
 import peft
 import pytest
 import torch
@@ -14,7 +15,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.loading import CheckedHFLM
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference.identity import files_digest, hub_commit, source_digest, weights_digest
-from tests import tiny
+from tests import evaluation, tiny
 from tests.evaluation import ICL
 
 
@@ -90,6 +91,22 @@ def test_a_digest_is_of_an_adapter_too(model, tmp_path):
     assert len(set(found)) == 3
 
 
+@pytest.mark.parametrize(("role", "file"), [("tokenizer", "tokenizer"), ("peft", "adapter")])
+def test_a_digest_is_of_a_tokenizer_and_an_adapter_of_the_hub(
+    model, role, file, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    digests = [files_digest(str(model))]
+    for name in ("one", "other"):
+        cache = tmp_path / f"models--org--{name}"
+        (cache / "snapshots" / name).mkdir(parents=True)
+        (cache / "snapshots" / name / f"{file}_config.json").write_text(name)
+        (cache / "refs").mkdir()
+        (cache / "refs" / "main").write_text(name)
+        digests.append(files_digest(str(model), **{role: f"org/{name}"}))
+    assert len(set(digests)) == 3
+
+
 def test_a_model_of_the_hub_has_its_commit(checkpoint, tmp_path, monkeypatch):
     commit = "0123456789" * 4
     cache = tmp_path / "hub" / "hub" / "models--org--tiny"
@@ -104,9 +121,28 @@ def test_a_model_of_the_hub_has_its_commit(checkpoint, tmp_path, monkeypatch):
 
 
 def test_a_model_that_was_made_in_python_has_no_cache(checkpoint):
-    weights, tokenizer = tiny.load(checkpoint("gpt2"))
-    with pytest.raises(InputError, match="did not come from a file"):
-        ICL(weights, tokenizer=tokenizer).identity()
+    path = checkpoint("gpt2")
+    weights, tokenizer = tiny.load(path)
+    for known in (tokenizer, str(path)):  # the files of a tokenizer are none of weights
+        with pytest.raises(InputError, match="did not come from a file"):
+            ICL(weights, tokenizer=known).identity()
+
+
+@pytest.mark.parametrize("how", ["entropy", "similar:by=features"])
+def test_a_model_that_was_made_in_python_gets_no_demonstrations_of_another(how):
+    """Two models with one configuration, one after the other."""
+    config = evaluation.choice("two", "no", "yes")
+    made = []
+    for scale in (1.0, -3.0):
+        model = tiny.build("llama")
+        model.model.embed_tokens.weight.data[:, ::2] *= scale
+        lm = ICL(model, tokenizer=tiny.sentencepiece(), device="cpu")
+        task = evaluation.load_task(config, demonstrations=how)
+        task.set_config("num_fewshot", 2)
+        task.set_fewshot_seed(1)
+        results = lm_eval.evaluate(lm, {"tasks": {"two": task}, "groups": {}}, bootstrap_iters=0)
+        made.append([sample["arguments"][0][0] for sample in results["samples"]["two"]])
+    assert made[0] != made[1]
 
 
 def test_results_have_the_version_the_commit_and_the_file_of_a_method(

@@ -587,6 +587,17 @@ def test_texts_are_chosen_by_all_memories_together(method, arguments):
             generated(model, several, QUERIES, **settings)
 
 
+@pytest.mark.parametrize("method", ["nbce", "ensemble", "batchicl"])
+def test_no_penalty_where_rows_lack_demonstrations(method):
+    """The rows of a text would get different tokens, or no token of a demonstration a penalty."""
+    model = model_of("gpt2")
+    says = f"{method}: a text has no row with all demonstrations"
+    for name in ("repetition_penalty", "encoder_repetition_penalty"):
+        with pytest.raises(InputError, match=says):
+            generated(model, methods.make(method), QUERIES, **{name: 1.5})
+    generated(model, methods.make(method), [(63, 64)], repetition_penalty=1.0)
+
+
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [("nbce", {}), ("ensemble", {}), ("ensemble", {"combine": "moe"})],

@@ -123,6 +123,28 @@ def test_the_settings_of_a_checkpoint_and_of_a_call_hold(checkpoint):
         assert tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True) == text
 
 
+@pytest.mark.parametrize(
+    "setting", [{"repetition_penalty": 0.5}, {"repetition_penalty": 1.3}, {"guidance_scale": 2.0}]
+)
+def test_plain_mode_gives_processors_the_same_scores(checkpoint, setting):
+    """A penalty of logits is another one of log-probabilities."""
+    path = checkpoint("gpt2")
+    texts = predictor_of("icl", path).generate(DEMONSTRATIONS, QUERIES, **setting)
+    plain = predictor_of("icl", path, plain=True)
+    assert plain.generate(DEMONSTRATIONS, QUERIES, **setting) == texts
+
+
+def test_plain_mode_gives_positions_with_every_mask(checkpoint):
+    """OPT would count them by the mask."""
+    method = methods.make("pcw", {"positions": "sequential"})
+    scores = []
+    for plain in (False, True):
+        predictor = Predictor(*load(checkpoint("opt")), method, plain=plain)
+        [of_query] = predictor.score(DEMONSTRATIONS, QUERIES[:1], OPTIONS)
+        scores.append(logprobs(of_query))
+    assert scores[1] == pytest.approx(scores[0], abs=1e-9)
+
+
 def test_more_positions_than_a_model_has_learned(checkpoint):
     says = "max_length=5000: GPT2LMHeadModel has learned embeddings for 4096 positions only"
     with pytest.raises(InputError, match=says):

@@ -14,8 +14,9 @@ from lm_eval_icl.inference.adapters import Adapter, adapted_layers
 from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.memory import encode_all
 from lm_eval_icl.methods import make
+from lm_eval_icl.methods.answers import loss_in_layout
 from lm_eval_icl.methods.runner import MethodRunner, score_memories
-from lm_eval_icl.prompts.tokens import TokenizedPrompt
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import tiny
 from tests.methods.test_learned import CONTEXT, WORK, equal_to, hiding, permuted, scores
 
@@ -115,6 +116,23 @@ def literal_adapter(model, layout, context, permutations, batch, rank, alpha, lr
             updated.append(shrunk - rate * corrected / (root + 1e-8))
         matrices = updated
     return matrices
+
+
+@torch.no_grad()
+def test_a_step_has_the_window_that_queries_have():
+    """The answer of a demonstration is predicted as after the demonstrations before it."""
+    model = tiny.build("mistral_window", torch.float64)
+    shown = [tuple(range(first, first + 20)) for first in (10, 40)]
+    context = Context((1,), tuple(shown), ((18, 20), (18, 20)))
+    runner = MethodRunner(model, make("nope"))
+    with runner.inference_mode():
+        loss = float(loss_in_layout(model, runner.method.row(context), context))
+    expected = 0.0
+    for i, part in enumerate(shown):
+        work = {Context((1,), tuple(shown[:i])): {part[:18]: [part[18:]]}}
+        [(number, _)] = tiny.scores(runner, work).values()
+        expected -= number
+    assert loss == pytest.approx(expected, rel=1e-6)
 
 
 def merged(model, matrices, scale):

@@ -39,7 +39,15 @@ from lm_eval_icl.training.episodes import (
     read_file,
 )
 from lm_eval_icl.training.finetune import Settings, claim, train
-from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
+from lm_eval_icl.training.rows import (
+    RowMaker,
+    collate,
+    leaks,
+    make_row,
+    mean_loss,
+    row_losses,
+    target_losses,
+)
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer
 from tests import commands, evaluation, tiny
 from tests.methods import test_methods
@@ -103,6 +111,25 @@ def test_training_forward_is_scoring(checkpoint, case):
             prompt.demonstrations, [prompt.query], answer, prefix=prompt.prefix
         )
         assert abs(mine - expected) <= 1e-7 * max(1, abs(expected))  # RMSNorm is in float32
+
+
+@pytest.mark.parametrize("case", [("ICL", {"positions": "symmetric"}), ("NoPE", {})], ids=str)
+def test_training_has_the_window_that_scoring_has(checkpoint, case):
+    """Rows are longer than the model's sliding window, and a batch of two is padded."""
+    model, tokenizer = model_of(checkpoint("mistral_window"), torch.float64)
+    predictor = Predictor(model, tokenizer, getattr(methods, case[0])(**case[1]))
+    make = RowMaker(predictor)
+    pool = EpisodePool(task(), 3, 3)
+    episodes = [draw_episode([pool], 0, number) for number in range(2)]
+    rows = [make.row(episode) for episode in episodes]
+    with predictor.runner.inference_mode():
+        losses = row_losses(model, collate(rows, model.dtype))
+    for episode, row, loss in zip(episodes, rows, losses.tolist(), strict=True):
+        assert len(row.ids) > 2 * model.config.sliding_window
+        prompt = episode.example.prompt
+        answer = [episode.example.answer]
+        [[(expected, _)]] = predictor.score(prompt.demonstrations, [prompt.query], answer)
+        assert -loss == pytest.approx(expected, rel=1e-6)
 
 
 # Gradients.
