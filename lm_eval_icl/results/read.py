@@ -53,7 +53,7 @@ def read(
     """
     runs: dict[str, Run] = {}
     left_out: list[LeftOutFile] = []
-    studies: dict[Path, Mapping[str, Any]] = {}
+    studies: dict[Path, Any] = {}
     for path in tqdm(_files(paths), "Reading results", disable=quiet, unit=" files"):
         try:
             folder, facts = _study_of(path, studies)
@@ -112,19 +112,21 @@ def _load(path: Path) -> tuple[dict[str, Any], Documents | None]:
     return results, None
 
 
-def _study_of(path: Path, known: dict[Path, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
+def _study_of(path: Path, known: dict[Path, Any]) -> tuple[str, Mapping[str, Any]]:
     """The folder of the file's study, and the facts in its `study.json` about the cell.
 
     Both are empty if there is no study.
     """
+    path = path.absolute()  # a relative one may begin below its study
     for folder in list(path.parents)[:_PARENTS]:
         if folder not in known:
-            known[folder] = {}
+            known[folder] = None
             with suppress(OSError, ValueError, RecursionError):
                 content = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-                known[folder] = mapping(at(content, "cells"))
-        if known[folder]:
-            facts = known[folder].get(path.relative_to(folder).as_posix())
+                known[folder] = at(content, "cells")
+        cells = known[folder]
+        if isinstance(cells, dict):
+            facts = cells.get(path.relative_to(folder).as_posix())
             return str(folder), mapping(facts)
     return "", {}
 

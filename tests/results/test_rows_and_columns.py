@@ -13,6 +13,7 @@ import yaml
 
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.comparisons import compare
+from lm_eval_icl.results.read import read
 from tests.boards import write, write_samples
 from tests.results.files import board_of, by_method, row_of, samples_in
 
@@ -40,7 +41,7 @@ def run(
 
     Several tasks GROUP_... have lm-eval's value of their groups.
     """
-    number = len([path for path in folder.iterdir() if path.is_dir()])
+    number = len([path for path in folder.glob("*") if path.is_dir()])
     facts = {"date": 1e9 + number}
     if icl is not None:
         facts["config.icl"] = icl
@@ -475,6 +476,18 @@ def test_what_a_changed_study_no_longer_chooses_is_left_out(tmp_path):
     assert seen(board).split("\n")[1:] == ["icl | 100.0", "deepthink eta chosen on dev | 50.0"]
     assert len(board.left_out) == 1
     assert "no longer chosen" in board.left_out[0].why
+
+
+def test_what_a_study_no_longer_chooses_is_left_out_wherever_the_reader_stands(
+    tmp_path, monkeypatch
+):
+    """Also if nothing has been made since the study was changed."""
+    file = run(tmp_path / "cells", icl={**DEEP, "study": study(chosen=["eta"])}, right=HALF)
+    (tmp_path / "study.json").write_text(json.dumps({"cells": {}}))
+    monkeypatch.chdir(file.parent)
+    for path in (tmp_path, Path()):
+        _, (left,) = read([path], quiet=True)
+        assert "no longer chosen" in left.why
 
 
 def test_a_rule_chosen_on_dev(tmp_path):
