@@ -151,7 +151,7 @@ def _run(
     decided: list[TaskResult] = []
     notes: list[str] = []
     for task in results["results"]:
-        if task in groups or not isinstance(results["configs"].get(task), dict):
+        if groups.get(task) or not isinstance(results["configs"].get(task), dict):
             continue
         try:
             rows = None if kept is None else kept.get(task, [])
@@ -200,7 +200,7 @@ def _leaves(
     """The tasks of a group, including those of groups inside it."""
     leaves: dict[str, None] = {}
     for name in groups[group]:
-        if name not in groups:
+        if not groups.get(name):  # earlier lm-evals list tasks as groups of nothing
             leaves[name] = None
         elif name not in (*above, group):
             leaves |= _leaves(name, groups, (*above, group))

@@ -418,6 +418,15 @@ def test_weights_that_two_ways_give(tmp_path):
     assert left.why.startswith(why)
 
 
+def test_tasks_that_are_listed_as_groups_of_nothing(tmp_path):
+    """As lm-eval wrote them before it had classes of groups."""
+    results = results_of({"a": [0.0, 1.0], "b": [0.0, 1.0] * 3})
+    results["group_subtasks"] |= {"a": [], "b": []}
+    run = one(write(tmp_path, results))
+    assert list(run.tasks) == ["a", "b"]
+    assert run.groups["all"] == {"a": 0.25, "b": 0.75}
+
+
 def test_arguments_as_text(tmp_path):
     """As Python's `simple_evaluate` records them; ties of options go to the first."""
     scores = [1.0, 0.0, 1.0]
