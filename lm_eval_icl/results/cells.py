@@ -9,6 +9,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from lm_eval_icl.demonstrations.how import SELECTION_METHODS
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import (
     BoardCell,
@@ -30,6 +31,7 @@ _COLLAPSIBLE = 10  # fewer documents may well get one answer
 _FEW_DOCUMENTS = 30
 SHARE = (0.0, 1.0)  # the bounds of a share
 _NOT_DRAWN = ("first", "first_n", "similar")  # ways to find demonstrations without chance
+_FOR_ALL = ("stratified", "random", *SELECTION_METHODS)  # ways that find one set for all documents
 Values = Callable[[Answers], np.ndarray]
 _ITEMS: Values = attrgetter("items")
 
@@ -233,8 +235,10 @@ def drawn_sets(sets: Sequence[PromptSet]) -> int:
         return len(sets)
     unit = sets[0].answered[0]
     how = unit.result.fields.switches["demonstrations"]
-    is_fixed = how.partition(":")[0] in _NOT_DRAWN or how.endswith(".json")
-    is_fixed = is_fixed or unit.answers.each_own
+    name = how.partition(":")[0]
+    is_fixed = name in _NOT_DRAWN or how.endswith(".json")
+    # Texts look as if each had its own if queries have the delimiter too.
+    is_fixed = is_fixed or (unit.answers.each_own and name not in _FOR_ALL)
     if "labels" in unit.result.fields.setting or drawing_seed(unit) is not None:
         is_fixed = False
     return 0 if is_fixed or sets[0].label == NO_SET else 1

@@ -31,3 +31,8 @@ def test_one_label(tmp_path):
 def test_one_run_is_enough_where_no_set_is_drawn(tmp_path):
     assert marks(tmp_path / "retrieved", metadata={"demonstrations": "similar"}) == set()
     assert marks(tmp_path / "none", shots=0) == set()
+
+
+def test_one_set_is_drawn_for_all_documents_however_their_queries_look(tmp_path):
+    way = {"demonstrations": "stratified"}
+    assert marks(tmp_path, fewshot_delimiter="\n", metadata=way) == {"one set"}
