@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -98,11 +97,7 @@ def _load(path: Path) -> tuple[dict[str, Any], Documents | None]:
         raise Unusable("is not a file, but a device, or a link that leads nowhere")
     if path.suffix == ".parquet":
         return load(path)
-    data = path.read_bytes()
-    results = parse(data)
-    # A lone surrogate, which Python cannot print or write.
-    if re.search(rb"\\u[dD][89a-fA-F]", data):
-        results = json.loads(json.dumps(results, ensure_ascii=False).encode("utf-8", "replace"))
+    results = parse(path.read_bytes())
     if not has_results(results):
         raise Unusable(
             "is not a results file of lm-eval, which has 'results', 'configs' and 'config'"
