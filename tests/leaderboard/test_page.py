@@ -140,6 +140,8 @@ def test_another_metric(tmp_path, capsys):
     assert "lowest value on t is" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"x.*: no results that can be used"):
         commands.run("leaderboard", write(tmp_path / "x", samples=False), "--metric", "ece")
+    with pytest.raises(InputError, match="--metric brire: no result has it: did you mean 'brier'"):
+        commands.run("leaderboard", folder, "--metric", "brire")
 
 
 def test_compare(tmp_path, capsys):
