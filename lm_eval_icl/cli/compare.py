@@ -74,6 +74,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     args = parser.parse_args(arguments)
     if args.margin is not None and not args.margin > 0:
         raise InputError(f"--margin {args.margin:g}: must be above 0.")
+    if args.fail_below is not None and math.isnan(args.fail_below):
+        raise InputError("--fail-below nan: must be a number.")
     pairs = list(_by_condition(args) if args.by else _two(args))
     for pair in pairs:
         for note in _notes(pair):

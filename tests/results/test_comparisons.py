@@ -392,6 +392,7 @@ def test_the_baseline_has_the_same_conditions(tmp_path: Path):
         (["pcw", "pcw", "--results", "{}"], "are the same"),
         (["--by", "demonstration", "--results", "{}"], "did you mean 'demonstrations'"),
         (["icl", "pcw", "--results", "{}", "--margin", "0"], "must be above 0"),
+        (["icl", "pcw", "--results", "{}", "--fail-below", "nan"], "nan: must be a number"),
         (["{}", "{}"], "holds 3 rows"),
     ],
 )
