@@ -317,8 +317,8 @@ def _finite(number: float) -> float | None:
 
 
 def _fail_below(pairs: Sequence[_Pair], least: float) -> None:
-    """Exit with status 1 if an interval is wholly below a difference, or if a column that both
-    have is not compared."""
+    """Exit with status 1 if an interval is wholly below a difference, or if a column is not
+    compared, which one alone may have."""
     for pair in pairs:
         for column in pair.columns:
             difference = pair.differences[column.name]
@@ -329,6 +329,9 @@ def _fail_below(pairs: Sequence[_Pair], least: float) -> None:
                     f"lm-eval-icl: compare: --fail-below {least:g}: on {column.name}, "
                     f"{pair.first.label} minus {pair.second.label} is {interval}."
                 )
-        if pair.not_compared:
-            names = ", ".join(column.name for column in pair.not_compared)
+        alone = {*pair.first.cells, *pair.second.cells}
+        for column in pair.columns:
+            alone -= {column.name, *column.weights}
+        if alone:
+            names = ", ".join(sorted(alone))
             raise InputError(f"--fail-below {least:g}: not compared: {names}. Choose --tasks.")

@@ -412,6 +412,14 @@ def test_equal_answers_are_equivalent_within_a_margin(tmp_path: Path, capsys: An
     assert "equivalent within 50 points" in said
 
 
+def test_a_task_that_one_run_lacks_is_not_passed(tmp_path: Path):
+    new = write(tmp_path / "new", says=[0, 1] * 20)
+    old = write(tmp_path / "old", task=["t", "u"], says=[0, 1] * 20)
+    said = commands.refused("compare", new, old, "--fail-below", -99)
+    assert "not compared: average, u. Choose --tasks" in said
+    commands.run("compare", new, old, "--fail-below", -99, "--tasks", "t")
+
+
 def test_rows_without_a_task_in_common(tmp_path: Path):
     write(tmp_path / "icl", "icl", task="t")
     write(tmp_path / "pcw", "pcw", task="u")
