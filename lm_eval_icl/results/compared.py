@@ -62,6 +62,7 @@ SWITCHES = [
         "default",  # lm-eval's own sampler
     ),
     Field("training", "icl.study.training"),
+    Field("training options", "icl.study.options"),
 ]
 FACTS = [
     Field(

@@ -93,6 +93,8 @@ def _conditions(key: RowKey, units: Sequence[TaskRun]) -> list[str]:
         words.append("demonstrations drawn by the task")
     if switches.get("training"):
         words.append(f"trained: {switches['training']}")
+    if options := switches.get("training options"):
+        words.append(in_words("options", options))
     return list(map(shown, words))
 
 

@@ -82,6 +82,11 @@ class Training:
     # The names in the study's `tasks` on which these models are evaluated; empty for all.
     targets: tuple[str, ...]
 
+    @property
+    def counting(self) -> dict[str, Any]:
+        """The options on which the weights depend."""
+        return {k: v for k, v in self.options.items() if k not in ("save_steps", "data")}
+
 
 def expanded(given: Any) -> list[Any]:
     """The different values of a key, which is a list or a single value. A range such as 0..9 stands

@@ -66,9 +66,7 @@ class Model:
         without training."""
         if self.training is None or self.under is None:
             return ""
-        options = dict(self.training.options)
-        options.pop("save_steps", None)
-        options.pop("data", None)
+        options = self.training.counting
         inputs = [self.training_arguments, self.under.method, options, self.metadata]
         names = [self.name.strip("/"), self.training.name, self.under.name]
         return _named(names, json.dumps(inputs, sort_keys=True, default=str))

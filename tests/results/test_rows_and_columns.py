@@ -200,6 +200,21 @@ def test_invicl_table_2(tmp_path):
     assert len(board_of(tmp_path).entries) == 4
 
 
+def test_trainings_of_one_name_are_not_averaged(tmp_path):
+    """The options of a study's training were changed between two seeds."""
+    for steps, right in ((1, HALF), (3, ALL)):
+        facts = study(training="t", options={"steps": steps})
+        run(tmp_path, icl={**ICL, "study": facts}, seed=steps, right=right)
+    assert_seen(
+        board_of(tmp_path),
+        """
+        t
+        icl, options={"steps": 3} | 100.0
+        icl, options={"steps": 1} | 50.0
+        """,
+    )
+
+
 def test_a_curve_over_shots(tmp_path):
     for shots, right in ((0, NO_ONE), (2, HALF), (8, ALL)):
         for seed in (0, 1):
