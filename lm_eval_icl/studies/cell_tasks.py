@@ -20,7 +20,7 @@ from lm_eval.evaluator_utils import get_sample_size
 from lm_eval_icl.decisions.rules import written
 from lm_eval_icl.demonstrations.how import SelectionMethod
 from lm_eval_icl.demonstrations.similar import Similar
-from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.errors import InputError, refusing, suggestion
 from lm_eval_icl.harness.deciding import check_options
 from lm_eval_icl.harness.documents import among, stable_json, template_of
 from lm_eval_icl.harness.metaicl_task import MetaICLTask, tell_model
@@ -41,6 +41,12 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
     """The cells of a study, with its tasks loaded and its dev sets drawn; an `InputError` if a task
     does not fit it."""
     tasks = load(study.tasks, include_path, study.metadata)
+    known_columns = set[str]()
+    for task in tasks.values():
+        known_columns.update(task.columns())
+    for column in itertools.chain(*study.columns.values()):
+        if column not in known_columns:
+            raise InputError(f"columns: {column!r}: {suggestion(column, sorted(known_columns))}")
     for name, task in tasks.items():
         loaded = task.loaded
         known = loaded.aggregation()
@@ -141,6 +147,8 @@ def load(
         if listed not in manager.all_tasks and not Path(listed).is_file():
             raise InputError(f"tasks: {unknown_task(listed, manager.all_tasks, include_path)}")
         wanted: Any = listed
+        if changes and listed in {*manager.all_groups, *manager.all_tags}:
+            raise InputError(f"tasks: {listed}: is a group: change each of its tasks by itself.")
         if changes:  # as part of a group, a task's configuration is merged with the changes
             wanted = {"group": "study", "task": [{"task": listed, **changes}]}
         with refusing(f"tasks: {listed}: cannot be loaded"):

@@ -212,7 +212,7 @@ def columns_of(study: Study, tasks: Mapping[str, StudyTask]) -> Columns:
         if not listed:
             continue
         trained = (training.name if training else "", task.name)
-        for column in {task.name}.union(*(task.inside[name] for name in listed)):
+        for column in task.columns(listed):
             if column in counting:
                 counting[column].add(trained)
     alike = frozenset[str]().union(*(task.alike for task in tasks.values()))
