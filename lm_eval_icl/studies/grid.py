@@ -209,6 +209,20 @@ class ModelArguments(TypedDict):
     resources: NotRequired[Resources]
 
 
+@with_config(ConfigDict(extra="forbid"))
+class Expected(TypedDict, total=False):
+    """The paper's numbers by column (`values`), of the cells that agree with the other keys."""
+
+    model: str
+    training: str
+    method: str
+    num_fewshot: int
+    demonstrations: str
+    chosen: bool
+    arguments: Mapping[str, Any]
+    values: Mapping[str, float]
+
+
 class Dev(BaseModel):
     """The dev set. If nothing is chosen on it, it is measured, with columns of its own.
 
@@ -272,7 +286,7 @@ class Study(BaseModel):
     columns: Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(_columns)] = {}
     figures: Annotated[tuple[Figure, ...], Listed] | None = None
     fits: Annotated[tuple[Variant, ...], BeforeValidator(_variants)] = ()
-    expected: Annotated[tuple[Mapping[str, Any], ...], Listed] = ()
+    expected: Annotated[tuple[Expected, ...], Listed] = ()
 
     @property
     def stages(self) -> list[Training | None]:
@@ -298,7 +312,21 @@ class Study(BaseModel):
             {target for training in self.trainings for target in training.targets} - tasks
         ):
             raise InputError(f"train: targets: {foreign[0]!r} is none of the study's tasks.")
-        for name in self.dev.choose if self.dev else ():
+        choose = self.dev.choose if self.dev else ()
+        entry_of: dict[str, int] = {}
+        for variant in self.variants:
+            alike = [other.arguments for other in self.variants if other.entry == variant.entry]
+            rest = dict(sorted(variant.arguments.items()))
+            chosen = [name for name in choose if len({str(args.get(name)) for args in alike}) > 1]
+            for name in chosen:
+                rest.pop(name, None)
+            key = str([variant.method, chosen, rest])
+            if chosen and entry_of.setdefault(key, variant.entry) != variant.entry:
+                raise InputError(
+                    f"dev: choose: {chosen[0]!r}: {variant.method} is listed twice with several "
+                    "values: list them once."
+                )
+        for name in choose:
             if name not in ("seeds", "decide") and not any(
                 name in variant.arguments for variant in self.variants
             ):
@@ -350,7 +378,8 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         if fault["type"] == "missing":
             option = "--model_args pretrained=..." if where == "models" else f"--{where}"
             raise InputError(f"{source}: {where}: give it in the file, or {option}.") from error
-        near = did_you_mean(where, Study.model_fields) or "docs/studies.md has all keys."
+        keys = () if ": " in where else Study.model_fields
+        near = did_you_mean(where, keys) or "docs/studies.md has all keys."
         why = (
             f"there is no such key; {near}"
             if fault["type"] == "extra_forbidden"
