@@ -63,6 +63,7 @@ SWITCHES = [
     ),
     Field("training", "icl.study.training"),
     Field("training options", "icl.study.options"),
+    Field("trained weights", "icl.study.weights"),
 ]
 FACTS = [
     Field(

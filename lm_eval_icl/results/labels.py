@@ -93,8 +93,9 @@ def _conditions(key: RowKey, units: Sequence[TaskRun]) -> list[str]:
         words.append("demonstrations drawn by the task")
     if switches.get("training"):
         words.append(f"trained: {switches['training']}")
-    if options := switches.get("training options"):
-        words.append(in_words("options", options))
+    for name in ("training options", "trained weights"):
+        if switches.get(name):
+            words.append(in_words(name, switches[name]))
     return list(map(shown, words))
 
 

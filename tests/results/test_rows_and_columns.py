@@ -209,10 +209,19 @@ def test_trainings_of_one_name_are_not_averaged(tmp_path):
         board_of(tmp_path),
         """
         t
-        icl, options={"steps": 3} | 100.0
-        icl, options={"steps": 1} | 50.0
+        icl, training options={"steps": 3} | 100.0
+        icl, training options={"steps": 1} | 50.0
         """,
     )
+
+
+def test_checkpoints_of_one_training_are_not_averaged(tmp_path):
+    """The checkpoint was removed, and trained again elsewhere for a further seed."""
+    for seed in (0, 1):
+        facts = study(training="t", options={"steps": 1}, weights=str(seed) * 16)
+        run(tmp_path, icl={**ICL, "study": facts}, seed=seed)
+    labels = {entry.label for entry in board_of(tmp_path).entries}
+    assert labels == {"icl, trained weights 000000", "icl, trained weights 111111"}
 
 
 def test_a_curve_over_shots(tmp_path):
