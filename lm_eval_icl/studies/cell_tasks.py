@@ -4,6 +4,7 @@ documents of a cell."""
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ import lm_eval.api.task
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator_utils import get_sample_size
 
+import lm_eval_icl
 from lm_eval_icl.decisions.rules import written
 from lm_eval_icl.demonstrations.how import SelectionMethod
 from lm_eval_icl.demonstrations.similar import Similar
@@ -24,6 +26,7 @@ from lm_eval_icl.errors import InputError, refusing, suggestion
 from lm_eval_icl.harness.deciding import check_options
 from lm_eval_icl.harness.documents import among, stable_json, template_of
 from lm_eval_icl.harness.metaicl_task import MetaICLTask, tell_model
+from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.harness.private_names import copied
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.samplers import FixedSampler, GivenSampler, RetrievingSampler
@@ -112,6 +115,17 @@ def _drawn(study: Study, task: StudyTask) -> list[DrawnSet]:
     return drawn
 
 
+def _code(task: ConfigurableTask) -> list[str]:
+    """The user's files that define functions of a task's configuration. The configuration has these
+    functions, and not what they call."""
+    functions = filter(inspect.isfunction, vars(task.config).values())
+    files = {Path(inspect.getfile(function)).resolve() for function in functions}
+    packages = [task_dir(), *(Path(package.__file__).parent for package in (lm_eval, lm_eval_icl))]
+    for package in packages:
+        files = {file for file in files if not file.is_relative_to(package.resolve())}
+    return [file.read_text("utf-8") for file in sorted(files)]
+
+
 def _data(
     study: Study, task: StudyTask, drawn: Sequence[DrawnSet], dev: Mapping[int, Any]
 ) -> dict[tuple[int, str, int, str], str]:
@@ -120,6 +134,7 @@ def _data(
     contents: list[Any] = [template_of(loaded), list(loaded.eval_docs), _pool(loaded)]
     contents.append(loaded.pmi if isinstance(loaded, MetaICLTask) else None)
     contents += [variant.name for variant in study.fits]
+    contents += _code(loaded)
     in_common = digest_of(contents)
     of_dev = digest_of(list(dev.items()))
     data = {}
