@@ -120,7 +120,10 @@ def _code(task: ConfigurableTask) -> list[str]:
     functions, and not what they call."""
     functions = filter(inspect.isfunction, vars(task.config).values())
     files = {Path(inspect.getfile(function)).resolve() for function in functions}
-    packages = [task_dir(), *(Path(package.__file__).parent for package in (lm_eval, lm_eval_icl))]
+    packages = [
+        task_dir(),
+        *(Path(str(package.__file__)).parent for package in (lm_eval, lm_eval_icl)),
+    ]
     for package in packages:
         files = {file for file in files if not file.is_relative_to(package.resolve())}
     return [file.read_text("utf-8") for file in sorted(files)]

@@ -220,7 +220,7 @@ class Expected(TypedDict, total=False):
     demonstrations: str
     chosen: bool
     arguments: Mapping[str, Any]
-    values: Mapping[str, float]
+    values: dict[str, float]
 
 
 class Dev(BaseModel):
