@@ -200,6 +200,15 @@ def test_invicl_table_2(tmp_path):
     assert len(board_of(tmp_path).entries) == 4
 
 
+def test_system_instructions_and_templates_tell_rows_apart(tmp_path):
+    for number in range(2):
+        put = {"system_instruction": f"Be {number}.", "chat_template": f"{number}" * 40}
+        run(tmp_path, icl=ICL, put=put)
+    one, other = [entry.label for entry in board_of(tmp_path).entries]
+    assert one != other
+    assert "icl chat " in one
+
+
 def test_trainings_of_one_name_are_not_averaged(tmp_path):
     """The options of a study's training were changed between two seeds."""
     for steps, right in ((1, HALF), (3, ALL)):
