@@ -341,6 +341,17 @@ class Study(BaseModel):
         return self
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        written = [key.value for key, _ in node.value]
+        for name in written:
+            if written.count(name) > 1:
+                raise yaml.YAMLError(f"{name} is given twice")
+        return super().construct_mapping(node, deep)
+
+
 @functools.cache
 def named() -> dict[str, str]:
     """The studies that ship with the package: name -> the paper's table or figure, or a title."""
@@ -360,7 +371,7 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         what = did_you_mean(source, named()) or "`lm-eval-icl study --list` lists all studies."
         raise InputError(f"{source}: is neither a file nor a named study: {what}")
     with refusing(f"{source}: cannot be read as YAML"):
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     if not isinstance(content, dict):
         raise InputError(f"{source}: must be keys and values, such as `methods: [icl, invicl]`.")
     try:

@@ -392,6 +392,13 @@ REFUSED = yaml.safe_load("""
 """)
 
 
+def test_a_key_that_is_given_twice_is_refused(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text("methods: icl\nseeds: 0\nmethods: pcw\n")
+    said = commands.refused("study", file, "--output", tmp_path / "o")
+    assert said == f"{file}: cannot be read as YAML (YAMLError: methods is given twice)."
+
+
 @pytest.mark.parametrize("says", REFUSED)
 def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, says):
     file = write(tmp_path / "s.yaml", **{"methods": "icl", **REFUSED[says]})
