@@ -25,7 +25,7 @@ from lm_eval_icl.results.collect import collect, faults, load, name_of
 from lm_eval_icl.results.records import Run, TaskResult
 from lm_eval_icl.smoke.demo import model_path
 from tests import boards, evaluation
-from tests.results.files import samples_in
+from tests.results.files import board_of, samples_in
 
 GROUPS = {
     "outer": """
@@ -436,6 +436,16 @@ def test_tasks_that_are_listed_as_groups_of_nothing(tmp_path):
     run = one(write(tmp_path, results))
     assert list(run.tasks) == ["a", "b"]
     assert run.groups["all"] == {"a": 0.25, "b": 0.75}
+
+
+def test_results_without_numbers_of_documents_have_an_average(tmp_path):
+    """As lm-eval wrote them until 0.4.2."""
+    results = results_of({"a": [0.0, 1.0], "b": [1.0, 1.0]})
+    results["group_subtasks"] = {}
+    for task in ("a", "b"):
+        del results["results"][task]["sample_len"]
+    (entry,) = board_of(write(tmp_path, results)).entries
+    assert entry.cells["average"].estimate.mean == 0.75
 
 
 def test_arguments_as_text(tmp_path):
