@@ -246,15 +246,22 @@ def drawn_sets(sets: Sequence[PromptSet]) -> int:
 
 def _reported(units: Sequence[TaskRun]) -> Estimate:
     """The estimate from lm-eval's own values and errors, if there are no samples. The variance of
-    the seeds is added."""
+    the seeds is added. An error of 0 does not show how documents vary: for a share, it is that of
+    four more documents, of which two are right (Agresti and Coull 1998)."""
+    bounds = SHARE if is_share(units) else None
+    documents = units[0].result.documents
     by_seed = grouped(units, lambda unit: unit.run.seed).values()
     values = [float(np.mean([unit.result.value for unit in same_seed])) for same_seed in by_seed]
-    errors = [math.inf if unit.result.stderr is None else unit.result.stderr for unit in units]
+    errors = []
+    for unit in units:
+        error = unit.result.stderr or math.inf
+        if unit.result.stderr == 0 and bounds and documents:
+            share = (documents * unit.result.value + 2) / (documents + 4)
+            error = math.sqrt(share * (1 - share) / (documents + 4))
+        errors.append(error)
     seed_variance = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else 0.0
     mean = float(np.mean(values))
     spread = Spread(float(np.mean(np.square(errors))) + seed_variance)
-    bounds = SHARE if is_share(units) else None
-    documents = units[0].result.documents
     return Estimate(mean, mean, spread, documents, len(values), "reported", bounds)
 
 

@@ -36,3 +36,11 @@ def test_one_run_is_enough_where_no_set_is_drawn(tmp_path):
 def test_one_set_is_drawn_for_all_documents_however_their_queries_look(tmp_path):
     way = {"demonstrations": "stratified"}
     assert marks(tmp_path, fewshot_delimiter="\n", metadata=way) == {"one set"}
+
+
+def test_all_right_answers_without_samples_have_no_narrow_interval(tmp_path):
+    write(tmp_path, put={"results.t": {"acc,none": 1.0, "acc_stderr,none": 0.0}}, samples=False)
+    (entry,) = board_of(tmp_path).entries
+    low, high = entry.cells["t"].estimate.interval
+    assert 0.93 < low < 0.95
+    assert high == 1
