@@ -259,10 +259,11 @@ def _reported(units: Sequence[TaskRun]) -> Estimate:
             share = (documents * unit.result.value + 2) / (documents + 4)
             error = math.sqrt(share * (1 - share) / (documents + 4))
         errors.append(error)
-    seed_variance = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else 0.0
+    n = len(values)
+    by_seeds = ((float(np.var(values, ddof=1)) / n, n - 1),) if n > 1 else ()
     mean = float(np.mean(values))
-    spread = Spread(float(np.mean(np.square(errors))) + seed_variance)
-    return Estimate(mean, mean, spread, documents, len(values), "reported", bounds)
+    spread = Spread(float(np.mean(np.square(errors))), by_sets=by_seeds)
+    return Estimate(mean, mean, spread, documents, n, "reported", bounds)
 
 
 def combined(cells: Mapping[str, BoardCell], units: Sequence[TaskRun], column: Column) -> BoardCell:

@@ -44,3 +44,11 @@ def test_all_right_answers_without_samples_have_no_narrow_interval(tmp_path):
     low, high = entry.cells["t"].estimate.interval
     assert 0.93 < low < 0.95
     assert high == 1
+
+
+def test_few_seeds_without_samples_have_a_wide_interval(tmp_path):
+    """The standard error of three values is not exceeded by chance as that of many."""
+    for seed, right in enumerate(([1, 0, 0, 0], [1, 0, 1, 0], [1, 1, 1, 0])):
+        write(tmp_path, seed=seed, right=right * 10, samples=False)
+    (entry,) = board_of(tmp_path).entries
+    assert entry.cells["t"].estimate.interval == (0, 1)
