@@ -157,6 +157,15 @@ def test_a_sample_that_cannot_be_written_as_it_is_can_be_collected(tmp_path: Pat
     assert not faults(file)
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_log_likelihood_that_is_not_finite_has_no_place_on_the_card(tmp_path: Path, value: str):
+    write(tmp_path / "random", metadata={"labels": "random"})
+    changed(tmp_path, lambda sample: sample.update(filtered_resps=[[value, False]] * 2))
+    card = board_of(tmp_path).card
+    assert card is not None
+    assert [column.name for column in card.properties] == ["accuracy", "random labels cost"]
+
+
 @pytest.mark.parametrize("date", [-1.0, 1e30])
 def test_a_date_that_cannot_be_is_none(tmp_path: Path, date: float):
     write(tmp_path, put={"date": date})
