@@ -139,7 +139,7 @@ def _run(
         raise Unusable(
             "is a run on the dev set of a study, on which its hyperparameters were chosen"
         )
-    if study.chosen and folder and not facts:
+    if study.chosen and folder and not facts and kept is None:
         raise Unusable("is no longer chosen on the dev set of its study, which was changed")
     groups = mapping(results.get("group_subtasks"))
     tasks: dict[str, TaskResult] = {}

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from lm_eval_icl.results.board import Board
+from lm_eval_icl.results.collect import collect
 from lm_eval_icl.results.comparisons import compare
 from lm_eval_icl.results.read import read
 from tests.boards import write, write_samples
@@ -521,6 +522,14 @@ def test_what_a_study_no_longer_chooses_is_left_out_wherever_the_reader_stands(
     for path in (tmp_path, Path()):
         _, (left,) = read([path], quiet=True)
         assert "no longer chosen" in left.why
+
+
+def test_what_is_collected_in_the_folder_of_a_study_is_read(tmp_path):
+    file = run(tmp_path / "cells", icl={**DEEP, "study": study(chosen=["eta"])}, right=HALF)
+    cells = {file.relative_to(tmp_path).as_posix(): {"expected": {}}}
+    (tmp_path / "study.json").write_text(json.dumps({"cells": cells}))
+    collect(read([tmp_path], quiet=True)[0], tmp_path / "shared")
+    assert len(board_of(tmp_path / "shared").entries) == 1
 
 
 def test_a_rule_chosen_on_dev(tmp_path):
