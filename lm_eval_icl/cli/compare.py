@@ -141,7 +141,7 @@ def _why_not(pair: _Pair, column: Column) -> str:
     for entry in (pair.first, pair.second):
         if "aggregate only" in entry.cells[column.name].marks:
             return f"are not compared: {entry.label} has no samples (--log_samples)"
-    return "did not answer the same documents"
+    return "did not answer the same documents in the same format"
 
 
 def _by_condition(args: argparse.Namespace) -> Iterator[_Pair]:

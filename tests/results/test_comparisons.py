@@ -17,7 +17,7 @@ from lm_eval_icl.results.comparisons import common, compare, comparisons_of
 from lm_eval_icl.results.rivals import named
 from tests import commands
 from tests.boards import write, write_samples
-from tests.results.files import board_of, samples_in
+from tests.results.files import board_of, by_method, samples_in
 
 RULE = {"rule": "batch", "arguments": {}, "transductive": True}
 
@@ -418,6 +418,16 @@ def test_a_task_that_one_run_lacks_is_not_passed(tmp_path: Path):
     said = commands.refused("compare", new, old, "--fail-below", -99)
     assert "not compared: average, u. Choose --tasks" in said
     commands.run("compare", new, old, "--fail-below", -99, "--tasks", "t")
+
+
+def test_rows_in_other_formats_are_not_compared(tmp_path: Path):
+    write(tmp_path, "icl", says=[0] * 40)
+    write(tmp_path, "pcw", metadata={"format": 3})
+    cell = by_method(board_of(tmp_path))["pcw"].cells["t"]
+    assert cell.difference is None
+    assert "not compared" in cell.marks
+    said = commands.refused("compare", "icl", "pcw", "--results", tmp_path)
+    assert "did not answer the same documents in the same format" in said
 
 
 def test_rows_without_a_task_in_common(tmp_path: Path):
