@@ -74,6 +74,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     args = parser.parse_args(arguments)
     if args.margin is not None and not args.margin > 0:
         raise InputError(f"--margin {args.margin:g}: must be above 0.")
+    if args.fail_below is not None and math.isnan(args.fail_below):
+        raise InputError("--fail-below nan: must be a number.")
     pairs = list(_by_condition(args) if args.by else _two(args))
     for pair in pairs:
         for note in _notes(pair):
@@ -139,7 +141,7 @@ def _why_not(pair: _Pair, column: Column) -> str:
     for entry in (pair.first, pair.second):
         if "aggregate only" in entry.cells[column.name].marks:
             return f"are not compared: {entry.label} has no samples (--log_samples)"
-    return "did not answer the same documents"
+    return "did not answer the same documents in the same format"
 
 
 def _by_condition(args: argparse.Namespace) -> Iterator[_Pair]:
@@ -315,8 +317,8 @@ def _finite(number: float) -> float | None:
 
 
 def _fail_below(pairs: Sequence[_Pair], least: float) -> None:
-    """Exit with status 1 if an interval is wholly below a difference, or if a column that both
-    have is not compared."""
+    """Exit with status 1 if an interval is wholly below a difference, or if a column is not
+    compared, which one alone may have."""
     for pair in pairs:
         for column in pair.columns:
             difference = pair.differences[column.name]
@@ -327,6 +329,9 @@ def _fail_below(pairs: Sequence[_Pair], least: float) -> None:
                     f"lm-eval-icl: compare: --fail-below {least:g}: on {column.name}, "
                     f"{pair.first.label} minus {pair.second.label} is {interval}."
                 )
-        if pair.not_compared:
-            names = ", ".join(column.name for column in pair.not_compared)
+        alone = {*pair.first.cells, *pair.second.cells}
+        for column in pair.columns:
+            alone -= {column.name, *column.weights}
+        if alone:
+            names = ", ".join(sorted(alone))
             raise InputError(f"--fail-below {least:g}: not compared: {names}. Choose --tasks.")

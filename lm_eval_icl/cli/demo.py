@@ -7,7 +7,7 @@ import argparse
 import os
 from pathlib import Path
 
-from lm_eval_icl.cli import study
+from lm_eval_icl.cli import OneLine, study
 from lm_eval_icl.smoke.demo import model_path
 
 
@@ -31,7 +31,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     file = Path(__file__).parents[1] / "smoke" / "demo.yaml"
     options = ["--model_args", f"pretrained={model_path()}", "--device", "cpu"]
     options += ["--limit", args.limit, "--output", args.output]
-    study.command(argparse.ArgumentParser(prog=parser.prog), [str(file), *options])
+    study.command(OneLine(prog=parser.prog), [str(file), *options])
     print(
         "The model knows a few hundred words: which method is better here says nothing\n"
         "about real models. For yours:\n"

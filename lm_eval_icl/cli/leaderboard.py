@@ -17,7 +17,7 @@ from lm_eval_icl.cli.reading import (
     read_runs,
     task_names,
 )
-from lm_eval_icl.errors import InputError, writing
+from lm_eval_icl.errors import InputError, suggestion, writing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.leaderboard import tables
 from lm_eval_icl.results.board import Board
@@ -65,6 +65,10 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
         if file.is_dir() or not os.access(file.parent, os.W_OK):
             raise InputError(f"{file}: must be a file in a folder that can be written to.")
+        if files.count(file) > 1:
+            raise InputError(f"{file}: is given for two options; give each a file of its own.")
+    if args.samples is not None and args.output is None:
+        raise InputError("--samples: give the page that gets them: --output FILE.html.")
     console = Console()
     runs, left_out = read_runs(args.results, metric=args.metric)
     # Not Path.resolve: a file that was left out may be a link to itself.
@@ -106,6 +110,11 @@ def _write(board: Board, args: argparse.Namespace) -> None:
 
             samples = None
             if args.samples is not None:
-                samples = collected(board, task_names(args.samples or None))
+                wanted = task_names(args.samples or None)
+                columns = [column.name for column in board.columns]
+                for name in wanted or ():
+                    if name not in columns:
+                        raise InputError(f"--samples {name}: {suggestion(name, columns)}")
+                samples = collected(board, wanted)
             with writing(args.output):
                 write_atomically(args.output, page(board, figures.svgs(board), samples))

@@ -11,6 +11,7 @@ from rich.console import Console
 from lm_eval_icl.errors import InputError, suggestion
 from lm_eval_icl.harness.arguments import pairs
 from lm_eval_icl.results.board import grouped, shown
+from lm_eval_icl.results.metrics import CALIBRATION
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import LeftOutFile, Run
 
@@ -29,12 +30,18 @@ def read_runs(
     paths: Sequence[Path], metric: str | None = None
 ) -> tuple[list[Run], list[LeftOutFile]]:
     """The runs in files and folders, and the files that were left out. An `InputError` is raised if
-    there are no runs."""
+    there are no runs, or if none has the metric."""
     runs, left_out = read(paths, metric=metric)
     if not runs:
         reason = f" {shown(str(left_out[0].path))}: {shown(left_out[0].why)}" if left_out else ""
         names = ", ".join(map(str, paths))
         raise InputError(f"{names}: no results that can be used were found.{reason}")
+    known = set[str]()
+    for run in runs:
+        known.update(result.metric for result in run.all_results)
+    if metric is not None and metric not in known:
+        near = suggestion(metric, sorted(known | CALIBRATION.keys()))
+        raise InputError(f"--metric {metric}: no result has it: {near}")
     return runs, left_out
 
 

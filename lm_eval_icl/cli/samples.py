@@ -67,6 +67,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     )
     add_options(parser, _OPTIONS)
     args = parser.parse_args(arguments)
+    if args.most < 0:
+        raise InputError(f"--most {args.most}: must be 0 or more.")
     names = [name for name in (args.first, args.second) if name is not None]
     entries, columns = _entries(names, args.results, args.task)
     by_title = _samples(entries, columns, args.seed, args.order)

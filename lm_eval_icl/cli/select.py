@@ -60,6 +60,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
     shots_by_pool: dict[PoolOfTask, int] = {}
     names = [name for name in args.tasks.split(",") if name]
+    if not names:
+        raise InputError("--tasks: names no task.")
     for task in tasks_of(names, args.include_path, pairs("metadata", args.metadata or "")):
         shots = task.config.num_fewshot if args.num_fewshot is None else args.num_fewshot
         if not shots or shots < 1:

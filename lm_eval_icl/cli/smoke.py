@@ -26,6 +26,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         "--limit", type=int, default=3, help="documents of each task (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
+    if options.limit < 1:
+        raise InputError(f"--limit {options.limit}: must be 1 or more.")
 
     # Run offline, and without the progress bars that this variable switches off.
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}

@@ -32,7 +32,7 @@ MARKS = {
     "differs": "Two runs with the same prompts gave different answers. The earlier run is shown.",
     "other sets": "The baseline has other sets of demonstrations, so the interval of the "
     "difference includes the variation of both.",
-    "not compared": "The baseline has other documents, or no answers to single documents.",
+    "not compared": "The baseline has other documents or formats, or no answers to documents.",
     "aggregate only": "There are no answers to single documents (--log_samples), so the interval "
     "comes from the standard error in the results file, and there is no difference.",
     "collapsed": "One answer is given to 95% of the documents or more under every prompt, although "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -201,7 +202,10 @@ def properties(by_labels: SetsByLabels) -> Iterator[tuple[Property, Estimate]]:
     answers = [unit.answers for unit in results_in(base)]
     if all(one.logprobs is not None and one.golds is not None for one in answers):
         for name, column in CONFIDENCE.items():
-            yield column, _calibration(base, name)
+            with suppress(ValueError):  # a log-likelihood is not finite
+                estimate = _calibration(base, name)
+                if math.isfinite(estimate.mean):
+                    yield column, estimate
 
 
 def spread(scores: np.ndarray) -> Estimate:

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from lm_eval_icl.demonstrations.how import SELECTION_METHODS
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import (
     BoardCell,
@@ -30,6 +31,7 @@ _COLLAPSIBLE = 10  # fewer documents may well get one answer
 _FEW_DOCUMENTS = 30
 SHARE = (0.0, 1.0)  # the bounds of a share
 _NOT_DRAWN = ("first", "first_n", "similar")  # ways to find demonstrations without chance
+_FOR_ALL = ("stratified", "random", *SELECTION_METHODS)  # ways that find one set for all documents
 Values = Callable[[Answers], np.ndarray]
 _ITEMS: Values = attrgetter("items")
 
@@ -233,8 +235,10 @@ def drawn_sets(sets: Sequence[PromptSet]) -> int:
         return len(sets)
     unit = sets[0].answered[0]
     how = unit.result.fields.switches["demonstrations"]
-    is_fixed = how.partition(":")[0] in _NOT_DRAWN or how.endswith(".json")
-    is_fixed = is_fixed or unit.answers.each_own
+    name = how.partition(":")[0]
+    is_fixed = name in _NOT_DRAWN or how.endswith(".json")
+    # Texts look as if each had its own if queries have the delimiter too.
+    is_fixed = is_fixed or (unit.answers.each_own and name not in _FOR_ALL)
     if "labels" in unit.result.fields.setting or drawing_seed(unit) is not None:
         is_fixed = False
     return 0 if is_fixed or sets[0].label == NO_SET else 1
@@ -242,16 +246,24 @@ def drawn_sets(sets: Sequence[PromptSet]) -> int:
 
 def _reported(units: Sequence[TaskRun]) -> Estimate:
     """The estimate from lm-eval's own values and errors, if there are no samples. The variance of
-    the seeds is added."""
-    by_seed = grouped(units, lambda unit: unit.run.seed).values()
-    values = [float(np.mean([unit.result.value for unit in same_seed])) for same_seed in by_seed]
-    errors = [math.inf if unit.result.stderr is None else unit.result.stderr for unit in units]
-    seed_variance = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else 0.0
-    mean = float(np.mean(values))
-    spread = Spread(float(np.mean(np.square(errors))) + seed_variance)
+    the seeds is added. An error of 0 does not show how documents vary: for a share, it is that of
+    four more documents, of which two are right (Agresti and Coull 1998)."""
     bounds = SHARE if is_share(units) else None
     documents = units[0].result.documents
-    return Estimate(mean, mean, spread, documents, len(values), "reported", bounds)
+    by_seed = grouped(units, lambda unit: unit.run.seed).values()
+    values = [float(np.mean([unit.result.value for unit in same_seed])) for same_seed in by_seed]
+    errors = []
+    for unit in units:
+        error = unit.result.stderr or math.inf
+        if unit.result.stderr == 0 and bounds and documents:
+            share = (documents * unit.result.value + 2) / (documents + 4)
+            error = math.sqrt(share * (1 - share) / (documents + 4))
+        errors.append(error)
+    n = len(values)
+    by_seeds = ((float(np.var(values, ddof=1)) / n, n - 1),) if n > 1 else ()
+    mean = float(np.mean(values))
+    spread = Spread(float(np.mean(np.square(errors))), by_sets=by_seeds)
+    return Estimate(mean, mean, spread, documents, n, "reported", bounds)
 
 
 def combined(cells: Mapping[str, BoardCell], units: Sequence[TaskRun], column: Column) -> BoardCell:

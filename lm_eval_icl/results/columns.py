@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results.board import (
@@ -109,21 +110,25 @@ def columns_of(
 
 
 def _groups_of_runs(column_of: Mapping[TaskRun, str]) -> dict[str, Mapping[str, float]]:
-    """The groups that the runs name, with their weights."""
-    weights: dict[str, Mapping[str, float]] = {}
+    """The groups that the runs name, with their weights. Tasks of equal values do not show the
+    weights, which other runs may."""
+    found = []
     for run, run_units in grouped(column_of, lambda unit: unit.run).items():
         task_column = {unit.result.task: column_of[unit] for unit in run_units}
         for group, task_weights in run.groups.items():
             if not task_weights.keys() <= task_column.keys():
                 continue  # a task has no result under the rule that was chosen on the dev set
             column_weights = {task_column[task]: x for task, x in task_weights.items()}
-            name = group
-            # Another run may have a group of this name with other tasks or weights.
-            while name == AVERAGE or (
-                name in weights and not _alike(weights[name], column_weights)
-            ):
-                name += "'"
-            weights.setdefault(name, column_weights)
+            values = {run.tasks[task].value for task in task_weights}
+            found.append((len(values) == 1, group, column_weights))
+    weights: dict[str, Mapping[str, float]] = {}
+    for is_unknown, name, column_weights in sorted(found, key=itemgetter(0)):
+        # Another run may have a group of this name with other tasks or weights.
+        while name == AVERAGE or (
+            name in weights and not _alike(weights[name], column_weights, is_unknown)
+        ):
+            name += "'"
+        weights.setdefault(name, column_weights)
     return weights
 
 
@@ -142,9 +147,13 @@ def _wanted(
     return chosen
 
 
-def _alike(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+def _alike(
+    first: Mapping[str, float], second: Mapping[str, float], names_alone: bool = False
+) -> bool:
     same_names = first.keys() == second.keys()
-    return same_names and all(abs(first[name] - second[name]) < 1e-9 for name in first)
+    return same_names and (
+        names_alone or all(abs(first[name] - second[name]) < 1e-9 for name in first)
+    )
 
 
 def with_average(

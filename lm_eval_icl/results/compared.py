@@ -62,6 +62,8 @@ SWITCHES = [
         "default",  # lm-eval's own sampler
     ),
     Field("training", "icl.study.training"),
+    Field("training options", "icl.study.options"),
+    Field("trained weights", "icl.study.weights"),
 ]
 FACTS = [
     Field(

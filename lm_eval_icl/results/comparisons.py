@@ -48,10 +48,13 @@ def _of_column(parts: Sequence[Difference], column: Column) -> Difference:
 def compare_sets(first: Sequence[PromptSet], second: Sequence[PromptSet]) -> Difference | None:
     """The first cell minus the second on one task, over all documents.
 
+    None for other documents, and without a common format of the prompts.
     Over the sets of demonstrations that both have, if these are two or more, or all that one of
     them has. Otherwise the sets of each are a sample of their own.
     """
     if not first or not second or _asked(first) != _asked(second):
+        return None
+    if not _formats(first) & _formats(second):
         return None
     pairs = common(first, second)
     is_paired = len(pairs) > 1 or (len(pairs) == 1 and 1 in (len(first), len(second)))
@@ -77,6 +80,12 @@ def _asked(sets: Sequence[PromptSet]) -> tuple[str, ...]:
     unit = sets[0].answered[0]
     result = unit.result
     return unit.answers.documents, result.metric, result.filter, result.aggregation
+
+
+def _formats(sets: Sequence[PromptSet]) -> set[int]:
+    """The formats of all prompts; none if formats are rows that are compared."""
+    units = results_in(sets)
+    return {0 if "format" in x.result.fields.setting else x.run.format for x in units}
 
 
 def common(

@@ -179,6 +179,8 @@ def fields_of(results: Mapping[str, Any], task: str) -> Fields:
     facts = _texts(_values(FACTS, sources, task))
     if study.training is not None:  # the model is its base model, its method and its training
         facts = {"weights": ""}
+    else:
+        switches["trained weights"] = ""
     return Fields(
         model=_model(sources, task, study),
         method=_method(sources, task, study),

@@ -19,7 +19,7 @@ from lm_eval_icl.results.board import (
 )
 from lm_eval_icl.results.columns import differing
 from lm_eval_icl.results.compared import CHOSEN, NOT_RECORDED
-from lm_eval_icl.results.fields import listed
+from lm_eval_icl.results.fields import as_text, listed
 from lm_eval_icl.results.records import Run, at
 
 Row = tuple[RowKey, Sequence[TaskRun], Mapping[str, BoardCell]]
@@ -93,6 +93,9 @@ def _conditions(key: RowKey, units: Sequence[TaskRun]) -> list[str]:
         words.append("demonstrations drawn by the task")
     if switches.get("training"):
         words.append(f"trained: {switches['training']}")
+    for name in ("training options", "trained weights"):
+        if switches.get(name):
+            words.append(in_words(name, switches[name]))
     return list(map(shown, words))
 
 
@@ -166,14 +169,16 @@ def _arguments(key: RowKey, runs: Sequence[Run]) -> str:
 
 
 def _told_apart(key_of: Mapping[Entry, RowKey]) -> dict[Entry, RowKey]:
-    """The entries. Those with the same label show in what their methods differ, defaults too."""
+    """The entries. Those with the same label show in what their methods and settings differ, with
+    defaults."""
     labeled: dict[Entry, RowKey] = {}
     same_labels = grouped(key_of, lambda entry: (entry.checkpoint, entry.details, entry.label))
     for same_label in same_labels.values():
-        methods = [dict((*key_of[entry].method, *key_of[entry].rule)) for entry in same_label]
-        apart = differing(methods)
-        for entry, values in zip(same_label, methods, strict=True):
-            more = [f"{name}={values[name]}" for name in apart if name in values]
+        keys = [key_of[entry] for entry in same_label]
+        fields = [dict((*key.method, *key.rule, *key.setting)) for key in keys]
+        apart = differing(fields)
+        for entry, values in zip(same_label, fields, strict=True):
+            more = [in_words(name, as_text(values[name])) for name in apart if name in values]
             text = ", ".join(filter(None, [entry.arguments, *more]))
             labeled[replace(entry, arguments=shown(text))] = key_of[entry]
     return labeled

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -53,7 +52,7 @@ def read(
     """
     runs: dict[str, Run] = {}
     left_out: list[LeftOutFile] = []
-    studies: dict[Path, Mapping[str, Any]] = {}
+    studies: dict[Path, Any] = {}
     for path in tqdm(_files(paths), "Reading results", disable=quiet, unit=" files"):
         try:
             folder, facts = _study_of(path, studies)
@@ -98,11 +97,7 @@ def _load(path: Path) -> tuple[dict[str, Any], Documents | None]:
         raise Unusable("is not a file, but a device, or a link that leads nowhere")
     if path.suffix == ".parquet":
         return load(path)
-    data = path.read_bytes()
-    results = parse(data)
-    # A lone surrogate, which Python cannot print or write.
-    if re.search(rb"\\u[dD][89a-fA-F]", data):
-        results = json.loads(json.dumps(results, ensure_ascii=False).encode("utf-8", "replace"))
+    results = parse(path.read_bytes())
     if not has_results(results):
         raise Unusable(
             "is not a results file of lm-eval, which has 'results', 'configs' and 'config'"
@@ -112,19 +107,21 @@ def _load(path: Path) -> tuple[dict[str, Any], Documents | None]:
     return results, None
 
 
-def _study_of(path: Path, known: dict[Path, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
+def _study_of(path: Path, known: dict[Path, Any]) -> tuple[str, Mapping[str, Any]]:
     """The folder of the file's study, and the facts in its `study.json` about the cell.
 
     Both are empty if there is no study.
     """
+    path = path.absolute()  # a relative one may begin below its study
     for folder in list(path.parents)[:_PARENTS]:
         if folder not in known:
-            known[folder] = {}
+            known[folder] = None
             with suppress(OSError, ValueError, RecursionError):
                 content = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-                known[folder] = mapping(at(content, "cells"))
-        if known[folder]:
-            facts = known[folder].get(path.relative_to(folder).as_posix())
+                known[folder] = at(content, "cells")
+        cells = known[folder]
+        if isinstance(cells, dict):
+            facts = cells.get(path.relative_to(folder).as_posix())
             return str(folder), mapping(facts)
     return "", {}
 
@@ -142,14 +139,14 @@ def _run(
         raise Unusable(
             "is a run on the dev set of a study, on which its hyperparameters were chosen"
         )
-    if study.chosen and folder and not facts:
+    if study.chosen and folder and not facts and kept is None:
         raise Unusable("is no longer chosen on the dev set of its study, which was changed")
     groups = mapping(results.get("group_subtasks"))
     tasks: dict[str, TaskResult] = {}
     decided: list[TaskResult] = []
     notes: list[str] = []
     for task in results["results"]:
-        if task in groups or not isinstance(results["configs"].get(task), dict):
+        if groups.get(task) or not isinstance(results["configs"].get(task), dict):
             continue
         try:
             rows = None if kept is None else kept.get(task, [])
@@ -198,7 +195,7 @@ def _leaves(
     """The tasks of a group, including those of groups inside it."""
     leaves: dict[str, None] = {}
     for name in groups[group]:
-        if name not in groups:
+        if not groups.get(name):  # earlier lm-evals list tasks as groups of nothing
             leaves[name] = None
         elif name not in (*above, group):
             leaves |= _leaves(name, groups, (*above, group))

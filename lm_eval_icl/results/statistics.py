@@ -397,7 +397,7 @@ def estimate_group(
     pairs = list(zip(shares, parts, strict=True))
     spreads = []
     for share, part in pairs:
-        extra = 1 + part.extra / part.documents
+        extra = 1 + part.extra / max(part.documents, 1)  # reported ones may be unknown
         spreads.append(part.spread.scaled(share, extra))
     documents, documents_df = _added([(part.documents, part.documents_df) for part in spreads])
     by_sets = _of_all_sets(spreads)

@@ -71,7 +71,11 @@ class DocumentRow(NamedTuple):
 def parse(data: bytes) -> Any:
     """JSON; `Unusable` is raised if it is damaged."""
     try:
-        return json.loads(data.decode("utf-8-sig"))
+        value = json.loads(data.decode("utf-8-sig"))
+        # A lone surrogate, which Python cannot print or write.
+        if re.search(rb"\\u[dD][89a-fA-F]", data):
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        return value
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise Unusable(f"is damaged, half-written or not JSON ({reason})") from error

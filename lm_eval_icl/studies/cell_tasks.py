@@ -4,6 +4,7 @@ documents of a cell."""
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +18,15 @@ import lm_eval.api.task
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator_utils import get_sample_size
 
+import lm_eval_icl
 from lm_eval_icl.decisions.rules import written
 from lm_eval_icl.demonstrations.how import SelectionMethod
 from lm_eval_icl.demonstrations.similar import Similar
-from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.errors import InputError, refusing, suggestion
 from lm_eval_icl.harness.deciding import check_options
 from lm_eval_icl.harness.documents import among, stable_json, template_of
 from lm_eval_icl.harness.metaicl_task import MetaICLTask, tell_model
+from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.harness.private_names import copied
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.samplers import FixedSampler, GivenSampler, RetrievingSampler
@@ -41,6 +44,12 @@ def open_study(study: Study, limit: float | None, include_path: str | None) -> G
     """The cells of a study, with its tasks loaded and its dev sets drawn; an `InputError` if a task
     does not fit it."""
     tasks = load(study.tasks, include_path, study.metadata)
+    known_columns = set[str]()
+    for task in tasks.values():
+        known_columns.update(task.columns())
+    for column in itertools.chain(*study.columns.values()):
+        if column not in known_columns:
+            raise InputError(f"columns: {column!r}: {suggestion(column, sorted(known_columns))}")
     for name, task in tasks.items():
         loaded = task.loaded
         known = loaded.aggregation()
@@ -106,6 +115,20 @@ def _drawn(study: Study, task: StudyTask) -> list[DrawnSet]:
     return drawn
 
 
+def _code(task: ConfigurableTask) -> list[str]:
+    """The user's files that define functions of a task's configuration. The configuration has these
+    functions, and not what they call."""
+    functions = filter(inspect.isfunction, vars(task.config).values())
+    files = {Path(inspect.getfile(function)).resolve() for function in functions}
+    packages = [
+        task_dir(),
+        *(Path(str(package.__file__)).parent for package in (lm_eval, lm_eval_icl)),
+    ]
+    for package in packages:
+        files = {file for file in files if not file.is_relative_to(package.resolve())}
+    return [file.read_text("utf-8") for file in sorted(files)]
+
+
 def _data(
     study: Study, task: StudyTask, drawn: Sequence[DrawnSet], dev: Mapping[int, Any]
 ) -> dict[tuple[int, str, int, str], str]:
@@ -114,6 +137,7 @@ def _data(
     contents: list[Any] = [template_of(loaded), list(loaded.eval_docs), _pool(loaded)]
     contents.append(loaded.pmi if isinstance(loaded, MetaICLTask) else None)
     contents += [variant.name for variant in study.fits]
+    contents += _code(loaded)
     in_common = digest_of(contents)
     of_dev = digest_of(list(dev.items()))
     data = {}
@@ -141,6 +165,8 @@ def load(
         if listed not in manager.all_tasks and not Path(listed).is_file():
             raise InputError(f"tasks: {unknown_task(listed, manager.all_tasks, include_path)}")
         wanted: Any = listed
+        if changes and listed in {*manager.all_groups, *manager.all_tags}:
+            raise InputError(f"tasks: {listed}: is a group: change each of its tasks by itself.")
         if changes:  # as part of a group, a task's configuration is merged with the changes
             wanted = {"group": "study", "task": [{"task": listed, **changes}]}
         with refusing(f"tasks: {listed}: cannot be loaded"):

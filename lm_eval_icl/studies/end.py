@@ -61,7 +61,10 @@ def conclude(
             cells.append(target)
     measured = tested + on_dev if study.dev and not study.dev.choose else tested
     _write_facts(grid, folder, name, measured, on_dev, failures)
-    results = results_of(folder, measured)
+    left_out = [LeftOutFile(folder.path / path, f"failed: {why}") for path, why in failures.items()]
+    results = results_of(folder, measured, left_out)
+    for file in left_out[len(failures) :]:
+        console.print(f"{file.path}: {file.why}", markup=False, highlight=False, soft_wrap=True)
     written = "study.json, no results on the test set"
     if results:
         table = tables.runs([run for _, run in results], dev=True)
@@ -71,7 +74,7 @@ def conclude(
             renamed(cell, run, grid.limit) if cell.split == "dev" else (cell, run)
             for cell, run in results
         ]
-        number = _write_board(grid, folder, results, failures, console)
+        number = _write_board(grid, folder, results, left_out, console)
         written = f"board.html, study.csv, study.json, {number} files of figures, cells"
     trained = costs.trainings(grid, folder)
     if not trained.empty:
@@ -110,14 +113,13 @@ def _write_board(
     grid: Grid,
     folder: StudyFolder,
     results: Results,
-    failures: Mapping[str, str],
+    left_out: Sequence[LeftOutFile],
     console: Console,
 ) -> int:
     """Write the page and the figures, and print the tables. Returns the number of figures'
     files."""
     study = grid.study
     columns = columns_of(study, grid.tasks)
-    left_out = [LeftOutFile(folder.path / path, f"failed: {why}") for path, why in failures.items()]
     board = replace(board_of(results, columns), left_out=tuple(left_out))
     on_page = figures.svgs(board)
     drawn = figures.draw(board, folder.path / "figures", study.figures) if on_page else []
@@ -212,7 +214,7 @@ def columns_of(study: Study, tasks: Mapping[str, StudyTask]) -> Columns:
         if not listed:
             continue
         trained = (training.name if training else "", task.name)
-        for column in {task.name}.union(*(task.inside[name] for name in listed)):
+        for column in task.columns(listed):
             if column in counting:
                 counting[column].add(trained)
     alike = frozenset[str]().union(*(task.alike for task in tasks.values()))
@@ -281,10 +283,14 @@ def in_order(board: Board, results: Results) -> list[Entry]:
     return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
 
 
-def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> Results:
-    """The cells that have results, with the results."""
+def results_of(
+    folder: StudyFolder, cells: Sequence[Cell], left_out: list[LeftOutFile] | None = None
+) -> Results:
+    """The cells that have results, with the results. `left_out` gets what cannot be used."""
     cell_of = {folder.results_path(cell): cell for cell in cells}
-    runs, _ = read(list(cell_of), quiet=True, dev=True)
+    runs, unusable = read(list(cell_of), quiet=True, dev=True)
+    if left_out is not None:
+        left_out += unusable
     found = {run.path: run for run in runs}
     return [(cell, found[path]) for path, cell in cell_of.items() if path in found]
 

@@ -82,6 +82,11 @@ class Training:
     # The names in the study's `tasks` on which these models are evaluated; empty for all.
     targets: tuple[str, ...]
 
+    @property
+    def counting(self) -> dict[str, Any]:
+        """The options on which the weights depend."""
+        return {k: v for k, v in self.options.items() if k not in ("save_steps", "data")}
+
 
 def expanded(given: Any) -> list[Any]:
     """The different values of a key, which is a list or a single value. A range such as 0..9 stands
@@ -204,6 +209,20 @@ class ModelArguments(TypedDict):
     resources: NotRequired[Resources]
 
 
+@with_config(ConfigDict(extra="forbid"))
+class Expected(TypedDict, total=False):
+    """The paper's numbers by column (`values`), of the cells that agree with the other keys."""
+
+    model: str
+    training: str
+    method: str
+    num_fewshot: int
+    demonstrations: str
+    chosen: bool
+    arguments: Mapping[str, Any]
+    values: dict[str, float]
+
+
 class Dev(BaseModel):
     """The dev set. If nothing is chosen on it, it is measured, with columns of its own.
 
@@ -267,7 +286,7 @@ class Study(BaseModel):
     columns: Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(_columns)] = {}
     figures: Annotated[tuple[Figure, ...], Listed] | None = None
     fits: Annotated[tuple[Variant, ...], BeforeValidator(_variants)] = ()
-    expected: Annotated[tuple[Mapping[str, Any], ...], Listed] = ()
+    expected: Annotated[tuple[Expected, ...], Listed] = ()
 
     @property
     def stages(self) -> list[Training | None]:
@@ -293,7 +312,21 @@ class Study(BaseModel):
             {target for training in self.trainings for target in training.targets} - tasks
         ):
             raise InputError(f"train: targets: {foreign[0]!r} is none of the study's tasks.")
-        for name in self.dev.choose if self.dev else ():
+        choose = self.dev.choose if self.dev else ()
+        entry_of: dict[str, int] = {}
+        for variant in self.variants:
+            alike = [other.arguments for other in self.variants if other.entry == variant.entry]
+            rest = dict(sorted(variant.arguments.items()))
+            chosen = [name for name in choose if len({str(args.get(name)) for args in alike}) > 1]
+            for name in chosen:
+                rest.pop(name, None)
+            key = str([variant.method, chosen, rest])
+            if chosen and entry_of.setdefault(key, variant.entry) != variant.entry:
+                raise InputError(
+                    f"dev: choose: {chosen[0]!r}: {variant.method} is listed twice with several "
+                    "values: list them once."
+                )
+        for name in choose:
             if name not in ("seeds", "decide") and not any(
                 name in variant.arguments for variant in self.variants
             ):
@@ -306,6 +339,17 @@ class Study(BaseModel):
                     "value as a method of its own."
                 )
         return self
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        written = [key.value for key, _ in node.value]
+        for name in written:
+            if written.count(name) > 1:
+                raise yaml.YAMLError(f"{name} is given twice")
+        return super().construct_mapping(node, deep)
 
 
 @functools.cache
@@ -327,7 +371,7 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         what = did_you_mean(source, named()) or "`lm-eval-icl study --list` lists all studies."
         raise InputError(f"{source}: is neither a file nor a named study: {what}")
     with refusing(f"{source}: cannot be read as YAML"):
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     if not isinstance(content, dict):
         raise InputError(f"{source}: must be keys and values, such as `methods: [icl, invicl]`.")
     try:
@@ -345,7 +389,8 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         if fault["type"] == "missing":
             option = "--model_args pretrained=..." if where == "models" else f"--{where}"
             raise InputError(f"{source}: {where}: give it in the file, or {option}.") from error
-        near = did_you_mean(where, Study.model_fields) or "docs/studies.md has all keys."
+        keys = () if ": " in where else Study.model_fields
+        near = did_you_mean(where, keys) or "docs/studies.md has all keys."
         why = (
             f"there is no such key; {near}"
             if fault["type"] == "extra_forbidden"

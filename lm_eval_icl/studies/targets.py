@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -66,9 +66,7 @@ class Model:
         without training."""
         if self.training is None or self.under is None:
             return ""
-        options = dict(self.training.options)
-        options.pop("save_steps", None)
-        options.pop("data", None)
+        options = self.training.counting
         inputs = [self.training_arguments, self.under.method, options, self.metadata]
         names = [self.name.strip("/"), self.training.name, self.under.name]
         return _named(names, json.dumps(inputs, sort_keys=True, default=str))
@@ -189,6 +187,14 @@ class StudyTask:
     # demonstrations, which are then others.
     data: Mapping[tuple[int, str, int, str], str] = field(default_factory=dict)
     higher_is_better: bool = True  # of the study's metric
+
+    def columns(self, listed: Collection[str] = ()) -> set[str]:
+        """The columns in which the task counts: itself, and names in the study's `tasks` (`listed`,
+        or all) with the groups that they stand for."""
+        names = {self.name}
+        for name in listed or self.inside:
+            names |= {name, *self.inside[name]}
+        return names
 
 
 class Candidate(NamedTuple):

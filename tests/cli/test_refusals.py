@@ -46,3 +46,12 @@ def test_a_training_refuses_an_accelerator_that_is_not_there(monkeypatch):
         training(options)
     rest = "torch finds no accelerator here: give cpu, or leave it out."
     assert str(refusal.value) == f"lm-eval-icl: --device cuda: {rest}"
+
+
+def test_a_selection_for_no_task_and_a_demo_of_no_number_are_refused(tmp_path):
+    assert "--tasks: names no task." in commands.refused(
+        *SELECT, "--tasks", "", "--output", tmp_path / "o.json"
+    )
+    assert "--limit 0: must be 1 or more." in commands.refused("smoke", "--limit", "0")
+    line = commands.refused("demo", "--limit", "x", "--output", tmp_path / "demo")
+    assert "argument --limit: invalid float value: 'x'" in line

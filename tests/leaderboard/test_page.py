@@ -140,6 +140,8 @@ def test_another_metric(tmp_path, capsys):
     assert "lowest value on t is" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"x.*: no results that can be used"):
         commands.run("leaderboard", write(tmp_path / "x", samples=False), "--metric", "ece")
+    with pytest.raises(InputError, match="--metric brire: no result has it: did you mean 'brier'"):
+        commands.run("leaderboard", folder, "--metric", "brire")
 
 
 def test_compare(tmp_path, capsys):
@@ -177,6 +179,9 @@ def test_refusals(tmp_path):
     for arguments, message in (
         (["--output", tmp_path], "must be a file"),
         (["--output", next(folder.rglob("results_*.json"))], "is one of the results"),
+        (["--csv", tmp_path / "b", "--md", tmp_path / "b"], "b: is given for two options"),
+        (["--samples"], "--samples: give the page that gets them"),
+        (["--samples", "T", "--output", tmp_path / "b.html"], "--samples T: did you mean 't'"),
         (["--baseline", "nope"], "there is no such entry"),
         (["--tasks", "u"], "no result of 'u'"),
         ([tmp_path / "nowhere"], "nowhere does not exist: give results files of lm-eval"),

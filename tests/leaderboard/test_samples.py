@@ -81,6 +81,7 @@ def test_refusals(folder, tmp_path, capsys):
     asked = ["samples", "icl", "--results", folder, "--task", "t"]
     assert "no second entry" in commands.refused(*asked, "--wrong", "B")
     assert "have these results" in commands.refused(*asked, "--seed", "7")
+    assert "--most -1: must be 0 or more" in commands.refused(*asked, "--most", "-1")
     groups = ["samples", "icl", "--results", folder, "--task", "nothing"]
     assert "no result of 'nothing'" in commands.refused(*groups)
     assert "no such file" in commands.refused("samples", "nowhere", "--task", "t")

@@ -17,7 +17,7 @@ from lm_eval_icl.results.comparisons import common, compare, comparisons_of
 from lm_eval_icl.results.rivals import named
 from tests import commands
 from tests.boards import write, write_samples
-from tests.results.files import board_of, samples_in
+from tests.results.files import board_of, by_method, samples_in
 
 RULE = {"rule": "batch", "arguments": {}, "transductive": True}
 
@@ -392,6 +392,7 @@ def test_the_baseline_has_the_same_conditions(tmp_path: Path):
         (["pcw", "pcw", "--results", "{}"], "are the same"),
         (["--by", "demonstration", "--results", "{}"], "did you mean 'demonstrations'"),
         (["icl", "pcw", "--results", "{}", "--margin", "0"], "must be above 0"),
+        (["icl", "pcw", "--results", "{}", "--fail-below", "nan"], "nan: must be a number"),
         (["{}", "{}"], "holds 3 rows"),
     ],
 )
@@ -409,6 +410,24 @@ def test_equal_answers_are_equivalent_within_a_margin(tmp_path: Path, capsys: An
     commands.run("compare", "icl", "pcw", "--results", tmp_path, "--margin", "50")
     said = " ".join(capsys.readouterr().out.split())
     assert "equivalent within 50 points" in said
+
+
+def test_a_task_that_one_run_lacks_is_not_passed(tmp_path: Path):
+    new = write(tmp_path / "new", says=[0, 1] * 20)
+    old = write(tmp_path / "old", task=["t", "u"], says=[0, 1] * 20)
+    said = commands.refused("compare", new, old, "--fail-below", -99)
+    assert "not compared: average, u. Choose --tasks" in said
+    commands.run("compare", new, old, "--fail-below", -99, "--tasks", "t")
+
+
+def test_rows_in_other_formats_are_not_compared(tmp_path: Path):
+    write(tmp_path, "icl", says=[0] * 40)
+    write(tmp_path, "pcw", metadata={"format": 3})
+    cell = by_method(board_of(tmp_path))["pcw"].cells["t"]
+    assert cell.difference is None
+    assert "not compared" in cell.marks
+    said = commands.refused("compare", "icl", "pcw", "--results", tmp_path)
+    assert "did not answer the same documents in the same format" in said
 
 
 def test_rows_without_a_task_in_common(tmp_path: Path):

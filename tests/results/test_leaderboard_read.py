@@ -20,11 +20,12 @@ from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.results import read as reading
+from lm_eval_icl.results.build import build
 from lm_eval_icl.results.collect import collect, faults, load, name_of
 from lm_eval_icl.results.records import Run, TaskResult
 from lm_eval_icl.smoke.demo import model_path
 from tests import boards, evaluation
-from tests.results.files import samples_in
+from tests.results.files import board_of, samples_in
 
 GROUPS = {
     "outer": """
@@ -416,6 +417,35 @@ def test_weights_that_two_ways_give(tmp_path):
     assert len(run.tasks) == 2
     why = "group 'all' is left out: its acc,none is not the mean of its tasks', weighted by doc"
     assert left.why.startswith(why)
+
+
+def test_weights_that_another_run_shows(tmp_path):
+    write(tmp_path, results_of({"a": [0.0], "b": [0.0] * 3}), time="all-are-equal")
+    results = results_of({"a": [1.0], "b": [0.0] * 3})
+    results["groups"]["all"]["acc,none"] = 0.5
+    write(tmp_path, results, time="they-differ")
+    columns = build(reading.read([tmp_path], quiet=True)[0]).columns
+    assert [column.name for column in columns] == ["all", "a", "b"]
+    assert columns[0].weights == {"a": 0.5, "b": 0.5}
+
+
+def test_tasks_that_are_listed_as_groups_of_nothing(tmp_path):
+    """As lm-eval wrote them before it had classes of groups."""
+    results = results_of({"a": [0.0, 1.0], "b": [0.0, 1.0] * 3})
+    results["group_subtasks"] |= {"a": [], "b": []}
+    run = one(write(tmp_path, results))
+    assert list(run.tasks) == ["a", "b"]
+    assert run.groups["all"] == {"a": 0.25, "b": 0.75}
+
+
+def test_results_without_numbers_of_documents_have_an_average(tmp_path):
+    """As lm-eval wrote them until 0.4.2."""
+    results = results_of({"a": [0.0, 1.0], "b": [1.0, 1.0]})
+    results["group_subtasks"] = {}
+    for task in ("a", "b"):
+        del results["results"][task]["sample_len"]
+    (entry,) = board_of(write(tmp_path, results)).entries
+    assert entry.cells["average"].estimate.mean == 0.75
 
 
 def test_arguments_as_text(tmp_path):

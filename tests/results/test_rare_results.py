@@ -12,6 +12,7 @@ import pytest
 from lm_eval_icl import results as tables
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results.build import build
+from lm_eval_icl.results.collect import collect, faults
 from lm_eval_icl.results.fields import fields_of
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.rivals import named
@@ -148,6 +149,21 @@ def test_a_name_that_cannot_be_printed_is_escaped(tmp_path: Path):
     write(tmp_path, put={"config.model_args.pretrained": "org/\ud800"})
     (entry,) = board_of(tmp_path).entries
     assert entry.on.encode() == b"org/?"
+
+
+def test_a_sample_that_cannot_be_written_as_it_is_can_be_collected(tmp_path: Path):
+    changed(tmp_path, lambda sample: sample.update(target_hash="\ud800"))
+    (file,) = collect(read([tmp_path], quiet=True)[0], tmp_path)
+    assert not faults(file)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_log_likelihood_that_is_not_finite_has_no_place_on_the_card(tmp_path: Path, value: str):
+    write(tmp_path / "random", metadata={"labels": "random"})
+    changed(tmp_path, lambda sample: sample.update(filtered_resps=[[value, False]] * 2))
+    card = board_of(tmp_path).card
+    assert card is not None
+    assert [column.name for column in card.properties] == ["accuracy", "random labels cost"]
 
 
 @pytest.mark.parametrize("date", [-1.0, 1e30])

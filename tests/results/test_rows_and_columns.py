@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from lm_eval_icl.results.board import Board
+from lm_eval_icl.results.collect import collect
 from lm_eval_icl.results.comparisons import compare
+from lm_eval_icl.results.read import read
 from tests.boards import write, write_samples
 from tests.results.files import board_of, by_method, row_of, samples_in
 
@@ -40,7 +42,7 @@ def run(
 
     Several tasks GROUP_... have lm-eval's value of their groups.
     """
-    number = len([path for path in folder.iterdir() if path.is_dir()])
+    number = len([path for path in folder.glob("*") if path.is_dir()])
     facts = {"date": 1e9 + number}
     if icl is not None:
         facts["config.icl"] = icl
@@ -197,6 +199,39 @@ def test_invicl_table_2(tmp_path):
     assert board.baseline == {invicl.name: icl.name}
     # Otherwise a cell would hold two trainings, which are never averaged.
     assert len(board_of(tmp_path).entries) == 4
+
+
+def test_system_instructions_and_templates_tell_rows_apart(tmp_path):
+    for number in range(2):
+        put = {"system_instruction": f"Be {number}.", "chat_template": f"{number}" * 40}
+        run(tmp_path, icl=ICL, put=put)
+    one, other = [entry.label for entry in board_of(tmp_path).entries]
+    assert one != other
+    assert "icl chat " in one
+
+
+def test_trainings_of_one_name_are_not_averaged(tmp_path):
+    """The options of a study's training were changed between two seeds."""
+    for steps, right in ((1, HALF), (3, ALL)):
+        facts = study(training="t", options={"steps": steps})
+        run(tmp_path, icl={**ICL, "study": facts}, seed=steps, right=right)
+    assert_seen(
+        board_of(tmp_path),
+        """
+        t
+        icl, training options={"steps": 3} | 100.0
+        icl, training options={"steps": 1} | 50.0
+        """,
+    )
+
+
+def test_checkpoints_of_one_training_are_not_averaged(tmp_path):
+    """The checkpoint was removed, and trained again elsewhere for a further seed."""
+    for seed in (0, 1):
+        facts = study(training="t", options={"steps": 1}, weights=str(seed) * 16)
+        run(tmp_path, icl={**ICL, "study": facts}, seed=seed)
+    labels = {entry.label for entry in board_of(tmp_path).entries}
+    assert labels == {"icl, trained weights 000000", "icl, trained weights 111111"}
 
 
 def test_a_curve_over_shots(tmp_path):
@@ -475,6 +510,26 @@ def test_what_a_changed_study_no_longer_chooses_is_left_out(tmp_path):
     assert seen(board).split("\n")[1:] == ["icl | 100.0", "deepthink eta chosen on dev | 50.0"]
     assert len(board.left_out) == 1
     assert "no longer chosen" in board.left_out[0].why
+
+
+def test_what_a_study_no_longer_chooses_is_left_out_wherever_the_reader_stands(
+    tmp_path, monkeypatch
+):
+    """Also if nothing has been made since the study was changed."""
+    file = run(tmp_path / "cells", icl={**DEEP, "study": study(chosen=["eta"])}, right=HALF)
+    (tmp_path / "study.json").write_text(json.dumps({"cells": {}}))
+    monkeypatch.chdir(file.parent)
+    for path in (tmp_path, Path()):
+        _, (left,) = read([path], quiet=True)
+        assert "no longer chosen" in left.why
+
+
+def test_what_is_collected_in_the_folder_of_a_study_is_read(tmp_path):
+    file = run(tmp_path / "cells", icl={**DEEP, "study": study(chosen=["eta"])}, right=HALF)
+    cells = {file.relative_to(tmp_path).as_posix(): {"expected": {}}}
+    (tmp_path / "study.json").write_text(json.dumps({"cells": cells}))
+    collect(read([tmp_path], quiet=True)[0], tmp_path / "shared")
+    assert len(board_of(tmp_path / "shared").entries) == 1
 
 
 def test_a_rule_chosen_on_dev(tmp_path):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import ICLModel
-from lm_eval_icl.studies import cell_tasks, unit_runner
+from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.studies import cell_tasks, end, unit_runner
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.targets import Model
 from lm_eval_icl.studies.unit_runner import Options, UnitRunner
@@ -32,6 +35,30 @@ def test_a_task_whose_class_builds_its_prompts_is_refused(tmp_path: Path):
     says = "tasks: own: its own class builds its prompts, so that a study cannot run it"
     with pytest.raises(InputError, match=says):
         opened(tmp_path, tasks=str(file))
+
+
+def test_cells_are_others_if_what_a_function_of_their_task_calls_is_changed(tmp_path: Path):
+    file = tmp_path / "own.yaml"
+    include = task_dir() / "demo/icl_demo_short.yaml"
+    file.write_text(f"include: {include}\ntask: own\ndoc_to_text: !function own.text\n")
+    paths = []
+    for words in ("Text:", "Text:", "Review:"):
+        called = f"def called(doc):\n    return {words!r} + doc['text']\n\n\n"
+        (tmp_path / "own.py").write_text(f"{called}def text(doc):\n    return called(doc)\n")
+        (cell,) = opened(tmp_path, tasks=str(file)).cells("ready")
+        paths.append(cell.path)
+    assert paths[0] == paths[1] != paths[2]
+
+
+def test_a_cell_that_cannot_be_used_is_named(tmp_path: Path):
+    study = running.conduct(tmp_path / "o", methods="icl")
+    file = study.folder.results_path(study.cells()[0])
+    file.write_text(file.read_text().replace('"acc,none": ', '"acc,none": 7'))
+    console = Console(file=StringIO(), width=500)
+    end.conclude(study.grid, study.folder, "o", {}, console)
+    why = f"{file}: has no result of a task (task 'icl_demo_short' is left out: its acc"
+    assert why in console.file.getvalue()
+    assert "is left out: its acc" in (tmp_path / "o/board.html").read_text()
 
 
 def test_metaicls_tasks_take_no_other_demonstrations(tmp_path: Path):

@@ -375,6 +375,10 @@ REFUSED = yaml.safe_load("""
   {methods: {deepthink: {T: 3..1}}}
 "dev: choose: no method of this study has the argument 'T'.":
   {dev: {choose: T}}
+"dev: choose: 'T': deepthink is listed twice with several values: list them once.":
+  {methods: [{deepthink: {T: 1..2}}, {deepthink: {T: 3..4}}], dev: {choose: T}}
+"expected: methd: 'hf': there is no such key; docs/studies.md has all keys.":
+  {expected: {methd: hf, values: {icl_demo_short: 0.5}}}
 "models: resources: gpus: ":
   {models: {pretrained: m, resources: {gpus: 1}}}
 "metadata: decide: is a key of the study itself: give it there.":
@@ -388,6 +392,13 @@ REFUSED = yaml.safe_load("""
 """)
 
 
+def test_a_key_that_is_given_twice_is_refused(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text("methods: icl\nseeds: 0\nmethods: pcw\n")
+    said = commands.refused("study", file, "--output", tmp_path / "o")
+    assert said == f"{file}: cannot be read as YAML (YAMLError: methods is given twice)."
+
+
 @pytest.mark.parametrize("says", REFUSED)
 def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, says):
     file = write(tmp_path / "s.yaml", **{"methods": "icl", **REFUSED[says]})
@@ -398,6 +409,10 @@ def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, says):
 NOT_RUN = yaml.safe_load("""
 "tasks: there is no task 'icl_demo_shrt': did you mean 'icl_demo_short'?":
   {tasks: icl_demo_shrt}
+"tasks: icl_demo: is a group: change each of its tasks by itself.":
+  {tasks: {task: icl_demo, num_fewshot: 2}}
+"columns: 'icl_demo_shrt': did you mean 'icl_demo_short'?":
+  {columns: icl_demo_shrt}
 "orders: 7: task 'icl_demo_short' has 3 demonstrations: give fewer orders.":
   {orders: 7}
 "decide: knn:m=2 needs more than a study keeps":

@@ -112,6 +112,8 @@ def test_of_many_tasks_the_names_of_the_file_are_columns() -> None:
     assert columns.names == ("g",)
     assert len(columns.tasks["g"]) == 9
     assert columns_of(*leaves[:8], tasks=["g"]).names[:2] == ("task 0", "task 1")
+    tagged = [leaf(f"task {number}", group="a tag") for number in range(9)]
+    assert len(columns_of(*tagged, tasks=["a tag"]).tasks["a tag"]) == 9
 
 
 def test_an_average_waits_for_all_of_its_columns() -> None:

@@ -100,6 +100,8 @@ def test_a_cell_is_train_followed_by_lm_eval(study, tmp_path):
         results = study.results(cell)
         facts = study.facts(cell)
         assert facts["model"] == str(model_path())
+        assert "steps" in facts["options"]
+        assert "save_steps" not in facts["options"]
         if cell.task != "icl_demo_short":
             assert facts["training"] == "four"
             continue
