@@ -377,8 +377,8 @@ REFUSED = yaml.safe_load("""
   {dev: {choose: T}}
 "dev: choose: 'T': deepthink is listed twice with several values: list them once.":
   {methods: [{deepthink: {T: 1..2}}, {deepthink: {T: 3..4}}], dev: {choose: T}}
-"expected: methd: 'hf': there is no such key; docs/studies.md has all keys.":
-  {expected: {methd: hf, values: {icl_demo_short: 0.5}}}
+"expected: methox: 'hf': there is no such key; docs/studies.md has all keys.":
+  {expected: {methox: hf, values: {icl_demo_short: 0.5}}}
 "models: resources: gpus: ":
   {models: {pretrained: m, resources: {gpus: 1}}}
 "metadata: decide: is a key of the study itself: give it there.":
