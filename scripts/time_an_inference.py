@@ -4,9 +4,9 @@
 
 An inference is one forward pass over a whole prompt of 8 demonstrations and a query, with 512 tokens in all, in a batch
 of one, as the paper's models run it. (`lm_eval` encodes demonstrations once for all queries, and needs less.) InvICL
-doubles the demonstrations, so its row has nearly 1,024 tokens. A time is the median of 20 passes. The paper reports 14% more memory for it (4.8 instead of
-4.2 GB). Each line is measured in another process, on a GPU if there is one. On a CPU, memory is the process's peak minus the memory that the
-process had before the model was loaded.
+doubles the demonstrations, so its row has nearly 1,024 tokens. A time is the median of 20 passes. The paper reports 14%
+more memory for it (4.8 instead of 4.2 GB). Each line is measured in another process, on a GPU if there is one. On a
+CPU, memory is the process's peak minus the memory that the process had before the model was loaded.
 """
 
 from __future__ import annotations
