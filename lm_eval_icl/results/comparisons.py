@@ -83,9 +83,9 @@ def _asked(sets: Sequence[PromptSet]) -> tuple[str, ...]:
 
 
 def _formats(sets: Sequence[PromptSet]) -> set[int]:
-    """The formats of all prompts; none if formats are rows that are compared."""
+    """The formats of all prompts; 0 for all where formats are rows that are compared."""
     units = results_in(sets)
-    return {0 if "format" in x.result.fields.setting else x.run.format for x in units}
+    return {0 if "format" in unit.result.fields.setting else unit.run.format for unit in units}
 
 
 def common(
