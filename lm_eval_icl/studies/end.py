@@ -61,10 +61,12 @@ def conclude(
             cells.append(target)
     measured = tested + on_dev if study.dev and not study.dev.choose else tested
     _write_facts(grid, folder, name, measured, on_dev, failures)
-    left_out = [LeftOutFile(folder.path / path, f"failed: {why}") for path, why in failures.items()]
-    results = results_of(folder, measured, left_out)
-    for file in left_out[len(failures) :]:
+    results, left_out = results_of(folder, measured)
+    for file in left_out:
         console.print(f"{file.path}: {file.why}", markup=False, highlight=False, soft_wrap=True)
+    left_out += [
+        LeftOutFile(folder.path / path, f"failed: {why}") for path, why in failures.items()
+    ]
     written = "study.json, no results on the test set"
     if results:
         table = tables.runs([run for _, run in results], dev=True)
@@ -283,16 +285,12 @@ def in_order(board: Board, results: Results) -> list[Entry]:
     return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
 
 
-def results_of(
-    folder: StudyFolder, cells: Sequence[Cell], left_out: list[LeftOutFile] | None = None
-) -> Results:
-    """The cells that have results, with the results. `left_out` gets what cannot be used."""
+def results_of(folder: StudyFolder, cells: Sequence[Cell]) -> tuple[Results, list[LeftOutFile]]:
+    """The cells that have results, with the results; and the files that cannot be used."""
     cell_of = {folder.results_path(cell): cell for cell in cells}
-    runs, unusable = read(list(cell_of), quiet=True, dev=True)
-    if left_out is not None:
-        left_out += unusable
+    runs, left_out = read(list(cell_of), quiet=True, dev=True)
     found = {run.path: run for run in runs}
-    return [(cell, found[path]) for path, cell in cell_of.items() if path in found]
+    return [(cell, found[path]) for path, cell in cell_of.items() if path in found], left_out
 
 
 def renamed(cell: Cell, run: Run, limit: float | None) -> tuple[Cell, Run]:

@@ -83,9 +83,13 @@ class Training:
     targets: tuple[str, ...]
 
     @property
-    def counting(self) -> dict[str, Any]:
+    def weight_options(self) -> dict[str, Any]:
         """The options on which the weights depend."""
-        return {k: v for k, v in self.options.items() if k not in ("save_steps", "data")}
+        return {
+            name: value
+            for name, value in self.options.items()
+            if name not in ("save_steps", "data")
+        }
 
 
 def expanded(given: Any) -> list[Any]:
@@ -312,21 +316,29 @@ class Study(BaseModel):
             {target for training in self.trainings for target in training.targets} - tasks
         ):
             raise InputError(f"train: targets: {foreign[0]!r} is none of the study's tasks.")
-        choose = self.dev.choose if self.dev else ()
-        entry_of: dict[str, int] = {}
+        if self.dev:
+            self._check_choices(self.dev.choose)
+        return self
+
+    def _check_choices(self, names: tuple[str, ...]) -> None:
+        """Refuse what the dev set cannot choose; and two entries of a method that differ in chosen
+        values alone, since what each chooses would be one row."""
+        entry_of = dict[str, int]()
         for variant in self.variants:
             alike = [other.arguments for other in self.variants if other.entry == variant.entry]
             rest = dict(sorted(variant.arguments.items()))
-            chosen = [name for name in choose if len({str(args.get(name)) for args in alike}) > 1]
-            for name in chosen:
-                rest.pop(name, None)
-            key = str([variant.method, chosen, rest])
-            if chosen and entry_of.setdefault(key, variant.entry) != variant.entry:
+            chosen = []
+            for name in names:
+                if len({str(arguments.get(name)) for arguments in alike}) > 1:
+                    chosen.append(name)
+                    rest.pop(name, None)
+            row = str([variant.method, chosen, rest])
+            if chosen and entry_of.setdefault(row, variant.entry) != variant.entry:
                 raise InputError(
                     f"dev: choose: {chosen[0]!r}: {variant.method} is listed twice with several "
                     "values: list them once."
                 )
-        for name in choose:
+        for name in names:
             if name not in ("seeds", "decide") and not any(
                 name in variant.arguments for variant in self.variants
             ):
@@ -338,7 +350,6 @@ class Study(BaseModel):
                     f"dev: choose: {name!r}: `train` trains a model for each value: list each "
                     "value as a method of its own."
                 )
-        return self
 
 
 class _Loader(yaml.SafeLoader):

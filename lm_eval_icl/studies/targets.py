@@ -66,8 +66,12 @@ class Model:
         without training."""
         if self.training is None or self.under is None:
             return ""
-        options = self.training.counting
-        inputs = [self.training_arguments, self.under.method, options, self.metadata]
+        inputs = [
+            self.training_arguments,
+            self.under.method,
+            self.training.weight_options,
+            self.metadata,
+        ]
         names = [self.name.strip("/"), self.training.name, self.under.name]
         return _named(names, json.dumps(inputs, sort_keys=True, default=str))
 

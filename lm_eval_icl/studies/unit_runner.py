@@ -291,7 +291,7 @@ class UnitRunner:
             "id": self.folder.identity,
             "model": cell.model.name,
             "training": training.name if training else None,
-            "options": training.counting if training else None,
+            "options": training.weight_options if training else None,
             "demonstrations": cell.drawn,
             "indices": prepared.indices,
             "choice": choice,

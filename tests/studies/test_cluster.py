@@ -122,11 +122,11 @@ def run_here(
         ray, "init", lambda address, init=ray.init, **keys: init(address, num_cpus=cores, **keys)
     )
     model = Model({"pretrained": "m"})
-    connected = cluster.connected("")
-    needs = (("num_cpus", 1),)
     outcomes: dict[str, Any] = {}
     workers = 0
-    with cluster.OnRay(connected, worker, arguments, lambda _: needs) as pool:
+    with cluster.OnRay(
+        cluster.connected(""), worker, arguments, lambda _: (("num_cpus", 1),)
+    ) as pool:
         for task in ("icl_demo_four", "icl_demo_short"):
             pool.submit((Cell(model, Variant("icl", {}, 0), task, 2, None, 0),))
         while pool.running:

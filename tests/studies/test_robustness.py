@@ -52,7 +52,7 @@ def test_the_end_is_one_card(study):
     assert "format" in printed.getvalue()
     assert (study.folder.path / "figures" / "card.svg").is_file()
     assert "What predictions depend on" in (study.folder.path / "board.html").read_text()
-    results = end.results_of(study.folder, study.cells())
+    results, _ = end.results_of(study.folder, study.cells())
     board = end.board_of(results, end.columns_of(study.study, study.grid.tasks))
     flips = {}
     for row in board.card.rows:

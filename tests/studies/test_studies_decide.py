@@ -99,7 +99,7 @@ def test_the_dev_set_chooses_a_rule(chosen):
 
 def test_rows_under_a_chosen_rule(chosen):
     columns = end.columns_of(chosen.study, chosen.grid.tasks)
-    results = end.results_of(chosen.folder, chosen.cells(split="test"))
+    results, _ = end.results_of(chosen.folder, chosen.cells(split="test"))
     entries = end.board_of(results, columns).entries
     rows = sorted((entry.method, entry.rule or "none") for entry in entries)
     assert rows == [("deepthink", "chosen on dev"), ("icl", "chosen on dev"), ("icl", "none")]

@@ -78,7 +78,7 @@ def study(tmp_path_factory, own_tasks):
 def lines(progress):
     """The lines of the study's table."""
     columns = end.columns_of(progress.study, progress.grid.tasks)
-    found = end.results_of(progress.folder, progress.cells())
+    found, _ = end.results_of(progress.folder, progress.cells())
     return end.in_order(end.board_of(found, columns), found)
 
 
